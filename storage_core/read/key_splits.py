@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -18,11 +19,21 @@ from storage_core.read.pruning import manifest_filter, prune_table
 from storage_core.read.verified import Verified
 from storage_core.region.memtable import matching
 from storage_core.rows.key_ranges import Range, with_room
+from storage_core.rows.keys import Positions
 from storage_core.rows.map_lookup import map_column
 from storage_core.rows.sortable import bound_keys
 from storage_core.split.kept_values import KeptValues
 
 _KEYS_AT_ONCE = 64
+_BOUNDED = ("bounds of keys",)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bounded:
+    """A table of splits, and per key column the bounds of its rows."""
+
+    files: pa.Table
+    ranges: Sequence[Range]
 
 
 def candidates(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequence[Add]:
@@ -31,15 +42,14 @@ def candidates(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequen
     By the bounds of the key columns; of a split whose keys are not in `kept`, by all that the log says of it. One GET
     per manifest that was not read yet, and whose bounds leave room for such a key.
     """
-    files = _files(snapshot, wanted)
-    if files.num_rows == len(snapshot.splits):
-        name = ("key ranges", snapshot.table_id, snapshot.version)
-        ranges = kept.made(name, tuple, lambda: _ranges(files, wanted.schema), _ranges_bytes)
-    else:
-        ranges = _ranges(files, wanted.schema)
-    found = snapshot.splits.records_at(files, np.flatnonzero(with_room(ranges, wanted)))
     from storage_core.split import key_places  # and Parquet
 
+    files = _files(snapshot, wanted)
+    bounded = kept.get(_BOUNDED)
+    if not isinstance(bounded, _Bounded) or bounded.files is not files:
+        bounded = _Bounded(files, _ranges(files, wanted.schema))
+        kept.keep(_BOUNDED, bounded, sum(each.nbytes for both in bounded.ranges for each in both))
+    found = snapshot.splits.records_at(files, np.flatnonzero(with_room(bounded.ranges, wanted)))
     unknown = {add.path for add in found if not key_places.are_kept(add, kept)}
     if unknown:
         unread = files.filter(pc.is_in(files["path"], pa.array(sorted(unknown))))
@@ -92,7 +102,7 @@ def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:
     return splits.table(keep)
 
 
-def _ranges(files: pa.Table, key: pa.Schema) -> tuple[Range, ...]:
+def _ranges(files: pa.Table, key: pa.Schema) -> Sequence[Range]:
     parts = [
         [map_column(chunk) for chunk in files.column(name).chunks if len(chunk)] for name in ("minValues", "maxValues")
     ]
@@ -104,10 +114,6 @@ def _ranges(files: pa.Table, key: pa.Schema) -> tuple[Range, ...]:
 
 def _joined(texts: Sequence[pa.Array]) -> pa.Array:
     return pa.concat_arrays([pa.array([], pa.string()), *texts])
-
-
-def _ranges_bytes(ranges: tuple[Range, ...]) -> int:
-    return sum(each.nbytes for both in ranges for each in both)
 
 
 def _admitting(snapshot: Snapshot, files: pa.Table, wanted: pa.Table) -> set[str]:
@@ -124,7 +130,7 @@ def _equal(wanted: pa.Table) -> Or:
     return Or(tuple(And(tuple(Compare(name, Comparison.EQ, row[name]) for name in row)) for row in wanted.to_pylist()))
 
 
-def _deleted(store: ObjectStore, add: Add, kept: KeptValues) -> np.ndarray:
+def _deleted(store: ObjectStore, add: Add, kept: KeptValues) -> Positions:
     from storage_core.split.vectors import deleted_rows, positions
 
     name = (add.path, add.deleted_rows)

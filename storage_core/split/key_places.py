@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from storage_core.formats.key_hash import Hashes, key_hashes, within
 from storage_core.log.actions import Add
-from storage_core.rows.keys import Positions
+from storage_core.rows.keys import Positions, key_codes
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.opened import OpenSplit
 from storage_core.split.row_groups import Recorded, admitting
@@ -57,7 +57,8 @@ def find(add: Add, opened: Callable[[], OpenSplit], wanted: pa.Table, kept: Kept
     """Return the places of the rows whose key hashes like one of `wanted`, ascending; rarely of others too.
 
     Whether the rows are gone or not: `opened` gives the split as it was written, and is called when something is not in
-    `kept`. Requests: those of `OpenSplit.batches`, of the key columns of row groups that are not; errors: its own.
+    `kept`. Requests: those of `OpenSplit.batches`, of the key columns of row groups that are not; errors: its own,
+    and `InvalidInput` where the key columns are not those of `wanted`.
     """
     key, name = wanted.column_names, _name(add)
     groups = kept.made(
@@ -71,6 +72,7 @@ def find(add: Add, opened: Callable[[], OpenSplit], wanted: pa.Table, kept: Kept
     missing = [group for group in admitted if group not in hashed]
     if missing:
         for group, rows in zip(missing, opened().batches(key, groups=missing), strict=True):
+            key_codes([rows.slice(0, 1), wanted.slice(0, 1)], key)  # raises where their types differ
             hashed[group] = each = _Hashed.of(rows, key)
             kept.keep((*name, group), each, each.hashes.nbytes + each.rows.nbytes)
     hashes = np.unique(key_hashes(wanted, key))

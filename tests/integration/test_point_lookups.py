@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import InvalidInput
+from storage_core.ids import SystemIds
 from storage_core.objectstore.contract import Overwrite
 from tests.support.keyed_table import KeyedTable
 from tidemark import Table
@@ -39,7 +40,7 @@ def flush(table: Table, rows: list[dict[str, object]]) -> None:
 
 
 def merge(table: Table) -> Table:
-    assert KeyedTable(table.store).merge() is not None
+    assert KeyedTable(table.store, ids=SystemIds()).merge() is not None
     return table.refresh()
 
 
@@ -231,3 +232,20 @@ def test_a_key_that_does_not_fit_is_refused_before_any_request(table: Table, tmp
     unkeyed = Table.create(str(tmp_path / "unkeyed"), SCHEMA)
     with pytest.raises(InvalidInput, match="keyed table"):
         unkeyed.get("N1")
+
+
+def test_lookups_in_several_versions_of_one_open_table_are_each_of_their_own(table: Table) -> None:
+    for first in (0, 200, 400):  # splits of their own, listed in another order in a state than in the log
+        flush(table, planes(first))
+        merge(table)
+    opened = Table.open(table.uri)
+    with table.writer() as writer:
+        writer.delete([f"N{number:05}" for number in range(100)])
+        writer.flush()
+    merge(table)
+    names = ["N00001", "N00201", "N00401"]
+    for _ in range(2):
+        for version in (3, 1, 2):
+            held = [opened.get(name, at=version) is not None for name in names]
+            assert held == [number < version for number in range(len(names))]
+        assert [opened.get(name) is not None for name in names] == [False, True, True]

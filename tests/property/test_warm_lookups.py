@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from storage_core.ids import SystemIds
 from storage_core.split import read, row_groups
 from storage_core.split.kept_values import KeptValues
 from tests.support.keyed_table import KeyedTable
@@ -86,7 +87,7 @@ def _act(table: Table, writer: Any, model: dict[Key, dict[str, Any]], step: tupl
             model.update({each: {"n": None, "text": None, "b": each[0], "a": each[1], **fields} for each in ALL}),
         ),
         "flush": writer.flush,
-        "merge": lambda: KeyedTable(table.store).merge(),
+        "merge": lambda: KeyedTable(table.store, ids=SystemIds()).merge(),
     }
     actions.get(name, lambda: None)()
 
