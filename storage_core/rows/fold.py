@@ -122,12 +122,12 @@ def left_open(records: Sequence[pa.Table], wanted: pa.Table) -> pa.Table:
 
     A put, a reset and a delete say all of it, a patch does not.
     """
-    given = [each.filter(pc.not_equal(each.column(OPERATION), int(Operation.PATCH))) for each in records]
-    whole = [each.select(wanted.column_names) for each in given if each.num_rows]
-    if not whole:
+    masks = [each.column(OPERATION).to_numpy() != int(Operation.PATCH) for each in records]
+    if not any(mask.any() for mask in masks):
         return wanted
     if wanted.num_rows == 1:
         return wanted.slice(0, 0)
+    whole = [each.select(wanted.column_names).filter(pa.array(mask)) for each, mask in zip(records, masks, strict=True)]
     told, keys = key_codes([pa.concat_tables(whole), wanted], wanted.column_names)
     return wanted.filter(pa.array(~np.isin(keys, told)))
 
