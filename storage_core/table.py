@@ -325,8 +325,9 @@ class Table:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
 
         `consistency` is that of `scan`, but `latest` unless given; an older version has `snapshot` only.
-        Requests besides those of the view: per unmerged generation its manifest, where its bounds admit the key its
-        bloom filter, where that does its entries; per split whose bounds admit the key those of `lookup.get`.
+        Requests besides those of the view, of what this object does not keep: per unmerged generation its manifest,
+        then from the newest on, until a record tells the whole row, where its bounds admit the key its bloom filter,
+        and where that does its entries; per split whose bounds admit the key those of `key_splits.rows`.
         """
         from storage_core.read import lookup
         from storage_core.read.regions import holding_regions
@@ -334,7 +335,7 @@ class Table:
         wanted = lookup.key_row(self.snapshot, key)
         seen = self._view.level(consistency, at, usual=Consistency.LATEST)
         snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
-        return lookup.get(self._store, snapshot, wanted, records=records)
+        return lookup.get(self._store, snapshot, wanted, records=records, verified=self._verified, kept=self._view.kept)
 
     @_loading
     def get_many(
@@ -352,7 +353,9 @@ class Table:
         if not wanted.num_rows:
             return []
         snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
-        return lookup.get_many(self._store, snapshot, wanted, records=records)
+        return lookup.get_many(
+            self._store, snapshot, wanted, records=records, verified=self._verified, kept=self._view.kept
+        )
 
     @_loading
     def search(
@@ -388,7 +391,7 @@ class Table:
         from storage_core.read.search_kept import Kept
 
         wanted = wanted_filter(filter)
-        self._kept = self._kept or Kept(self._verified)
+        self._kept = self._kept or Kept(self._verified, values=self._view.kept)
         snapshot, captured = self._view.captured(at, consistency)
         chosen = chosen_columns(columns, snapshot.schema)
         unmerged = () if captured is None else captured.parts(snapshot)

@@ -8,6 +8,7 @@ of their acknowledgement: `hash` (uint64, `formats.key_hash`), `entry` (uint64, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -42,16 +43,32 @@ def build(hashes: Hashes, entries: Sequence[int], lengths: Sequence[int]) -> byt
     return data
 
 
-def find(data: bytes, wanted: Hashes, where: str) -> Mapping[int, Rows]:
-    """Return the rows, ascending, of each entry that has records whose keys hash like wanted ones.
+@dataclass(frozen=True, slots=True)
+class KeyIndex:
+    """Where the records of a generation are, ascending by hash."""
 
-    `where` is the key of the index. Raises `Corrupt` when the bytes are no such index.
-    """
+    hashes: Hashes
+    entry: npt.NDArray[np.uint64]
+    row: npt.NDArray[np.uint32]
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return self.hashes.nbytes + self.entry.nbytes + self.row.nbytes
+
+    def find(self, wanted: Hashes) -> Mapping[int, Rows]:
+        """Return the rows, ascending, of each entry that has records whose keys hash like wanted ones."""
+        found = within(np.unique(wanted), self.hashes)
+        entry, row = self.entry[found], self.row[found]
+        return {int(each): np.sort(row[entry == each]).astype(np.int64) for each in np.unique(entry)}
+
+
+def decode(data: bytes, where: str) -> KeyIndex:
+    """Return the index in `data`; `where` is its key. Raises `Corrupt` when the bytes are no such index."""
     index, _ = read_stream(data, "the key index", where)
     if not index.schema.equals(_SCHEMA):
         raise Corrupt(f"{where}: expected a key index with {_SCHEMA.names}, found {index.schema.names}", key=where)
     hashes, entry, row = (index.column(name).to_numpy() for name in _SCHEMA.names)
     if (hashes[1:] < hashes[:-1]).any():
         raise Corrupt(f"{where}: the hashes of a key index ascend, these do not", key=where)
-    found = within(np.unique(wanted), hashes)
-    return {int(each): np.sort(row[found][entry[found] == each]).astype(np.int64) for each in np.unique(entry[found])}
+    return KeyIndex(hashes, entry, row)

@@ -7,30 +7,27 @@ group only on a hit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.headroom import QUERY_BYTES, require_headroom
-from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.predicate import And, Compare, Comparison, Or
-from storage_core.read.pruning import prune
+from storage_core.read import key_splits
+from storage_core.read.verified import Verified
 from storage_core.rows import fold
 from storage_core.rows.calendar import as_text
 from storage_core.rows.exact import exact_array
 from storage_core.rows.keys import key_codes
 from storage_core.rows.schema import conform
+from storage_core.split.kept_values import KeptValues
 from storage_core.system_errors import raise_refused
 
 Key = object
-
-_KEYS_AT_ONCE = 64
 
 
 def key_row(snapshot: Snapshot, key: Key) -> pa.Table:
@@ -39,10 +36,7 @@ def key_row(snapshot: Snapshot, key: Key) -> pa.Table:
     `key` is a value, a sequence of values in primary-key order, or a mapping. Raises `InvalidInput` when the table has
     no primary key or the key does not fit.
     """
-    columns = snapshot.config.primary_key
-    if not columns:
-        raise InvalidInput("get needs a keyed table; this one was created without primary_key", table=snapshot.table_id)
-    return _key_table(key, columns, snapshot.schema)
+    return key_rows(snapshot, [key])
 
 
 def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
@@ -50,46 +44,72 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
         raise InvalidInput(f"get_many takes a list of keys, found {keys!r}", keys=keys)
     columns = snapshot.config.primary_key
-    empty = pa.schema([snapshot.schema.field(name) for name in columns]).empty_table()
-    return pa.concat_tables([empty, *(key_row(snapshot, each) for each in keys)])
+    if not columns:
+        raise InvalidInput("get needs a keyed table; this one was created without primary_key", table=snapshot.table_id)
+    fields = pa.schema([snapshot.schema.field(name) for name in columns])
+    if not keys:
+        return fields.empty_table()
+    given = zip(*(_values(key, columns) for key in keys), strict=True)
+    try:
+        arrays = [_array(values, field.type) for values, field in zip(given, fields, strict=True)]
+    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+        raise_refused("a lookup", error)
+        if len(keys) > 1:  # each may fit by itself; one that does not is named
+            return pa.concat_tables([key_row(snapshot, key) for key in keys]).combine_chunks()
+        raise InvalidInput(
+            f"the key {quoted(keys[0])} does not fit the key columns {list(columns)}: {error}", key=keys[0]
+        ) from error
+    return conform(pa.table(arrays, names=list(columns)), fields)
 
 
 def get(
-    store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, records: pa.Table | None = None
+    store: ObjectStore,
+    snapshot: Snapshot,
+    wanted: pa.Table,
+    *,
+    records: pa.Table | None = None,
+    verified: Verified,
+    kept: KeptValues,
 ) -> dict[str, object] | None:
     """Return the row of this key (`key_row`), or None when the table holds none: see `get_many`."""
-    return get_many(store, snapshot, wanted, records=records)[0]
+    return get_many(store, snapshot, wanted, records=records, verified=verified, kept=kept)[0]
 
 
 @require_headroom("a lookup by key", size=QUERY_BYTES)
 def get_many(
-    store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, records: pa.Table | None = None
+    store: ObjectStore,
+    snapshot: Snapshot,
+    wanted: pa.Table,
+    *,
+    records: pa.Table | None = None,
+    verified: Verified,
+    kept: KeptValues,
 ) -> list[dict[str, object] | None]:
     """Return for each of these keys (`key_rows`) its row, or None when there is none. Times beyond year 9999 are text.
 
     Maps are dictionaries, as they are put; one that repeats a key, or whose keys no dictionary can have, is a list of
     pairs.
 
-    `records` are what is not merged into the snapshot, in arrival order per key; those of other keys do no harm. The
-    base is asked for the keys without a record, and with a patch. Per split whose bounds admit one of those: one GET
-    where it is small (`split.read.AHEAD_BYTES`), else one of the footer, then per row group that may hold a key one of
-    the key columns, or several where they lie apart, and per row group that does one of all columns.
+    `records` are those of these keys that are not merged into the snapshot, in arrival order per key. The base is asked
+    for the keys without a record, and with a patch (`key_splits.candidates`, `key_splits.rows`).
     """
     columns = snapshot.config.primary_key
-    newer = fold.fold(_matching(records, wanted), columns) if records is not None and records.num_rows else None
-    requested_of_base = wanted if newer is None else _left_open(newer, wanted)
+    newer = fold.fold(records, columns) if records is not None and records.num_rows else None
+    requested = wanted if newer is None else fold.left_open([newer], wanted)
     base = [
         rows
-        for add in _candidates(snapshot, requested_of_base)
-        for rows in _held(store, add, requested_of_base, snapshot.schema)
+        for add in (key_splits.candidates(snapshot, requested, kept) if requested.num_rows else ())
+        for rows in key_splits.rows(store, add, requested, snapshot.schema, verified=verified, kept=kept)
     ]
     rows = pa.concat_tables(base) if base else snapshot.schema.empty_table()
     if newer is not None and newer.num_rows:
         rows = fold.apply(rows, newer, columns)
     found = _python_rows(as_text(rows))
-    codes, requested = key_codes([rows, wanted], columns)
-    by_code = dict(zip(codes.tolist(), found, strict=True))
-    return [by_code.get(each) for each in requested.tolist()]
+    if wanted.num_rows == 1:
+        return [found[-1] if found else None]
+    held, requested_codes = key_codes([rows, wanted], columns)
+    by_code = dict(zip(held.tolist(), found, strict=True))
+    return [by_code.get(each) for each in requested_codes.tolist()]
 
 
 def _python_rows(rows: pa.Table) -> list[dict[str, object]]:
@@ -107,8 +127,8 @@ def _python_values(column: pa.ChunkedArray) -> list[object]:
     return found
 
 
-def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
-    """The wanted key as a one-row table with the key columns' types."""
+def _values(key: Key, columns: Sequence[str]) -> list[object]:
+    """The value of each key column."""
     if isinstance(key, Mapping):
         values = [key.get(name) for name in columns] if set(key) <= set(columns) else []
     elif isinstance(key, tuple | list):
@@ -117,60 +137,20 @@ def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
         values = [key]
     if len(values) != len(columns) or any(value is None for value in values):
         raise InvalidInput(f"the key {quoted(key)} does not name a value for each of {list(columns)}", key=key)
-    fields = [schema.field(name) for name in columns]
-    try:
-        arrays = [_scalar_array(value, field.type) for value, field in zip(values, fields, strict=True)]
-    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-        raise_refused("a lookup", error)
-        raise InvalidInput(
-            f"the key {quoted(key)} does not fit the key columns {list(columns)}: {error}", key=key
-        ) from error
-    return conform(pa.table(arrays, names=list(columns)), pa.schema(fields))
+    return values
+
+
+def _array(values: Sequence[object], wanted: pa.DataType) -> pa.Array:
+    """Values as an array of the wanted type; text is read as that type, so that a command line can name any key."""
+    if pa.types.is_string(wanted) or not any(isinstance(each, str) for each in values):
+        return exact_array(values, wanted)
+    return pa.concat_arrays([_scalar_array(each, wanted) for each in values])
 
 
 def _scalar_array(value: object, wanted: pa.DataType) -> pa.Array:
-    """One value as an array of the wanted type; text is read as that type, so that a command line can name any key."""
-    if not isinstance(value, str) or pa.types.is_string(wanted):
+    if not isinstance(value, str):
         return exact_array([value], wanted)
     read = pa.array([value]).cast(wanted)
     if pa.types.is_floating(wanted) and pc.is_inf(read)[0].as_py() and "inf" not in value.lower():
         raise ValueError(f"{value!r} is beyond {wanted}")
     return read
-
-
-def _candidates(snapshot: Snapshot, wanted: pa.Table) -> Sequence[Add]:
-    found: dict[str, Add] = {}
-    for start in range(0, wanted.num_rows, _KEYS_AT_ONCE):
-        some = wanted.slice(start, _KEYS_AT_ONCE).to_pylist()
-        equal = (And(tuple(Compare(name, Comparison.EQ, row[name]) for name in row)) for row in some)
-        found |= {add.path: add for add in prune(snapshot, Or(tuple(equal)))}
-    return [found[path] for path in sorted(found)]
-
-
-def _held(store: ObjectStore, add: Add, wanted: pa.Table, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of a split with one of the keys, with the columns of the table."""
-    from storage_core.split.conform import conform_split
-    from storage_core.split.read import open_split  # and Parquet
-
-    key = wanted.column_names
-    split = open_split(store, add, whole=False)
-    admitted = split.groups_admitting(wanted)
-    parts = zip(admitted, split.batches(key, groups=admitted), strict=True)
-    hit = [group for group, rows in parts if _matching(rows, wanted).num_rows]
-    for rows in split.batches(groups=hit):
-        yield conform_split(_matching(rows, wanted), schema)
-
-
-def _left_open(folded: pa.Table, wanted: pa.Table) -> pa.Table:
-    """The keys whose row is not known from their folded record alone: a put, a reset and a delete say all of it."""
-    whole = folded.filter(pc.not_equal(folded.column(fold.OPERATION), int(fold.Operation.PATCH)))
-    if not whole.num_rows:
-        return wanted
-    told, keys = key_codes([whole, wanted], wanted.column_names)
-    return wanted.filter(pa.array(~np.isin(keys, told)))
-
-
-def _matching(rows: pa.Table, wanted: pa.Table) -> pa.Table:
-    """The rows with one of the keys, by equality of the total order: NaN is equal to itself."""
-    held, keys = key_codes([rows, wanted], wanted.column_names)
-    return rows.filter(pa.array(np.isin(held, keys)))

@@ -14,6 +14,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.settings.region_fields import Region
+from storage_core.split.kept_values import KeptValues
 
 if TYPE_CHECKING:
     from storage_core.region.unmerged import Captured
@@ -41,12 +42,16 @@ class Consistency(StrEnum):
 
 
 class View:
-    """What an open table sees: `snapshot`, moved forward by `refresh` and by the table's commits; pinned, it stays."""
+    """What an open table sees: `snapshot`, moved forward by `refresh` and by the table's commits; pinned, it stays.
+
+    `kept` are values of what never changes, for the reads that follow.
+    """
 
     def __init__(self, log: TransactionLog, snapshot: Snapshot, *, pinned: bool = False) -> None:
         self.log = log
         self.snapshot = snapshot
         self.pinned = pinned
+        self.kept = KeptValues()
 
     @property
     def store(self) -> ObjectStore:
@@ -106,7 +111,9 @@ class View:
 
         include_wal = consistency == Consistency.LATEST
         return self.after(
-            lambda before: unmerged.capture(self.store, before, include_wal=include_wal, regions=regions(before))
+            lambda before: unmerged.capture(
+                self.store, before, include_wal=include_wal, regions=regions(before), kept=self.kept
+            )
         )
 
     def after(self, capture: Callable[[Snapshot], _Captured]) -> tuple[Snapshot, _Captured]:

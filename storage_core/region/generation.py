@@ -28,21 +28,52 @@ from storage_core.formats.generation_manifest import (
     decode,
     file_key,
 )
-from storage_core.formats.key_hash import key_hashes
+from storage_core.formats.key_hash import Hashes, key_hashes
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
 from storage_core.region import sorted_file, wal
 from storage_core.region.collected import require_listed
 from storage_core.region.memtable import matching
+from storage_core.split.kept_values import NOTHING, KeptValues
 
 _logger = logging.getLogger(__name__)
 
+# What a decoded manifest takes in memory, about, and each entry or chunk that it names.
+_MANIFEST_BYTES = 2048
+_PART_BYTES = 512
 
-def read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Generation:
-    """Return a generation that the region's manifest names. One GET.
+_PARALLEL_MANIFESTS = 16
+
+
+def read(store: ObjectStore, region: str, flushed: FlushedGeneration, kept: KeptValues = NOTHING) -> Generation:
+    """Return a generation that the region's manifest names. One GET unless it is in `kept`.
 
     Raises `Corrupt` when it is absent, damaged or speaks of something else, `Unsupported` for a newer format.
     """
+    name = _manifest_name(region, flushed)
+    return kept.made(name, Generation, lambda: _read(store, region, flushed), _manifest_bytes)
+
+
+def read_all(
+    store: ObjectStore, region: str, flushed: Sequence[FlushedGeneration], kept: KeptValues
+) -> list[Generation]:
+    """Return what `read` returns of each of these. One GET of each that is not in `kept`, side by side."""
+    found = [kept.get(_manifest_name(region, each)) for each in flushed]
+    absent = [each for each, known in zip(flushed, found, strict=True) if not isinstance(known, Generation)]
+    fetched = iter(all_of(lambda each: read(store, region, each, kept), absent, _PARALLEL_MANIFESTS))
+    return [known if isinstance(known, Generation) else next(fetched) for known in found]
+
+
+def _manifest_name(region: str, flushed: FlushedGeneration) -> tuple[object, ...]:
+    return keys.generation_file_key(region, flushed.path, MANIFEST_FILE), flushed
+
+
+def _manifest_bytes(generation: Generation) -> int:
+    return _MANIFEST_BYTES + _PART_BYTES * (len(generation.entries) + len(generation.chunks))
+
+
+def _read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Generation:
     key = keys.generation_file_key(region, flushed.path, MANIFEST_FILE)
     try:
         data = store.get(key).data
@@ -64,7 +95,9 @@ def _range(flushed: FlushedGeneration) -> str:
     return f", sorted from {flushed.sorted_from}" if flushed.sorted_from else ""
 
 
-def unmerged(store: ObjectStore, manifest: RegionManifest, merged: int) -> list[FlushedGeneration]:
+def unmerged(
+    store: ObjectStore, manifest: RegionManifest, merged: int, kept: KeptValues = NOTHING
+) -> list[FlushedGeneration]:
     """Return the generations above the merged one, in order and each record once.
 
     A sorted one of which the base has a part is given as the generations that it was made of, above the merged one:
@@ -79,7 +112,7 @@ def unmerged(store: ObjectStore, manifest: RegionManifest, merged: int) -> list[
         if each.first > merged:
             found.append(each)
         else:
-            parts = read(store, manifest.region_id, each).replaces
+            parts = read(store, manifest.region_id, each, kept).replaces
             found += [part for part in parts if part.generation > merged]
     return sorted(found, key=lambda each: each.generation)
 
@@ -112,29 +145,33 @@ def read_parts(store: ObjectStore, generation: Generation, *, first: int = 0) ->
         yield files + number, _entry(store, generation, generation.entries[number])
 
 
-def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterator[pa.Table]:
+def find(
+    store: ObjectStore, generation: Generation, wanted: pa.Table, kept: KeptValues = NOTHING
+) -> Iterator[pa.Table]:
     """Yield every record of the wanted keys, in the order of their acknowledgement, one table per WAL entry with any.
 
     `wanted` has the key columns in their order and types. One GET of the bloom filter; unless that denies every key one
     of the key index, and one of each entry that it names; of a sorted generation instead ranged ones of the chunks that
     may hold a key. Filter and index only save work: one that is missing or damaged, and a generation without an index,
-    cost reading all of its records. Ask `overlap.admitted` before.
+    cost reading all of its records. Of filter, index and entries those in `kept` are not read again. Ask
+    `overlap.admitted` before.
     Raises `Corrupt` like `read_records`, and for an index of the right checksum that names what is not there.
     """
     key = wanted.column_names
-    if not _admitted(store, generation, wanted):
+    hashes = key_hashes(wanted, key)
+    if not _admitted(store, generation, hashes, kept):
         return
     if generation.data is not None:
         parts = _chunks(store, generation, wanted) if generation.chunks else [_data(store, generation)]
         yield from (matching(each, wanted, key) for each in parts)
         return
-    places = _places(store, generation, wanted)
+    places = _places(store, generation, hashes, kept)
     if places is not None and (beyond := sorted(places.keys() - {*generation.entries})):
         raise _beyond(generation, f"WAL entry {beyond[0]}, which is not of it")
     for entry in generation.entries:
         if places is not None and entry not in places:
             continue
-        records = _entry(store, generation, entry)
+        records = _entry(store, generation, entry, kept)
         found = matching(records if places is None else _taken(generation, records, places[entry]), wanted, key)
         if found.num_rows:
             yield found
@@ -165,14 +202,8 @@ def _there(generation: Generation, where: str) -> Iterator[None]:
         ) from error
 
 
-def may_hold(store: ObjectStore, generation: Generation, wanted: pa.Table, key: Sequence[str]) -> list[bool]:
-    """Return, per row of `wanted`, False when the generation certainly has no record of that key. One GET."""
-    answers = read_filter(store, generation).may_contain(key_hashes(wanted, key))
-    return [bool(each) for each in answers]
-
-
-def _entry(store: ObjectStore, generation: Generation, entry: int) -> pa.Table:
-    logged = wal.read_known(store, generation.region, entry)
+def _entry(store: ObjectStore, generation: Generation, entry: int, kept: KeptValues = NOTHING) -> pa.Table:
+    logged = wal.read_known(store, generation.region, entry, kept)
     if not wal.is_of(logged, generation.generation):
         key = keys.wal_entry_key(generation.region, entry)
         raise Corrupt(
@@ -183,22 +214,45 @@ def _entry(store: ObjectStore, generation: Generation, entry: int) -> pa.Table:
     return logged.entry.records
 
 
-def _admitted(store: ObjectStore, generation: Generation, wanted: pa.Table) -> bool:
+def _admitted(store: ObjectStore, generation: Generation, hashes: Hashes, kept: KeptValues) -> bool:
     try:
-        return any(may_hold(store, generation, wanted, wanted.column_names))
+        found = kept.made(
+            _filter_name(generation),
+            bloom.BloomFilter,
+            lambda: read_filter(store, generation),
+            lambda each: each.words.nbytes,
+        )
+        return bool(found.may_contain(hashes).any())
     except (Corrupt, NotFound) as error:
         _logger.warning("a bloom filter of region %s is not usable: %s", generation.region, error)
         return True
 
 
-def _places(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Mapping[int, key_index.Rows] | None:
+def denies(generation: Generation, hashes: Hashes, kept: KeptValues) -> bool:
+    """Whether a bloom filter that is in `kept` says that the generation has none of these keys. No request."""
+    found = kept.get(_filter_name(generation))
+    return isinstance(found, bloom.BloomFilter) and not found.may_contain(hashes).any()
+
+
+def _filter_name(generation: Generation) -> tuple[object, ...]:
+    return file_key(generation, BLOOM_FILE), generation.bloom
+
+
+def _places(
+    store: ObjectStore, generation: Generation, hashes: Hashes, kept: KeptValues
+) -> Mapping[int, key_index.Rows] | None:
     """The rows of each entry that may have a wanted key; None when nothing says so, or one entry is all there is."""
     if generation.key_index is None or len(generation.entries) == 1:
         return None
     where = file_key(generation, INDEX_FILE)
     try:
-        data = _verified(store, where, generation.key_index)
-        return key_index.find(data, key_hashes(wanted, wanted.column_names), where)
+        index = kept.made(
+            (where, generation.key_index),
+            key_index.KeyIndex,
+            lambda: key_index.decode(_verified(store, where, generation.key_index), where),
+            lambda found: found.nbytes,
+        )
+        return index.find(hashes)
     except (Corrupt, NotFound) as error:
         _logger.warning("a key index of region %s is not usable: %s", generation.region, error)
         return None

@@ -18,8 +18,11 @@ from storage_core.formats.region_manifest import RegionManifest
 from storage_core.objectstore.contract import IfAbsent, IfMatch, ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.objectstore.reading import exists
+from storage_core.split.kept_values import NOTHING, KeptValues
 
 _logger = logging.getLogger(__name__)
+
+_MANIFEST_BYTES = 512  # what a manifest takes in memory, about, and each generation that it lists
 
 
 def region_of(table_id: str) -> str:
@@ -27,20 +30,27 @@ def region_of(table_id: str) -> str:
     return str(uuid.uuid5(uuid.UUID(table_id), "region:0"))
 
 
-def read_latest(store: ObjectStore, region: str) -> RegionManifest | None:
+def read_latest(store: ObjectStore, region: str, kept: KeptValues = NOTHING) -> RegionManifest | None:
     """Return the newest manifest of the region, or None when the region was never claimed.
 
     The hint only saves requests: missing, torn, stale or ahead gives the same answer (lesson 46). With a good hint one
-    GET of it, one HEAD forward, one GET. Raises `Corrupt` for a manifest that is not what its key says.
+    GET of it, one HEAD forward, one GET unless the manifest is in `kept`. Raises `Corrupt` for a manifest that is not
+    what its key says.
     """
     hinted = _read_hint(store, region).version
     if hinted:
         # Only a hint that is ahead names a version that does not exist; asking first would cost every reader a HEAD.
         with suppress(NotFound):
-            return read_version(store, region, last_existing(_exists(store, region), hinted))
+            version = last_existing(_exists(store, region), hinted)
+            name = (keys.region_manifest_key(region, version),)
+            return kept.made(name, RegionManifest, lambda: read_version(store, region, version), _manifest_bytes)
     # A hint that is lost must not make a claimed region look new, so the listing decides.
     version = last_existing(_exists(store, region), _listed_version(store, region))
     return read_version(store, region, version) if version else None
+
+
+def _manifest_bytes(manifest: RegionManifest) -> int:
+    return _MANIFEST_BYTES * (1 + len(manifest.flushed_generations))
 
 
 def read_version(store: ObjectStore, region: str, version: int) -> RegionManifest:

@@ -90,5 +90,5 @@ class Memtable:
 
 def matching(records: pa.Table, wanted: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return the records whose key is one of the wanted ones, in order. One pass over the records."""
-    held, requested = key_codes([records, wanted], key)
+    held, requested = key_codes([records.select(key).combine_chunks(), wanted], key)
     return records.filter(pa.array(np.isin(held, requested)))

@@ -9,17 +9,20 @@ from itertools import chain
 import pyarrow as pa
 
 from storage_core.formats.generation_manifest import Generation
+from storage_core.formats.key_hash import key_hashes
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
 from storage_core.region import generation, wal
 from storage_core.region.manifest import read_latest
+from storage_core.region.memtable import matching
 from storage_core.region.overlap import admitted
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.region.wal import Logged
-from storage_core.rows.fold import record_schema
+from storage_core.rows.fold import left_open, record_schema
 from storage_core.settings.region_fields import Region
+from storage_core.split.kept_values import NOTHING, KeptValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,30 +38,52 @@ class CapturedRegion:
     """A moment of one region: its manifest, None before the first claim, and the durable entries behind it."""
 
     store: ObjectStore
+    kept: KeptValues
     manifest: RegionManifest | None
     entries: tuple[Logged, ...]
 
-    def above(self, snapshot: Snapshot, wanted: pa.Table | None) -> Iterator[Unmerged]:
-        """Yield the records that the snapshot has not merged, in the order of their acknowledgement.
-
-        With `wanted`, a table of keys, of the generations only the records of those are read, see `generation.find`.
-        """
+    def above(self, snapshot: Snapshot) -> Iterator[Unmerged]:
+        """Yield the records that the snapshot has not merged, in the order of their acknowledgement."""
         if self.manifest is None:
             return
-        merged = snapshot.merged_generations.get(self.manifest.region_id, 0)
-        for each in generation.unmerged(self.store, self.manifest, merged):
-            found = generation.read(self.store, self.manifest.region_id, each)
-            yield Unmerged(generation=found, records=tuple(self._flushed(found, wanted)))
-        behind = (each.entry for each in self.entries if each.entry.generation > merged)
-        yield Unmerged(generation=None, records=tuple(each.records for each in behind))
+        for each in self._flushed(self.manifest, snapshot):
+            yield Unmerged(generation=each, records=tuple(generation.read_records(self.store, each)))
+        yield Unmerged(generation=None, records=tuple(self._logged(self.manifest, snapshot)))
 
-    def _flushed(self, found: Generation, wanted: pa.Table | None) -> Iterator[pa.Table]:
-        if wanted is None:
-            yield from generation.read_records(self.store, found)
-            return
-        kept = wanted.filter(pa.array(admitted(found, wanted)))
-        if kept.num_rows:
-            yield from generation.find(self.store, found, kept)
+    def of_keys(self, snapshot: Snapshot, wanted: pa.Table) -> list[pa.Table]:
+        """Return of those records the ones that say what the rows of these keys are, in the same order.
+
+        Newest first: of a key whose row a record tells whole, no older generation is asked. See `generation.find`.
+        """
+        if self.manifest is None:
+            return []
+        logged = list(self._logged(self.manifest, snapshot))
+        parts = [matching(pa.concat_tables(logged), wanted, wanted.column_names)] if logged else []
+        wanted = left_open(parts, wanted)
+        hashes = key_hashes(wanted, wanted.column_names)
+        for each in reversed(self._flushed(self.manifest, snapshot) if wanted.num_rows else []):
+            if generation.denies(each, hashes, self.kept):
+                continue
+            requested = wanted.filter(pa.array(admitted(each, wanted)))
+            found = list(generation.find(self.store, each, requested, self.kept)) if requested.num_rows else []
+            parts = [*found, *parts]
+            wanted = left_open(found, wanted)
+            if not wanted.num_rows:
+                break
+            hashes = key_hashes(wanted, wanted.column_names) if found else hashes
+        return parts
+
+    def _flushed(self, manifest: RegionManifest, snapshot: Snapshot) -> list[Generation]:
+        flushed = generation.unmerged(self.store, manifest, _merged(manifest, snapshot), self.kept)
+        return generation.read_all(self.store, manifest.region_id, flushed, self.kept)
+
+    def _logged(self, manifest: RegionManifest, snapshot: Snapshot) -> Iterator[pa.Table]:
+        merged = _merged(manifest, snapshot)
+        return (each.entry.records for each in self.entries if each.entry.generation > merged)
+
+
+def _merged(manifest: RegionManifest, snapshot: Snapshot) -> int:
+    return snapshot.merged_generations.get(manifest.region_id, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,42 +99,51 @@ class Captured:
     def above(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> pa.Table:
         """Return the records that the snapshot has not merged, those of one region in the order they were acknowledged.
 
-        Regions hold disjoint keys, so their order means nothing. With `keys`, rows with the key columns, generations
-        that certainly hold none of these keys are left out: by their bounds, then by their bloom filter, for one GET
-        more.
+        Regions hold disjoint keys, so their order means nothing. With `keys`, rows with the key columns, those that say
+        what the rows of these keys are (`CapturedRegion.of_keys`), and generations that certainly hold none are left
+        out: by their bounds, then by their bloom filter, for one GET more.
 
         A generation up to the snapshot's merged one is left out, also where only its WAL entries were captured: the
         base may hold newer rows of its keys (lesson 22). One GET per generation and per WAL entry of it that is read.
         """
-        parts = self.parts(snapshot, keys=keys)
-        records = chain.from_iterable(each.records for each in parts)
+        if keys is None:
+            records = chain.from_iterable(each.records for each in self.parts(snapshot))
+        else:
+            found = all_of(lambda each: each.of_keys(snapshot, keys), self.regions, PARALLEL_REGIONS)
+            records = chain.from_iterable(found)
         return pa.concat_tables([record_schema(snapshot.schema).empty_table(), *records])
 
-    def parts(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> list[Unmerged]:
-        """Return the same records, generation by generation, those of one region oldest first."""
-        found = all_of(lambda each: list(each.above(snapshot, keys)), self.regions, PARALLEL_REGIONS)
+    def parts(self, snapshot: Snapshot) -> list[Unmerged]:
+        """Return all of these records, generation by generation, those of one region oldest first."""
+        found = all_of(lambda each: list(each.above(snapshot)), self.regions, PARALLEL_REGIONS)
         return list(chain.from_iterable(found))
 
 
 def capture(
-    store: ObjectStore, snapshot: Snapshot, *, include_wal: bool, regions: Sequence[Region] | None = None
+    store: ObjectStore,
+    snapshot: Snapshot,
+    *,
+    include_wal: bool,
+    regions: Sequence[Region] | None = None,
+    kept: KeptValues = NOTHING,
 ) -> Captured:
     """Return this moment of the table's regions, or of these; the snapshot only says which regions there are.
 
     The registry is read first, then of each region its manifest and its log: a region that is not in it yet had
     acknowledged nothing. Generations and log come from one manifest version, so a flush in between neither hides a row
     nor doubles it. About three requests per region, `PARALLEL_REGIONS` regions at a time; with `include_wal` one GET
-    per entry that is in no generation, and one more. Raises `Corrupt` that names a damaged entry.
+    per entry that is in no generation, and one more. What never changes is read once, as long as `kept` has it.
+    Raises `Corrupt` that names a damaged entry.
     """
     chosen = known_regions(store, snapshot) if regions is None else regions
-    parts = all_of(lambda each: _capture(store, each.id, include_wal=include_wal), chosen, PARALLEL_REGIONS)
+    parts = all_of(lambda each: _capture(store, each.id, kept, include_wal=include_wal), chosen, PARALLEL_REGIONS)
     return Captured(regions=tuple(parts))
 
 
-def _capture(store: ObjectStore, region: str, *, include_wal: bool) -> CapturedRegion:
-    manifest = read_latest(store, region)
+def _capture(store: ObjectStore, region: str, kept: KeptValues, *, include_wal: bool) -> CapturedRegion:
+    manifest = read_latest(store, region, kept)
     if manifest is None or not include_wal:
-        return CapturedRegion(store=store, manifest=manifest, entries=())
-    tail = wal.read_tail(store, region, after=manifest.replay_after_wal_id)
+        return CapturedRegion(store=store, kept=kept, manifest=manifest, entries=())
+    tail = wal.read_tail(store, region, after=manifest.replay_after_wal_id, kept=kept)
     entries = tuple(wal.belonging(each, manifest.current_generation) for each in tail)
-    return CapturedRegion(store=store, manifest=manifest, entries=entries)
+    return CapturedRegion(store=store, kept=kept, manifest=manifest, entries=entries)

@@ -28,8 +28,11 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.objectstore.reading import exists
 from storage_core.region.manifest import check_epoch, last_existing
+from storage_core.split.kept_values import NOTHING, KeptValues
 
 _logger = logging.getLogger(__name__)
+
+_ENTRY_BYTES = 2048  # what an entry takes in memory besides its values, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,18 @@ def find_tail(store: ObjectStore, region: str, *, after: int, seed: int) -> int:
     return last_existing(entry_exists, seed if seed > after and entry_exists(seed) else after)
 
 
-def read(store: ObjectStore, region: str, entry: int) -> Logged:
-    """Return one entry. One GET. Raises `NotFound`, or `Corrupt` naming the key when the bytes do not verify."""
+def read(store: ObjectStore, region: str, entry: int, kept: KeptValues = NOTHING) -> Logged:
+    """Return one entry. One GET unless it is in `kept`.
+
+    Raises `NotFound`, or `Corrupt` naming the key when the bytes do not verify.
+    """
+    name = (keys.wal_entry_key(region, entry),)
+    return kept.made(
+        name, Logged, lambda: _read(store, region, entry), lambda found: _ENTRY_BYTES + found.entry.records.nbytes
+    )
+
+
+def _read(store: ObjectStore, region: str, entry: int) -> Logged:
     key = keys.wal_entry_key(region, entry)
     found = wal_entry.decode(store.get(key).data, key)
     if found.number not in (None, entry):
@@ -124,10 +137,10 @@ def read(store: ObjectStore, region: str, entry: int) -> Logged:
     return Logged(entry, found)
 
 
-def read_known(store: ObjectStore, region: str, entry: int) -> Logged:
+def read_known(store: ObjectStore, region: str, entry: int, kept: KeptValues = NOTHING) -> Logged:
     """Return an entry that something durable names. Raises `Corrupt`, also when it is absent: that is a hole."""
     try:
-        return read(store, region, entry)
+        return read(store, region, entry, kept)
     except NotFound as error:
         key = keys.wal_entry_key(region, entry)
         raise Corrupt(
@@ -162,12 +175,14 @@ def replay(store: ObjectStore, region: str, *, after: int, before: int) -> Itera
     return _with_rows(read_known(store, region, entry) for entry in range(after + 1, before))
 
 
-def read_tail(store: ObjectStore, region: str, *, after: int) -> Iterator[Logged]:
-    """Yield the entries with rows behind `after`, in order, to the last one. One GET each, then a GET and a HEAD more.
+def read_tail(store: ObjectStore, region: str, *, after: int, kept: KeptValues = NOTHING) -> Iterator[Logged]:
+    """Yield the entries with rows behind `after`, in order, to the last one.
+
+    One GET of each that is not in `kept`, then a GET and a HEAD more.
 
     Raises `Corrupt` that names a torn or damaged entry, the last one included, or one that is missing before another.
     """
-    return _with_rows(_until_absent(store, region, after))
+    return _with_rows(_until_absent(store, region, after, kept))
 
 
 def read_kept(store: ObjectStore, region: str, *, after: int, before: int) -> tuple[list[Logged], list[int]]:
@@ -188,12 +203,12 @@ def read_kept(store: ObjectStore, region: str, *, after: int, before: int) -> tu
     return list(_with_rows(there())), missing
 
 
-def _until_absent(store: ObjectStore, region: str, after: int) -> Iterator[Logged]:
+def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues) -> Iterator[Logged]:
     entry = after
     while True:
         entry += 1
         try:
-            yield read(store, region, entry)
+            yield read(store, region, entry, kept)
         except NotFound:
             # Numbers have no gaps, so one behind it tells a hole from the end; unless both were put just now.
             if not exists(store, keys.wal_entry_key(region, entry + 1)):

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.codes import Mask
-from storage_core.rows.keys import Positions, key_order
+from storage_core.rows.keys import Positions, key_codes, key_order
 from storage_core.rows.map_union import union
 from storage_core.rows.schema import conform
 
@@ -115,6 +115,21 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
     arrays[OPERATION] = pa.array(folded_operations, pa.int8())
     arrays[FIELDS] = field_lists(len(folded_operations), patches, named, records.schema.field(FIELDS).type)
     return pa.Table.from_arrays([arrays[name] for name in records.column_names], schema=records.schema)
+
+
+def left_open(records: Sequence[pa.Table], wanted: pa.Table) -> pa.Table:
+    """Return the keys whose row these records, of none but these keys, do not tell.
+
+    A put, a reset and a delete say all of it, a patch does not.
+    """
+    masks = [each.column(OPERATION).to_numpy() != int(Operation.PATCH) for each in records]
+    if not any(mask.any() for mask in masks):
+        return wanted
+    if wanted.num_rows == 1:
+        return wanted.slice(0, 0)
+    whole = [each.select(wanted.column_names).filter(pa.array(mask)) for each, mask in zip(records, masks, strict=True)]
+    told, keys = key_codes([pa.concat_tables(whole), wanted], wanted.column_names)
+    return wanted.filter(pa.array(~np.isin(keys, told)))
 
 
 def apply(base: pa.Table, folded: pa.Table, key: Sequence[str]) -> pa.Table:

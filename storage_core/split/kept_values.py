@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from storage_core.process import OwnLock
 
-KEPT_BYTES: Final = 64 * 2**20
-"""Per table: the pages of some hundred hits where texts are of a hundred bytes, four megabytes of a search for ten."""
+KEPT_BYTES: Final = 128 * 2**20
+"""Per table: a million rows of sixty bytes and the hashes of their keys; four megabytes of a search for ten rows."""
 
 _Name = tuple[object, ...]
+_Value = TypeVar("_Value")
 
 
 class KeptValues:
@@ -30,9 +32,19 @@ class KeptValues:
             self._kept[name] = found
             return found[0]
 
+    def made(
+        self, name: _Name, kind: type[_Value], make: Callable[[], _Value], size: Callable[[_Value], int]
+    ) -> _Value:
+        """Return the value of this name and kind: what is kept, else what `make` returns, which is kept then."""
+        found = self.get(name)
+        if not isinstance(found, kind):
+            found = make()
+            self.keep(name, found, size(found))
+        return found
+
     def keep(self, name: _Name, value: object, size: int) -> None:
         """Keep a value of `size` bytes, unless that is too large, and of the others those used last."""
-        if size > self._most:
+        if size >= self._most:
             return
         with self._lock:
             self._bytes += size - self._kept.pop(name, (None, 0))[1]
@@ -40,3 +52,7 @@ class KeptValues:
             while self._bytes > self._most:
                 _, gone = self._kept.pop(next(iter(self._kept)))
                 self._bytes -= gone
+
+
+NOTHING: Final = KeptValues(0)
+"""Of who keeps no values."""

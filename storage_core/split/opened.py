@@ -18,7 +18,7 @@ from storage_core.log.actions import Add
 from storage_core.rows.sort_order import OrderColumn
 from storage_core.split.encode import has_float
 from storage_core.split.ranges import VerifiedChunks
-from storage_core.split.row_groups import admitting
+from storage_core.split.row_groups import Recorded, recorded
 from storage_core.split.vectors import visible
 from storage_core.system_errors import raise_refused
 
@@ -95,13 +95,6 @@ class OpenSplit:
         own = chunks.another()
         return replace(self, _chunks=own, _file=parquet_file(own, self._file.metadata))
 
-    def groups_admitting(self, wanted: pa.Table) -> Sequence[int]:
-        """Return the row groups that may hold a row with one of these keys, ascending; all when in doubt. No request.
-
-        Raises `Corrupt` where the file's bounds of its row groups are damaged.
-        """
-        return admitting(self.metadata, self.add.path, self.row_groups, wanted)
-
     def since(self, place: int, batch_rows: int = BATCH_ROWS) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
         """Yield the rows from this place in the file on, and the place of each, in tables of at most `batch_rows`.
 
@@ -158,6 +151,11 @@ class OpenSplit:
                 key=self.add.path,
             )
         return rows
+
+    @property
+    def bounds(self) -> Recorded | None:
+        """The column that the file bounds in each of its row groups. Raises `Corrupt` where they are damaged."""
+        return recorded(self.metadata, self.add.path, self.row_groups)
 
     @property
     def footer(self) -> pq.FileMetaData:

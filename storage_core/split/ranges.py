@@ -55,12 +55,9 @@ class Footers:
         Raises `NotFound`, and `Corrupt` where it is not what was written.
         """
         name = (add.path, add.footerXxh3)
-        held = self._held.get(name)
-        if isinstance(held, Footer):
-            return held
-        footer = read_footer(store, add)
-        self._held.keep(name, footer, footer.file.serialized_size)
-        return footer
+        return self._held.made(
+            name, Footer, lambda: read_footer(store, add), lambda footer: footer.file.serialized_size
+        )
 
 
 def read_footer(store: ObjectStore, add: Add) -> Footer:

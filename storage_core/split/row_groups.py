@@ -12,11 +12,11 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
 from storage_core.rows import statistics
-from storage_core.rows.sortable import bound_keys, sortable, unless_false
+from storage_core.rows.key_ranges import with_room
+from storage_core.rows.sortable import bound_keys
 from storage_core.split.metadata import PREFIX, json_object, require_checksum
 from storage_core.system_errors import raise_refused
 
@@ -52,7 +52,10 @@ class Bounds:
         return {PREFIX + _ENTRY: json.dumps(entry, sort_keys=True, ensure_ascii=False, separators=(",", ":"))}
 
 
-def recorded(metadata: Mapping[str, str], path: str, groups: int) -> tuple[str, pa.Array, pa.Array] | None:
+Recorded = tuple[str, pa.Array, pa.Array]
+
+
+def recorded(metadata: Mapping[str, str], path: str, groups: int) -> Recorded | None:
     """Return the column that a file bounds in each of its row groups, and the texts of least and greatest values.
 
     None where it bounds none, or not so many row groups. Raises `Corrupt` where the bounds are damaged.
@@ -69,18 +72,14 @@ def recorded(metadata: Mapping[str, str], path: str, groups: int) -> tuple[str, 
     return (name, low, high) if {len(low), len(high)} == {groups} else None
 
 
-def admitting(metadata: Mapping[str, str], path: str, groups: int, wanted: pa.Table) -> Sequence[int]:
+def admitting(bounds: Recorded | None, groups: int, wanted: pa.Table) -> Sequence[int]:
     """Return which of a file's row groups, ascending, may hold a row with one of the wanted values in every column.
 
-    All of them where the file bounds none of the columns of `wanted`. Raises `Corrupt` where the bounds are damaged.
+    All of them where its `bounds` (`recorded`) are of none of the columns of `wanted`.
     """
-    found_bounds = recorded(metadata, path, groups)
-    if found_bounds is None or found_bounds[0] not in wanted.column_names:
+    if bounds is None or bounds[0] not in wanted.column_names:
         return range(groups)
-    name, *texts = found_bounds
+    name, *texts = bounds
     low, high = (bound_keys(each, wanted.schema.field(name).type) for each in texts)
-    mask = np.zeros(groups, np.bool_)
-    for value in sortable(wanted.column(name).combine_chunks()).unique():
-        mask |= unless_false(pc.less_equal(low, value)) & unless_false(pc.greater_equal(high, value))
-    found: list[int] = np.flatnonzero(mask).tolist()
+    found: list[int] = np.flatnonzero(with_room([(low, high)], wanted.select([name]))).tolist()
     return found

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import InvalidInput
+from storage_core.ids import SystemIds
 from storage_core.objectstore.contract import Overwrite
 from tests.support.keyed_table import KeyedTable
 from tidemark import Table
@@ -39,7 +40,7 @@ def flush(table: Table, rows: list[dict[str, object]]) -> None:
 
 
 def merge(table: Table) -> Table:
-    assert KeyedTable(table.store).merge() is not None
+    assert KeyedTable(table.store, ids=SystemIds()).merge() is not None
     return table.refresh()
 
 
@@ -63,6 +64,63 @@ def test_a_generation_is_opened_only_when_bounds_and_filter_admit_the_key(table:
     assert cost == VIEW_GETS + manifests + 1 + 1  # the filter and the one WAL entry of the one generation
     assert gets(table, "N00205") == (None, VIEW_GETS + manifests + 1)  # within the bounds of one, denied by its filter
     assert gets(table, "N99999") == (None, VIEW_GETS + manifests)  # outside of all bounds
+
+
+def requests(opened: Table, key: object) -> dict[str, int]:
+    before = opened.store.requests
+    opened.get(key)
+    return {name: count - before[name] for name, count in opened.store.requests.items() if count != before[name]}
+
+
+WARM = {"get": VIEW_GETS - 1, "head": 2}
+"""Of a `latest` read of a table that stays open: the region's manifest is kept."""
+
+
+def test_a_table_that_stays_open_asks_for_nothing_that_never_changes_again(table: Table) -> None:
+    flush(table, planes(0, step=2))
+    merge(table)
+    for number in range(GENERATIONS):
+        flush(table, planes(number, 99 - number, step=98 - number))  # all of the same bounds
+    with table.writer() as writer:
+        writer.put(planes(1000, 1))
+        opened = Table.open(table.uri)
+        for name in ("N00050", "N00000", "N00001", "N01000"):  # in the base, in generations, in the log
+            assert opened.get(name) == {"tail": name, "seats": int(name[1:]), "model": "x" * 50}
+            assert requests(opened, name)["get"] <= WARM["get"] + SMALL_SPLIT_GETS
+        assert requests(opened, "N00000") == requests(opened, "N01000") == WARM
+        assert requests(opened, "N00006") == {**WARM, "get": WARM["get"] + SMALL_SPLIT_GETS}, "its row"
+        assert requests(opened, "N00007") == WARM, "a key that is not there costs no request of the split"
+        writer.put(planes(1001, 1))
+        assert requests(opened, "N00007") == {**WARM, "get": WARM["get"] + 1}, "the new entry"
+        assert requests(opened, "N01001") == WARM
+
+
+def test_of_a_local_table_that_stays_open_splits_cost_no_request(tmp_path: Path) -> None:
+    table = Table.create(str(tmp_path / "t"), SCHEMA, primary_key="tail")
+    flush(table, planes(0, step=2))
+    merge(table)
+    opened = Table.open(table.uri)
+    assert opened.get("N00004") == {"tail": "N00004", "seats": 4, "model": "x" * 50}
+    assert requests(opened, "N00004") == requests(opened, "N00006") == requests(opened, "N00007") == WARM
+
+
+def test_a_hit_asks_no_generation_that_is_older(table: Table) -> None:
+    for number in range(GENERATIONS):
+        flush(table, [{"tail": "N1", "seats": number}, {"tail": "N2", "seats": number}])
+    with table.writer() as writer:
+        writer.patch({"tail": "N2", "model": "new"})
+        writer.flush()
+        writer.put({"tail": "N3"})
+        manifests = GENERATIONS + 1
+        assert gets(table, "N3") == ({"tail": "N3", "seats": None, "model": None}, VIEW_GETS + 1), "none at all"
+        of_put, cost = gets(table, "N1")
+        assert (of_put, cost) == (
+            {"tail": "N1", "seats": GENERATIONS - 1, "model": None},
+            VIEW_GETS + 1 + manifests + 2,
+        )
+        patched, cost = gets(table, "N2")
+        assert patched == {"tail": "N2", "seats": GENERATIONS - 1, "model": "new"}
+        assert cost == VIEW_GETS + 1 + manifests + 2 * 2, "the patch, and what it is laid over"
 
 
 def test_a_get_reads_a_small_split_by_one_request_and_none_that_cannot_have_the_key(table: Table) -> None:
@@ -174,3 +232,20 @@ def test_a_key_that_does_not_fit_is_refused_before_any_request(table: Table, tmp
     unkeyed = Table.create(str(tmp_path / "unkeyed"), SCHEMA)
     with pytest.raises(InvalidInput, match="keyed table"):
         unkeyed.get("N1")
+
+
+def test_lookups_in_several_versions_of_one_open_table_are_each_of_their_own(table: Table) -> None:
+    for first in (0, 200, 400):  # splits of their own, listed in another order in a state than in the log
+        flush(table, planes(first))
+        merge(table)
+    opened = Table.open(table.uri)
+    with table.writer() as writer:
+        writer.delete([f"N{number:05}" for number in range(100)])
+        writer.flush()
+    merge(table)
+    names = ["N00001", "N00201", "N00401"]
+    for _ in range(2):
+        for version in (3, 1, 2):
+            held = [opened.get(name, at=version) is not None for name in names]
+            assert held == [number < version for number in range(len(names))]
+        assert [opened.get(name) is not None for name in names] == [False, True, True]

@@ -122,7 +122,7 @@ def _data_file(random: Random) -> Made:
 def _key_index(random: Random) -> Made:
     hashes = np.array([random.getrandbits(64) for _ in range(20)], np.uint64)
     data = _damaged(random, key_index.build(hashes, [1, 2], [10, 10]))
-    return data, lambda given: key_index.find(given, hashes, "x.arrow")
+    return data, lambda given: key_index.decode(given, "x.arrow").find(hashes)
 
 
 def _bloom(random: Random) -> Made:

@@ -167,10 +167,11 @@ def test_any_arrow_reader_opens_a_key_index() -> None:
     data = key_index.build(np.array([9, 4, 9], np.uint64), [11, 12], [2, 1])
     with pa.ipc.open_stream(data) as reader:
         assert reader.read_all().to_pydict() == {"hash": [4, 9, 9], "entry": [11, 11, 12], "row": [1, 0, 0]}
-    assert {entry: rows.tolist() for entry, rows in key_index.find(data, np.array([9], np.uint64), "k").items()} == {
+    index = key_index.decode(data, "k")
+    assert {entry: rows.tolist() for entry, rows in index.find(np.array([9], np.uint64)).items()} == {
         11: [0], 12: [0],
     }  # fmt: skip
-    assert key_index.find(data, np.array([5], np.uint64), "k") == {}
+    assert index.find(np.array([5], np.uint64)) == {}
 
 
 def other_columns() -> bytes:
@@ -185,4 +186,4 @@ def other_columns() -> bytes:
 @pytest.mark.parametrize("data", [b"", b"no arrow at all", other_columns()], ids=["empty", "text", "other columns"])
 def test_bytes_that_are_no_key_index_are_corrupt_and_named(data: bytes) -> None:
     with pytest.raises(Corrupt, match="the-index"):
-        key_index.find(data, np.zeros(1, np.uint64), "the-index")
+        key_index.decode(data, "the-index")

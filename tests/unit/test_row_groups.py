@@ -38,7 +38,11 @@ def admitted(values: Sequence[object], kind: pa.DataType, wanted: Sequence[objec
     rows = pa.table([pa.array(values, kind)], names=["n"])
     metadata = with_checksum(bounds(rows))
     groups = -(-len(values) // row_groups.ROWS_PER_GROUP)
-    return list(row_groups.admitting(metadata, "a", groups, pa.table([pa.array(wanted, kind)], names=["n"])))
+    return list(
+        row_groups.admitting(
+            row_groups.recorded(metadata, "a", groups), groups, pa.table([pa.array(wanted, kind)], names=["n"])
+        )
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +96,9 @@ def test_floats_are_bounded_in_the_order_of_keys(value: float, expected: list[in
 
 def test_bounds_of_another_column_leave_nothing_out() -> None:
     metadata = with_checksum(bounds(pa.table({"n": range(9)})))
-    assert list(row_groups.admitting(metadata, "a", 3, pa.table({"m": [1]}))) == [0, 1, 2]
-    assert list(row_groups.admitting({}, "a", 3, pa.table({"n": [1]}))) == [0, 1, 2]
-    assert list(row_groups.admitting(metadata, "a", 4, pa.table({"n": [1]}))) == [0, 1, 2, 3]
+    assert list(row_groups.admitting(row_groups.recorded(metadata, "a", 3), 3, pa.table({"m": [1]}))) == [0, 1, 2]
+    assert list(row_groups.admitting(row_groups.recorded({}, "a", 3), 3, pa.table({"n": [1]}))) == [0, 1, 2]
+    assert list(row_groups.admitting(row_groups.recorded(metadata, "a", 4), 4, pa.table({"n": [1]}))) == [0, 1, 2, 3]
 
 
 def test_damaged_bounds_are_corrupt() -> None:
@@ -102,7 +106,7 @@ def test_damaged_bounds_are_corrupt() -> None:
     damaged = {name: text.replace('["0"', '["1"') for name, text in metadata.items()}
     assert damaged != metadata
     with pytest.raises(Corrupt, match="checksum"):
-        row_groups.admitting(damaged, "a", 3, pa.table({"n": [0]}))
+        row_groups.recorded(damaged, "a", 3)
 
 
 @pytest.fixture
@@ -138,7 +142,7 @@ def test_a_lookup_reads_only_row_groups_that_may_hold_a_key(keys: list[int], gro
     wanted = pa.table({"n": pa.array(keys, pa.int64())})
     split = open_split(table.store, add, whole=False)
     assert split.row_groups == ROWS // ROWS_PER_GROUP
-    admitted = split.groups_admitting(wanted)
+    admitted = row_groups.admitting(split.bounds, split.row_groups, wanted)
     assert len(admitted) == groups
     assert [rows.num_rows for rows in split.batches(["n"], groups=admitted)] == [ROWS_PER_GROUP] * len(admitted)
     found = table.get_many(keys, consistency="snapshot")

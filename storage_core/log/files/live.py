@@ -141,6 +141,11 @@ class LiveFiles(Mapping[str, Add]):
         added = self.added.get(path)
         return None if added is None else added.add
 
+    @property
+    def is_read(self) -> bool:
+        """Whether `table` reads nothing."""
+        return self.listed is None or all(part.is_read for part in self.listed.parts)
+
     def table(self, keep: Keep | None = None) -> pa.Table:
         """Return one row per live split, columns of `FILES_SCHEMA`; manifests that `keep` refuses are left unread.
 

@@ -1,0 +1,83 @@
+"""Where in a split the rows of some keys are: by the hashes of its keys, which are kept for the next lookup.
+
+They are kept by row group, sorted: looking a key up is a binary search, and one that is not there costs no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage_core.formats.key_hash import Hashes, key_hashes, within
+from storage_core.log.actions import Add
+from storage_core.rows.keys import Positions, key_codes
+from storage_core.split.kept_values import KeptValues
+from storage_core.split.opened import OpenSplit
+from storage_core.split.row_groups import Recorded, admitting
+
+_ENTRY_BYTES = 256  # what the bounds of a row group take in memory, about
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """The place in the file of the first row of each row group, and the bounds of these."""
+
+    first_rows: Positions
+    bounds: Recorded | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    """The keys of a row group by their hashes, ascending, and the row of each in it."""
+
+    hashes: Hashes
+    rows: npt.NDArray[np.uint32]
+
+    @staticmethod
+    def of(rows: pa.Table, key: Sequence[str]) -> _Hashed:
+        hashes = key_hashes(rows, key)
+        order = np.argsort(hashes)
+        return _Hashed(hashes[order], order.astype(np.uint32))
+
+
+def are_kept(add: Add, kept: KeptValues) -> bool:
+    """Whether some keys of the split were looked up and are in `kept`."""
+    return kept.get(_name(add)) is not None
+
+
+def _name(add: Add) -> tuple[object, ...]:
+    return add.path, add.xxh3, "keys"
+
+
+def find(add: Add, opened: Callable[[], OpenSplit], wanted: pa.Table, kept: KeptValues) -> Positions:
+    """Return the places of the rows whose key hashes like one of `wanted`, ascending; rarely of others too.
+
+    Whether the rows are gone or not: `opened` gives the split as it was written, and is called when something is not in
+    `kept`. Requests: those of `OpenSplit.batches`, of the key columns of row groups that are not; errors: its own,
+    and `InvalidInput` where the key columns are not those of `wanted`.
+    """
+    key, name = wanted.column_names, _name(add)
+    groups = kept.made(
+        name,
+        _Groups,
+        lambda: _Groups(opened().first_rows, opened().bounds),
+        lambda each: _ENTRY_BYTES * (1 + len(each.first_rows)),
+    )
+    admitted = admitting(groups.bounds, len(groups.first_rows), wanted)
+    hashed = {group: found for group in admitted if isinstance(found := kept.get((*name, group)), _Hashed)}
+    missing = [group for group in admitted if group not in hashed]
+    if missing:
+        for group, rows in zip(missing, opened().batches(key, groups=missing), strict=True):
+            key_codes([rows.slice(0, 1), wanted.slice(0, 1)], key)  # raises where their types differ
+            hashed[group] = each = _Hashed.of(rows, key)
+            kept.keep((*name, group), each, each.hashes.nbytes + each.rows.nbytes)
+    hashes = np.unique(key_hashes(wanted, key))
+    parts = [
+        groups.first_rows[group] + hashed[group].rows[within(hashes, hashed[group].hashes)].astype(np.int64)
+        for group in admitted
+    ]
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
