@@ -161,10 +161,10 @@ def test_splits_that_a_condition_rules_out_are_not_read_above_the_base_either() 
             writer.put([{"k": k, "v": k} for k in range(first, first + 10)])
             _merge(table, writer)
         writer.put([{"k": 200, "v": 5}])
-    opened = tm.Table.open(table.uri)
-    assert len(opened.snapshot.splits) == 8
+    assert len(table.snapshot.splits) == 8
 
     def gets(condition: str, rows: int) -> int:
+        opened = tm.Table.open(table.uri)
         before = opened.store.requests["get"]
         assert opened.scan(filter=condition, consistency="latest").to_arrow().num_rows == rows
         return opened.store.requests["get"] - before
