@@ -67,6 +67,9 @@ def read_footer(store: ObjectStore, add: Add) -> Footer:
     """
     if add.footerStartOffset is None or add.footerEndOffset is None:
         raise Corrupt(f"{add.path}: the log has the checksum of a footer and does not say where it is", key=add.path)
+    if add.footerEndOffset != add.size:
+        found = f"its footer ends at {add.footerEndOffset}, and it has {add.size} bytes"
+        raise Corrupt(f"{add.path}: by the log {found}", key=add.path)
     data = store.get_range(add.path, add.footerStartOffset, add.footerEndOffset)
     found = xxhash.xxh3_64_hexdigest(data)
     if found != add.footerXxh3:
