@@ -129,7 +129,7 @@ def nameless(data: bytes, add: Add) -> tuple[bytes, Add]:
     for name in DRAWN:
         value = described[f"{PREFIX}{name}".encode()]
         data = data.replace(value, b"*" * len(value))
-    return data, replace(add, path="", modificationTime=0, xxh3="")
+    return data, replace(add, path="", modificationTime=0, xxh3="", footerXxh3="")
 
 
 def executors_by_application(tasks: Mapping[str, int]) -> dict[str, int]:
