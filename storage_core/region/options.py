@@ -18,8 +18,9 @@ class WriterOptions:
     - `durable`: whether calls that do not say return only when their rows are durable.
     - `entry_bytes`, `linger_ms`: what nobody waits for is written when there are so many bytes of it, or after so long.
       A WAL entry takes several calls up to `entry_bytes`; a larger call is an entry of its own.
-    - `flush_rows`, `flush_bytes`, `flush_age_ms`: a memtable with so many records or bytes, or whose oldest record is
-      so old, is flushed before the next entry; one that is too old also without a call. None: no age is too old.
+    - `flush_rows`, `flush_bytes`, `flush_entries`, `flush_age_ms`: a memtable with so many records, bytes or WAL
+      entries, or whose oldest record is so old, is flushed before the next entry; one that is too old also without a
+      call. None: no age is too old. A `latest` read fetches the entries of the log one by one.
     - `segment_rows`: a generation of so many records gets a segment of each index of the table, fewer are indexed by
       who searches them.
     - `wait_rows`, `wait_bytes`: while so much is given but not durable, further calls wait, for `wait_ms` at most.
@@ -35,6 +36,7 @@ class WriterOptions:
     linger_ms: int = 100
     flush_rows: int = 100_000
     flush_bytes: int = 256 * MB
+    flush_entries: int = 512
     flush_age_ms: int | None = None
     segment_rows: int = SEGMENT_ROWS
     wait_rows: int = 200_000

@@ -161,8 +161,12 @@ class RegionLog:
         self.memtable = memtable
 
     def _is_full(self) -> bool:
-        rows, size_bytes = self._options.flush_rows, self._options.flush_bytes
-        return self.memtable.rows > 0 and (self.memtable.rows >= rows or self.memtable.size_bytes >= size_bytes)
+        held, most = self.memtable, self._options
+        return held.rows > 0 and (
+            held.rows >= most.flush_rows
+            or held.size_bytes >= most.flush_bytes
+            or len(held.entries) >= most.flush_entries
+        )
 
     def _commit_flush(self, flushed: FlushedGeneration) -> None:
         last = self.last_entry

@@ -26,11 +26,18 @@ from storage_core.formats.wal_entry import WalEntry
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
+from storage_core.objectstore.prefetch import all_of
 from storage_core.objectstore.reading import exists
 from storage_core.region.manifest import check_epoch, last_existing
 from storage_core.split.kept_values import NOTHING, KeptValues
 
 _logger = logging.getLogger(__name__)
+
+ALONE = 8
+"""Entries of a tail that are read one after the other: most tails are no longer."""
+
+TOGETHER = 16
+"""Entries of a longer tail that are read at a time."""
 
 _ENTRY_BYTES = 2048  # what an entry takes in memory besides its values, about
 
@@ -123,10 +130,16 @@ def read(store: ObjectStore, region: str, entry: int, kept: KeptValues = NOTHING
 
     Raises `NotFound`, or `Corrupt` naming the key when the bytes do not verify.
     """
-    name = (keys.wal_entry_key(region, entry),)
     return kept.made(
-        name, Logged, lambda: _read(store, region, entry), lambda found: _ENTRY_BYTES + found.entry.records.nbytes
+        _name(region, entry),
+        Logged,
+        lambda: _read(store, region, entry),
+        lambda found: _ENTRY_BYTES + found.entry.records.nbytes,
     )
+
+
+def _name(region: str, entry: int) -> tuple[str]:
+    return (keys.wal_entry_key(region, entry),)
 
 
 def _read(store: ObjectStore, region: str, entry: int) -> Logged:
@@ -178,7 +191,8 @@ def replay(store: ObjectStore, region: str, *, after: int, before: int) -> Itera
 def read_tail(store: ObjectStore, region: str, *, after: int, kept: KeptValues = NOTHING) -> Iterator[Logged]:
     """Yield the entries with rows behind `after`, in order, to the last one.
 
-    One GET of each that is not in `kept`, then a GET and a HEAD more.
+    One GET of each that is not in `kept`, then a GET and a HEAD more. Behind `ALONE` of them `TOGETHER` GETs are made
+    at a time, of which the last are in vain.
 
     Raises `Corrupt` that names a torn or damaged entry, the last one included, or one that is missing before another.
     """
@@ -204,16 +218,27 @@ def read_kept(store: ObjectStore, region: str, *, after: int, before: int) -> tu
 
 
 def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues) -> Iterator[Logged]:
-    entry = after
-    while True:
-        entry += 1
+    def found(entry: int) -> Logged | None:
         try:
-            yield read(store, region, entry, kept)
+            return read(store, region, entry, kept)
         except NotFound:
-            # Numbers have no gaps, so one behind it tells a hole from the end; unless both were put just now.
-            if not exists(store, keys.wal_entry_key(region, entry + 1)):
-                return
-            yield read_known(store, region, entry)
+            return None
+
+    first, fetched = after + 1, 0
+    while True:
+        while isinstance(known := kept.get(_name(region, first)), Logged):
+            yield known
+            first += 1
+        numbers = range(first, first + (1 if fetched < ALONE else TOGETHER))
+        entries = all_of(found, numbers, TOGETHER)
+        for entry, logged in zip(numbers, entries, strict=True):
+            if logged is None:
+                # Numbers have no gaps, so one behind it tells a hole from the end; unless both were put just now.
+                later = entries[entry - first + 1 :]
+                if not (any(later) if later else exists(store, keys.wal_entry_key(region, entry + 1))):
+                    return
+            yield logged or read_known(store, region, entry)
+        first, fetched = numbers.stop, fetched + len(numbers)
 
 
 def _with_rows(entries: Iterator[Logged]) -> Iterator[Logged]:
