@@ -320,7 +320,6 @@ class Table:
         snapshot, records = self._view.records(at, consistency, regions)
         return TableView(self._store, snapshot, self._verified, records)
 
-    @_loading
     def get(self, key: object, *, at: At | None = None, consistency: str | None = None) -> dict[str, object] | None:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
 
@@ -329,13 +328,7 @@ class Table:
         then from the newest on, until a record tells the whole row, where its bounds admit the key its bloom filter,
         and where that does its entries; per split whose bounds admit the key those of `key_splits.rows`.
         """
-        from storage_core.read import lookup
-        from storage_core.read.regions import holding_regions
-
-        wanted = lookup.key_row(self.snapshot, key)
-        seen = self._view.level(consistency, at, usual=Consistency.LATEST)
-        snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
-        return lookup.get(self._store, snapshot, wanted, records=records, verified=self._verified, kept=self._view.kept)
+        return self.get_many([key], at=at, consistency=consistency)[0]
 
     @_loading
     def get_many(

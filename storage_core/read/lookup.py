@@ -30,17 +30,12 @@ from storage_core.system_errors import raise_refused
 Key = object
 
 
-def key_row(snapshot: Snapshot, key: Key) -> pa.Table:
-    """Return the key as a table of one row with the types of the key columns. No request.
-
-    `key` is a value, a sequence of values in primary-key order, or a mapping. Raises `InvalidInput` when the table has
-    no primary key or the key does not fit.
-    """
-    return key_rows(snapshot, [key])
-
-
 def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
-    """Return the keys as a table with the types of the key columns, one row each. Raises what `key_row` raises."""
+    """Return the keys as a table with the types of the key columns, one row each. No request.
+
+    A key is a value, a sequence of values in primary-key order, or a mapping. Raises `InvalidInput` when the table has
+    no primary key or a key does not fit.
+    """
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
         raise InvalidInput(f"get_many takes a list of keys, found {keys!r}", keys=keys)
     columns = snapshot.config.primary_key
@@ -55,24 +50,11 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise_refused("a lookup", error)
         if len(keys) > 1:  # each may fit by itself; one that does not is named
-            return pa.concat_tables([key_row(snapshot, key) for key in keys]).combine_chunks()
+            return pa.concat_tables([key_rows(snapshot, [key]) for key in keys]).combine_chunks()
         raise InvalidInput(
             f"the key {quoted(keys[0])} does not fit the key columns {list(columns)}: {error}", key=keys[0]
         ) from error
     return conform(pa.table(arrays, names=list(columns)), fields)
-
-
-def get(
-    store: ObjectStore,
-    snapshot: Snapshot,
-    wanted: pa.Table,
-    *,
-    records: pa.Table | None = None,
-    verified: Verified,
-    kept: KeptValues,
-) -> dict[str, object] | None:
-    """Return the row of this key (`key_row`), or None when the table holds none: see `get_many`."""
-    return get_many(store, snapshot, wanted, records=records, verified=verified, kept=kept)[0]
 
 
 @require_headroom("a lookup by key", size=QUERY_BYTES)
