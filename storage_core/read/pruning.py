@@ -51,11 +51,12 @@ Step = tuple[str, Callable[[pa.RecordBatch], Leaf]]
 
 @dataclass(frozen=True, slots=True)
 class PruneStep:
-    """What one step left out: its name, and the splits and bytes it removed."""
+    """What one step left out: its name, and the splits, row groups of splits that are left, and bytes it removed."""
 
     name: str
     splits: int
     bytes: int
+    row_groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
