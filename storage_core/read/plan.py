@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -53,7 +54,7 @@ class TablePlan:
         newer = [f"  lays {counted(self.newer_records, 'record')} over it"] if self.newer_records else []
         return "\n".join([f"{self.name} at version {self.version}: {live}", *steps, read, *newer])
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as plain data: `read_splits` counts what `read` lists."""
         return {
             "name": self.name,
@@ -133,7 +134,7 @@ class Plan:
         """Return it as lines of text, a section per table, and at the end a line of what the run did."""
         return "\n".join([*map(str, self.tables), *([] if self.analysis is None else [str(self.analysis)])])
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
         done = None if self.analysis is None else asdict(self.analysis)
         return {"tables": [each.to_dict() for each in self.tables], "analysis": done}
