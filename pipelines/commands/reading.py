@@ -64,7 +64,8 @@ def sql(
     """
     from storage_core.engine.sandbox.pool import prepare
 
-    prepare()  # it loads DuckDB while the table is opened
+    if analyze or not explain:
+        prepare()  # it loads DuckDB while the table is opened
     table, limits = open_table(uri), _limits(seconds, memory_mib, spill_mib)
     if explain or analyze:
         from pipelines.commands import plans

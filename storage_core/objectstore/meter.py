@@ -54,7 +54,7 @@ class RequestMeter:
 
     @property
     def waves(self) -> int:
-        """How often a request began while none was under way: at least so many waited for one before them."""
+        """How often a request began while none was under way. As often, at least, a reader had to wait."""
         return self._waves
 
     def begin(self) -> None:
