@@ -221,11 +221,11 @@ def ask(logs: Table, aircraft: Table, narrator: Narrator) -> None:
     narrator.answer("Was anything lost by compaction?", "Table.open(uri, at=version)", time_travel(logs))
 
     narrow = "select * from t where timestamp >= '2015-05-18 10:00:00+00' and timestamp < '2015-05-18 11:00:00+00'"
-    pruned = logs.explain(narrow)
+    plan = logs.explain(narrow)
     steps: list[dict[str, object]] = [
-        {"step": f"left out by {step.name}", "splits": step.splits, "bytes": step.bytes} for step in pruned.steps
+        {"step": f"left out by {step.name}", "splits": step.splits, "bytes": step.bytes} for step in plan.steps
     ]
-    steps.append({"step": "read", "splits": len(pruned.splits), "bytes": sum(add.size for add in pruned.splits)})
+    steps.append({"step": "read", "splits": len(plan.splits), "bytes": plan.read_bytes})
     narrator.answer("How much of the table does one hour read?", f"table.explain({narrow!r})", steps)
 
 

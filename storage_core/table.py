@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from storage_core.ingest.landing import LandingSpec
     from storage_core.log.history import HistoryEntry
     from storage_core.read.history_pages import HistoryPage
+    from storage_core.read.plan import Plan
     from storage_core.read.predicate import Filter, Predicate
-    from storage_core.read.pruning import Pruned
     from storage_core.read.scan import Scan
     from storage_core.read.search_kept import Kept
     from storage_core.read.sql import Opened, TableView
@@ -307,10 +307,18 @@ class Table:
         """
         from storage_core.read import sql
 
+        opened = self._sources(at, consistency, tables)
+        return sql.query(opened, query, limits=limits, parameters=parameters)
+
+    def _sources(
+        self, at: At | None, consistency: str, tables: Mapping[str, Table | ArrowStream] | None
+    ) -> dict[str, Opened | pa.Table]:
+        """What a query reads by name: this table, and further ones."""
+        from storage_core.read import sql
+
         others = {} if tables is None else {name: tables[name] for name in sql.other_names(tables)}
         opened = {name: _opened(name, each, consistency) for name, each in others.items()}
-        mine = {"t": partial(self._opened, at, consistency)}
-        return sql.query(mine | opened, query, limits=limits, parameters=parameters)
+        return {"t": partial(self._opened, at, consistency), **opened}
 
     def _opened(self, at: At | None, consistency: str, predicate: Predicate | None) -> TableView:
         from storage_core.read.regions import matching_regions
@@ -409,14 +417,25 @@ class Table:
         self,
         query: str,
         *,
+        at: At | None = None,
+        consistency: str = Consistency.SNAPSHOT,
+        limits: QueryLimits | None = None,
         parameters: Parameters | None = None,
         tables: Mapping[str, Table | ArrowStream] | None = None,
-    ) -> Pruned:
-        """Return the splits of this table that `sql` reads, and what each step left out. Reads every manifest."""
+        analyze: bool = False,
+    ) -> Plan:
+        """Return what `sql` reads for this query, and what each step leaves out: print it, or take `to_dict()`.
+
+        With `analyze` the query is run, its rows are thrown away as they come, and what it did is told beside.
+        Requests: of each table those of its view, every manifest, and the footers of splits that are read by ranges
+        (`read.planning`), which are not kept: a read after it makes the requests that are foretold.
+        """
         from storage_core.read import sql
 
-        others = [] if tables is None else sql.other_names(tables)
-        return sql.explain(self.snapshot, query, parameters=parameters, others=others)
+        others = () if tables is None else tables.values()
+        stores = [each.store for each in (self, *others) if isinstance(each, Table)] if analyze else None
+        opened = self._sources(at, consistency, tables)
+        return sql.explain(opened, query, limits=limits, parameters=parameters, analyze=stores)
 
     @_loading
     def explain_search(self, *, index: str) -> dict[str, object]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from storage_core.raw_log.raw_log import RawLog
     from storage_core.raw_log.stores import RawStore
     from storage_core.read.history_pages import HistoryPage
+    from storage_core.read.plan import Plan
     from storage_core.read.predicate import Filter, col
     from storage_core.read.scan import Scan
     from storage_core.read.sql_result import SqlResult
@@ -38,6 +39,7 @@ _HOMES = {
     "HistoryPage": "storage_core.read.history_pages",
     "IndexDefinition": "storage_core.settings.index",
     "LateData": "storage_core.settings.late_data",
+    "Plan": "storage_core.read.plan",
     "QueryLimits": "storage_core.settings.query",
     "RawLog": "storage_core.raw_log.raw_log",
     "RawStore": "storage_core.raw_log.stores",
@@ -57,6 +59,7 @@ __all__ = [
     "HistoryPage",
     "IndexDefinition",
     "LateData",
+    "Plan",
     "QueryLimits",
     "RawLog",
     "RawStore",

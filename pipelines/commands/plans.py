@@ -5,43 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.commands import output
-from storage_core.log.actions import Add
-from storage_core.table import Table
-from storage_core.wording import counted
-
-Plan = dict[str, Any]
+from storage_core.read.plan import Plan
 
 
-def query_plan(table: Table, query: str) -> Plan:
-    """Return the plan of a SELECT as plain data: what each pruning step removed, and the splits that are left."""
-    pruned = table.explain(query)
-    return {
-        "version": table.version,
-        "live_splits": len(table.snapshot.splits),
-        "live_bytes": table.snapshot.bytes,
-        "steps": [{"name": step.name, "splits": step.splits, "bytes": step.bytes} for step in pruned.steps],
-        "read_splits": len(pruned.splits),
-        "read_bytes": sum(add.size for add in pruned.splits),
-        "read": [_split(add) for add in pruned.splits],
-    }
-
-
-def show_query(plan: Plan, *, as_json: bool) -> None:
-    """Print the plan of a SELECT."""
+def show_query(plan: Plan, *, as_json: bool, with_splits: bool = False) -> None:
+    """Print the plan of a SELECT, and `with_splits` those that it reads."""
     if as_json:
-        output.json_line(plan)
+        output.json_line(plan.to_dict())
         return
-    output.line(
-        f"version {plan['version']}: {counted(plan['live_splits'], 'split')}, {counted(plan['live_bytes'], 'byte')}"
-    )
-    for step in plan["steps"]:
-        output.line(f"  {step['name']} leaves out {counted(step['splits'], 'split')}, {counted(step['bytes'], 'byte')}")
-    output.line(f"  reads {counted(plan['read_splits'], 'split')}, {counted(plan['read_bytes'], 'byte')}")
-    shown = {"window_start": output.window, "rows": output.number, "size": output.number, "path": output.cell}
-    output.records(plan["read"], shown, as_json=False, nothing="no split can hold a matching row")
+    for each in str(plan).splitlines():
+        output.line(each)
+    if with_splits:
+        shown = {"window_start": output.window, "rows": output.number, "size": output.number, "path": output.cell}
+        read = plan["t"].to_dict()["read"]
+        output.records(read, shown, as_json=False, nothing="no split can hold a matching row")
 
 
-def show_search(plan: Plan, *, as_json: bool) -> None:
+def show_search(plan: dict[str, Any], *, as_json: bool) -> None:
     """Print the plan of a search."""
     if as_json:
         output.json_line(plan)
@@ -53,12 +33,3 @@ def show_search(plan: Plan, *, as_json: bool) -> None:
     sources += [{"split": split, "from": "the split itself"} for split in plan["scanned"]]
     shown = {"split": output.cell, "from": output.cell}
     output.records(sources, shown, as_json=False, nothing="the table has no splits")
-
-
-def _split(add: Add) -> Plan:
-    return {
-        "path": add.path,
-        "size": add.size,
-        "rows": None if add.numRecords is None else add.visible_rows,
-        "window_start": add.windowStart,
-    }

@@ -53,6 +53,8 @@ def sql(
     seconds: Seconds = None,
     memory_mib: MemoryMib = None,
     spill_mib: SpillMib = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what it would read, and do not run it.")] = False,
+    analyze: Annotated[bool, typer.Option("--analyze", help="Run it, and say what it read instead of rows.")] = False,
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
@@ -62,10 +64,16 @@ def sql(
     """
     from storage_core.engine.sandbox.pool import prepare
 
-    prepare()  # it loads DuckDB while the table is opened
-    answer = open_table(uri).sql(
-        query, at=at, consistency=consistency or "snapshot", limits=_limits(seconds, memory_mib, spill_mib)
-    )
+    if analyze or not explain:
+        prepare()  # it loads DuckDB while the table is opened
+    table, limits = open_table(uri), _limits(seconds, memory_mib, spill_mib)
+    if explain or analyze:
+        from pipelines.commands import plans
+
+        plan = table.explain(query, at=at, consistency=consistency or "snapshot", limits=limits, analyze=analyze)
+        plans.show_query(plan, as_json=as_json)
+        return
+    answer = table.sql(query, at=at, consistency=consistency or "snapshot", limits=limits)
     output.rows(answer.to_arrow(), as_json=as_json, everything=everything)
 
 
@@ -182,4 +190,4 @@ def explain(
     if index is not None:
         plans.show_search(table.explain_search(index=index), as_json=as_json)
     else:
-        plans.show_query(plans.query_plan(table, query), as_json=as_json)
+        plans.show_query(table.explain(query), as_json=as_json, with_splits=True)

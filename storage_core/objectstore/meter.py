@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +33,8 @@ class RequestMeter:
         self._requests: dict[str, int] = {"get": 0, "put": 0, "list": 0, "head": 0, "delete": 0}
         self._bytes_read = 0
         self._bytes_written = 0
+        self._waves = 0
+        self._under_way = 0
 
     @property
     def requests(self) -> dict[str, int]:
@@ -48,12 +52,36 @@ class RequestMeter:
         """Bytes of object content that PUTs carried, whatever their outcome."""
         return self._bytes_written
 
-    def count(self, kind: RequestKind, *, read: int = 0, written: int = 0) -> None:
-        """Add one request and its bytes."""
+    @property
+    def waves(self) -> int:
+        """How often a request began while none was under way. As often, at least, a reader had to wait."""
+        return self._waves
+
+    def begin(self) -> None:
+        """Take note that a request begins, of which `end` will be told."""
         with self._lock:
-            self._requests[kind] += 1
+            self._waves += not self._under_way
+            self._under_way += 1
+
+    def end(self) -> None:
+        """Take note that a request that began has ended."""
+        with self._lock:
+            self._under_way -= 1
+
+    def count(self, kind: RequestKind, number: int = 1, *, read: int = 0, written: int = 0) -> None:
+        """Add so many requests and their bytes."""
+        with self._lock:
+            self._requests[kind] += number
             self._bytes_read += read
             self._bytes_written += written
+
+
+@dataclass(slots=True)
+class _Bytes:
+    """What a request moves."""
+
+    read: int = 0
+    written: int = 0
 
 
 class MeteredStore:
@@ -65,6 +93,8 @@ class MeteredStore:
     def __init__(self, store: ObjectStore, meter: RequestMeter | None = None) -> None:
         self._store = store
         self.meter = meter or RequestMeter()
+        self._meters: tuple[RequestMeter, ...] = (self.meter,)
+        self._lock = OwnLock()
 
     @property
     def uri(self) -> str:
@@ -88,33 +118,28 @@ class MeteredStore:
 
     def get(self, key: str) -> Blob:
         """Count one GET."""
-        read = 0
-        try:
+        with self._request("get") as count:
             blob = self._store.get(key)
-            read = len(blob.data)
+            count.read = len(blob.data)
             return blob
-        finally:
-            self.meter.count("get", read=read)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Count one GET of the bytes in the range."""
-        read = 0
-        try:
+        with self._request("get") as count:
             data = self._store.get_range(key, start, end)
-            read = len(data)
+            count.read = len(data)
             return data
-        finally:
-            self.meter.count("get", read=read)
 
     def head(self, key: str) -> ObjectInfo:
         """Count one HEAD."""
-        self.meter.count("head")
-        return self._store.head(key)
+        with self._request("head"):
+            return self._store.head(key)
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
         """Count one PUT."""
-        self.meter.count("put", written=memoryview(data).nbytes)
-        return self._store.put(key, data, mode)
+        with self._request("put") as count:
+            count.written = memoryview(data).nbytes
+            return self._store.put(key, data, mode)
 
     def make_durable(self, key: str) -> None:
         """Count nothing."""
@@ -122,21 +147,47 @@ class MeteredStore:
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Count one LIST per page of 1,000 keys, the first one at once."""
-        self.meter.count("list")
-        return self._counted(self._store.list(prefix, start_after))
+        with self._request("list"):
+            found = self._store.list(prefix, start_after)
+        return self._counted(found)
 
     def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
         """Count one DELETE per 1,000 keys."""
-        for _ in range(0, len(keys), PAGE_KEYS):
-            self.meter.count("delete")
-        return self._store.delete(keys)
+        if not keys:
+            return self._store.delete(keys)
+        with self._request("delete", -(-len(keys) // PAGE_KEYS)):
+            return self._store.delete(keys)
 
     def local_path(self, key: str) -> Path | None:
         """Count nothing."""
         return self._store.local_path(key)
 
+    @contextmanager
+    def counted_by(self, meter: RequestMeter) -> Iterator[None]:
+        """Let another meter count as well, whatever asks meanwhile."""
+        with self._lock:
+            self._meters = (*self._meters, meter)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._meters = tuple(each for each in self._meters if each is not meter)
+
+    @contextmanager
+    def _request(self, kind: RequestKind, number: int = 1) -> Iterator[_Bytes]:
+        meters, found = self._meters, _Bytes()
+        for meter in meters:
+            meter.begin()
+        try:
+            yield found
+        finally:
+            for meter in meters:
+                meter.end()
+                meter.count(kind, number, read=found.read, written=found.written)
+
     def _counted(self, found: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
         for number, info in enumerate(found):
             if number and number % PAGE_KEYS == 0:
-                self.meter.count("list")
+                with self._request("list"):
+                    pass
             yield info

@@ -8,17 +8,14 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.log.actions import Add
-from storage_core.log.files.columns import table_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.predicate import Predicate
-from storage_core.read.pruning import prune_table
-from storage_core.split import row_groups
+from storage_core.read.row_group_pruning import groups_left
 from storage_core.split.conform import conform_split
 from storage_core.split.opened import OpenSplit, Piece
 from storage_core.split.ranges import Footers
@@ -55,7 +52,9 @@ def fetched(
     def pieces() -> Generator[Piece]:
         with closing(prefetch(opened, splits, SPLITS_AT_ONCE)) as found:
             for split in found:
-                yield from split.pieces(schema.names, _groups_left(split, predicate, schema))
+                is_ours = split.add.footerXxh3 is not None
+                groups = groups_left(split.footer, predicate, schema) if is_ours else None
+                yield from split.pieces(schema.names, groups)
 
     weight = attrgetter("memory_bytes")
     with (
@@ -64,30 +63,3 @@ def fetched(
     ):
         for rows in read:
             yield conform_split(rows, schema)
-
-
-def _groups_left(split: OpenSplit, predicate: Predicate | None, schema: pa.Schema) -> Sequence[int] | None:
-    """The row groups in which a row may match, by the bounds that the split has of them; None for all."""
-    if predicate is None:
-        return None
-    bounds = row_groups.recorded(split.metadata, split.add.path, split.row_groups)
-    if bounds is None:
-        return None
-    column, low, high = bounds
-    groups = [
-        Add(
-            path=split.add.path,
-            size=0,
-            modificationTime=0,
-            minValues=_known(column, least),
-            maxValues=_known(column, most),
-        )
-        for least, most in zip(low.to_pylist(), high.to_pylist(), strict=True)
-    ]
-    left = prune_table(table_of(groups), predicate, schema=schema, time_column=None).keep
-    found: list[int] = np.flatnonzero(left).tolist()
-    return found
-
-
-def _known(column: str, text: str | None) -> dict[str, str]:
-    return {} if text is None else {column: text}

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.read.predicate import Instant, Scalar
+from storage_core.read.predicate import Beginning, Instant, Scalar
+from storage_core.rows.bound_text import next_after_prefix
 from storage_core.rows.codes import Mask
 from storage_core.rows.sortable import float_keys, unless_false
 
@@ -42,9 +43,11 @@ class Interval:
     greatest: Limit
 
 
-def interval(value: Scalar | Instant, column_type: pa.DataType) -> Interval | None:
+def interval(value: Scalar | Instant | Beginning, column_type: pa.DataType) -> Interval | None:
     """Return what the literal may stand for in a column of this type; None for one of another family."""
     kinds = pa.types
+    if isinstance(value, Beginning):
+        return _beginning(value.text) if kinds.is_string(column_type) else None
     if isinstance(value, Instant):
         if not (kinds.is_date(column_type) or kinds.is_timestamp(column_type)):
             return None
@@ -110,6 +113,13 @@ def _everywhere(bounds: pa.Array, *, answer: bool) -> Mask:
 
 def _exactly(value: Limit) -> Interval:
     return Interval(value, value)
+
+
+def _beginning(text: str) -> Interval | None:
+    if not text or not _is_encodable(text):
+        return None
+    behind = next_after_prefix(text)
+    return None if behind is None else Interval(text, behind)
 
 
 def _is_encodable(text: str) -> bool:

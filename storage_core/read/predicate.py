@@ -66,12 +66,19 @@ class Instant:
 
 
 @dataclass(frozen=True, slots=True)
+class Beginning:
+    """Any text that begins with `text`, and perhaps is more than that: what `LIKE 'a%b'` says of a column of texts."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Compare:
     """`column <comparison> value`; unknown (not true) where the column is null."""
 
     column: str
     comparison: Comparison
-    value: Scalar | Instant
+    value: Scalar | Instant | Beginning
 
 
 @dataclass(frozen=True, slots=True)

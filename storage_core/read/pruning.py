@@ -51,11 +51,12 @@ Step = tuple[str, Callable[[pa.RecordBatch], Leaf]]
 
 @dataclass(frozen=True, slots=True)
 class PruneStep:
-    """What one step left out: its name, and the splits and bytes it removed."""
+    """What one step left out: its name, and the splits, row groups of splits that are left, and bytes it removed."""
 
     name: str
     splits: int
     bytes: int
+    row_groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def manifest_filter(
             return True
         partitions = {column: bounds for column, bounds in manifest.partitions.items() if column in trusted}
         source = manifest_source(replace(manifest, partitions=partitions), schema, time_column)
-        return bool(possible(predicate, _by_bounds(source), 1)[0])
+        return bool(possible(predicate, by_bounds(source), 1)[0])
 
     return may_match
 
@@ -139,11 +140,11 @@ def _chosen(files: pa.Table, predicate: Predicate, snapshot: Snapshot) -> Pruned
 
 def _steps(files: pa.Table, schema: pa.Schema, time_column: str | None) -> Sequence[Step]:
     always: Sequence[Step] = (
-        ("window", lambda batch: _by_bounds(windows_of(batch, schema, time_column))),
-        ("min/max", lambda batch: _by_bounds(statistics_of(batch, schema))),
+        ("window", lambda batch: by_bounds(windows_of(batch, schema, time_column))),
+        ("min/max", lambda batch: by_bounds(statistics_of(batch, schema))),
         ("regex", lambda batch: _by_expressions(expressions_of(batch, schema))),
     )
-    by_partition: Step = ("partition", lambda batch: _by_bounds(partitions_of(batch, schema)))
+    by_partition: Step = ("partition", lambda batch: by_bounds(partitions_of(batch, schema)))
     partitioned = any(len(chunk.items) for chunk in files.column("partitionValues").chunks)
     return (by_partition, *always) if partitioned else always
 
@@ -192,7 +193,9 @@ def possible(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
             assert_never(predicate)
 
 
-def _by_bounds(source: Source) -> Leaf:
+def by_bounds(source: Source) -> Leaf:
+    """Return the answer by bounds, for `possible`: of the parts of a table whose bounds `source` gives."""
+
     def leaf(condition: Compare | IsNull) -> Mask | None:
         bounds = source(condition.column)
         if bounds is None:

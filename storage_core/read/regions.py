@@ -19,7 +19,7 @@ from storage_core.errors import InvalidInput
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.literals import Limit, interval
-from storage_core.read.predicate import And, Compare, Comparison, Instant, IsNull, Or, Predicate, Scalar
+from storage_core.read.predicate import And, Beginning, Compare, Comparison, Instant, IsNull, Or, Predicate, Scalar
 from storage_core.read.pruning import Leaf, possible
 from storage_core.region.registry import known_regions
 from storage_core.region.spec import canonical, field_values, region_for, route
@@ -110,12 +110,12 @@ def _keeps_order(field: RegionField, source: pa.DataType) -> bool:
     return any(each(source) for each in (kinds.is_integer, kinds.is_string, kinds.is_date32, kinds.is_timestamp))
 
 
-def _limits(value: Scalar | Instant, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
+def _limits(value: Scalar | Instant | Beginning, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
     """The least and the greatest value of the column that the literal may stand for; None where none can tell."""
     if pa.types.is_floating(type_) and type(value) is int and abs(value) <= _MOST_EXACT:
         value = float(value)
     found = interval(value, type_)
-    is_point = found is not None and not isinstance(value, Instant) and found.least == found.greatest
+    is_point = found is not None and not isinstance(value, Instant | Beginning) and found.least == found.greatest
     if is_point or (isinstance(value, bytes) and pa.types.is_binary(type_)):
         with suppress(TypeError, ValueError, OverflowError, pa.ArrowException):
             exact = exact_array([value], type_)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -15,11 +15,12 @@ from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read import pruning
+from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.conversions import BATCH_ROWS, Conversions, require_rows
 from storage_core.read.fetching import fetched
+from storage_core.read.plan import Plan
+from storage_core.read.planning import table_plan
 from storage_core.read.predicate import Filter, Predicate
-from storage_core.read.pruning import Pruned
 from storage_core.read.query_errors import TABLE, query_errors
 from storage_core.read.source import Source
 from storage_core.read.splits_source import source_of
@@ -53,9 +54,24 @@ class Scan(Conversions):
         chosen += "" if self.filter is None else f", filter={self.filter.expression}"
         return f"Scan({self.store.uri!r}, version={self.snapshot.version}{shortened(chosen)})"
 
-    def explain(self) -> Pruned:
-        """Return the splits this scan reads and what each pruning step left out. Reads every manifest not read yet."""
-        return pruning.explain(self.snapshot, self._predicate)
+    def explain(self, *, analyze: bool = False) -> Plan:
+        """Return what this scan reads, and with `analyze` what it did: it is run, and its rows are thrown away.
+
+        Requests: those of `table_plan`, and those that the analysis tells. What is not merged was read by `scan`.
+        """
+        planned = table_plan(
+            self.store,
+            self.snapshot,
+            self._predicate,
+            name=TABLE,
+            columns=self._columns_read,
+            verified=self.verified,
+            records=self.records,
+        )
+        if not analyze:
+            return Plan((planned,))
+        store = self.store if isinstance(self.store, MeteredStore) else MeteredStore(self.store)
+        return Plan((planned,)).analyzed([store], replace(self, store=store).to_reader)
 
     def to_reader(self, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
         """Return the rows as a stream of record batches of at most `batch_rows` rows; memory stays bounded.
@@ -142,9 +158,14 @@ class Scan(Conversions):
             self._predicate,
             verified=self.verified,
             records=self.records,
-            columns=None if self.filter is not None else self.columns,
+            columns=self._columns_read,
             query="scan",
         )
+
+    @property
+    def _columns_read(self) -> tuple[str, ...] | None:
+        """The columns that are read; None for all."""
+        return None if self.filter is not None else self.columns
 
     @property
     def _text(self) -> str:

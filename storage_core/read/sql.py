@@ -17,13 +17,14 @@ from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read import pruning
+from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.columns_read import columns_read
+from storage_core.read.plan import Plan, TablePlan
+from storage_core.read.planning import table_plan
 from storage_core.read.predicate import Predicate
-from storage_core.read.pruning import Pruned, PruneStep
 from storage_core.read.query_errors import TABLE, query_errors
 from storage_core.read.source import Source, answer
-from storage_core.read.splits_source import is_counted, source_of
+from storage_core.read.splits_source import source_of
 from storage_core.read.sql_predicate import where_of
 from storage_core.read.sql_result import SqlResult
 from storage_core.read.verified import Verified
@@ -95,16 +96,38 @@ def query(
 
 
 def explain(
-    snapshot: Snapshot, text: str, *, parameters: Parameters | None = None, others: Collection[str] = ()
-) -> Pruned:
-    """Return the splits of `t` the query reads and what each pruning step left out. Reads every manifest not read yet.
+    tables: Mapping[str, Opened | pa.Table],
+    text: str,
+    *,
+    limits: QueryLimits | None = None,
+    parameters: Parameters | None = None,
+    analyze: Sequence[MeteredStore] | None = None,
+) -> Plan:
+    """Return what the query reads of each of the tables, rows in memory left aside.
 
-    `others` are the names of other tables of the query.
+    With the stores of the tables in `analyze` it is run as well, and its rows are thrown away as they come. Requests:
+    those of `table_plan` and of opening the tables, and where it is run those that the analysis tells.
     """
-    _, tree = _checked(text, parameters, [TABLE, *others])
-    if is_counted(snapshot, columns_read(tree, snapshot.schema.names, TABLE)):
-        return Pruned((), (PruneStep("count", len(snapshot.splits), snapshot.bytes),))
-    return pruning.explain(snapshot, where_of(tree, TABLE))
+    checked, tree = _checked(text, parameters, tables)
+    plan = Plan(tuple(_plan(opened, tree, name) for name, opened in tables.items() if not isinstance(opened, pa.Table)))
+    if analyze is None:
+        return plan
+    return plan.analyzed(analyze, lambda: query(tables, checked, limits=limits).to_reader())
+
+
+def _plan(opened: Opened, tree: Node, name: str) -> TablePlan:
+    predicate = where_of(tree, name)
+    view = opened(predicate)
+    columns = columns_read(tree, view.snapshot.schema.names, name)
+    return table_plan(
+        view.store,
+        view.snapshot,
+        predicate,
+        name=name,
+        columns=columns,
+        verified=view.verified,
+        records=view.records,
+    )
 
 
 def other_names(tables: object) -> list[str]:

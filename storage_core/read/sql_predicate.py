@@ -6,6 +6,7 @@ closes the condition and goes on (`1=1) union select …`), or that holds a subq
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -15,6 +16,7 @@ from storage_core.errors import InvalidInput
 from storage_core.read.predicate import (
     MIRRORED,
     And,
+    Beginning,
     Compare,
     Comparison,
     Filter,
@@ -35,6 +37,8 @@ _COMPARISONS = {
     "COMPARE_GREATERTHAN": Comparison.GT,
     "COMPARE_GREATERTHANOREQUALTO": Comparison.GE,
 }
+_BEGINNINGS = {"~~", "^@", "starts_with", "prefix"}
+_WILDCARD = re.compile("[%_]")
 _LONGEST_NUMBER = 100
 """Python refuses to read digits without end, and no column holds so many."""
 _TEMPORAL_CASTS = {"DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE"}
@@ -135,6 +139,8 @@ def _predicate(node: Node, table: _Names) -> Predicate:
         subject, *members = node["children"]
         chosen = Or(tuple(_compare(subject, Comparison.EQ, member, table) for member in members))
         return negate(chosen) if kind == "COMPARE_NOT_IN" else chosen
+    if kind == "FUNCTION" and str(node["function_name"]).lower() in _BEGINNINGS:
+        return _beginning(node, table)
     return Opaque(kind)
 
 
@@ -142,6 +148,17 @@ def _comparison(node: Node, comparison: Comparison, table: _Names) -> Predicate:
     if _column(node["left"], table) is not None:
         return _compare(node["left"], comparison, node["right"], table)
     return _compare(node["right"], MIRRORED[comparison], node["left"], table)
+
+
+def _beginning(node: Node, table: _Names) -> Predicate:
+    """What a function of a text and its pattern, or its beginning, says of how the text begins."""
+    arguments = [each["expression"] for each in node["arguments"]]
+    column = _column(arguments[0], table) if len(arguments) == 2 else None
+    pattern = _constant(arguments[1]) if column is not None else None
+    if column is None or not isinstance(pattern, str):
+        return Opaque(str(node["function_name"]))
+    text = _WILDCARD.split(pattern, maxsplit=1)[0] if node["function_name"] == "~~" else pattern
+    return Compare(column, Comparison.EQ, Beginning(text))
 
 
 def _compare(subject: Node, comparison: Comparison, constant: Node, table: _Names) -> Predicate:

@@ -53,11 +53,11 @@ def upper(bound: pa.Scalar, truncate_at: int) -> str | None:
     text = _text(bound)
     if text is None or len(text) <= truncate_at or not _is_text(bound.type):
         return text
-    return _next_after_prefix(text[:truncate_at])
+    return next_after_prefix(text[:truncate_at])
 
 
-def _next_after_prefix(prefix: str) -> str | None:
-    """The least text of at most this length above every text with the prefix; None when there is none.
+def next_after_prefix(prefix: str) -> str | None:
+    """Return the least text of at most this length above every text with the prefix; None when there is none.
 
     Order by code point is order by UTF-8 bytes. Surrogates are no characters, so the step before them skips them.
     """

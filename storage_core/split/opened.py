@@ -195,17 +195,20 @@ class OpenSplit:
         return [OrderColumn(name, direction == "descending", nulls == "at_start") for name, direction in ordering]
 
     def _leaves(self, columns: Collection[str] | None) -> list[int]:
-        """The leaf columns of the file that Arrow reads for these columns: also `a.b` for `a`."""
-        paths = [self._file.schema.column(index).path for index in range(self._file.metadata.num_columns)]
-        wanted = self._present(columns) or ()
-        return [
-            index
-            for index, path in enumerate(paths)
-            if columns is None or any(path == name or path.startswith(f"{name}.") for name in wanted)
-        ]
+        return leaves_of(self._file.metadata, self._present(columns))
 
     def _present(self, columns: Collection[str] | None) -> list[str] | None:
         return None if columns is None else [name for name in self.schema.names if name in columns]
+
+
+def leaves_of(footer: pq.FileMetaData, columns: Collection[str] | None) -> list[int]:
+    """Return the leaf columns, ascending, that Arrow reads for these columns of a file, or all: also `a.b` for `a`."""
+    paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
+    return [
+        index
+        for index, path in enumerate(paths)
+        if columns is None or any(path == name or path.startswith(f"{name}.") for name in columns)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

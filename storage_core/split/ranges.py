@@ -59,6 +59,11 @@ class Footers:
             name, Footer, lambda: read_footer(store, add), lambda footer: footer.file.serialized_size
         )
 
+    def held(self, add: Add) -> Footer | None:
+        """Return the footer of a split if it is held. No request."""
+        found = self._held.get((add.path, add.footerXxh3))
+        return found if isinstance(found, Footer) else None
+
 
 def read_footer(store: ObjectStore, add: Add) -> Footer:
     """Return the footer of a split that has `footerXxh3`. One ranged GET.

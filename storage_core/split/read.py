@@ -39,6 +39,11 @@ UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
 _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
 
 
+def is_small(add: Add) -> bool:
+    """Return whether a split is read whole, whatever is wanted of it."""
+    return add.size <= AHEAD_BYTES
+
+
 def open_split(
     store: ObjectStore,
     add: Add,
@@ -60,7 +65,7 @@ def open_split(
     """
     deleted = deleted_rows(store, add)
     has_checksums = add.footerXxh3 is not None
-    whole = whole or (has_checksums and file_path is None and add.size <= AHEAD_BYTES)
+    whole = whole or (has_checksums and file_path is None and is_small(add))
     footer, chunks = None, None
     with corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object: where Python has ended it aborts the process. So

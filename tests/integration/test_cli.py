@@ -450,13 +450,23 @@ def test_a_search_keeps_unpacked_segments_where_nobody_else_can_write(
 
 
 def test_explain_shows_what_each_step_leaves_out(events: str, run: Run) -> None:
-    plan = run("explain", events, "select * from t where time < '2015-05-17T11:00:00Z'", "--json").one
-    assert (plan["live_splits"], plan["read_splits"]) == (4, 2)
-    assert [step["name"] for step in plan["steps"]] == ["window", "min/max", "regex"]
+    query = "select * from t where time < '2015-05-17T11:00:00Z'"
+    (plan,) = run("explain", events, query, "--json").one["tables"]
+    assert (plan["name"], plan["live_splits"], plan["read_splits"]) == ("t", 4, 2)
+    assert [step["name"] for step in plan["steps"]] == ["window", "min/max", "regex", "row groups", "columns"]
     assert all(split.keys() == {"path", "size", "rows", "window_start"} for split in plan["read"])
-    assert (
-        "window leaves out 2 splits" in run("explain", events, "select 1 from t where time < '2015-05-17T11:00Z'").out
-    )
+    assert "window leaves out 2 splits" in run("explain", events, query).out
+
+
+def test_a_query_is_explained_or_analyzed_in_place_of_its_rows(events: str, run: Run) -> None:
+    query = "select * from t where time < '2015-05-17T11:00:00Z'"
+    assert run("sql", events, query, "--explain", "--json").one == run("explain", events, query, "--json").one
+    assert "reads 2 splits" in run("sql", events, query, "--explain").out
+    rows = len(run("sql", events, query, "--json").lines)
+    done = run("sql", events, query, "--analyze", "--json").one["analysis"]
+    assert done.keys() == {"rows", "seconds", "requests", "bytes", "waves", "cache"}
+    assert (done["rows"], done["cache"]) == (rows, None)
+    assert f"\n{rows} rows in " in run("sql", events, query, "--analyze").out
 
 
 def test_explain_shows_the_sources_of_a_search(events: str, run: Run) -> None:

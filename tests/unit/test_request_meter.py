@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
-from storage_core.objectstore.contract import Conflict, IfAbsent
+from storage_core.objectstore.contract import Conflict, IfAbsent, ObjectInfo
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore, RequestMeter
 
@@ -49,3 +50,31 @@ def test_the_returned_counts_are_a_copy() -> None:
     metered = MeteredStore(MemoryStore("copy"))
     metered.requests["get"] = 100
     assert metered.requests["get"] == 0
+
+
+def test_a_wave_begins_where_no_request_is_under_way() -> None:
+    both, calls = Barrier(2), list[str]()
+
+    class Slow(MemoryStore):
+        def head(self, key: str) -> ObjectInfo:
+            both.wait(60)
+            return super().head(key)
+
+    metered = MeteredStore(Slow("waves"))
+    metered.put("a", b"1", IfAbsent())
+    metered.get("a")
+    with ThreadPoolExecutor(2) as pool:
+        calls += [info.key for info in pool.map(metered.head, ["a", "a"])]
+    assert (calls, metered.meter.waves) == (["a", "a"], 3)
+
+
+def test_another_meter_counts_what_is_asked_meanwhile() -> None:
+    metered, other = MeteredStore(MemoryStore("meanwhile")), RequestMeter()
+    metered.put("a", b"12", IfAbsent())
+    with metered.counted_by(other):
+        metered.get("a")
+        metered.get_range("a", 0, 1)
+        metered.delete([])
+    metered.get("a")
+    assert (other.requests["get"], other.bytes_read, other.waves) == (2, 3, 2)
+    assert (metered.requests["get"], metered.requests["put"], metered.requests["delete"]) == (3, 1, 0)

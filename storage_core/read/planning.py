@@ -1,0 +1,132 @@
+"""What a read of a table will fetch: the splits that pruning leaves, and of those what their footers tell."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage_core.log.actions import Add
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import prefetch
+from storage_core.read import pruning
+from storage_core.read.fetching import SPLITS_AT_ONCE
+from storage_core.read.plan import TablePlan
+from storage_core.read.predicate import Predicate
+from storage_core.read.pruning import PruneStep
+from storage_core.read.row_group_pruning import groups_left
+from storage_core.read.splits_source import is_counted
+from storage_core.read.verified import Verified
+from storage_core.split import chunk_checksums
+from storage_core.split.opened import corrupt_on_failure, leaves_of
+from storage_core.split.ranges import read_footer, requests_for
+from storage_core.split.read import is_small
+
+
+def table_plan(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    predicate: Predicate | None,
+    *,
+    name: str,
+    columns: Collection[str] | None,
+    verified: Verified,
+    records: pa.Table | None = None,
+) -> TablePlan:
+    """Return what `splits_source.source_of` would read of a table.
+
+    Requests: one GET per manifest not read yet, and one per footer that `verified` does not hold, of the splits that
+    are left and read by ranges, or are local files. Those footers are not kept. Raises `Corrupt` for one that is not
+    what was written, `SnapshotExpired` for a split that is gone.
+    """
+    newer = 0 if records is None else records.num_rows
+    names, splits, parts = tuple[str, ...](), tuple[Add, ...](), list[_Part]()
+    if not newer and is_counted(snapshot, columns):
+        steps = [PruneStep("count", len(snapshot.splits), snapshot.bytes)]
+    else:
+        left = pruning.explain(snapshot, predicate)
+        splits, steps = left.splits, [*left.steps]
+        names = tuple(each for each in snapshot.schema.names if not columns or each in columns)
+        parts = list(prefetch(_Splits(store, snapshot, predicate, names, verified).part, splits, SPLITS_AT_ONCE))
+    if predicate is not None and not all(each.is_whole for each in parts):
+        out = (sum(each.bytes_of_groups_left_out for each in parts), sum(each.groups_left_out for each in parts))
+        steps.append(PruneStep("row groups", 0, *out))
+    if not all(each.is_whole for each in parts):
+        steps.append(PruneStep("columns", 0, sum(each.bytes_of_columns_left_out for each in parts)))
+    return TablePlan(
+        name=name,
+        version=snapshot.version,
+        live_splits=len(snapshot.splits),
+        live_bytes=snapshot.bytes,
+        columns=names,
+        steps=tuple(steps),
+        splits=splits,
+        whole_splits=sum(each.is_whole for each in parts),
+        row_groups=sum(each.groups for each in parts),
+        read_bytes=sum(each.bytes for each in parts),
+        requests=sum(each.requests for each in parts),
+        newer_records=newer,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is read of a split, and what is not of one that is not read whole."""
+
+    requests: int
+    bytes: int
+    is_whole: bool = True
+    groups: int = 0
+    groups_left_out: int = 0
+    bytes_of_groups_left_out: int = 0
+    bytes_of_columns_left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Splits:
+    """The splits of a table of which rows are wanted that meet a condition, with some columns."""
+
+    store: ObjectStore
+    snapshot: Snapshot
+    predicate: Predicate | None
+    names: Collection[str]
+    verified: Verified
+
+    def part(self, add: Add) -> _Part:
+        """What is read of a split. One GET for its footer, unless it is held or the split is read whole."""
+        is_local = self.store.local_path(add.path) is not None
+        vectors = int(add.deleted_rows is not None and add.deleted_rows.path is not None)
+        if add.footerXxh3 is None or (is_small(add) and not is_local):
+            return _Part(vectors if is_local else vectors + 1, add.size)
+        footer = self.verified.footers.held(add)
+        if footer is not None or is_local:
+            footers = footer_bytes = 0
+        else:
+            footers, footer_bytes = 1, (add.footerEndOffset or 0) - (add.footerStartOffset or 0)
+        if footer is None:
+            with corrupt_on_failure(add):
+                footer = read_footer(self.store, add)
+        found = self._chunks(footer.file, is_local=is_local)
+        return replace(found, requests=found.requests + vectors + footers, bytes=found.bytes + footer_bytes)
+
+    def _chunks(self, footer: pq.FileMetaData, *, is_local: bool) -> _Part:
+        """The column chunks that are read of a split, and those that are not."""
+        places = chunk_checksums.places(footer)
+        sizes = places[:, :, 1] - places[:, :, 0]
+        groups = list(groups_left(footer, self.predicate, self.snapshot.schema))
+        present = footer.schema.to_arrow_schema().names
+        leaves = leaves_of(footer, [each for each in present if each in self.names] or present[:1])
+        wanted, left = int(sizes[groups][:, leaves].sum()), int(sizes[groups].sum())
+        ranges = [each for group in groups for each in requests_for(places[group, leaves])]
+        return _Part(
+            requests=0 if is_local else len(ranges),
+            bytes=wanted if is_local else sum(end - start for start, end in ranges),
+            is_whole=False,
+            groups=len(groups),
+            groups_left_out=len(places) - len(groups),
+            bytes_of_groups_left_out=int(sizes.sum()) - left,
+            bytes_of_columns_left_out=left - wanted,
+        )

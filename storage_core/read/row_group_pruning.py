@@ -1,0 +1,103 @@
+"""Which row groups of a split can hold a row that a filter wants, by the bounds that its footer has of every column.
+
+The rules are those of `read.pruning`; here the footer's statistics become bounds for them. They are believed of a
+footer whose checksum is in the log: such a file is of our writer, which leaves out the bounds of columns with NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from decimal import Context, Decimal
+from functools import cache, partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage_core.read.bounds import ColumnBounds, Source
+from storage_core.read.predicate import Predicate
+from storage_core.read.pruning import by_bounds, possible
+from storage_core.rows.sortable import sortable
+
+_EXACT: Final = Context(prec=80)
+
+
+def groups_left(footer: pq.FileMetaData, predicate: Predicate | None, schema: pa.Schema) -> Sequence[int]:
+    """Return the row groups, ascending, in which a row may make `predicate` true. No request.
+
+    `schema` is the table's. What the footer does not tell keeps the row group: a column without statistics, a nested
+    one, one of another type than the table's. A column that the file lacks is null in every row.
+    """
+    groups = range(footer.num_row_groups)
+    if predicate is None:
+        return groups
+    left: list[int] = np.flatnonzero(possible(predicate, by_bounds(_bounds_in(footer, schema)), len(groups))).tolist()
+    return left
+
+
+def _bounds_in(footer: pq.FileMetaData, schema: pa.Schema) -> Source:
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    rows = pa.array([group.num_rows for group in groups], pa.int64())
+    found = footer.schema.to_arrow_schema()
+
+    @cache
+    def bounds(column: str) -> ColumnBounds | None:
+        index = schema.get_field_index(column)
+        if index < 0:
+            return None
+        type_ = schema.field(index).type
+        if column not in found.names:
+            unknown = partial(sortable, pa.nulls(len(groups), type_))
+            return ColumnBounds(type_, unknown, unknown, rows, rows)
+        leaf = _flat_leaf(footer, column)
+        if leaf is None or found.field(column).type != type_:
+            return None
+        chunks = [group.column(leaf) for group in groups]
+        statistics = [chunk.statistics if chunk.is_stats_set else None for chunk in chunks]
+        nulls = [each.null_count if each is not None and each.has_null_count else None for each in statistics]
+        low, high = (
+            _keys([getattr(each, end) if each is not None and each.has_min_max else None for each in statistics], type_)
+            for end in ("min_raw", "max_raw")
+        )
+        return ColumnBounds(type_, low, high, pa.array(nulls, pa.int64()), rows)
+
+    return bounds
+
+
+def _flat_leaf(footer: pq.FileMetaData, column: str) -> int | None:
+    """The place of a column among the leaves; None for a nested one, and where another has the same path."""
+    leaves = [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
+    if len(leaves) != 1:
+        return None
+    leaf = footer.schema.column(leaves[0])
+    return leaves[0] if not leaf.max_repetition_level and leaf.max_definition_level <= 1 else None
+
+
+def _keys(raw: Sequence[Any], type_: pa.DataType) -> Callable[[], pa.Array]:
+    """The bounds, given as Parquet stores them, in the terms of `rows.sortable`; all unknown where one is no value."""
+
+    @cache
+    def keys() -> pa.Array:
+        try:
+            return sortable(_values(raw, type_))
+        except (pa.ArrowException, ValueError, OverflowError, ArithmeticError, TypeError):
+            return sortable(pa.nulls(len(raw), type_))
+
+    return keys
+
+
+def _values(raw: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    kinds = pa.types
+    if kinds.is_date32(type_):
+        return pa.array(raw, pa.int32()).view(type_)  # by way of Python's dates the years would end at 9999
+    if kinds.is_timestamp(type_):
+        return pa.array(raw, pa.int64()).view(type_)
+    if kinds.is_decimal(type_):
+        return pa.array([None if each is None else _decimal(each, type_.scale) for each in raw], type_)
+    return pa.array(raw, pa.binary()).cast(type_) if kinds.is_string(type_) else pa.array(raw, type_)
+
+
+def _decimal(raw: bytes | int, scale: int) -> Decimal:
+    digits = int.from_bytes(raw, signed=True) if isinstance(raw, bytes) else raw
+    return Decimal(digits).scaleb(-scale, context=_EXACT)
