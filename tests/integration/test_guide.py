@@ -70,7 +70,7 @@ class Reader:
         self._exports = folder / "exports.sh"
         self._exports.touch()
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        deleted = ("PYTHONPATH", "DAGSTER_HOME", "TIDEMARK_TABLES", "DAGSTER_DISABLE_TELEMETRY")
+        deleted = ("PYTHONPATH", "DAGSTER_HOME", "TIDEMARK_TABLES", "DAGSTER_DISABLE_TELEMETRY", "SPARK_CONF_DIR")
         self._environment = {name: value for name, value in os.environ.items() if name not in deleted} | {"PATH": path}
         self._python: subprocess.Popen[str] | None = None
 

@@ -15,7 +15,6 @@ A Spark Connect server can run on the cluster, and holds its cores until the clu
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -146,7 +145,7 @@ class StandaloneCluster:
             **self._environment,
             "PYTHONPATH": str(_installed()),
             "SPARK_CONF_DIR": str(self._folder / "conf"),
-            "SPARK_DAEMON_JAVA_OPTS": quick_java.OPTIONS,
+            "SPARK_DAEMON_JAVA_OPTS": quick_java.options(),
             "SPARK_DAEMON_MEMORY": "512m",  # the least for a Connect server; others use less of it
             "SPARK_NO_DAEMONIZE": "1",
         }
@@ -171,8 +170,8 @@ class StandaloneCluster:
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": (self._folder / "events").as_uri(),
             "spark.eventLog.compress": "false",
-            "spark.driver.extraJavaOptions": quick_java.OPTIONS,
-            "spark.executor.extraJavaOptions": quick_java.OPTIONS,
+            "spark.driver.extraJavaOptions": quick_java.options(),
+            "spark.executor.extraJavaOptions": quick_java.options(),
             "spark.cores.max": str(self._workers),  # with the ratio: no task before every worker has its executor
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             # Spark itself waits 30 s, which are few on a busy machine.
@@ -230,7 +229,7 @@ class StandaloneCluster:
     def _start(self, name: str, role: str, arguments: list[str]) -> _Started:
         """Start a program of Spark's by its class in `org.apache.spark.deploy`."""
         log = self._folder / f"{name}.log"
-        command = [str(_spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}"]
+        command = [str(quick_java.spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}"]
         with log.open("wb") as stderr:
             process = subprocess.Popen(
                 [*command, *arguments],
@@ -266,17 +265,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _of_this_machine() -> dict[str, str]:
     """What Spark's scripts need of the environment, and nothing that would lead tasks to a checkout."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "JAVA_HOME", "TMPDIR") if name in os.environ}
-    return {**kept, "SPARK_HOME": str(_spark_home()), "SPARK_LOCAL_IP": "127.0.0.1"}
-
-
-def _spark_home() -> Path:
-    """Where the pip package is, found without importing it."""
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise AssertionError("the package pyspark is not installed; run `make setup`")
-    return Path(spec.origin).parent
+    return {**kept, "SPARK_HOME": str(quick_java.spark_home()), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def _installed() -> Path:
     """Where the libraries are installed."""
-    return _spark_home().parent
+    return quick_java.spark_home().parent
