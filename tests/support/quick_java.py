@@ -22,7 +22,10 @@ _NO_ARCHIVE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _QUIET = "-Xlog:disable -Xlog:all=warning:stderr -Xlog:cds=off:stderr -Xlog:cds+dynamic=off:stderr"
 # An archive fits only if no folder on the class path has a file in it: Spark's settings come in another way.
 _CONF = _FOLDER / "no-settings"
-_MESSAGES = f"-Dlog4j2.configurationFile={_ROOT / 'jobs' / 'spark' / 'conf' / 'log4j2.properties'}"
+_MESSAGES = _ROOT / "jobs" / "spark" / "conf" / "log4j2.properties"
+
+NAMES = ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS")
+"""What tells Spark of such a Java: without these it starts the one that a user has."""
 
 
 def spark_home() -> Path:
@@ -51,10 +54,11 @@ def _archive() -> Path | None:
     return _FOLDER / f"spark-{name}.jsa"
 
 
-def options() -> str:
-    """The options of such a Java."""
+def options(messages: Path = _MESSAGES) -> str:
+    """The options of such a Java, which says what these settings of log4j tell: those of jobs, if not told others."""
     archive = _archive()
-    return f"{_NO_ARCHIVE} -XX:SharedArchiveFile={archive} {_QUIET}" if archive and archive.exists() else _NO_ARCHIVE
+    mapped = f"-XX:SharedArchiveFile={archive} {_QUIET}" if archive and archive.exists() else ""
+    return _joined(mapped, messages)
 
 
 def environment() -> dict[str, str]:
@@ -68,11 +72,15 @@ def no_settings() -> Path:
     return _CONF
 
 
+def _joined(archive: str, messages: Path) -> str:
+    return f"{_NO_ARCHIVE} {archive} -Dlog4j2.configurationFile={messages}"
+
+
 def _environment(given: str) -> dict[str, str]:
     return {
         "SPARK_CONF_DIR": str(no_settings()),
         "SPARK_LAUNCHER_OPTS": _NO_ARCHIVE,
-        "PYSPARK_SUBMIT_ARGS": f"--conf 'spark.driver.extraJavaOptions={given} {_MESSAGES}' pyspark-shell",
+        "PYSPARK_SUBMIT_ARGS": f"--conf 'spark.driver.extraJavaOptions={given}' pyspark-shell",
     }
 
 
@@ -87,7 +95,7 @@ def _make(archive: Path) -> None:
         "from jobs.spark.spark import Spark\nfrom tests.support.quick_java import work\n"
         "with Spark('local[2]') as spark:\n    spark.map(work, [{}, {}])\n"
     )
-    given = {**os.environ, **_environment(f"{_NO_ARCHIVE} -XX:ArchiveClassesAtExit={half} -Xlog:disable")}
+    given = {**os.environ, **_environment(_joined(f"-XX:ArchiveClassesAtExit={half} -Xlog:disable", _MESSAGES))}
     # Until the last one has closed its output: Java writes the archive once the program has ended.
     subprocess.run([sys.executable, "-c", program], cwd=_ROOT, env=given, check=True, stdout=subprocess.PIPE)
     for old in _FOLDER.glob("spark-*.jsa"):

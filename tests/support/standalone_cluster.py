@@ -96,13 +96,8 @@ class StandaloneCluster:
 
     def __enter__(self) -> Self:
         """Start the processes, and return when every worker has found the master. Raises `AssertionError` if not."""
-        (self._folder / "conf").mkdir(parents=True)
-        (self._folder / "events").mkdir()
-        (self._folder / "conf" / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
-        # The master would serve REST on a fixed port as well.
-        (self._folder / "conf" / "spark-defaults.conf").write_text(
-            "spark.master.rest.enabled false\n", encoding="utf-8"
-        )
+        (self._folder / "events").mkdir(parents=True)
+        self._messages.write_text(_LOG4J, encoding="utf-8")
         with ExitStack() as failing:
             failing.push(self.__exit__)
             master = self._start_daemon("master", "master.Master", ["--host", _HOSTS[0], "--port", "0"])
@@ -127,6 +122,7 @@ class StandaloneCluster:
         """
         settings = {
             **self._driver_settings,
+            "spark.driver.extraJavaOptions": quick_java.options(self._messages),
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": "0",
             "spark.pyspark.python": str(self.worker_python),
@@ -144,8 +140,9 @@ class StandaloneCluster:
         return {
             **self._environment,
             "PYTHONPATH": str(_installed()),
-            "SPARK_CONF_DIR": str(self._folder / "conf"),
-            "SPARK_DAEMON_JAVA_OPTS": quick_java.options(),
+            "SPARK_CONF_DIR": str(quick_java.no_settings()),
+            # The master would serve REST on a fixed port as well.
+            "SPARK_DAEMON_JAVA_OPTS": f"{quick_java.options(self._messages)} -Dspark.master.rest.enabled=false",
             "SPARK_DAEMON_MEMORY": "512m",  # the least for a Connect server; others use less of it
             "SPARK_NO_DAEMONIZE": "1",
         }
@@ -171,12 +168,17 @@ class StandaloneCluster:
             "spark.eventLog.dir": (self._folder / "events").as_uri(),
             "spark.eventLog.compress": "false",
             "spark.driver.extraJavaOptions": quick_java.options(),
-            "spark.executor.extraJavaOptions": quick_java.options(),
+            "spark.executor.extraJavaOptions": quick_java.options(self._messages),
             "spark.cores.max": str(self._workers),  # with the ratio: no task before every worker has its executor
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             # Spark itself waits 30 s, which are few on a busy machine.
             "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{_START_SECONDS:.0f}s",
         }
+
+    @property
+    def _messages(self) -> Path:
+        """What the processes of the cluster say, for who waits until they are ready."""
+        return self._folder / "log4j2.properties"
 
     @property
     def worker_python(self) -> Path:
