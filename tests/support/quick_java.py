@@ -18,7 +18,7 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parents[2]
 _FOLDER = _ROOT / ".java"
 _NO_ARCHIVE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# Everything but an archive that another command line does not fit, which Java would write about to standard output.
+# That an archive does not fit its command line, Java would write to standard output.
 _QUIET = "-Xlog:disable -Xlog:all=warning:stderr -Xlog:cds=off:stderr -Xlog:cds+dynamic=off:stderr"
 # An archive fits only if no folder on the class path has a file in it: Spark's settings come in another way.
 _CONF = _FOLDER / "no-settings"
@@ -57,7 +57,7 @@ def _archive() -> Path | None:
 def options(messages: Path = _MESSAGES) -> str:
     """The options of such a Java, which says what these settings of log4j tell: those of jobs, if not told others."""
     archive = _archive()
-    mapped = f"-XX:SharedArchiveFile={archive} {_QUIET}" if archive and archive.exists() else ""
+    mapped = f'"-XX:SharedArchiveFile={archive}" {_QUIET}' if archive and archive.exists() else ""
     return _joined(mapped, messages)
 
 
@@ -73,7 +73,7 @@ def no_settings() -> Path:
 
 
 def _joined(archive: str, messages: Path) -> str:
-    return f"{_NO_ARCHIVE} {archive} -Dlog4j2.configurationFile={messages}"
+    return f'{_NO_ARCHIVE} {archive} "-Dlog4j2.configurationFile={messages}"'
 
 
 def _environment(given: str) -> dict[str, str]:
@@ -95,7 +95,7 @@ def _make(archive: Path) -> None:
         "from jobs.spark.spark import Spark\nfrom tests.support.quick_java import work\n"
         "with Spark('local[2]') as spark:\n    spark.map(work, [{}, {}])\n"
     )
-    given = {**os.environ, **_environment(_joined(f"-XX:ArchiveClassesAtExit={half} -Xlog:disable", _MESSAGES))}
+    given = {**os.environ, **_environment(_joined(f'"-XX:ArchiveClassesAtExit={half}" -Xlog:disable', _MESSAGES))}
     # Until the last one has closed its output: Java writes the archive once the program has ended.
     subprocess.run([sys.executable, "-c", program], cwd=_ROOT, env=given, check=True, stdout=subprocess.PIPE)
     for old in _FOLDER.glob("spark-*.jsa"):
