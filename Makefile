@@ -23,7 +23,7 @@ export DAGSTER_DISABLE_TELEMETRY = 1
 WITH_JAVA = JAVA_HOME="$$($(PYTHON) -m scripts.find_java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rest test-browser simulate soak check lint format types bench ui proto lock clean
+.PHONY: help setup demo test test-all test-rest java-archive test-browser simulate soak check lint format types bench ui proto lock clean
 
 help: ## Show this list
 	@echo "Tidemark. Targets (each sets up what it needs first):"
@@ -41,11 +41,14 @@ demo: setup ## Run the whole pipeline on real data through Dagster and ask it fi
 test: setup ## Run the tests that speak for the product: some minutes on two cores
 	@$(WITH_JAVA) $(PYTEST) -m "not extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-test-all: setup ## Run all tests but those that need a browser
+test-all: setup java-archive ## Run all tests but those that need a browser
 	@$(WITH_JAVA) $(PYTEST) -m "not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-test-rest: setup ## Run what test-all runs and test does not (tests/tiers.py says which)
+test-rest: setup java-archive ## Run what test-all runs and test does not (tests/tiers.py says which)
 	@$(WITH_JAVA) $(PYTEST) -m "extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+java-archive: setup ## Read the classes of Spark once for all Javas that tests start; quick when that is done
+	@$(WITH_JAVA) $(VENV)/python -m tests.support.quick_java
 
 test-browser: setup ## Install Chromium where it is missing and run the tests of the Dagster UI in it
 	@TIDEMARK_CHROMIUM="$$($(VENV)/python -m scripts.find_browser)" && export TIDEMARK_CHROMIUM && \

@@ -81,8 +81,8 @@ def measure(*, small: bool) -> Iterator[Metric]:
         for case in CASES:
             root = Path(folder) / case.name
             given = points.given(root / "given", case.splits, rows, case.width)
-            warm_up = points.given(root / "small", case.splits, min(rows, 1_000), case.width)
-            _taken_by(processes, case, warm_up, 1)
+            if not small:
+                _taken_by(processes, case, points.given(root / "small", case.splits, 1_000, case.width), 1)
             taken = _taken_by(processes, case, given, 1 if small else case.repeats)
             yield from _case(case, given, taken, _lake(root, case, given, small=small))
             if case.splits == SPLITS:

@@ -60,7 +60,7 @@ def _no_personal_settings() -> Iterator[None]:
 def _quick_java() -> Iterator[None]:
     """Spark starts dozens of times, in this process and in those that tests start, and never works for long."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in quick_java.ENVIRONMENT.items():
+        for name, value in quick_java.environment().items():
             patch.setenv(name, value)
         yield
 

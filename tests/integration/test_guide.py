@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support import quick_java
 from tests.support.s3_server import S3Server
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
@@ -70,7 +71,7 @@ class Reader:
         self._exports = folder / "exports.sh"
         self._exports.touch()
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        deleted = ("PYTHONPATH", "DAGSTER_HOME", "TIDEMARK_TABLES", "DAGSTER_DISABLE_TELEMETRY")
+        deleted = {"PYTHONPATH", "DAGSTER_HOME", "TIDEMARK_TABLES", "DAGSTER_DISABLE_TELEMETRY"} | {*quick_java.NAMES}
         self._environment = {name: value for name, value in os.environ.items() if name not in deleted} | {"PATH": path}
         self._python: subprocess.Popen[str] | None = None
 

@@ -15,7 +15,6 @@ A Spark Connect server can run on the cluster, and holds its cores until the clu
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -97,13 +96,8 @@ class StandaloneCluster:
 
     def __enter__(self) -> Self:
         """Start the processes, and return when every worker has found the master. Raises `AssertionError` if not."""
-        (self._folder / "conf").mkdir(parents=True)
-        (self._folder / "events").mkdir()
-        (self._folder / "conf" / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
-        # The master would serve REST on a fixed port as well.
-        (self._folder / "conf" / "spark-defaults.conf").write_text(
-            "spark.master.rest.enabled false\n", encoding="utf-8"
-        )
+        (self._folder / "events").mkdir(parents=True)
+        self._messages.write_text(_LOG4J, encoding="utf-8")
         with ExitStack() as failing:
             failing.push(self.__exit__)
             master = self._start_daemon("master", "master.Master", ["--host", _HOSTS[0], "--port", "0"])
@@ -128,6 +122,7 @@ class StandaloneCluster:
         """
         settings = {
             **self._driver_settings,
+            "spark.driver.extraJavaOptions": quick_java.options(self._messages),
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": "0",
             "spark.pyspark.python": str(self.worker_python),
@@ -145,8 +140,9 @@ class StandaloneCluster:
         return {
             **self._environment,
             "PYTHONPATH": str(_installed()),
-            "SPARK_CONF_DIR": str(self._folder / "conf"),
-            "SPARK_DAEMON_JAVA_OPTS": quick_java.OPTIONS,
+            "SPARK_CONF_DIR": str(quick_java.no_settings()),
+            # The master would serve REST on a fixed port as well.
+            "SPARK_DAEMON_JAVA_OPTS": f"{quick_java.options(self._messages)} -Dspark.master.rest.enabled=false",
             "SPARK_DAEMON_MEMORY": "512m",  # the least for a Connect server; others use less of it
             "SPARK_NO_DAEMONIZE": "1",
         }
@@ -171,13 +167,18 @@ class StandaloneCluster:
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": (self._folder / "events").as_uri(),
             "spark.eventLog.compress": "false",
-            "spark.driver.extraJavaOptions": quick_java.OPTIONS,
-            "spark.executor.extraJavaOptions": quick_java.OPTIONS,
+            "spark.driver.extraJavaOptions": quick_java.options(),
+            "spark.executor.extraJavaOptions": quick_java.options(self._messages),
             "spark.cores.max": str(self._workers),  # with the ratio: no task before every worker has its executor
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             # Spark itself waits 30 s, which are few on a busy machine.
             "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{_START_SECONDS:.0f}s",
         }
+
+    @property
+    def _messages(self) -> Path:
+        """What the processes of the cluster say, for who waits until they are ready."""
+        return self._folder / "log4j2.properties"
 
     @property
     def worker_python(self) -> Path:
@@ -230,7 +231,7 @@ class StandaloneCluster:
     def _start(self, name: str, role: str, arguments: list[str]) -> _Started:
         """Start a program of Spark's by its class in `org.apache.spark.deploy`."""
         log = self._folder / f"{name}.log"
-        command = [str(_spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}"]
+        command = [str(quick_java.spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}"]
         with log.open("wb") as stderr:
             process = subprocess.Popen(
                 [*command, *arguments],
@@ -266,17 +267,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _of_this_machine() -> dict[str, str]:
     """What Spark's scripts need of the environment, and nothing that would lead tasks to a checkout."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "JAVA_HOME", "TMPDIR") if name in os.environ}
-    return {**kept, "SPARK_HOME": str(_spark_home()), "SPARK_LOCAL_IP": "127.0.0.1"}
-
-
-def _spark_home() -> Path:
-    """Where the pip package is, found without importing it."""
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise AssertionError("the package pyspark is not installed; run `make setup`")
-    return Path(spec.origin).parent
+    return {**kept, "SPARK_HOME": str(quick_java.spark_home()), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def _installed() -> Path:
     """Where the libraries are installed."""
-    return _spark_home().parent
+    return quick_java.spark_home().parent
