@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree as ET
@@ -51,7 +53,7 @@ class S3Reader:
         self._lock = threading.Lock()
         self._kept: list[HTTPConnection] = []
         weakref.finalize(self, _close, self._kept)
-        self._trust = _trust() if route.is_secure else None
+        self._trust = _trust(route.authorities) if route.is_secure else None
 
     def get_object(self, **asked: str) -> dict[str, Any]:
         """Return the head of the answer and its `Body`, unread. Takes `Key`, and `Range`."""
@@ -176,17 +178,12 @@ def _is_quiet(connection: HTTPConnection) -> bool:
     return not poll.poll(0)
 
 
-def _trust() -> ssl.SSLContext:
-    """A context that believes those authorities that boto3 believes."""
-    from importlib.util import find_spec
-    from pathlib import Path
-
+def _trust(authorities: Path | None) -> ssl.SSLContext:
+    """A context that believes those authorities, or those that boto3 believes."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    for package in ("certifi", "botocore"):
-        spec = find_spec(package)
-        if spec is not None and spec.origin is not None:
-            context.load_verify_locations(Path(spec.origin).with_name("cacert.pem"))
-            break
+    shipped = (find_spec(each) for each in ("certifi", "botocore"))
+    files = (Path(spec.origin).with_name("cacert.pem") for spec in shipped if spec is not None and spec.origin)
+    context.load_verify_locations(authorities or next(files))
     return context
 
 
