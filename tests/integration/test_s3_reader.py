@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import os
 import signal
 import socketserver
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,10 +15,16 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from ipaddress import IPv4Address
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from storage_core.errors import NotFound, TidemarkError, Unavailable
 from storage_core.objectstore.contract import IfAbsent
@@ -62,11 +70,10 @@ def test_objects_are_the_same_through_both(both: tuple[S3Store, S3Store]) -> Non
     for key in KEYS:
         ours.put(key, b"" if key == "empty" else key.encode(), IfAbsent())
     for key in (*KEYS, "none", "none/a b"):
-        assert said(lambda key=key: ours.get(key)) == said(lambda key=key: boto3.get(key))
-        assert said(lambda key=key: ours.head(key)) == said(lambda key=key: boto3.head(key))
+        assert said(partial(ours.get, key)) == said(partial(boto3.get, key))
+        assert said(partial(ours.head, key)) == said(partial(boto3.head, key))
         for start, end in ((0, 1), (0, 3), (5, 9), (900, 901)):
-            calls = [lambda store=store: store.get_range(key, start, end) for store in both]  # noqa: B023
-            assert said(calls[0]) == said(calls[1])
+            assert said(partial(ours.get_range, key, start, end)) == said(partial(boto3.get_range, key, start, end))
     assert ours.head("k").write_id == boto3.head("k").write_id is not None
     for prefix, after in (("", None), ("ä", None), ("", "k"), ("plus+", None), ("none", None)):
         assert list(ours.list(prefix, after)) == list(boto3.list(prefix, after))
@@ -103,12 +110,12 @@ def test_failures_are_of_the_same_kind_through_both(
         "list": lambda store: list(store.list("")),
     }
     for kind, call in calls.items():
-        found = []
+        found: list[tuple[object, ...]] = []
         for store in both:
             s3_server.front.reset()
             s3_server.front.on(kind, "", step, step)
             try:
-                found.append((call(store), None, s3_server.front.requests))
+                found.append((call(store), s3_server.front.requests))
             except TidemarkError as error:
                 found.append((type(error), error.kind, s3_server.front.requests))
         assert found[0] == found[1], kind
@@ -136,11 +143,20 @@ GONE = b"HTTP/1.1 404 Not Found\r\nContent-Length: 37\r\n\r\n<Error><Code>NoSuch
 
 
 @contextmanager
-def answering(answer: Callable[[bytes], bytes]) -> Iterator[tuple[str, list[int]]]:
+def answering(
+    answer: Callable[[bytes], bytes], secure: ssl.SSLContext | None = None
+) -> Iterator[tuple[str, list[int]]]:
     """A server, and how many requests came over each of its connections. An empty answer ends the connection."""
     connections: list[int] = []
 
     class Handler(socketserver.BaseRequestHandler):
+        def setup(self) -> None:
+            if secure is not None:
+                self.request = secure.wrap_socket(self.request, server_side=True)
+
+        def finish(self) -> None:
+            self.request.close()
+
         def handle(self) -> None:
             number = len(connections)
             connections.append(0)
@@ -153,6 +169,9 @@ def answering(answer: Callable[[bytes], bytes]) -> Iterator[tuple[str, list[int]
 
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            """Say nothing: clients that end a connection are what is tested."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.001})
@@ -262,3 +281,45 @@ def test_a_process_that_reads_loads_nothing_of_boto3(uri: str) -> None:
     command = [sys.executable, "-c", program, uri]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert (ended.stdout.strip(), ended.stderr) == ("set()", "")
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for this machine that nobody vouches for but itself, with its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = dt.datetime.now(dt.UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    file = tmp_path / "certificate.pem"
+    file.write_bytes(secret + signed.public_bytes(Encoding.PEM))
+    return file
+
+
+@pytest.mark.parametrize("is_believed", [True, False])
+def test_a_server_is_believed_by_its_certificate(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, is_believed: bool
+) -> None:
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    if is_believed:
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with answering(lambda _: WHOLE % b"" + b"abc", context) as (endpoint, connections):
+        store = store_at(endpoint.replace("http://", "https://"))
+        assert store._calls._reading() is not None
+        if is_believed:
+            assert [store.get("k").data for _ in range(3)] == [b"abc"] * 3
+            assert connections == [3]
+        else:
+            with pytest.raises(Unavailable, match="SSLCertVerificationError"):
+                store.get("k")
+            assert connections == []
