@@ -21,9 +21,13 @@ BENCHMARKS = (
     "compaction",
     "compaction_questions",
     "reads",
+    "read_client",
     "startup",
 )
-PACKAGES = ("pyspark", "pyarrow", "duckdb", "tantivy", "dagster", "deltalake", "datafusion", "polars")
+PACKAGES = (
+    *("pyspark", "pyarrow", "duckdb", "tantivy", "dagster", "deltalake", "datafusion", "polars"),
+    *("boto3", "obstore"),
+)
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 

@@ -73,9 +73,7 @@ class S3Store:
             self.head(key)
             return b""
         place = self._place(key)
-        found = self._calls.retried(
-            lambda client: _ranged(client.get_object(**place, Range=f"bytes={start}-{end - 1}"))
-        )
+        found = self._calls.read(lambda client: _ranged(client.get_object(**place, Range=f"bytes={start}-{end - 1}")))
         if isinstance(found, Failure):
             raise _short(key, (start, end), "") if found.trouble is Trouble.RANGE else found.error(key)
         if found is None or len(found) > end - start:
@@ -161,7 +159,7 @@ class S3Store:
         return head(self._calls, self._location.bucket, name)
 
     def _answer(self, subject: str, act: Callable[[Any], T]) -> T:
-        found = self._calls.retried(act)
+        found = self._calls.read(act)
         if isinstance(found, Failure):
             raise found.error(subject)
         return found
@@ -189,9 +187,10 @@ class S3Store:
 
 
 def _blob(reply: Mapping[str, Any]) -> Blob:
-    _require_length(reply)
     # The body refuses to end before the announced length, which makes a cut reply a failure that is tried again.
-    return Blob(reply["Body"].read(), quoted(reply["ETag"]))
+    with reply["Body"] as body:
+        _require_length(reply)
+        return Blob(body.read(), quoted(reply["ETag"]))
 
 
 def _require_length(reply: Mapping[str, Any]) -> None:
@@ -211,9 +210,9 @@ def _refusals(reply: Mapping[str, Any]) -> dict[str, str]:
 
 def _ranged(reply: Mapping[str, Any]) -> bytes | None:
     """The bytes of the range, or None when the whole object came instead; then it is not read."""
-    _require_length(reply)
     with reply["Body"] as body:
-        return bytes(body.read()) if "ContentRange" in reply else None
+        _require_length(reply)
+        return body.read() if "ContentRange" in reply else None
 
 
 def _short(key: str, wanted: tuple[int, int], where: str) -> Corrupt:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from http.client import HTTPException
 from typing import Any
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
@@ -92,6 +93,27 @@ def printable_code(code: object) -> str:
     return code if isinstance(code, str) and _CODE.fullmatch(code) else "an error without a name"
 
 
+class Refused(Exception):  # noqa: N818  # these four never leave this package: a call returns a `Failure`
+    """The server answered with an error: what it said, as boto3 says it, and the region the request was signed for."""
+
+    def __init__(self, response: Any, region: str) -> None:
+        super().__init__()
+        self.response = response
+        self.region = region
+
+
+class NotSent(Exception):  # noqa: N818
+    """There is no connection; the text is the name of an error."""
+
+
+class NoKeys(Exception):  # noqa: N818
+    """There are no credentials."""
+
+
+class WrongBytes(Exception):  # noqa: N818
+    """The bytes are not those that the checksum in the answer's head is of."""
+
+
 def answered(response: Any, own_region: str) -> Failure:
     """Return what an error that the server answered with says; `own_region` is what the request was signed for."""
     metadata, error = response.get("ResponseMetadata", {}), response.get("Error", {})
@@ -144,11 +166,25 @@ def _by_code(status: int, code: str) -> Trouble:
 
 
 def unanswered(error: Exception) -> Failure:
-    """Return a failure without an answer, by the kind of boto3's exception alone: its text holds addresses and more."""
+    """Return a failure without an answer, by the kind of the exception alone: its text holds addresses and more."""
+    name = type(error).__name__
+    match error:
+        case NotSent():
+            return Failure(Trouble.NOT_SENT, str(error))
+        case NoKeys():
+            return Failure(Trouble.ACCESS, "NoCredentialsError")
+        case WrongBytes() | HTTPException() | OSError():
+            return Failure(Trouble.BUSY, name)
+        case _ if type(error).__module__.partition(".")[0] in ("botocore", "urllib3"):
+            return _unanswered_by_boto3(error, name)
+        case _:
+            return Failure(Trouble.BUSY, f"an answer that is not understood: {name}")
+
+
+def _unanswered_by_boto3(error: Exception, name: str) -> Failure:
     import urllib3.exceptions
     from botocore import exceptions
 
-    name = type(error).__name__
     match error:
         case (
             exceptions.EndpointConnectionError() | exceptions.ConnectTimeoutError() | exceptions.ProxyConnectionError()
@@ -164,7 +200,7 @@ def unanswered(error: Exception) -> Failure:
             return Failure(Trouble.ACCESS, name)
         case exceptions.BotoCoreError():
             return Failure(Trouble.REFUSED, name)
-        case urllib3.exceptions.HTTPError() | OSError():
+        case urllib3.exceptions.HTTPError():
             return Failure(Trouble.BUSY, name)
         case _:
             return Failure(Trouble.BUSY, f"an answer that is not understood: {name}")

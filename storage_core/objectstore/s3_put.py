@@ -242,7 +242,7 @@ class MultipartPut:
 
 def head(calls: S3Calls, bucket: str, name: str) -> Stored | Failure:
     """Return what a HEAD tells of an object. One HEAD, more where the server is busy."""
-    return calls.retried(lambda client: _stored(client.head_object(Bucket=bucket, Key=name), calls.now_ms()))
+    return calls.read(lambda client: _stored(client.head_object(Bucket=bucket, Key=name), calls.now_ms()))
 
 
 def quoted(etag: str) -> str:

@@ -58,6 +58,13 @@ def test_the_small_benchmark_of_reads_prints_every_query_against_the_engines() -
     assert {metric["against"] for metric in metrics} >= {"DuckDB read_parquet", "ours", "5 ms"}
 
 
+def test_the_small_benchmark_of_read_clients_prints_every_work_beside_both_peers() -> None:
+    metrics = _metrics("read_client")
+    assert {metric["against"] for metric in metrics} == {"boto3", "obstore"}
+    for name in ("answers from memory", "S3 server of the tests", "20 ms later", "first read of a program"):
+        assert any(metric["name"].startswith(name) for metric in metrics), name
+
+
 @pytest.mark.spark
 def test_the_small_benchmark_of_ingestion_prints_every_part_and_names_a_peer_that_is_not_there() -> None:
     metrics = _metrics("ingestion")
