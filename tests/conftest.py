@@ -84,12 +84,13 @@ def _s3_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def s3_server(_s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+def s3_server(_s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     """An S3 server with nothing scripted, and an environment that lets in. Tests share its bucket: choose a prefix."""
     for name, value in _s3_server.environment.items():
         monkeypatch.setenv(name, value)
     _s3_server.front.reset()
-    return _s3_server
+    yield _s3_server
+    _s3_server.front.reset()
 
 
 @pytest.fixture
