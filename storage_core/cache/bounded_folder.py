@@ -26,8 +26,8 @@ from storage_core.process import OwnLock
 LARGEST: Final = 4
 """What is written at once, and what one read keeps, is at most this part of the bound: a quarter."""
 
-_LISTED = 32  # a process lists the folder when it wrote this part of the bound
-_FULL = 8  # and leaves this part of it free: room for what four processes write until they list again
+_LISTED = 64  # a process lists the folder when it wrote this part of the bound
+_FULL = 8  # and leaves this part of it free: room for what eight processes write until they list again
 _BLOCKS_BYTES = 8192  # what a write may take beside its bytes, which need not begin or end with a block
 _TMP = "tmp-"
 _ABANDONED_NS = 24 * 3600 * 10**9
@@ -93,9 +93,9 @@ class BoundedFolder:
     def room_for(self, size_bytes: int) -> Iterator[bool]:
         """Yield whether so many bytes may be written in the block, for which there is room then.
 
-        Where this process wrote a 32nd of the bound since it looked last, it lists the folder and removes the entries
-        that were not used for the longest time. So the bound is held by four processes that write at once; each one
-        more may pass it by a 32nd.
+        Where this process wrote a 64th of the bound since it looked last, it lists the folder and removes the entries
+        that were not used for the longest time. So the bound is held by eight processes that write at once; each one
+        more may pass it by a 64th, and by what is larger than that.
         """
         taken = size_bytes + _BLOCKS_BYTES
         if taken * LARGEST > self.most_bytes:

@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +29,7 @@ from storage_core.system_errors import cause
 _logger = logging.getLogger(__name__)
 
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_IN_THE_WAY = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EEXIST, errno.EACCES)  # a link, a folder, a pipe
 _NOT_ELSEWHERE = ("file", "memory")
 
 
@@ -190,12 +191,15 @@ def _name(uri: str, path: str, checksum: str) -> str:
 
 @contextmanager
 def _opened(folder: int, name: str, flags: int) -> Iterator[int]:
-    """Yield the file. What has its name and is none of ours makes way for one that is written."""
+    """Yield the file. What has its name and is none of ours is not there, and makes way for one that is written."""
     try:
         file = _open_own(folder, name, flags)
     except OSError as error:
-        if isinstance(error, FileNotFoundError) or not flags & os.O_CREAT or not _removed(folder, name, error):
+        if error.errno not in _IN_THE_WAY:
             raise
+        if not flags & os.O_CREAT:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+        _remove(folder, name)
         file = _open_own(folder, name, flags)
     try:
         yield file
@@ -212,15 +216,11 @@ def _open_own(folder: int, name: str, flags: int) -> int:
     raise OSError(errno.EEXIST, "a name of the cache is taken by something else")
 
 
-def _removed(folder: int, name: str, error: OSError) -> bool:
-    """Whether what was in the way is gone: a link, a folder, a pipe, or a file that this user may not open."""
-    if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EEXIST, errno.EACCES):
-        return False
-    with suppress(OSError):
+def _remove(folder: int, name: str) -> None:
+    try:
         os.unlink(name, dir_fd=folder)
-        return True
-    shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
-    return True
+    except OSError:
+        shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
 
 
 def _found(file: int, piece: Piece) -> bytes | None:

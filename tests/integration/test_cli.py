@@ -441,6 +441,7 @@ def test_a_search_keeps_unpacked_segments_where_nobody_else_can_write(
     events: str, place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = ("search", events, "missing", "--index", "text", "--json")
+    monkeypatch.delenv("TIDEMARK_CACHE_MIB")
     found = run(*search).lines
     cache = place / "home" / ".cache" / "tidemark"
     assert cache.stat().st_mode & 0o777 == 0o700
