@@ -2,13 +2,12 @@
 
 Nothing but the entries themselves says what is there: no index that could be torn, no lock that could stay behind. An
 entry is a file, or a folder of files, and is used last when it was modified last. Others are removed by any process,
-whole, at any time: who reads a file that is removed reads on, and who reads a folder locks it.
+whole, at any time: who reads a file that is removed reads on, and who reads a folder has links of his own to its files.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -117,7 +116,7 @@ class BoundedFolder:
     def shrink(self, most_bytes: int) -> int:
         """Remove entries until they take so many bytes at most, and return how many bytes those took.
 
-        Left are folders that somebody reads or fills.
+        Left are folders that somebody fills.
         """
         entries = self.entries()
         excess, removed = sum(each.size_bytes for each in entries) - most_bytes, 0
@@ -131,34 +130,20 @@ class BoundedFolder:
         return removed
 
     def clear(self) -> int:
-        """Remove every entry that nobody reads or fills, and return how many bytes they took."""
+        """Remove every entry and return how many bytes they took."""
         return self.shrink(-1)
 
 
-def begin_unused(descriptor: int) -> None:
+def begin_unused(entry: int | Path) -> None:
     """Set the time of a new entry so that it goes before all that were used since they were written."""
     now = time.time_ns() - _UNUSED_NS
-    os.utime(descriptor, ns=(now, now))
+    os.utime(entry, ns=(now, now))
 
 
-def touch(descriptor: int, modified_ns: int) -> None:
+def touch(entry: int | Path) -> None:
     """Note that an entry was used; nothing where that was noted within a minute."""
-    if time.time_ns() - modified_ns > _TOUCHED_NS:
-        os.utime(descriptor)
-
-
-def locked_for_reading(path: Path) -> int | None:
-    """Return a descriptor of a folder that stays as long as it is open; None where there is none of this name."""
-    while True:
-        try:
-            descriptor = os.open(path, _FOLDER)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # nobody holds it for longer than a rename takes
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.lstat()):
-                return descriptor
-        os.close(descriptor)  # it was removed meanwhile
+    if time.time_ns() - os.stat(entry).st_mtime_ns > _TOUCHED_NS:  # noqa: PTH116  # of a descriptor too
+        os.utime(entry)
 
 
 def _entries(folder: int) -> Iterator[Entry]:
@@ -179,7 +164,8 @@ def _taken(folder: int, name: str) -> int:
     for _, _, files, within in os.fwalk(name, dir_fd=folder):
         for each in files:
             with suppress(FileNotFoundError):
-                taken += os.stat(each, dir_fd=within, follow_symlinks=False).st_blocks * 512
+                found = os.stat(each, dir_fd=within, follow_symlinks=False)
+                taken += found.st_blocks * 512 // max(1, found.st_nlink)
     return taken
 
 
@@ -189,23 +175,11 @@ def _remove(folder: int, entry: Entry) -> bool:
         if not entry.is_folder:
             os.unlink(entry.name, dir_fd=folder)
             return True
-        if entry.name.startswith(_TMP):
-            if time.time_ns() - entry.used_ns < _ABANDONED_NS:
-                return False
-            shutil.rmtree(entry.name, ignore_errors=True, dir_fd=folder)
-            return True
-        descriptor = os.open(entry.name, _FOLDER, dir_fd=folder)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if entry.name.startswith(_TMP) and time.time_ns() - entry.used_ns < _ABANDONED_NS:
+            return False
         moved = f"{_TMP}{secrets.token_hex(8)}"
         os.rename(entry.name, moved, src_dir_fd=folder, dst_dir_fd=folder)
-    except BlockingIOError:
-        return False
     except FileNotFoundError:
         return True
-    finally:
-        os.close(descriptor)
     shutil.rmtree(moved, ignore_errors=True, dir_fd=folder)
     return True

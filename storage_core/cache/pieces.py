@@ -128,7 +128,7 @@ class CachedPieces:
             with self._folder.opened() as folder, _opened(folder, _name(uri, path, checksum), os.O_RDONLY) as file:
                 found += (_found(file, piece) for piece in pieces)
                 if any(each is not None for each in found) and self._may_keep():
-                    touch(file, os.fstat(file).st_mtime_ns)
+                    touch(file)
         except FileNotFoundError:
             pass
         except OSError as error:

@@ -10,6 +10,7 @@ from typing import Final
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 
+USUAL_BYTES: Final = 2 * 2**30
 CACHE_DIR: Final = "TIDEMARK_CACHE_DIR"
 CACHE_MIB: Final = "TIDEMARK_CACHE_MIB"
 
@@ -22,7 +23,7 @@ class CacheSettings:
     """The folder of the cache and what it may take on disk; without a folder, and with 0 bytes, there is none."""
 
     folder: Path | None
-    most_bytes: int = 2 * 2**30
+    most_bytes: int = USUAL_BYTES
 
     @property
     def is_on(self) -> bool:
@@ -36,7 +37,7 @@ class CacheSettings:
         Else the folder is `tidemark` in `XDG_CACHE_HOME`, or in `~/.cache`. Raises `InvalidInput` for what is no number
         of MiB.
         """
-        mib = environment.get(CACHE_MIB) or "2048"
+        mib = environment.get(CACHE_MIB) or str(USUAL_BYTES // 2**20)
         if not (mib.isascii() and mib.isdecimal() and len(mib) <= _MOST_DIGITS):
             raise InvalidInput(f"{CACHE_MIB} is a number of MiB, 0 for no cache; found {quoted(mib)}")
         return CacheSettings(folder=_folder(environment), most_bytes=int(mib) * 2**20)

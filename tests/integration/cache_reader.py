@@ -65,7 +65,7 @@ def renamed(file: Path, random: Random) -> None:
 def link(file: Path, _random: Random) -> None:
     """Put a link in its place."""
     file.unlink()
-    file.symlink_to(__file__)
+    file.symlink_to("nowhere")
 
 
 DAMAGES: tuple[Callable[[Path, Random], None], ...] = (
@@ -125,7 +125,7 @@ class Reader:
         damaged = 0
         for each in entries:
             if random.random() < SHARE:
-                with suppress(FileNotFoundError):
+                with suppress(FileNotFoundError, FileExistsError):  # others do the same
                     random.choice(DAMAGES)(folder.path / each.name, random)
                     damaged += 1
         self._count(damaged=damaged, over=int(taken > folder.most_bytes))
