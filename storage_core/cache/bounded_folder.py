@@ -14,7 +14,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ LARGEST: Final = 4
 
 _LISTED = 64  # a process lists the folder when it wrote this part of the bound
 _FULL = 8  # and leaves this part of it free: room for what eight processes write until they list again
-_BLOCKS_BYTES = 8192  # what a write may take beside its bytes, which need not begin or end with a block
+_BLOCKS_BYTES = 8192  # what a piece may take beside its bytes, which need not begin or end with a block
 _TMP = "tmp-"
 _ABANDONED_NS = 24 * 3600 * 10**9
 _UNUSED_NS = 10 * 365 * 24 * 3600 * 10**9
@@ -89,14 +89,14 @@ class BoundedFolder:
             return []
 
     @contextmanager
-    def room_for(self, size_bytes: int) -> Iterator[bool]:
-        """Yield whether so many bytes may be written in the block, for which there is room then.
+    def room_for(self, sizes: Iterable[int]) -> Iterator[bool]:
+        """Yield whether pieces of so many bytes may be written in the block, for which there is room then.
 
         Where this process wrote a 64th of the bound since it looked last, it lists the folder and removes the entries
         that were not used for the longest time. So the bound is held by eight processes that write at once; each one
         more may pass it by a 64th, and by what is larger than that.
         """
-        taken = size_bytes + _BLOCKS_BYTES
+        taken = sum(each + _BLOCKS_BYTES for each in sizes)
         if taken * LARGEST > self.most_bytes:
             yield False
             return

@@ -147,7 +147,7 @@ class CachedPieces:
         if not wanted:
             return
         try:
-            with self._folder.room_for(sum(piece.size for piece, _ in wanted)) as has_room:
+            with self._folder.room_for(piece.size for piece, _ in wanted) as has_room:
                 if has_room:
                     _write(self._folder, _name(uri, path, checksum), wanted)
         except OSError as error:

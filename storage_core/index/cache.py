@@ -104,7 +104,7 @@ class SegmentCache:
 
     def _keep(self, filled: Path, name: str, kept: BoundedFolder) -> None:
         contents = _contents(filled, name)
-        with kept.room_for(sum(each.stat().st_size for each in filled.iterdir())) as has_room:
+        with kept.room_for(each.stat().st_size for each in filled.iterdir()) as has_room:
             if not has_room:
                 return
             again = self._new()

@@ -524,13 +524,23 @@ def test_a_cached_segment_is_fetched_once(rows: list[Row], tmp_path: Path) -> No
     assert gets(table) == before + 2
 
 
+def linked(file: Path) -> None:
+    mine = file.rename(file.parents[1] / "mine")
+    file.symlink_to(mine)
+
+
+def piped(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "a bit is another": lambda file: file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:]),
     "cut": lambda file: os.truncate(file, file.stat().st_size - 1),
     "empty": lambda file: file.write_bytes(b""),
     "gone": lambda file: file.unlink(),
-    "a link": lambda file: file.rename(file.parents[1] / "mine") and file.symlink_to(file.parents[1] / "mine"),
-    "a pipe": lambda file: (file.unlink(), os.mkfifo(file)),
+    "a link": linked,
+    "a pipe": piped,
     "not alone": lambda file: file.with_name("another").write_bytes(b"?"),
 }
 
