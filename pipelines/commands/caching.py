@@ -18,7 +18,7 @@ Clear = Annotated[bool, typer.Option("--clear", help="Remove what is in it; read
 
 
 def cache(*, clear: Clear = False, as_json: Json = False) -> None:
-    """Show how much of tables on S3 is kept on this disk, and where.
+    """Show what this disk keeps of tables on S3; or clear it.
 
     TIDEMARK_CACHE_DIR names another folder, TIDEMARK_CACHE_MIB the most that it may take; 0 turns the cache off.
     """
