@@ -62,6 +62,7 @@ soak: SCALE := 16
 soak: setup ## Kill processes, run simulations of writers, and try hostile inputs: SCALE=16 times as often
 	@$(PYTEST) --timeout=0 -rP $(PYTEST_ARGS) tests/chaos tests/property/test_hostile_*.py tests/property/test_sql_is_confined.py \
 	  tests/property/test_copied_writers.py tests/property/test_locations.py tests/integration/test_killed_writers.py \
+	  tests/integration/test_shared_cache.py \
 	  tests/simulation/test_writers_under_faults.py tests/simulation/test_raw_log_faults.py
 
 check: lint types test test-rest test-browser demo ## Everything that CI runs

@@ -18,6 +18,7 @@ import typer
 
 from jobs.running.stop_signals import heard_once
 from pipelines.commands import (
+    caching,
     checking,
     creating,
     distribution,
@@ -75,6 +76,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "catch-up": upkeep.catch_up,
         "gc": upkeep.gc,
         "leases": leasing.leases,
+        "cache": caching.cache,
         "probe": probing.probe,
         "raw": raw.raw,
     },

@@ -32,6 +32,7 @@ from storage_core.system_errors import typed
 
 if TYPE_CHECKING:
     from storage_core.append import Appended
+    from storage_core.cache.pieces import CacheCounts
     from storage_core.compaction.debt import Debt
     from storage_core.compaction.policy import Mode
     from storage_core.declaration import TableDeclaration
@@ -208,6 +209,11 @@ class Table:
     def log(self) -> TransactionLog:
         """The transaction log of the table."""
         return self._log
+
+    @property
+    def cache_counts(self) -> CacheCounts:
+        """What reads of this object found in the cache on disk so far: hits, misses, bytes, failures. No request."""
+        return self._verified.footers.cached.counts
 
     def require_capable(self) -> None:
         """Return when the store keeps its contract: called before the first write; on S3 that probes it once a process.

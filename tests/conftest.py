@@ -49,10 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_personal_settings() -> Iterator[None]:
-    """No test writes into the Dagster instance of the person who runs it."""
+    """No test writes into the Dagster instance or the cache of the person who runs it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("DAGSTER_HOME", raising=False)
         patch.setenv("DAGSTER_DISABLE_TELEMETRY", "1")
+        patch.delenv("TIDEMARK_CACHE_DIR", raising=False)
+        patch.setenv("TIDEMARK_CACHE_MIB", "0")
         yield
 
 

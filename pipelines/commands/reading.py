@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri
+from pipelines.commands.caching import folder_of_segments
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 
@@ -108,7 +108,7 @@ def search(
         syntax=syntax,
         at=at,
         consistency=consistency or "snapshot",
-        cache_dir=_cache_dir(),
+        cache_dir=folder_of_segments(),
     )
     output.rows(answer if names is None else answer.select(names), as_json=as_json, everything=everything)
 
@@ -131,16 +131,6 @@ def _limits(seconds: float | None, memory_mib: int | None, spill_mib: int | None
         memory_bytes=usual.memory_bytes if memory_mib is None else memory_mib * 2**20,
         spill_bytes=usual.spill_bytes if spill_mib is None else spill_mib * 2**20,
     )
-
-
-def _cache_dir() -> Path | None:
-    """The user's own folder for unpacked segments; None without a home that can be written to."""
-    try:
-        folder = Path.home() / ".cache" / "tidemark"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (RuntimeError, OSError):
-        return None
-    return folder
 
 
 def get(

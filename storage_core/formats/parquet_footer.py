@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_core.formats import thrift
+from storage_core.seekable import SeekableFile
 
 MAGIC = b"PAR1"
 _SCHEMA = 2  # the field of `FileMetaData` in parquet.thrift that follows the version
@@ -48,25 +48,8 @@ class _NotRead(Exception):  # noqa: N818 -- it ends a read that has come far eno
     pass
 
 
-class _Pages(io.RawIOBase):
+class _Pages(SeekableFile):
     """The bytes of a file, which are not to be read."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self._size, self._at = size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
 
     def read(self, size: int = -1, /) -> bytes:
         raise _NotRead(f"{size} bytes")

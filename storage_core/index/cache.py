@@ -1,41 +1,49 @@
-"""A local cache of unpacked segments, safe against concurrent processes and against a crash while it is filled.
+"""Unpacked segments in a bounded folder that processes share, safe against what becomes of it meanwhile.
 
-An entry is a directory that is filled under a temporary name and then renamed, so it exists completely or not at all.
-What it holds never changes: entries are named by segment id and checksum, or by split and index definition. Nothing
-here is evicted; the directory can be deleted whenever no search runs, and costs a refetch.
+An entry is a directory that is filled under a temporary name and then renamed. It is there when each of its files has
+the checksum that was taken when it was filled. Who uses it has hard links of his own to its files: another process may
+evict it meanwhile. What it holds never changes: entries are named by segment id and checksum, or by split and index
+definition.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import pyarrow as pa
+import xxhash
 
+from storage_core.cache.bounded_folder import BoundedFolder, begin_unused, touch
+from storage_core.cache.pieces import bounded_folder
 from storage_core.formats.bundle import checksum
 from storage_core.index import segments
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.settings.cache import USUAL_BYTES, CacheSettings
 from storage_core.settings.index import IndexDefinition
 
-_SIZES = ".sizes.json"
+_CHECKSUMS = ".checksums.json"
+_BLOCK = 2**20
 
 
 class SegmentCache:
-    """Directories of unpacked segment files, and of the same files built for splits that no segment covers yet."""
+    """Directories of unpacked segment files, and of the same files built for splits that no segment covers yet.
 
-    def __init__(self, directory: Path) -> None:
-        """Use `directory`, which is created when missing; several processes may use it at once."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._root = directory
+    What it returns is in `root` and goes with it; in `kept` is what other searches find again.
+    """
 
-    @property
-    def root(self) -> Path:
-        """The directory; on its file system the files of entries can be linked."""
-        return self._root
+    def __init__(self, root: Path, kept: BoundedFolder | None) -> None:
+        self.root = root
+        self._kept = kept
+        self._numbers = count()
 
     def segment(self, store: ObjectStore, segment: IndexSegment) -> Path:
         """Return the directory with the segment's files. One GET when it is not cached, verified against the log."""
@@ -55,57 +63,97 @@ class SegmentCache:
         """Return the directory with these files, which are made once: `source` is text that fixes what is in them."""
         return self._entry(f"{name}-{checksum(source.encode())}", files)
 
-    @contextmanager
-    def passing(self, files: Mapping[str, bytes | memoryview]) -> Iterator[Path]:
-        """A directory with these files, on the cache's file system, that is gone at the end."""
-        with tempfile.TemporaryDirectory(prefix="tmp-", dir=self._root) as temporary:
-            filled = Path(temporary) / "filled"
-            _fill(filled, files)
-            yield filled
+    def passing(self, files: Mapping[str, bytes | memoryview]) -> Path:
+        """Return a directory with these files."""
+        filled = self._new()
+        filled.mkdir()
+        for name, data in files.items():
+            (filled / name).write_bytes(data)
+        return filled
 
     def _entry(self, name: str, files: Callable[[], Mapping[str, bytes | memoryview]]) -> Path:
-        target = self._root / name
-        if _intact(target):
-            return target
-        with tempfile.TemporaryDirectory(prefix="tmp-", dir=self._root) as temporary:
-            scratch = Path(temporary)
-            filled = scratch / "filled"
-            _fill(filled, files())
-            # An entry that a power failure left half on disk moves aside first: a rename cannot replace it.
-            if target.exists() and not _intact(target):
-                with suppress(FileNotFoundError):  # another process has just done so
-                    target.rename(scratch / "damaged")
-            try:
-                filled.rename(target)
-            except OSError:
-                # Another process was faster; the names fix the content, so its entry is as good as ours.
-                if not _intact(target):
-                    raise
-        return target
+        found = None if self._kept is None else self._linked(self._kept.path / name)
+        if found is not None:
+            return found
+        filled = self.passing(files())
+        if self._kept is not None:
+            with suppress(OSError):  # it is found by this search all the same
+                self._keep(filled, name, self._kept)
+        return filled
+
+    def _new(self) -> Path:
+        return self.root / str(next(self._numbers))
+
+    def _linked(self, entry: Path) -> Path | None:
+        """Links to the files of an entry that is what it was filled with; None where it is not, or is gone."""
+        linked = self._new()
+        try:
+            with _opened(entry / _CHECKSUMS) as file:
+                expected = json.load(file)
+            linked.mkdir()
+            for each in entry.iterdir():
+                if each.name != _CHECKSUMS:
+                    _link(each, linked / each.name)
+            if expected == _contents(linked, entry.name):
+                touch(entry)
+                return linked
+        except (OSError, ValueError, RecursionError):
+            pass
+        shutil.rmtree(linked, ignore_errors=True)
+        return None
+
+    def _keep(self, filled: Path, name: str, kept: BoundedFolder) -> None:
+        contents = _contents(filled, name)
+        with kept.room_for(each.stat().st_size for each in filled.iterdir()) as has_room:
+            if not has_room:
+                return
+            again = self._new()
+            shutil.copytree(filled, again, copy_function=_link)
+            (again / _CHECKSUMS).write_text(json.dumps(contents))
+            begin_unused(again)
+            target = kept.path / name
+            if os.path.lexists(target):  # damaged, and a rename does not replace it
+                target.rename(self._new())
+            again.rename(target)
 
 
 @contextmanager
 def open_cache(directory: Path | None) -> Iterator[SegmentCache]:
-    """A cache in `directory`, or, for None, in a temporary one that is removed at the end."""
+    """A cache in `directory`, which is created when missing, or, for None, in a temporary one that goes at the end.
+
+    It keeps as much there as a cache may take, by the environment.
+    """
+    kept = None
     if directory is not None:
-        yield SegmentCache(directory)
-        return
-    with tempfile.TemporaryDirectory(prefix="tidemark-segments-") as temporary:
-        yield SegmentCache(Path(temporary))
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        usual = CacheSettings.of(os.environ)
+        kept = bounded_folder(CacheSettings(folder=directory, most_bytes=usual.most_bytes or USUAL_BYTES))
+    prefix = "tidemark-segments-" if directory is None else "tmp-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=directory, ignore_cleanup_errors=True) as temporary:
+        yield SegmentCache(Path(temporary), kept)
 
 
-def _fill(directory: Path, files: Mapping[str, bytes | memoryview]) -> None:
-    directory.mkdir()
-    for name, data in files.items():
-        (directory / name).write_bytes(data)
-    sizes = {name: len(data) for name, data in files.items()}
-    (directory / _SIZES).write_text(json.dumps(sizes))
-
-
-def _intact(entry: Path) -> bool:
-    """Whether every file has the size it was written with: what a crash of the machine damages is the length."""
+def _link(source: str | Path, target: str | Path) -> None:
     try:
-        sizes = json.loads((entry / _SIZES).read_text())
-        return all((entry / name).stat().st_size == size for name, size in sizes.items())
-    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, TypeError, RecursionError):
-        return False
+        os.link(source, target, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target, follow_symlinks=False)
+
+
+def _contents(directory: Path, name: str) -> dict[str, object]:
+    """What an entry of this name with these files says of itself. Raises `OSError` for what is no file."""
+    return {"entry": name, "files": {each.name: _checksum(each) for each in sorted(directory.iterdir())}}
+
+
+def _checksum(file: Path) -> str:
+    digest = xxhash.xxh3_64()
+    with _opened(file) as opened:
+        while block := opened.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _opened(file: Path) -> BinaryIO:
+    return os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")

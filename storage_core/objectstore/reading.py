@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection
 from posixpath import commonpath
 from typing import Any
 
 from storage_core.errors import NotFound
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.seekable import SeekableFile
 
 LIST_FROM = 100
 
@@ -37,7 +37,7 @@ def missing(store: ObjectStore, keys: Collection[str]) -> list[str]:
     return sorted(key for key in unseen if not exists(store, key))
 
 
-class ObjectFile(io.RawIOBase):
+class ObjectFile(SeekableFile):
     """An object of known size as a seekable file: at most one ranged GET per read, and no HEAD.
 
     With `ahead` a GET asks for so many bytes at least, for twice as many as the one before where it continues that
@@ -46,39 +46,19 @@ class ObjectFile(io.RawIOBase):
     """
 
     def __init__(self, store: ObjectStore, key: str, size: int, *, ahead: int = 0) -> None:
-        super().__init__()
+        super().__init__(size)
         self._store = store
         self._key = key
-        self._size = size
-        self._position = 0
         self._least_ahead = self._ahead = ahead
         self._held_from = 0
         self._held = b""
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position of the next read."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move, at most back to the start, and return the new position. No request."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
     def read(self, size: int = -1, /) -> bytes:
         """Return `size` bytes, fewer at the end of the object, all that is left when it is negative."""
-        end = self._size if size < 0 else min(self._position + size, self._size)
-        if end <= self._position:
+        end = self.size if size < 0 else min(self.position + size, self.size)
+        if end <= self.position:
             return b""
-        start, self._position = self._position, end
+        start, self.position = self.position, end
         if not self._held_from <= start <= end <= self._held_to:
             self._fetch(start, end)
         return self._held[start - self._held_from : end - self._held_from]
@@ -96,5 +76,5 @@ class ObjectFile(io.RawIOBase):
     def _fetch(self, start: int, end: int) -> None:
         continues = self._held_from <= start <= self._held_to + self._least_ahead
         self._ahead = min(2 * self._ahead, AHEAD_MOST) if continues and self._held else self._least_ahead
-        last = min(max(end, start + self._ahead), self._size)
+        last = min(max(end, start + self._ahead), self.size)
         self._held_from, self._held = start, self._store.get_range(self._key, start, last)

@@ -42,8 +42,10 @@ def fetched(
 
     Rows that cannot make `predicate` true may be left out, by row groups. A split up to `AHEAD_BYTES`, or of an earlier
     release, is one GET, and verified whole. Of another its footer is one, unless `footers` holds it, and each row group
-    as many as its columns lie apart; both are verified before they are decoded. Raises what `open_split` raises.
+    as many as its columns lie apart; both are verified before they are decoded. What `footers` have cached is none.
+    Raises what `open_split` raises.
     """
+    footers = footers.of_a_read()
 
     def opened(add: Add) -> OpenSplit:
         split = open_split(store, add, whole=add.footerXxh3 is None, footers=footers)

@@ -107,8 +107,8 @@ def search(
     with (
         require_headroom(f"search of index {index!r}", size=QUERY_BYTES),
         open_cache(cache_dir) as cached,
-        sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept) as found,
     ):
+        found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
         live = Live(found, snapshot, filter, limits)
         match parsed:
             case fulltext.TextQuery():

@@ -7,8 +7,7 @@ part as if they had one; generations likewise. A segment that is damaged or gone
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -68,7 +67,6 @@ class Source(Protocol):
         ...
 
 
-@contextmanager
 def sources(
     store: ObjectStore,
     snapshot: Snapshot,
@@ -77,15 +75,14 @@ def sources(
     overlay: Overlay,
     cache: SegmentCache,
     kept: Kept,
-) -> Iterator[list[Source]]:
-    """The sources of a search: splits of the base by path, generations by region and number, what is in neither."""
+) -> list[Source]:
+    """Return the sources of a search: splits by path, generations by region and number, what is in neither."""
     order = order_of(snapshot)
     base = [_Split(store, snapshot, covered, overlay, cache, kept, order, path) for path in sorted(snapshot.splits)]
     ordered = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
     generations = [_Generation(store, covered, cache, each) for each in ordered]
-    with ExitStack() as passing:
-        rest = [_Rest(covered, cache, passing, overlay.rest)] if overlay.rest.num_rows else []
-        yield [*base, *generations, *rest]
+    rest = [_Rest(covered, cache, overlay.rest)] if overlay.rest.num_rows else []
+    return [*base, *generations, *rest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +194,6 @@ class _Generation:
 class _Rest:
     covered: Coverage
     cache: SegmentCache
-    passing: ExitStack
     rows: pa.Table
 
     @property
@@ -213,7 +209,7 @@ class _Rest:
         return None
 
     def directory(self) -> Path:
-        return self.passing.enter_context(self.cache.passing(build_rows(self.rows, self.covered.definition)))
+        return self.cache.passing(build_rows(self.rows, self.covered.definition))
 
     def low(self) -> None:
         return None

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import xxhash
 
+from storage_core.cache.pieces import cached_pieces
 from storage_core.errors import Corrupt, Unavailable
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.settings.cache import CacheSettings
 
 if TYPE_CHECKING:
     from storage_core.split.ranges import Footers
@@ -63,7 +65,7 @@ class Verified:
         """The footers of splits."""
         from storage_core.split.ranges import Footers  # and Parquet
 
-        return Footers()
+        return Footers(cached_pieces(CacheSettings.of(os.environ)))
 
     def path(self, store: ObjectStore, add: Add) -> Path | None:
         """Return the local file of a split that is sound, or None when the store has no file of it."""

@@ -6,7 +6,6 @@ pages before the wanted one. Columns of nested values, whose pages need not begi
 
 from __future__ import annotations
 
-import io
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from storage_core.formats import thrift
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.keys import Positions
+from storage_core.seekable import SeekableFile
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.opened import corrupt_on_failure
 from storage_core.split.read import mapped, open_split
@@ -195,38 +195,24 @@ def _rows(page: pa.Array, rows: Positions) -> list[pa.Array]:
     return [page.slice(row, 1) for row in rows.tolist()] if len(rows) <= _FEW_ROWS else [page.take(pa.array(rows))]
 
 
-class _Shifted(io.RawIOBase):
+class _Shifted(SeekableFile):
     """A file in which column chunks lack some pages behind their dictionary: what follows is read in their place.
 
     `shifts` has, by where a chunk begins: where it ends, where its first data page is, and how many bytes are left out.
     """
 
     def __init__(self, data: memoryview, shifts: Mapping[int, tuple[int, int, int]]) -> None:
-        super().__init__()
+        super().__init__(len(data))
         self._data = data
         self._shifts = shifts
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
-        return self._at
 
     def read(self, size: int = -1, /) -> bytes | memoryview:  # Arrow takes any buffer
-        start = self._at
-        self._at += size
+        start = self.position
+        self.position += size
         for begin, (end, first, shift) in self._shifts.items():
             if begin <= start < end:
-                before = self._data[start : min(first, self._at)]
-                after = self._data[max(start, first) + shift : max(self._at, first) + shift]
+                before = self._data[start : min(first, self.position)]
+                after = self._data[max(start, first) + shift : max(self.position, first) + shift]
                 missing = size - len(before) - len(after)  # at the end of the file, behind the page
                 return b"".join((before, after, bytes(missing))) if len(before) or missing else after
-        return self._data[start : self._at]
+        return self._data[start : self.position]

@@ -5,7 +5,6 @@ The log's entry has the place and the checksum of the footer, the footer those o
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,12 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Piece
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
+from storage_core.seekable import SeekableFile
 from storage_core.split import chunk_checksums
 from storage_core.split.kept_values import KeptValues
+from storage_core.split.verification import whole_file
 
 GAPS: Final = 10
 """What is fetched and not wanted, between chunks that one request fetches, is at most a tenth of what is wanted."""
@@ -44,19 +46,29 @@ class Footer:
 
 
 class Footers:
-    """The footers that were read last, decoded: at most 32 MiB as they are encoded. Safe for threads."""
+    """The footers that were read last, decoded: at most 32 MiB as they are encoded. Safe for threads.
 
-    def __init__(self) -> None:
+    What a reader of them fetches of splits, footers as well, goes through `cached`.
+    """
+
+    def __init__(self, cached: CachedPieces = NOT_CACHED) -> None:
+        self.cached = cached
         self._held = KeptValues(_FOOTERS_BYTES)
 
+    def of_a_read(self) -> Footers:
+        """Return the same footers for one read, which is cached as one."""
+        found = Footers(self.cached.of_a_read())
+        found._held = self._held
+        return found
+
     def of(self, store: ObjectStore, add: Add) -> Footer:
-        """Return the footer of a split that has `footerXxh3`. One ranged GET, none where it is held.
+        """Return the footer of a split that has `footerXxh3`. One ranged GET, none where it is held or cached.
 
         Raises `NotFound`, and `Corrupt` where it is not what was written.
         """
         name = (add.path, add.footerXxh3)
         return self._held.made(
-            name, Footer, lambda: read_footer(store, add), lambda footer: footer.file.serialized_size
+            name, Footer, lambda: read_footer(store, add, self.cached), lambda footer: footer.file.serialized_size
         )
 
     def held(self, add: Add) -> Footer | None:
@@ -65,20 +77,24 @@ class Footers:
         return found if isinstance(found, Footer) else None
 
 
-def read_footer(store: ObjectStore, add: Add) -> Footer:
-    """Return the footer of a split that has `footerXxh3`. One ranged GET.
+def read_footer(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED) -> Footer:
+    """Return the footer of a split that has `footerXxh3`. One ranged GET, none where it is cached.
 
     Raises `NotFound`, `Corrupt` where it is not what was written, and what Arrow raises of a footer.
     """
-    if add.footerStartOffset is None or add.footerEndOffset is None:
+    if add.footerXxh3 is None or add.footerStartOffset is None or add.footerEndOffset is None:
         raise Corrupt(f"{add.path}: the log has the checksum of a footer and does not say where it is", key=add.path)
     if add.footerEndOffset != add.size:
         found = f"its footer ends at {add.footerEndOffset}, and it has {add.size} bytes"
         raise Corrupt(f"{add.path}: by the log {found}", key=add.path)
-    data = store.get_range(add.path, add.footerStartOffset, add.footerEndOffset)
-    found = xxhash.xxh3_64_hexdigest(data)
-    if found != add.footerXxh3:
-        raise Corrupt(f"{add.path}: expected xxh3-64 {add.footerXxh3} of the footer, found {found}", key=add.path)
+    piece = Piece(add.footerStartOffset, add.footerEndOffset, add.footerXxh3)
+    (data,) = cached.read(store.uri, add.path, _identity(add), [piece])
+    if data is None:
+        data = store.get_range(add.path, piece.start, piece.end)
+        found = xxhash.xxh3_64_hexdigest(data)
+        if found != add.footerXxh3:
+            raise Corrupt(f"{add.path}: expected xxh3-64 {add.footerXxh3} of the footer, found {found}", key=add.path)
+        cached.write(store.uri, add.path, _identity(add), [(piece, data)])
     file = pq.read_metadata(pa.BufferReader(data))
     entries = {key.decode(): value.decode() for key, value in (file.metadata or {}).items()}
     checksums = chunk_checksums.recorded(entries, file, add.path)
@@ -89,63 +105,60 @@ def read_footer(store: ObjectStore, add: Add) -> Footer:
     return Footer(file, entries, checksums)
 
 
-class VerifiedChunks(io.RawIOBase):
+class VerifiedChunks(SeekableFile):
     """A split as a seekable file that has nothing but the column chunks that were fetched last, which are verified."""
 
-    def __init__(self, store: ObjectStore, add: Add, footer: Footer) -> None:
-        super().__init__()
-        self._store, self._add, self._footer = store, add, footer
-        self._position = 0
+    def __init__(self, store: ObjectStore, add: Add, footer: Footer, cached: CachedPieces = NOT_CACHED) -> None:
+        super().__init__(add.size)
+        self._store, self._add, self._footer, self._cached = store, add, footer, cached
         self._held: dict[int, memoryview] = {}
 
     def another(self) -> VerifiedChunks:
         """Return a file of the same split that holds nothing yet."""
-        return VerifiedChunks(self._store, self._add, self._footer)
+        return VerifiedChunks(self._store, self._add, self._footer, self._cached)
 
     def fetch(self, group: int, columns: Sequence[int]) -> None:
-        """Fetch these leaf columns, ascending, of a row group, in place of what is held: ranged GETs side by side.
+        """Fetch these leaf columns, ascending, of a row group, in place of what is held.
 
-        One for chunks that lie together or nearly so (`GAPS`), up to about `REQUEST_BYTES`. Raises `NotFound`, and
-        `Corrupt` naming split, row group and column where a chunk is not what was written.
+        Ranged GETs side by side of those that are not cached: one for chunks that lie together or nearly so (`GAPS`),
+        up to about `REQUEST_BYTES`. Raises `NotFound`, and `Corrupt` naming split, row group and column where a chunk
+        is not what was written.
         """
         self._held = {}
         places = chunk_checksums.places(self._footer.file, [group])[0, columns]
+        checksums = self._footer.checksums[group, columns].tolist()
+        pieces = [
+            Piece(start, end, f"{each:016x}") for (start, end), each in zip(places.tolist(), checksums, strict=True)
+        ]
+        cached = self._cached.read(self._store.uri, self._add.path, _identity(self._add), pieces)
+        self._held = {
+            each.start: memoryview(data) for each, data in zip(pieces, cached, strict=True) if data is not None
+        }
+        missing = [number for number, data in enumerate(cached) if data is None]
+        self._fetch(places[missing])
+        for number in missing:
+            self._require(group, columns[number], self._held[pieces[number].start])
+        fetched = [(pieces[number], self._held[pieces[number].start]) for number in missing]
+        self._cached.write(self._store.uri, self._add.path, _identity(self._add), fetched)
+
+    def _fetch(self, places: npt.NDArray[np.int64]) -> None:
         parts = requests_for(places)
         fetched = all_of(lambda part: self._store.get_range(self._add.path, *part), parts, _AT_ONCE)
         for (first, end), data in zip(parts, fetched, strict=True):
             view = memoryview(data)
             for start, stop in places[(places[:, 0] >= first) & (places[:, 1] <= end)].tolist():
                 self._held[start] = view[start - first : stop - first]
-        for column, (start, _) in zip(columns, places.tolist(), strict=True):
-            self._require(group, column, self._held[start])
 
     def drop(self) -> None:
         """Hold nothing."""
         self._held = {}
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position of the next read."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move and return the new position."""
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._add.size}[whence]
-        return self._position
-
     def read(self, size: int = -1, /) -> bytes:
         """Return `size` bytes of a chunk that is held, from its start on. Raises `OSError` for any others."""
-        chunk = self._held.get(self._position)
+        chunk = self._held.get(self.position)
         if chunk is None or not 0 <= size <= len(chunk):
-            raise OSError(f"{size} bytes at {self._position} are of no column chunk that was fetched")
-        self._position += size
+            raise OSError(f"{size} bytes at {self.position} are of no column chunk that was fetched")
+        self.position += size
         return bytes(chunk[:size])
 
     def _require(self, group: int, column: int, chunk: memoryview) -> None:
@@ -158,6 +171,26 @@ class VerifiedChunks(io.RawIOBase):
                 f"found {found:016x}",
                 key=self._add.path,
             )
+
+
+def whole_split(store: ObjectStore, add: Add, cached: CachedPieces) -> bytes:
+    """Return the bytes of a split, which are what was written. One GET, none where they are cached.
+
+    Raises what `whole_file` raises.
+    """
+    if add.xxh3 is None:  # of another writer: nothing says what its bytes are
+        return whole_file(store, add)
+    piece = Piece(0, add.size, add.xxh3)
+    (data,) = cached.read(store.uri, add.path, _identity(add), [piece])
+    if data is None:
+        data = whole_file(store, add)
+        cached.write(store.uri, add.path, _identity(add), [(piece, data)])
+    return data
+
+
+def _identity(add: Add) -> str:
+    """What fixes the bytes of a split."""
+    return str(add.xxh3 or add.footerXxh3)
 
 
 def requests_for(places: npt.NDArray[np.int64]) -> list[tuple[int, int]]:

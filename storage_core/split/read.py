@@ -13,15 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from storage_core.cache.pieces import CachedPieces
 from storage_core.errors import Corrupt, SnapshotExpired, Unsupported
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.scratch import scratch
 from storage_core.split.opened import OpenSplit, corrupt_on_failure, parquet_file
-from storage_core.split.ranges import Footers, VerifiedChunks
+from storage_core.split.ranges import Footers, VerifiedChunks, whole_split
 from storage_core.split.vectors import deleted_rows
-from storage_core.split.verification import require_itself, require_known_format, whole_file
+from storage_core.split.verification import require_itself, require_known_format
 from storage_core.system_errors import typed
 
 WHOLE_SPLIT_BYTES = 8 * 2**20
@@ -59,11 +60,13 @@ def open_split(
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
     memory while the result lives, or with a `spool` mapped from a file, the store's own or one in that folder.
     Else ranged GETs as columns are read (the footer first, unless `footers` holds it), each part by its checksum, but
-    one GET of a split up to `AHEAD_BYTES`; of files of earlier releases each page by its own. With `file_path` the
-    split is that file, known to be sound as a whole, and mapped. One GET more for a deletion vector that is stored.
+    one GET of a split up to `AHEAD_BYTES`; of files of earlier releases each page by its own. Of what `footers` have
+    cached none. With `file_path` the split is that file, known to be sound as a whole, and mapped. One GET more for a
+    deletion vector that is stored and not cached.
     Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file.
     """
-    deleted = deleted_rows(store, add)
+    footers = footers or Footers()
+    deleted = deleted_rows(store, add, footers.cached)
     has_checksums = add.footerXxh3 is not None
     whole = whole or (has_checksums and file_path is None and is_small(add))
     footer, chunks = None, None
@@ -73,10 +76,10 @@ def open_split(
         if file_path is not None:
             source = mapped(add, file_path)
         elif whole:
-            source = _source(store, add, spool)
+            source = _source(store, add, spool, footers.cached)
         elif has_checksums:
-            footer = (footers or Footers()).of(store, add)
-            source = chunks = VerifiedChunks(store, add, footer)
+            footer = footers.of(store, add)
+            source = chunks = VerifiedChunks(store, add, footer, footers.cached)
         else:
             source = ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
         file = parquet_file(source, None if footer is None else footer.file)
@@ -113,8 +116,8 @@ def read_split(
     return open_split(store, add, whole=whole, as_dictionary=as_dictionary).read(columns)
 
 
-def _source(store: ObjectStore, add: Add, spool: Path | None) -> pa.NativeFile:
-    data = whole_file(store, add)
+def _source(store: ObjectStore, add: Add, spool: Path | None, cached: CachedPieces) -> pa.NativeFile:
+    data = whole_split(store, add, cached)
     if spool is None:
         held = pa.allocate_buffer(len(data))
         memoryview(held).cast("B")[:] = data

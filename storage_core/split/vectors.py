@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from pyroaring import BitMap
 
+from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Piece
 from storage_core.errors import SEE_CORRUPT, CommitConflict, Corrupt, InvalidInput, NotFound, SnapshotExpired
 from storage_core.formats.keys import parse, vector_key
 from storage_core.ids import Ids
@@ -33,8 +34,10 @@ PARALLEL_READS = 8
 """Stored vectors on their way at a time: small objects, of which a table with many deletes has one per split."""
 
 
-def deleted_rows(store: ObjectStore, add: Add) -> BitMap:
-    """Return the rows of the file that are superseded or deleted; none without a vector. One GET for a stored one.
+def deleted_rows(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED) -> BitMap:
+    """Return the rows of the file that are superseded or deleted; none without a vector.
+
+    One GET for a stored one, none where it is cached.
 
     Raises `Corrupt` naming it for a vector that is not what the log says, or names rows that the split does not
     have; `SnapshotExpired` when its object is gone.
@@ -42,9 +45,7 @@ def deleted_rows(store: ObjectStore, add: Add) -> BitMap:
     vector = add.deleted_rows
     if vector is None:
         return BitMap()
-    deleted = rows_of(
-        vector, None if vector.path is None else _object(store, vector.path, add), where=vector.path or add.path
-    )
+    deleted = rows_of(vector, None, where=add.path) if vector.path is None else _stored(store, add, vector, cached)
     if add.numRecords is not None and deleted.max() >= add.numRecords:
         raise Corrupt(f"{add.path}: its deletion vector names row {deleted.max()} of {add.numRecords}", key=add.path)
     return deleted
@@ -88,6 +89,16 @@ def visible(deleted: BitMap, first: int, rows: int) -> Mask | None:
 def positions(rows: BitMap) -> Positions:
     """Return the rows as an array, ascending."""
     return np.asarray(rows.to_array()).astype(np.int64)
+
+
+def _stored(store: ObjectStore, add: Add, vector: DeletionVector, cached: CachedPieces) -> BitMap:
+    path, piece = str(vector.path), Piece(0, vector.size, vector.xxh3)
+    (kept,) = cached.read(store.uri, path, vector.xxh3, [piece])
+    data = _object(store, path, add) if kept is None else kept
+    deleted = rows_of(vector, data, where=path)
+    if kept is None:
+        cached.write(store.uri, path, vector.xxh3, [(piece, data)])
+    return deleted
 
 
 def _object(store: ObjectStore, path: str, add: Add) -> bytes:

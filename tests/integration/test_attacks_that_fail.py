@@ -210,6 +210,7 @@ def test_scratch_and_cache_folders_are_their_owners_alone_under_any_umask(tmp_pa
     scratch = tmp_path / "scratch"
     (scratch / ".cache").mkdir(parents=True)
     environment = {**os.environ, "TMPDIR": str(scratch), "HOME": str(scratch), "PYTHONPATH": str(ROOT)}
+    del environment["TIDEMARK_CACHE_MIB"]
     ended = subprocess.run(
         [sys.executable, "-c", SCRATCH, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
     )

@@ -32,7 +32,7 @@ TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
 COMMANDS = [
     *("init", "tables", "describe", "files", "history", "debt", "ingest", "append", "sql", "search", "get", "explain"),
     *("compact", "sort", "merge", "expire", "checkpoint", "catch-up", "gc", "backfill", "ui"),
-    *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy"),
+    *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy", "cache"),
 ]
 
 EVENTS = """\
@@ -441,6 +441,7 @@ def test_a_search_keeps_unpacked_segments_where_nobody_else_can_write(
     events: str, place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = ("search", events, "missing", "--index", "text", "--json")
+    monkeypatch.delenv("TIDEMARK_CACHE_MIB")
     found = run(*search).lines
     cache = place / "home" / ".cache" / "tidemark"
     assert cache.stat().st_mode & 0o777 == 0o700

@@ -7,7 +7,10 @@ import gzip
 import itertools
 import json
 import math
+import os
 import re
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,12 +20,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from storage_core.cache.bounded_folder import BoundedFolder
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import keys
 from storage_core.index import catch_up, segments
-from storage_core.index.cache import SegmentCache
+from storage_core.index.cache import SegmentCache, open_cache
 from storage_core.index.catch_up import CatchUpWork
 from storage_core.log.actions import Action, IndexSegment, Metadata
 from storage_core.log.log import TransactionLog
@@ -492,7 +496,7 @@ def test_a_segment_path_that_is_not_one_is_corrupt(rows: list[Row], tmp_path: Pa
     segment = catch_up.execute(table.store, work, ids=table.ids)
     foreign = replace(segment, path="_indices/text/../../escape.seg")
     with pytest.raises(Corrupt, match="not a segment key"):
-        SegmentCache(tmp_path).segment(table.store, foreign)
+        SegmentCache(tmp_path, None).segment(table.store, foreign)
 
 
 def with_one_segment(rows: list[Row]) -> tuple[IndexedTable, IndexSegment]:
@@ -506,26 +510,100 @@ def gets(table: IndexedTable) -> int:
     return table.store.requests.get("get", 0)
 
 
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in directory.iterdir()}
+
+
 def test_a_cached_segment_is_fetched_once(rows: list[Row], tmp_path: Path) -> None:
     table, segment = with_one_segment(rows)
     before = gets(table)
-    first = SegmentCache(tmp_path / "cache").segment(table.store, segment)
-    again = SegmentCache(tmp_path / "cache").segment(table.store, segment)
-    assert first == again
-    assert gets(table) == before + 1
-    assert {each.name for each in first.iterdir()} >= set(segments.load(table.store, segment))
+    expected = {name: bytes(data) for name, data in segments.load(table.store, segment).items()}
+    for _ in range(2):
+        with open_cache(tmp_path / "cache") as cache:
+            assert files_of(cache.segment(table.store, segment)) == expected
+    assert gets(table) == before + 2
 
 
-def test_a_cached_entry_that_a_crash_cut_short_is_fetched_again(rows: list[Row], tmp_path: Path) -> None:
+def linked(file: Path) -> None:
+    mine = file.rename(file.parents[1] / "mine")
+    file.symlink_to(mine)
+
+
+def piped(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a bit is another": lambda file: file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:]),
+    "cut": lambda file: os.truncate(file, file.stat().st_size - 1),
+    "empty": lambda file: file.write_bytes(b""),
+    "gone": lambda file: file.unlink(),
+    "a link": linked,
+    "a pipe": piped,
+    "not alone": lambda file: file.with_name("another").write_bytes(b"?"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_fetched_again(rows: list[Row], tmp_path: Path, damage: str) -> None:
     table, segment = with_one_segment(rows)
-    cache = SegmentCache(tmp_path)
-    entry = cache.segment(table.store, segment)
-    expected = {each.name: each.read_bytes() for each in entry.iterdir()}
-    for name in ("meta.json", ".sizes.json"):
-        (entry / name).write_bytes(b"")
-        assert cache.segment(table.store, segment) == entry
-        assert {each.name: each.read_bytes() for each in entry.iterdir()} == expected
-    assert [each.name for each in tmp_path.iterdir()] == [entry.name]
+    place = tmp_path / "cache"
+    with open_cache(place) as cache:
+        expected = files_of(cache.segment(table.store, segment))
+    (entry,) = place.iterdir()
+    for name in ("meta.json", ".checksums.json"):
+        DAMAGES[damage](entry / name)
+        for fetched in (1, 0):
+            before = gets(table)
+            with open_cache(place) as cache:
+                assert files_of(cache.segment(table.store, segment)) == expected
+            assert gets(table) == before + fetched
+        (place / "mine").unlink(missing_ok=True)
+        assert [each.name for each in place.iterdir()] == [entry.name]
+
+
+def test_an_entry_in_the_place_of_another_is_none(rows: list[Row], tmp_path: Path) -> None:
+    table, first = with_one_segment(rows)
+    table.append(rows[10:30])
+    table.catch_up("text")
+    (second,) = (each for each in table.snapshot.segments.values() if each != first)
+    with open_cache(tmp_path) as cache:
+        expected = files_of(cache.segment(table.store, second))
+        (place,) = tmp_path.glob(f"*-{second.xxh3}")
+        shutil.rmtree(place)
+        cache.segment(table.store, first)
+        (other,) = tmp_path.glob(f"*-{first.xxh3}")
+        other.rename(place)
+        assert files_of(cache.segment(table.store, second)) == expected
+
+
+def test_what_is_removed_from_a_cache_is_whole_for_who_uses_it(rows: list[Row], tmp_path: Path) -> None:
+    table, segment = with_one_segment(rows)
+    for attempt in range(2):  # who fills it, and who finds it
+        with open_cache(tmp_path) as cache:
+            directory = cache.segment(table.store, segment)
+            expected = files_of(directory)
+            assert sum(each.size_bytes for each in BoundedFolder(tmp_path, 1).entries()) >= sum(
+                map(len, expected.values())
+            )
+            if attempt:
+                BoundedFolder(tmp_path, 1).clear()
+            assert files_of(directory) == expected != {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_segments_stay_below_the_bound(rows: list[Row], tmp_path: Path) -> None:
+    table, segment = with_one_segment(rows)
+    bound = 2**20
+    for number in range(100):
+        with tempfile.TemporaryDirectory() as root:
+            cache = SegmentCache(Path(root), BoundedFolder(tmp_path, bound))
+            assert (
+                len(files_of(cache.built(f"gap-{number}", "source", lambda: segments.load(table.store, segment)))) > 1
+            )
+    taken = sum(each.lstat().st_blocks * 512 for each in tmp_path.rglob("*"))
+    assert bound // 2 < taken <= bound
 
 
 def test_concurrent_searches_may_share_a_cache(rows: list[Row], tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.quarantine",),
     ("storage_core.rows",),
     ("storage_core.formats",),
-    ("storage_core.objectstore", "storage_core.engine"),
+    ("storage_core.objectstore", "storage_core.engine", "storage_core.cache"),
     ("storage_core.settings",),
     ("storage_core.headroom", "storage_core.scratch"),
     (
@@ -53,6 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "storage_core.ids",
         "storage_core.process",
         "storage_core.repeated",
+        "storage_core.seekable",
         "storage_core.system_errors",
         "storage_core.extras",
     ),

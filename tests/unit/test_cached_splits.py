@@ -1,0 +1,441 @@
+"""What was fetched of a split is kept on disk: the answer is right whatever becomes of it, and the bound is held."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from pyroaring import BitMap
+
+from storage_core.cache.bounded_folder import BoundedFolder
+from storage_core.cache.pieces import CacheCounts, CachedPieces, Piece, cached_pieces
+from storage_core.errors import InvalidInput
+from storage_core.log.actions import Add
+from storage_core.log.deletion_vector import encode, stored
+from storage_core.objectstore.contract import IfAbsent
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.settings.cache import CacheSettings
+from storage_core.settings.table import TableConfig
+from storage_core.split import chunk_checksums, row_groups
+from storage_core.split.ranges import Footers
+from storage_core.split.read import open_split
+from storage_core.split.write import sort_and_write
+from tests.support.elsewhere import Elsewhere
+from tests.support.events import context
+from tests.support.ids import SeededIds
+from tests.support.limits import limited
+
+ROWS = 3_000
+NAMES = ["a", "b", "c"]
+BOUND = 8 * 2**20
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
+    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MeteredStore:
+    (tmp_path / "store").mkdir()
+    return MeteredStore(Elsewhere(tmp_path / "store"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "cache"
+
+
+def cache(place: Path, most_bytes: int = BOUND) -> CachedPieces:
+    """As of a process that begins."""
+    return CachedPieces(BoundedFolder(place, most_bytes))
+
+
+def rows_of(seed: int) -> pa.Table:
+    random = np.random.default_rng(seed)
+    return pa.table({name: random.integers(0, 2**62, ROWS) for name in NAMES})
+
+
+def written(store: MeteredStore, seed: int = 1) -> Add:
+    rows = rows_of(seed)
+    (add,) = sort_and_write(store, rows, context=context(rows.schema, TableConfig()), ids=SeededIds(seed), now_ms=1)
+    return add
+
+
+def read(store: MeteredStore, add: Add, cached: CachedPieces, columns: list[str] | None = None) -> pa.Table:
+    return open_split(store, add, whole=False, footers=Footers(cached)).read(columns)
+
+
+def taken(place: Path) -> int:
+    return sum(each.lstat().st_blocks * 512 for each in place.rglob("*"))
+
+
+def gets(store: MeteredStore, ask: Callable[[], object]) -> int:
+    before = store.requests["get"]
+    ask()
+    return store.requests["get"] - before
+
+
+def test_what_was_fetched_once_is_not_fetched_by_a_process_that_begins(store: MeteredStore, place: Path) -> None:
+    add = written(store)
+    cached = cache(place)
+    assert gets(store, lambda: read(store, add, cached, ["a"])) == 1 + 3
+    assert cached.counts == CacheCounts(misses=4)
+    second = cache(place)
+    assert gets(store, lambda: read(store, add, second, ["a"])) == 0
+    assert (second.counts.hits, second.counts.misses) == (4, 0)
+    assert second.counts.bytes > 8 * ROWS
+    third = cache(place)
+    assert gets(store, lambda: read(store, add, third)) == 3  # of the other columns, which lie side by side
+    assert third.counts - CacheCounts(bytes=third.counts.bytes) == CacheCounts(hits=4, misses=6)
+    assert read(store, add, cache(place)).equals(rows_of(1))
+    assert gets(store, lambda: read(store, add, cache(place))) == 0
+
+
+def test_a_split_that_is_read_whole_is_kept_whole(store: MeteredStore, place: Path) -> None:
+    add = written(store)
+    for expected in (1, 0):
+        found: list[pa.Table] = []
+        split = lambda: found.append(open_split(store, add, footers=Footers(cache(place))).read())  # noqa: B023, E731
+        assert gets(store, split) == expected
+        assert found[0].equals(rows_of(1))
+    assert gets(store, lambda: read(store, add, cache(place))) == 0  # its parts are in their places
+
+
+def test_whoever_has_no_footers_reads_the_store(store: MeteredStore, place: Path) -> None:
+    add = written(store)
+    read(store, add, cache(place))
+    store.delete([add.path])
+    assert read(store, add, cache(place)).equals(rows_of(1))
+    with pytest.raises(Exception, match="the store does not have it"):
+        open_split(store, add)
+
+
+def test_files_are_their_owners_alone_and_tell_nothing(store: MeteredStore, place: Path) -> None:
+    before = os.umask(0)
+    try:
+        add = written(store)
+        read(store, add, cache(place))
+    finally:
+        os.umask(before)
+    (file,) = place.iterdir()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(file.name) == len("0" * 32 + ".split")
+    assert file.stat().st_size <= add.size
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_of_stores_in_memory_and_on_disk_nothing_is_kept(scheme: str, tmp_path: Path, place: Path) -> None:
+    class Near(MemoryStore):
+        uri = f"{scheme}:///{tmp_path}"
+
+    store = MeteredStore(Near("near"))
+    add, cached = written(store), cache(place)
+    read(store, add, cached)
+    assert cached.counts == CacheCounts()
+    assert not place.exists()
+
+
+def test_a_stored_deletion_vector_is_kept_with_its_split(store: MeteredStore, place: Path) -> None:
+    add, gone = written(store), BitMap(range(0, ROWS, 2))
+    store.put("deleted", encode(gone), IfAbsent())
+    marked = replace(add, deletionVector=stored("deleted", encode(gone)))
+    for expected in (2 + 3, 0):
+        assert gets(store, lambda: read(store, marked, cache(place), ["a"])) == expected
+    assert read(store, marked, cache(place)).equals(rows_of(1).take(list(range(1, ROWS, 2))))
+    for file in place.iterdir():
+        os.truncate(file, file.stat().st_size - 1)
+    assert read(store, marked, cache(place)).num_rows == ROWS // 2
+
+
+# --- whatever becomes of the files
+
+Spoil = Callable[[Path, Path], None]
+
+
+def flip(at: float) -> Spoil:
+    def spoil(file: Path, _other: Path) -> None:
+        data = bytearray(file.read_bytes())
+        data[int(at * (len(data) - 1))] ^= 4
+        file.write_bytes(data)
+
+    return spoil
+
+
+def cut(at: float) -> Spoil:
+    return lambda file, _other: os.truncate(file, int(at * file.stat().st_size))
+
+
+def hole(file: Path, _other: Path) -> None:
+    size = file.stat().st_size
+    os.truncate(file, 0)
+    os.truncate(file, size)
+
+
+def swap(file: Path, other: Path) -> None:
+    between = file.with_name("between")
+    file.rename(between)
+    other.rename(file)
+    between.rename(other)
+
+
+def link(file: Path, _other: Path) -> None:
+    mine = file.parents[1] / "mine"
+    mine.write_bytes(file.read_bytes())
+    file.unlink()
+    file.symlink_to(mine)
+
+
+def loop(file: Path, _other: Path) -> None:
+    file.unlink()
+    file.symlink_to(file.name)
+
+
+def folder(file: Path, _other: Path) -> None:
+    file.unlink()
+    (file / "in it").mkdir(parents=True)
+
+
+def pipe(file: Path, _other: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+SPOILT: dict[str, Spoil] = {
+    **{f"a bit at {at} is another": flip(at) for at in (0.001, 0.2, 0.5, 0.8, 0.9999)},
+    **{f"cut at {at}": cut(at) for at in (0, 0.001, 0.3, 0.7, 0.9999)},
+    "nothing but zeros": hole,
+    "exchanged with another": swap,
+    "gone": lambda file, _other: file.unlink(),
+    "a link to what is right": link,
+    "a link to itself": loop,
+    "a folder": folder,
+    "a pipe": pipe,
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in parts"])
+def test_a_damaged_entry_is_fetched_and_written_again(
+    store: MeteredStore, place: Path, spoilt: str, whole: bool
+) -> None:
+    def ask(add: Add) -> pa.Table:
+        return open_split(store, add, whole=whole, footers=Footers(cache(place))).read()
+
+    first, second = written(store, 1), written(store, 2)
+    ask(first)
+    (file,) = place.iterdir()
+    ask(second)
+    (other,) = set(place.iterdir()) - {file}
+    SPOILT[spoilt](file, other)
+    assert gets(store, lambda: [ask(first), ask(second)]) > 0
+    assert ask(first).equals(rows_of(1))
+    assert ask(second).equals(rows_of(2))
+    assert gets(store, lambda: [ask(first), ask(second)]) == 0
+    assert not file.is_symlink()
+    assert {each.name for each in place.iterdir()} == {file.name, other.name}
+
+
+def test_only_what_is_damaged_is_fetched_again(store: MeteredStore, place: Path) -> None:
+    add = written(store)
+    split = open_split(store, add, whole=False, footers=Footers(cache(place)))
+    split.read()
+    (file,) = place.iterdir()
+    sound = file.read_bytes()
+    places = chunk_checksums.places(split.footer).reshape(-1, 2).tolist()
+    for start, end in [*places, (add.footerStartOffset or 0, add.size)]:
+        for position in (start, end - 1):
+            data = bytearray(sound)
+            data[position] ^= 1
+            file.write_bytes(data)
+            before = store.bytes_read
+            assert read(store, add, cache(place)).equals(rows_of(1))
+            assert store.bytes_read - before == end - start
+            assert file.read_bytes() == sound
+
+
+# --- whatever becomes of the folder
+
+
+def made_a_file(place: Path) -> None:
+    shutil.rmtree(place)
+    place.write_bytes(b"mine")
+
+
+def made_a_link(place: Path) -> None:
+    place.rename(place.with_name("moved"))
+    place.symlink_to(place.with_name("moved"))
+
+
+FOLDERS: dict[str, Callable[[Path], None]] = {
+    "a file": made_a_file,
+    "a link": made_a_link,
+    "writable by others": lambda place: place.chmod(0o777),
+}
+
+
+@pytest.mark.parametrize("become", FOLDERS)
+def test_a_folder_that_may_not_be_used_is_left_alone(
+    store: MeteredStore, place: Path, become: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    add, cached = written(store), cache(place)
+    read(store, add, cached, ["a"])
+    FOLDERS[become](place)
+    before = [(each, each.lstat().st_mtime_ns) for each in place.parent.rglob("*")]
+    for _ in range(2):
+        assert gets(store, lambda: read(store, add, cached)) == 1 + 3
+    assert read(store, add, cached).equals(rows_of(1))
+    assert cached.counts.failures >= 2
+    assert [(each, each.lstat().st_mtime_ns) for each in place.parent.rglob("*")] == before
+    assert len([each for each in caplog.records if "the cache is left out" in each.message]) == 1
+
+
+def test_a_folder_that_is_removed_is_made_again(store: MeteredStore, place: Path) -> None:
+    add, cached = written(store), cache(place)
+    for _ in range(3):
+        assert gets(store, lambda: read(store, add, cached)) > 0
+        assert gets(store, lambda: read(store, add, cached)) == 0
+        shutil.rmtree(place)
+    assert cached.counts.failures == 0
+
+
+def test_a_disk_that_is_full_costs_requests_and_nothing_else(store: MeteredStore, place: Path) -> None:
+    add, cached = written(store), cache(place)
+    for room in (0, 100, 9_000):
+        with limited(resource.RLIMIT_FSIZE, room):
+            assert read(store, add, cached).equals(rows_of(1))
+    assert cached.counts.failures > 0
+    assert read(store, add, cached).equals(rows_of(1))
+    assert gets(store, lambda: read(store, add, cached)) == 0
+
+
+# --- the bound
+
+
+def pieces(number: int, size: int) -> Iterator[tuple[str, Piece, bytes]]:
+    for each in range(number):
+        data = np.random.default_rng(each).bytes(size)
+        yield str(each), Piece(0, size, xxhash.xxh3_64_hexdigest(data)), data
+
+
+def test_the_bound_is_held_and_what_was_used_stays(place: Path) -> None:
+    cached, most = cache(place, 2**20), list(pieces(200, 10_000))
+    for name, piece, data in most[:3]:
+        cached.write("s3://x", "path", name, [(piece, data)])
+        assert cached.read("s3://x", "path", name, [piece]) == [data]
+    for name, piece, data in most[3:]:
+        cached.write("s3://x", "path", name, [(piece, data)])
+        assert taken(place) <= 2**20
+    assert taken(place) > 2**19
+    found = [name for name, piece, data in most if cached.read("s3://x", "path", name, [piece]) == [data]]
+    assert found[:3] == ["0", "1", "2"]
+    assert found[3:] == [str(each) for each in range(203 - len(found), 200)]
+
+
+def test_what_was_used_longest_ago_goes_first(place: Path) -> None:
+    cached, bound = cache(place, 2**20), BoundedFolder(place, 2**20)
+    for name, piece, data in pieces(10, 10_000):
+        cached.write("s3://x", "path", name, [(piece, data)])
+        if int(name) % 2:
+            cached.read("s3://x", "path", name, [piece])
+    bound.shrink(sum(each.size_bytes for each in bound.entries()) // 2)
+    found = [name for name, piece, _ in pieces(10, 10_000) if cached.read("s3://x", "path", name, [piece]) != [None]]
+    assert found == ["1", "3", "5", "7", "9"]
+
+
+def test_one_read_keeps_a_quarter_of_the_bound(place: Path) -> None:
+    whole = cache(place, 2**20)
+    for _ in range(3):
+        one = whole.of_a_read()
+        for name, piece, data in pieces(100, 10_000):
+            if one.read("s3://x", "path", name, [piece]) == [None]:
+                one.write("s3://x", "path", name, [(piece, data)])
+        assert 2**18 - 20_000 <= taken(place) <= 2**18 + 100_000
+        assert len(list(place.iterdir())) == 27
+    assert (whole.counts.hits, whole.counts.misses) == (54, 246)
+    assert {each.stat().st_mtime_ns > 10**18 for each in place.iterdir()} == {True}
+
+
+def test_one_piece_that_is_too_large_is_not_kept(place: Path) -> None:
+    cached = cache(place, 2**16)
+    ((name, piece, data),) = pieces(1, 2**15)
+    cached.write("s3://x", "path", name, [(piece, data)])
+    assert cached.read("s3://x", "path", name, [piece]) == [None]
+
+
+def test_several_remove_together_what_is_too_much_and_no_more(place: Path) -> None:
+    caches = [cache(place, 2**20) for _ in range(4)]
+    most = list(pieces(400, 10_000))
+    begin = threading.Barrier(4)
+
+    def use(number: int) -> int:
+        begin.wait(60)
+        largest = 0
+        for name, piece, data in most[number::4]:
+            caches[number].write("s3://x", "path", name, [(piece, data)])
+            assert caches[number].read("s3://x", "path", name, [piece]) in ([data], [None])
+            largest = max(largest, sum(each.size_bytes for each in BoundedFolder(place, 1).entries()))
+        return largest
+
+    with ThreadPoolExecutor(4) as pool:
+        assert max(pool.map(use, range(4))) <= 2**20
+    assert taken(place) > 2**18
+    assert sum((each.counts for each in caches), CacheCounts()).failures == 0
+
+
+def test_what_is_not_of_the_cache_is_never_removed(place: Path) -> None:
+    place.mkdir(mode=0o700, parents=True)
+    (place / "mine.txt").write_text("mine")
+    (place / "my folder").mkdir()
+    cached = cache(place, 2**20)
+    for name, piece, data in pieces(5, 10_000):
+        cached.write("s3://x", "path", name, [(piece, data)])
+    assert BoundedFolder(place, 2**20).clear() >= 50_000
+    assert {each.name for each in place.iterdir()} == {"mine.txt", "my folder"}
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder", "mib"),
+    [
+        ({}, "~/.cache/tidemark", 2048),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/tidemark", 2048),
+        ({"XDG_CACHE_HOME": "x"}, "~/.cache/tidemark", 2048),
+        ({"TIDEMARK_CACHE_DIR": "/mine", "XDG_CACHE_HOME": "/x"}, "/mine", 2048),
+        ({"TIDEMARK_CACHE_MIB": "10"}, "~/.cache/tidemark", 10),
+        ({"TIDEMARK_CACHE_MIB": "0"}, "~/.cache/tidemark", 0),
+    ],
+)
+def test_the_environment_says_where_and_how_much(environment: dict[str, str], folder: str, mib: int) -> None:
+    found = CacheSettings.of(environment)
+    assert found == CacheSettings(folder=Path(folder).expanduser(), most_bytes=mib * 2**20)
+    assert found.is_on == (mib > 0)
+
+
+@pytest.mark.parametrize("text", ["two", "-1", "1.5", "1e3", "9" * 10, " 1", "٣"])
+def test_a_size_that_is_none_is_refused_by_its_name(text: str) -> None:
+    with pytest.raises(InvalidInput, match="TIDEMARK_CACHE_MIB"):
+        CacheSettings.of({"TIDEMARK_CACHE_MIB": text})
+
+
+def test_a_cache_that_is_off_keeps_nothing(store: MeteredStore, place: Path) -> None:
+    add, cached = written(store), cached_pieces(CacheSettings(folder=place, most_bytes=0))
+    for _ in range(2):
+        assert gets(store, lambda: read(store, add, cached)) == 4
+    assert (place.exists(), cached.counts) == (False, CacheCounts())
