@@ -27,8 +27,8 @@ from benchmarks.metrics import Metric, command
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.local import LocalStore
+from storage_core.region import merge as merging
 from storage_core.split.metadata import CHECKSUM, with_checksum
-from tests.chaos.upkeep import merge
 from tidemark import Table
 
 BOUND_MB: Final = 512
@@ -72,7 +72,7 @@ def table_of(uri: str, rows: pa.Table, splits: int) -> Table:
     with table.writer() as writer:
         writer.put(rows)
         writer.flush()
-        merge(table)
+        _merge(table)
         writer.put([{"k": 2**60, "g": 0, "v": 1, "text": "newer"}])
     head = table.refresh().snapshot
     (add,) = head.splits.values()
@@ -83,6 +83,13 @@ def table_of(uri: str, rows: pa.Table, splits: int) -> Table:
             table.store.put(other.path, copied, IfAbsent())
     table.log.commit(head, [other for other, _ in others], operation="COPY")
     return table.refresh()
+
+
+def _merge(table: Table) -> None:
+    log, snapshot = table.log, table.refresh().snapshot
+    works = merging.plan(table.store, snapshot)
+    results = [merging.execute(table.store, work, ids=log.ids, now_ms=log.clock.now_ms()) for work in works]
+    merging.commit(log, snapshot, works, results)
 
 
 def _copy(add: Add, data: bytes, number: int) -> tuple[Add, bytes]:
@@ -121,7 +128,7 @@ def measured(uri: str, read: str) -> None:
     table = Table.open(uri)
     stored = [*Path(uri.removeprefix("file://")).rglob("*.parquet")] if uri.startswith("file://") else []
     if stored:
-        LocalStore.local_path = _nowhere  # type: ignore[method-assign]
+        LocalStore.local_path = _nowhere  # type: ignore[assignment,method-assign]
         LocalStore.get_range = partialmethod(_part_of, stored[0])  # type: ignore[assignment]
     before = _status("self", "VmRSS")
     rows = READS[read](table)

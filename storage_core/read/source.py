@@ -1,7 +1,8 @@
 """Splits of a snapshot as a view of DuckDB, with the table's columns whatever a split holds.
 
 DuckDB streams the Parquet files of a local store by itself, projecting and filtering inside them; objects of other
-stores are fetched while it reads. A session may read the given splits and nothing else: no other file, no network, no extension.
+stores are fetched while it reads. A session may read the given splits and nothing else: no other file, no network, no
+extension.
 """
 
 from __future__ import annotations
