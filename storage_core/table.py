@@ -437,11 +437,12 @@ class Table:
         (`read.planning`), which are not kept: a read after it makes the requests that are foretold.
         """
         from storage_core.read import sql
+        from storage_core.read.plan import Watched
 
-        others = () if tables is None else tables.values()
-        stores = [each.store for each in (self, *others) if isinstance(each, Table)] if analyze else None
+        read = (self, *(() if tables is None else tables.values()))
+        watched = [Watched(each.store, each._verified.footers.cached) for each in read if isinstance(each, Table)]
         opened = self._sources(at, consistency, tables)
-        return sql.explain(opened, query, limits=limits, parameters=parameters, analyze=stores)
+        return sql.explain(opened, query, limits=limits, parameters=parameters, analyze=watched if analyze else None)
 
     @_loading
     def explain_search(self, *, index: str) -> dict[str, object]:

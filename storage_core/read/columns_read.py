@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from storage_core.engine.statement import parse
 from storage_core.engine.tree import Node, called_on, nodes_of
+from storage_core.errors import InvalidInput
+from storage_core.read.predicate import Filter
+from storage_core.read.query_errors import TABLE
 
 
 def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str] | None:
@@ -30,6 +34,15 @@ def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str]
             return None
         read |= found
     return frozenset(read)
+
+
+def columns_of(wanted: Filter, names: Iterable[str]) -> frozenset[str] | None:
+    """Return those of a table's columns `names` that a filter reads; None for all, or where none can tell."""
+    try:
+        tree = parse(f"SELECT 1 FROM {TABLE} WHERE {wanted.expression}", "filter")  # noqa: S608  # parsed, not run
+    except InvalidInput:  # longer than a text from outside may be, as it was made of parts
+        return None
+    return columns_read(tree, names, TABLE)
 
 
 def _names_what_is_there(node: Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -25,6 +25,13 @@ def require_rows(batch_rows: object) -> None:
     """Return for a number of rows that a batch can have. Raises `InvalidInput`."""
     if not isinstance(batch_rows, int) or batch_rows < 1:
         raise InvalidInput(f"a batch has at least one row, found batch_rows={quoted(batch_rows)}")
+
+
+def parts(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches of at most so many."""
+    for batch in batches:
+        for first in range(0, batch.num_rows, most):
+            yield batch.slice(first, most)
 
 
 class Conversions(ABC):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
+from storage_core.cache.pieces import CacheCounts, CachedPieces
 from storage_core.log.actions import Add
 from storage_core.objectstore.meter import MeteredStore, RequestMeter
 from storage_core.read.pruning import PruneStep
@@ -77,8 +78,8 @@ class TablePlan:
 class Analysis:
     """What a read did: `rows` that it returned, `requests` by kind, the `bytes` that GETs returned, and its `seconds`.
 
-    `waves`: how often a request began while none was under way. `cache` is what a cache answered, by what it counts;
-    None where there is none. Counted are all requests to the stores of its tables while it ran, whoever made them.
+    `waves`: how often a request began while none was under way. `cache` is what the cache on disk answered (pieces found
+    and not, bytes found, failures); None where it was not asked. Counted are all requests to the stores of its tables while it ran, whoever made them.
     """
 
     rows: int
@@ -94,6 +95,14 @@ class Analysis:
         done = f"{asked or 'no request'} in {counted(self.waves, 'wave')}, {counted(self.bytes, 'byte')}"
         hits = "" if self.cache is None else "; cache: " + ", ".join(f"{name} {n:,}" for name, n in self.cache.items())
         return f"{counted(self.rows, 'row')} in {self.seconds:.3f} s: {done}{hits}"
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What is looked at while a read of a table runs."""
+
+    store: MeteredStore
+    cached: CachedPieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +148,27 @@ class Plan:
         done = None if self.analysis is None else asdict(self.analysis)
         return {"tables": [each.to_dict() for each in self.tables], "analysis": done}
 
-    def analyzed(self, stores: Iterable[MeteredStore], read: Callable[[], pa.RecordBatchReader]) -> Plan:
+    def analyzed(self, watched: Collection[Watched], read: Callable[[], pa.RecordBatchReader]) -> Plan:
         """Return the plan with what reading did: the rows are thrown away as they come."""
+        stores = {id(each.store): each.store for each in watched}.values()
+        caches = {id(each.cached): each.cached for each in watched}.values()
+        before = sum((each.counts for each in caches), CacheCounts())
         meter, rows, started = RequestMeter(), 0, time.perf_counter()
         with ExitStack() as counting:
-            for store in {id(store): store for store in stores}.values():
+            for store in stores:
                 counting.enter_context(store.counted_by(meter))
             for batch in read():
                 rows += batch.num_rows
         seconds = time.perf_counter() - started
-        done = Analysis(rows=rows, seconds=seconds, requests=meter.requests, bytes=meter.bytes_read, waves=meter.waves)
+        cached = sum((each.counts for each in caches), CacheCounts()) - before
+        done = Analysis(
+            rows=rows,
+            seconds=seconds,
+            requests=meter.requests,
+            bytes=meter.bytes_read,
+            waves=meter.waves,
+            cache=asdict(cached) if cached != CacheCounts() else None,
+        )
         return replace(self, analysis=done)
 
 

@@ -18,7 +18,7 @@ from storage_core.read.plan import TablePlan
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import PruneStep
 from storage_core.read.row_group_pruning import groups_left
-from storage_core.read.splits_source import is_counted
+from storage_core.read.splits_source import columns_fetched, is_counted
 from storage_core.read.verified import Verified
 from storage_core.split import chunk_checksums
 from storage_core.split.opened import corrupt_on_failure, leaves_of
@@ -49,7 +49,7 @@ def table_plan(
     else:
         left = pruning.explain(snapshot, predicate)
         splits, steps = left.splits, [*left.steps]
-        names = tuple(each for each in snapshot.schema.names if not columns or each in columns)
+        names = tuple(columns_fetched(snapshot.schema, columns))
         parts = list(prefetch(_Splits(store, snapshot, predicate, names, verified).part, splits, SPLITS_AT_ONCE))
     if predicate is not None and not all(each.is_whole for each in parts):
         out = (sum(each.bytes_of_groups_left_out for each in parts), sum(each.groups_left_out for each in parts))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from storage_core.engine.sandbox.pool import prepare
+from storage_core.engine.sandbox.query import Rows
 from storage_core.engine.sandbox.result import Result
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import shortened
@@ -16,9 +18,9 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.read.conversions import BATCH_ROWS, Conversions, require_rows
-from storage_core.read.fetching import fetched
-from storage_core.read.plan import Plan
+from storage_core.read.columns_read import columns_of
+from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, require_rows
+from storage_core.read.plan import Plan, Watched
 from storage_core.read.planning import table_plan
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.query_errors import TABLE, query_errors
@@ -71,7 +73,9 @@ class Scan(Conversions):
         if not analyze:
             return Plan((planned,))
         store = self.store if isinstance(self.store, MeteredStore) else MeteredStore(self.store)
-        return Plan((planned,)).analyzed([store], replace(self, store=store).to_reader)
+        return Plan((planned,)).analyzed(
+            [Watched(store, self.verified.footers.cached)], replace(self, store=store).to_reader
+        )
 
     def to_reader(self, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
         """Return the rows as a stream of record batches of at most `batch_rows` rows; memory stays bounded.
@@ -80,12 +84,10 @@ class Scan(Conversions):
         `query_errors`.
         """
         require_rows(batch_rows)
-        plain = self._plain()
-        if plain is not None:
-            batches = (batch for rows in plain for batch in rows.to_batches(batch_rows))
-            return pa.RecordBatchReader.from_batches(self._schema, batches)
         bounds = self._bounds
         splits, source = self._source()
+        if bounds is None and source.fetched is not None:
+            return pa.RecordBatchReader.from_batches(self._schema, parts(self._as_fetched(source.fetched), batch_rows))
         with query_errors("scan", splits, bounds, files=source.splits):
             rows: Result | pa.RecordBatchReader
             if bounds is None:
@@ -97,11 +99,10 @@ class Scan(Conversions):
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as one Arrow table with the table's types."""
-        plain = self._plain()
-        if plain is not None:
-            return pa.concat_tables([*plain, self._schema.empty_table()])
         bounds = self._bounds
         splits, source = self._source()
+        if bounds is None and source.fetched is not None:
+            return pa.Table.from_batches(self._as_fetched(source.fetched), self._schema)
         with query_errors("scan", splits, bounds, files=source.splits):
             if bounds is None:
                 with source.opened() as connection:
@@ -124,20 +125,17 @@ class Scan(Conversions):
             yield from rows
             self.verified.recheck(self.store, source.splits)
 
+    def _as_fetched(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        """The rows as they come, where nothing is asked of them."""
+        with typed("scan"), closing(rows.read()) as batches:
+            for batch in batches:
+                columns = [batch.column(name) for name in self._schema.names]
+                yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
     @property
     def _schema(self) -> pa.Schema:
         schema = self.snapshot.schema
         return schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
-
-    @require_headroom("scan", size=QUERY_BYTES)
-    def _plain(self) -> Iterator[pa.Table] | None:
-        """The rows as they come, where nothing is asked of them and their splits are no local files."""
-        if self.filter is not None or self.records is not None or self._bounds is not None:
-            return None
-        splits = tuple(self.snapshot.splits.values())
-        if not splits or self.store.local_path(splits[0].path) is not None:
-            return None
-        return _typed(fetched(self.store, splits, self._schema, footers=self.verified.footers))
 
     @property
     def _predicate(self) -> Predicate | None:
@@ -163,9 +161,12 @@ class Scan(Conversions):
         )
 
     @property
-    def _columns_read(self) -> tuple[str, ...] | None:
-        """The columns that are read; None for all."""
-        return None if self.filter is not None else self.columns
+    def _columns_read(self) -> Collection[str] | None:
+        """The columns that are asked for, and those of the filter; None for all."""
+        if self.filter is None or self.columns is None:
+            return self.columns
+        read = columns_of(self.filter, self.snapshot.schema.names)
+        return None if read is None else read.union(self.columns)
 
     @property
     def _text(self) -> str:
@@ -192,11 +193,6 @@ def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None
     if not names:
         raise InvalidInput("a scan needs a column; for the number of rows ask `sql` for count(*)", columns=columns)
     return names
-
-
-def _typed(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    with typed("scan"):
-        yield from rows
 
 
 def wanted_filter(given: object) -> Filter | None:

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.engine.sandbox.pool import prepare
-from storage_core.engine.statement import parse
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.columns_read import columns_read
+from storage_core.read.columns_read import columns_of
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import TABLE, query_errors
@@ -33,9 +32,8 @@ class RowFilter:
         self._wanted = wanted
         self._limits = QueryLimits() if limits is None else limits
         self._condition = str(wanted.expression)
-        tree = parse(f"SELECT 1 FROM {TABLE} WHERE {self._condition}", "filter")  # noqa: S608  # parsed, not run
-        read = columns_read(tree, snapshot.schema.names, TABLE)
         names = snapshot.schema.names
+        read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
         self._was_asked = False
 

@@ -1,7 +1,8 @@
 """Splits of a snapshot as a view of DuckDB, with the table's columns whatever a split holds.
 
 DuckDB streams the Parquet files of a local store by itself, projecting and filtering inside them; objects of other
-stores are read first. A session may read the given splits and nothing else: no other file, no network, no extension.
+stores are fetched while it reads. A session may read the given splits and nothing else: no other file, no network, no
+extension.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.engine.sandbox.query import Query, Relation, TypesDiffer, joined
+from storage_core.engine.sandbox.query import Query, Relation, Rows, TypesDiffer, joined
 from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import literally, session
 from storage_core.errors import InvalidInput
@@ -52,12 +53,12 @@ DELETED_SCHEMA = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 class Source:
     """What a view is made of: rows in memory, or files of splits, of which some have rows that are deleted.
 
-    Or `unread` rows of which only the number matters: their columns are null. So are those of `schema`, the table's,
-    that the rows in memory lack.
+    Or `fetched` rows, or `unread` ones of which only the number matters: their columns are null. So are those of the
+    table that the fetched rows lack. `rows` have all of them.
     """
 
     rows: pa.Table
-    schema: pa.Schema | None = None
+    fetched: Rows | None = None
     splits: tuple[tuple[Add, Path], ...] = ()
     columns: tuple[Columns, ...] = ()
     """Of each split; those with the same, and deleted rows or none, follow one another."""
@@ -67,11 +68,11 @@ class Source:
 
     def relation(self, name: str = TABLE) -> Relation:
         """Return the view of this name: the columns of the table in its order, null where a split has none."""
-        if self.schema is not None:
+        if self.fetched is not None:
             template, rows = f"{_TEMPLATE}{name}", f"{_FETCHED}{name}"
             both = f"FROM {_quoted(template)} UNION ALL BY NAME FROM {_quoted(rows)}"
             view = f"CREATE VIEW {_quoted(name)} AS {both}"
-            return Relation(rows={template: self.schema.empty_table(), rows: self.rows}, views=(view,))
+            return Relation(rows={template: self.rows}, streams={rows: self.fetched}, views=(view,))
         if not self.splits and not self.unread:
             return Relation(rows={name: self.rows})
         return self._relation(name, has_template=not self._are_the_table_s)

@@ -1,12 +1,14 @@
 """Which rows a query reads: splits, and what lies over them, as the source of a view.
 
 Of a local store DuckDB streams the Parquet files by itself, projecting and filtering inside them; objects of other
-stores are read first. What is not merged yet is in memory, and hides the rows of the base that it takes the place of.
+stores are fetched while it reads. What is not merged yet is in memory, and hides the rows of the base that it takes the
+place of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from storage_core.engine.sandbox.query import Rows
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -49,15 +52,15 @@ def splits_source(
     predicate: Predicate | None = None,
     over: Over | None = None,
 ) -> Source:
-    """Return the splits as a source of rows; of columns other than `columns` the values may be null.
+    """Return the splits as a source of rows, in their order; of columns other than `columns` the values may be null.
 
     The rows that lie `over` them are the source's too, and those are not that they or deletion vectors hide; one GET
     per vector that is stored.
 
     Rows that cannot make `predicate` true may be left out. What is used of a split is verified before: on a local store
     its file, against its length and checksum, and again when it is another than the one that `verified` remembers;
-    elsewhere what `fetched` says, with its requests.
-    Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone.
+    elsewhere what `fetched` says, with its requests, by each reading of the rows.
+    Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone; so does a reading.
     """
     newer = schema.empty_table() if over is None else over.rows
     hides = partial(deleted_rows, store) if over is None else over.deleted
@@ -67,10 +70,17 @@ def splits_source(
     marked = [add for add in splits if add.path in touched or add.deleted_rows is not None] if is_local else []
     hidden = {add.path: gone for add, gone in zip(marked, all_of(hides, marked, _VECTORS_AT_ONCE), strict=True) if gone}
     if splits and not (is_local and _can_stream(hidden, schema)):
-        wanted = schema if not columns else pa.schema([each for each in schema if each.name in columns])
+        wanted = pa.schema([schema.field(name) for name in columns_fetched(schema, columns)])
         deleted = None if over is None else over.deleted
-        rows = fetched(store, splits, wanted, footers=verified.footers, deleted=deleted, predicate=predicate)
-        return Source(pa.concat_tables([*rows, newer.select(wanted.names)]), schema=schema)
+
+        def read() -> Generator[pa.RecordBatch]:
+            rows = fetched(store, splits, wanted, footers=verified.footers, deleted=deleted, predicate=predicate)
+            with closing(rows):
+                for table in rows:
+                    yield from table.to_batches()
+            yield from newer.select(wanted.names).to_batches()
+
+        return Source(schema.empty_table(), fetched=Rows(wanted, read))
     kinds = [verified.columns(add) for add in splits]
     if len(set(kinds)) > _MOST_KINDS:
         kinds = [UNKNOWN] * len(kinds)
@@ -114,6 +124,11 @@ def source_of(
         return splits, splits_source(
             store, splits, snapshot.schema, verified=verified, columns=columns, predicate=predicate, over=over
         )
+
+
+def columns_fetched(schema: pa.Schema, columns: Collection[str] | None) -> Sequence[str]:
+    """Return the columns that are fetched where `columns` are read: one where none is, for the number of rows."""
+    return schema.names if columns is None else [name for name in schema.names if name in columns] or schema.names[:1]
 
 
 def is_counted(snapshot: Snapshot, columns: Collection[str] | None) -> bool:

@@ -17,9 +17,8 @@ from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.columns_read import columns_read
-from storage_core.read.plan import Plan, TablePlan
+from storage_core.read.plan import Plan, TablePlan, Watched
 from storage_core.read.planning import table_plan
 from storage_core.read.predicate import Predicate
 from storage_core.read.query_errors import TABLE, query_errors
@@ -101,11 +100,11 @@ def explain(
     *,
     limits: QueryLimits | None = None,
     parameters: Parameters | None = None,
-    analyze: Sequence[MeteredStore] | None = None,
+    analyze: Collection[Watched] | None = None,
 ) -> Plan:
     """Return what the query reads of each of the tables, rows in memory left aside.
 
-    With the stores of the tables in `analyze` it is run as well, and its rows are thrown away as they come. Requests:
+    With what to look at meanwhile in `analyze` it is run as well, and its rows are thrown away as they come. Requests:
     those of `table_plan` and of opening the tables, and where it is run those that the analysis tells.
     """
     checked, tree = _checked(text, parameters, tables)

@@ -13,15 +13,16 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
 
-from storage_core.engine.sandbox.query import Query, Relation
+from storage_core.engine.sandbox.query import Query, Relation, Rows
 
 _HEAD = struct.Struct(">cQ")
 _MOST_FILES = 16
@@ -35,12 +36,16 @@ class Kind(Enum):
     """A query, as `encoded`; its rows in memory are the open files that go with it."""
     BEGUN = b"("
     """The query is read: its time begins. No content."""
+    READ = b"<"
+    """A scan begins: the number of a stream of the query's rows, in 8 bytes."""
+    READING = b">"
+    """The answer to that: an open socket, from which come the rows, and `END`."""
     ROWS = b"+"
-    """First the schema of the answer, then a batch at a time, each a stream of Arrow."""
+    """First the schema of the answer, then a batch at a time, each a stream of Arrow. Of a reading batches only."""
     ERROR = b"!"
     """The last of a query that failed: the class and text of the error, in JSON."""
     END = b")"
-    """The last of a query that was answered."""
+    """The last of a query that was answered, and of a reading that has all rows."""
 
 
 _KINDS = {each.value: each for each in Kind}
@@ -113,10 +118,14 @@ def _received(source: socket.socket, head: bytes, wait: Callable[[], None], *, m
 
 
 def encoded(query: Query) -> bytes:
-    """Return a query as bytes; of its rows in memory the names, for the rows go as files: see `file_of`."""
+    """Return a query as bytes; of its rows in memory the names, for the rows go as files: see `file_of`.
+
+    Of its streams the schemas, for their rows are read by number.
+    """
     relation = query.relation
     read = {
         "rows": list(relation.rows),
+        "streams": {name: rows.schema.serialize().to_pybytes().hex() for name, rows in relation.streams.items()},
         "files": [os.fsdecode(path) for path in relation.files],
         "views": relation.views,
         "same_types": relation.same_types,
@@ -125,24 +134,38 @@ def encoded(query: Query) -> bytes:
     return b"\n".join(json.dumps(each).encode() for each in (asked, read))
 
 
-def decoded(message: Message) -> Query:
-    """Return the query of a message, whose files are closed then. Its rows are the bytes of those, not copies."""
-    asked, read = message.content.to_pybytes().split(b"\n")
-    names, relation = _relation(read)
+def decoded(message: Message, read: Callable[[int], Generator[pa.RecordBatch]]) -> Query:
+    """Return the query of a message, whose files are closed then. Its rows are the bytes of those, not copies.
+
+    `read` begins a reading of the stream of a number.
+    """
+    asked, given = message.content.to_pybytes().split(b"\n")
+    names, schemas, relation = _relation(given)
     rows = {name: _mapped(file) for name, file in zip(names, message.files, strict=True)}
-    return Query(relation=replace(relation, rows=rows), **json.loads(asked))
+    streams = {name: Rows(schema, partial(read, place)) for place, (name, schema) in enumerate(schemas.items())}
+    return Query(relation=replace(relation, rows=rows, streams=streams), **json.loads(asked))
 
 
 @functools.lru_cache(maxsize=4)  # of queries over the same many files
-def _relation(content: bytes) -> tuple[list[str], Relation]:
-    """The names of the rows of a relation, and the rest of it."""
+def _relation(content: bytes) -> tuple[list[str], dict[str, pa.Schema], Relation]:
+    """The names of the rows of a relation, the schemas of its streams, and the rest of it."""
     given: dict[str, Any] = json.loads(content)
-    return given["rows"], Relation(
+    schemas = {name: pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(each))) for name, each in given["streams"].items()}
+    relation = Relation(
         rows={},
         files=tuple(map(Path, given["files"])),
         views=tuple(given["views"]),
         same_types=tuple((view, other) for view, other in given["same_types"]),
     )
+    return given["rows"], schemas, relation
+
+
+def encoded_batch(batch: pa.RecordBatch) -> pa.Buffer:
+    """Return a batch as a stream of its own, for columns may have dictionaries."""
+    made = pa.BufferOutputStream()
+    with pa.ipc.new_stream(made, batch.schema) as stream:
+        stream.write_batch(batch)
+    return made.getvalue()
 
 
 def file_of(rows: pa.Table) -> IO[bytes]:

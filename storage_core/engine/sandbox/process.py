@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from socket import socketpair
@@ -33,6 +34,7 @@ serve(int(descriptor), Path(folder))
 _SET: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 _PASSED_ON: Final = ("DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH")
 """What is passed on: no secret, and nothing that a query could ask for."""
+NO_MESSAGE: Final = "it sent what is no message"
 
 
 class OutOfTime(Exception):  # noqa: N818  # a finding, as `TypesDiffer` is
@@ -83,13 +85,9 @@ class Sandbox:
         self._socket.settimeout(seconds)
         with ExitStack() as stack:
             files = [stack.enter_context(file_of(rows)).fileno() for rows in query.relation.rows.values()]
-            try:
-                send(self._socket, Kind.QUERY, encoded(query), files)
-            except TimeoutError as error:
-                raise OutOfTime from error
-            except ConnectionError as error:
-                raise self._ended() from error
-        self.receive(query, seconds)
+            self._send(Kind.QUERY, encoded(query), files)
+        if self.receive(query, seconds).kind is not Kind.BEGUN:
+            raise SandboxEnded(NO_MESSAGE)
         self.has_begun = True
 
     def receive(self, query: Query, seconds: float) -> Message:
@@ -101,9 +99,14 @@ class Sandbox:
         except TimeoutError as error:
             raise OutOfTime from error
         except BadMessage as error:
-            raise SandboxEnded("it sent what is no message") from error
+            raise SandboxEnded(NO_MESSAGE) from error
         except (EOFError, ConnectionError) as error:
             raise self._ended() from error
+
+    def give(self, descriptor: int) -> None:
+        """Send the socket of a reading that it asked for. Raises as `begin` does."""
+        self._socket.settimeout(_WAKE_SECONDS)
+        self._send(Kind.READING, files=[descriptor])
 
     def end(self) -> None:
         """Kill the process and remove its folder. In a copy of this process by fork(), leave both alone."""
@@ -111,6 +114,14 @@ class Sandbox:
             self._stack.close()
         else:
             self._socket.close()
+
+    def _send(self, kind: Kind, content: bytes = b"", files: Sequence[int] = ()) -> None:
+        try:
+            send(self._socket, kind, content, files)
+        except TimeoutError as error:
+            raise OutOfTime from error
+        except ConnectionError as error:
+            raise self._ended() from error
 
     def _ended(self) -> SandboxEnded:
         try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,20 +27,37 @@ class TypesDiffer(Exception):  # noqa: N818  # a finding, which the caller takes
     """A view has other types than the rows it stands for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that are made as they are read, by each reading anew; DuckDB begins one for each of its scans."""
+
+    schema: pa.Schema
+    read: Callable[[], Generator[pa.RecordBatch]]
+
+    def __arrow_c_schema__(self) -> object:
+        """Return the schema; where it is known DuckDB binds without beginning to read."""
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return a reading, which makes nothing before it is asked for the first rows."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.read()).__arrow_c_stream__(requested_schema)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """What a session reads: rows in memory and files, by views over them."""
+    """What a session reads: rows in memory, streams of rows and files, by views over them."""
 
     rows: Mapping[str, pa.Table]
+    streams: Mapping[str, Rows] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
     views: tuple[str, ...] = ()
-    """Statements that create views over `rows`, `files` and each other, in this order."""
+    """Statements that create views over `rows`, `streams`, `files` and each other, in this order."""
     same_types: tuple[tuple[str, str], ...] = ()
     """Pairs of views, of which the first begins with the columns of the second."""
 
     def bind(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Create the views. Raises `TypesDiffer`."""
-        for name, rows in self.rows.items():
+        for name, rows in {**self.rows, **self.streams}.items():
             connection.from_arrow(rows).create_view(name)
         for statement in self.views:
             connection.execute(statement)
@@ -55,6 +72,7 @@ def joined(relations: Iterable[Relation]) -> Relation:
     parts = list(relations)
     return Relation(
         rows={name: rows for each in parts for name, rows in each.rows.items()},
+        streams={name: rows for each in parts for name, rows in each.streams.items()},
         files=tuple(file for each in parts for file in each.files),
         views=tuple(view for each in parts for view in each.views),
         same_types=tuple(pair for each in parts for pair in each.same_types),

@@ -13,8 +13,9 @@ from typing import Any, Self
 import pyarrow as pa
 
 from storage_core.engine.sandbox import pool
-from storage_core.engine.sandbox.messages import Kind
-from storage_core.engine.sandbox.process import OutOfTime, Sandbox, SandboxEnded
+from storage_core.engine.sandbox.feeds import Feeds
+from storage_core.engine.sandbox.messages import Kind, Message
+from storage_core.engine.sandbox.process import NO_MESSAGE, OutOfTime, Sandbox, SandboxEnded
 from storage_core.engine.sandbox.query import Query, TypesDiffer
 from storage_core.errors import Unavailable
 
@@ -29,6 +30,7 @@ class Result:
 
     def __init__(self, query: Query) -> None:
         self._sandbox: Sandbox | None = None
+        self._feeds = Feeds(list(query.relation.streams.values()))
         self._sandbox = _begun(query)
         self._query = query
         self._is_streamed = False
@@ -70,29 +72,46 @@ class Result:
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             sandbox.end()
+            self._feeds.close()
 
     def _content(self) -> pa.Buffer | None:
         """What the next message brings; None after the last."""
         if self._sandbox is None:
             return None
         self._sandbox.home.require("a stream of rows", "scan the table here")
-        waited = 0.0 if self._is_streamed else time.monotonic() - self._began
+        began = time.monotonic() if self._is_streamed else self._began
         try:
-            message = self._sandbox.receive(self._query, self._query.seconds - waited)
-        except BaseException:
+            message = self._message(self._sandbox, until=began + self._query.seconds)
+        except BaseException as error:
             self.close()
+            if self._feeds.error is not None and isinstance(error, (OutOfTime, SandboxEnded)):
+                raise self._feeds.error from error
             raise
         if message.kind is Kind.ROWS:
             return message.content
         said = json.loads(message.content.to_pybytes())
         sandbox, self._sandbox = self._sandbox, None
+        self._feeds.close()
         if said["stays"]:
             pool.keep(sandbox)
         else:
             sandbox.end()
         if message.kind is Kind.ERROR:
-            raise _raised(said)
+            raise self._feeds.error or _raised(said)
         return None
+
+    def _message(self, sandbox: Sandbox, *, until: float) -> Message:
+        """The next message of the answer; meanwhile what is asked for is given."""
+        while (message := sandbox.receive(self._query, until - time.monotonic())).kind is Kind.READ:
+            try:
+                theirs = self._feeds.opened(int.from_bytes(message.content.to_pybytes()[:8], "big"))
+            except IndexError as error:
+                raise SandboxEnded(NO_MESSAGE) from error
+            with theirs:
+                sandbox.give(theirs.fileno())
+        if message.kind not in (Kind.ROWS, Kind.ERROR, Kind.END):
+            raise SandboxEnded(NO_MESSAGE)
+        return message
 
 
 def _begun(query: Query) -> Sandbox:

@@ -59,4 +59,5 @@ def _key(query: Query) -> _Key:
     """Equal for queries of the same views and limits. Rows in memory count by their number, and are never kept."""
     relation = query.relation
     rows = tuple((name, each.num_rows, each.schema.serialize().to_pybytes()) for name, each in relation.rows.items())
-    return (rows, relation.files, relation.views, relation.same_types, query.memory_bytes, query.spill_bytes)
+    streams = tuple((name, each.schema.serialize().to_pybytes()) for name, each in relation.streams.items())
+    return (rows, streams, relation.files, relation.views, relation.same_types, query.memory_bytes, query.spill_bytes)

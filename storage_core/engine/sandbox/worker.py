@@ -17,10 +17,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from storage_core.engine.sandbox import landlock
-from storage_core.engine.sandbox.messages import Kind, decoded, receive, send
+from storage_core.engine.sandbox.caller import Caller
+from storage_core.engine.sandbox.messages import Kind, decoded, encoded_batch
 from storage_core.engine.sandbox.query import BESIDE_BYTES, IDLE_SECONDS, Query
 from storage_core.engine.sandbox.sessions import Sessions
 from storage_core.errors import Unavailable
@@ -37,28 +36,28 @@ def serve(descriptor: int, folder: Path) -> None:
     refusal = _give_up_writing(folder)  # before a thread begins that could keep the right
     import duckdb  # noqa: F401  # while the query is still made
 
-    caller = socket.socket(fileno=descriptor)
+    caller = Caller(socket.socket(fileno=descriptor))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, which ends this one
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     unused, sessions = _data_bytes(), Sessions(folder)
     while select.select([caller], [], [], IDLE_SECONDS)[0]:
-        query = decoded(receive(caller))
-        send(caller, Kind.BEGUN)
+        query = decoded(caller.receive(), caller.read)
+        caller.send(Kind.BEGUN)
         failed = _answered(query, sessions, caller) if refusal is None else _reported(refusal)
         said = {**failed, "stays": _data_bytes() <= unused + _RETAINED_BYTES}
-        send(caller, Kind.ERROR if failed else Kind.END, json.dumps(said).encode())
+        caller.send(Kind.ERROR if failed else Kind.END, json.dumps(said).encode())
 
 
-def _answered(query: Query, sessions: Sessions, to: socket.socket) -> dict[str, Any]:
+def _answered(query: Query, sessions: Sessions, caller: Caller) -> dict[str, Any]:
     """Send the rows of a query within its memory. Return what is told of its error, nothing where there is none."""
     own = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        with sessions.opened(query) as (connection, has_views):
+        with caller.waiting(), sessions.opened(query) as (connection, has_views):
             _limit_memory(_data_bytes() + query.memory_bytes + BESIDE_BYTES, own)
             if not has_views:
                 query.relation.bind(connection)
-            _send_rows(query, connection, to)
+            _send_rows(query, connection, caller)
     except Exception as error:  # noqa: BLE001  # raised where the query comes from
         return _reported(error)
     finally:
@@ -71,14 +70,11 @@ def _reported(error: Exception) -> dict[str, Any]:
     return said | {"errno": error.errno} if isinstance(error, OSError) else said
 
 
-def _send_rows(query: Query, connection: duckdb.DuckDBPyConnection, to: socket.socket) -> None:
+def _send_rows(query: Query, connection: duckdb.DuckDBPyConnection, caller: Caller) -> None:
     rows = connection.sql(query.text).to_arrow_reader(query.batch_rows)
-    send(to, Kind.ROWS, rows.schema.serialize())
+    caller.send(Kind.ROWS, rows.schema.serialize())
     for batch in rows:
-        made = pa.BufferOutputStream()
-        with pa.ipc.new_stream(made, batch.schema) as stream:  # whole, for columns may have dictionaries
-            stream.write_batch(batch)
-        send(to, Kind.ROWS, made.getvalue())
+        caller.send(Kind.ROWS, encoded_batch(batch))
 
 
 def _give_up_writing(folder: Path) -> Unavailable | None:
