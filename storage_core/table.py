@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from storage_core.ingest.landing import LandingSpec
     from storage_core.log.history import HistoryEntry
     from storage_core.read.history_pages import HistoryPage
-    from storage_core.read.plan import Plan
+    from storage_core.read.plan import Plan, Watched
     from storage_core.read.predicate import Filter, Predicate
     from storage_core.read.scan import Scan
     from storage_core.read.search_kept import Kept
@@ -437,12 +437,17 @@ class Table:
         (`read.planning`), which are not kept: a read after it makes the requests that are foretold.
         """
         from storage_core.read import sql
-        from storage_core.read.plan import Watched
 
         read = (self, *(() if tables is None else tables.values()))
-        watched = [Watched(each.store, each._verified.footers.cached) for each in read if isinstance(each, Table)]
+        watched = [each._watched for each in read if isinstance(each, Table)]  # noqa: SLF001  # of the same class
         opened = self._sources(at, consistency, tables)
         return sql.explain(opened, query, limits=limits, parameters=parameters, analyze=watched if analyze else None)
+
+    @property
+    def _watched(self) -> Watched:
+        from storage_core.read.plan import Watched
+
+        return Watched(self._store, self._verified.footers.cached)
 
     @_loading
     def explain_search(self, *, index: str) -> dict[str, object]:

@@ -78,8 +78,9 @@ class TablePlan:
 class Analysis:
     """What a read did: `rows` that it returned, `requests` by kind, the `bytes` that GETs returned, and its `seconds`.
 
-    `waves`: how often a request began while none was under way. `cache` is what the cache on disk answered (pieces found
-    and not, bytes found, failures); None where it was not asked. Counted are all requests to the stores of its tables while it ran, whoever made them.
+    `waves`: how often a request began while none was under way. `cache` is what the cache on disk answered (pieces
+    found and not, bytes found, failures); None where it was not asked. Counted are all requests to the stores of its
+    tables while it ran, whoever made them.
     """
 
     rows: int
