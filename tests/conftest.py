@@ -6,6 +6,7 @@ A checkout is a copy of the repository's root in which a test may land files, ma
 from __future__ import annotations
 
 import gzip
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -35,6 +36,11 @@ Land = Callable[..., Path]
 # printed so that it can be replayed.
 settings.register_profile("tidemark", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tidemark")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes `-n auto` starts: one more than cores, for many tests wait for others of their own."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
