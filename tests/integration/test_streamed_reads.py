@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from storage_core.engine.sandbox import feeds, pool, process
 from storage_core.engine.sandbox.feeds import Feeds
-from storage_core.engine.sandbox.messages import Kind, receive
+from storage_core.engine.sandbox.messages import Kind, receive, send
 from storage_core.engine.sandbox.query import Query, Relation, Rows
 from storage_core.engine.sandbox.result import Result
 from storage_core.errors import Corrupt, SnapshotExpired, Unavailable
@@ -332,7 +332,7 @@ def test_few_readings_are_open_at_a_time() -> None:
 HOSTILE = """
 import socket, sys, time
 sys.path[:] = sys.argv[3:]
-from storage_core.engine.sandbox.messages import Kind, receive
+from storage_core.engine.sandbox.messages import Kind, receive, send
 caller = socket.socket(fileno=int(sys.argv[1]))
 receive(caller)
 send(caller, Kind.BEGUN)
