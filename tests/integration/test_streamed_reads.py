@@ -222,18 +222,30 @@ def test_ctrl_c_ends_the_reading() -> None:
 
 
 WITH_A_STREAM_OPEN = """
-import sys
+import sys, threading
 from storage_core.engine.sandbox import feeds
 from tests.integration.test_streamed_reads import asked, endless
 feeds.HELD_BYTES = 1
 stream = asked(endless, "from t")
 next(stream)
+{then}
 sys.exit(10)
+"""
+THREADS_STAND_STILL = """
+held = threading.Event()
+def hold():
+    with stream._feeds._lock:
+        held.set()
+        threading.Event().wait()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
 """
 
 
-def test_a_process_ends_with_a_stream_open() -> None:
-    assert subprocess.run([sys.executable, "-c", WITH_A_STREAM_OPEN], check=False, timeout=120).returncode == 10
+@pytest.mark.parametrize("then", ["", THREADS_STAND_STILL], ids=["at any time", "while a thread holds the lock"])
+def test_a_process_ends_with_a_stream_open(then: str) -> None:
+    program = WITH_A_STREAM_OPEN.format(then=then)
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == 10
 
 
 def test_a_copy_of_the_process_leaves_the_reading_alone() -> None:

@@ -7,6 +7,7 @@ does not grow with the rows (decision 0106).
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
@@ -40,7 +41,7 @@ class Feeds:
         """The first error of the rows; the reading that it ended was told no end."""
         self._made = [_HeldWhileSmall(Rows(each.schema, partial(self._until_closed, each))) for each in rows]
         self._home = HomeProcess()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # whatever holds it may run a collection of garbage, which may close
         self._open = set[socket]()
         self._is_closed = False
 
@@ -76,9 +77,11 @@ class Feeds:
             for each in self._open:
                 each.close()
             return
+        if sys.is_finalizing():  # the lock may be held by a thread that will not run again
+            return
         with self._lock:
             self._is_closed = True
-            for each in self._open:
+            for each in [*self._open]:
                 _shut_down(each)
 
     def _feed(self, rows: _HeldWhileSmall, to: socket) -> None:
