@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from storage_core.engine.sandbox import feeds, pool, process
 from storage_core.engine.sandbox.feeds import Feeds
-from storage_core.engine.sandbox.messages import Kind, receive, send
+from storage_core.engine.sandbox.messages import Kind, receive
 from storage_core.engine.sandbox.query import Query, Relation, Rows
 from storage_core.engine.sandbox.result import Result
 from storage_core.errors import Corrupt, SnapshotExpired, Unavailable
