@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from importlib.util import find_spec
@@ -90,7 +91,7 @@ class S3Reader:
         signed = self._signer.signed(method, target, asked, keys=keys, now_ms=self._now_ms())
         connection = self._connection()
         try:
-            connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+            connection.putrequest(method, target, skip_host=True)
             for name, value in signed.items():
                 connection.putheader(name, value)
             connection.endheaders()
@@ -102,9 +103,9 @@ class S3Reader:
             connection.close()
             raise
         if error is not None:
-            self._done(connection, response)
+            self._done(connection, response, is_sound=True)
             raise Refused({**head, "Error": error}, self._route.region)
-        return {**head, **reply, "Body": _Body(response, head, lambda: self._done(connection, response))}
+        return {**head, **reply, "Body": _Body(response, head, partial(self._done, connection, response))}
 
     def _connection(self) -> HTTPConnection:
         """A kept connection that the server has neither ended nor written to meanwhile, or a fresh one."""
@@ -134,9 +135,9 @@ class S3Reader:
         connection.sock.settimeout(self._read_timeout)
         return connection
 
-    def _done(self, connection: HTTPConnection, response: HTTPResponse) -> None:
-        """Keep the connection for the next request when the answer was read to its end, else end it."""
-        if response.isclosed() and not response.will_close:
+    def _done(self, connection: HTTPConnection, response: HTTPResponse, *, is_sound: bool) -> None:
+        """Keep the connection for the next request when the answer was sound and read to its end, else end it."""
+        if is_sound and response.isclosed() and not response.will_close:
             with self._lock:
                 if len(self._kept) < _MOST_KEPT:
                     self._kept.append(connection)
@@ -147,7 +148,7 @@ class S3Reader:
 class _Body:
     """The body of an answer, to be used in a `with` block: its end keeps the connection, or closes it if unread."""
 
-    def __init__(self, response: HTTPResponse, head: Mapping[str, Any], done: Callable[[], None]) -> None:
+    def __init__(self, response: HTTPResponse, head: Mapping[str, Any], done: Callable[..., None]) -> None:
         self._response = response
         self._head = head["ResponseMetadata"]
         self._done = done
@@ -155,8 +156,8 @@ class _Body:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._done()
+    def __exit__(self, error: object, *_: object) -> None:
+        self._done(is_sound=error is None)
 
     def read(self) -> bytes:
         """Return all of it. Raises where it ends too early, or where the checksum that came with it is another's."""
@@ -190,7 +191,10 @@ def _trust(authorities: Path | None) -> ssl.SSLContext:
 
 
 def _head(response: HTTPResponse) -> dict[str, Any]:
-    headers = {name.lower(): value for name, value in response.headers.items()}
+    headers: dict[str, str] = {}
+    for name, value in response.headers.items():  # two lengths are none, though http.client believes the first
+        key = name.lower()
+        headers[key] = f"{headers[key]}, {value}" if key in headers else value
     return {"ResponseMetadata": {"HTTPStatusCode": response.status, "HTTPHeaders": headers}}
 
 

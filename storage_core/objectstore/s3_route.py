@@ -8,6 +8,7 @@ variable `AWS_…` that is not named here, buckets of other kinds, and regions o
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,9 @@ from storage_core.objectstore.s3_sign import Keys
 _NAMES_KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN"})
 _NAMES_PLACE = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"})
 _NAMES_AUTHORITIES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
-_WITHOUT_EFFECT = frozenset({"AWS_EC2_METADATA_DISABLED", "AWS_RETRY_MODE", "AWS_MAX_ATTEMPTS", "AWS_PAGER"})
+_WITHOUT_EFFECT = frozenset(
+    {"AWS_EC2_METADATA_DISABLED", "AWS_EXECUTION_ENV", "AWS_RETRY_MODE", "AWS_MAX_ATTEMPTS", "AWS_PAGER"}
+)
 _SEEN_HERE = _NAMES_KEYS | _NAMES_PLACE | _WITHOUT_EFFECT | {*_NAMES_AUTHORITIES}
 # These choose credentials and nothing else, and so do the settings of a profile: boto3's session follows them.
 _CHOOSES_KEYS = re.compile(
@@ -34,6 +37,7 @@ _OF_A_PROFILE = re.compile(
     "|web_identity_token_file|sso_[a-z_]*|cli_[a-z_]*|sts_regional_endpoints|metadata_[a-z_]*|retry_mode|max_attempts",
     re.ASCII,
 )
+_OTHER_REGIONS = re.compile("fips|aws-global", re.ASCII)  # under which boto3 signs for another one
 _OTHER_KINDS = re.compile("--|-s3alias$|[.]mrap$", re.ASCII)
 _REGION = re.compile("(?:us|eu|ap|sa|ca|me|af|il|mx)(?:-gov)?-(?:north|south|east|west|central)+-[0-9]", re.ASCII)
 _REGION_UNLESS_SAID = "us-east-1"
@@ -61,14 +65,14 @@ def route(location: S3Location, environment: Mapping[str, str], session: Callabl
     `session` makes botocore's session, which is used where the environment does not hold the credentials. Raises what
     it raises.
     """
-    aws = {name for name, value in environment.items() if name.startswith("AWS_") and value}
+    aws = {name for name in environment if name.startswith("AWS_")}
     unknown = aws - _SEEN_HERE
     if any(not _CHOOSES_KEYS.fullmatch(each) for each in unknown):
         return None
     if location.endpoint is None and aws & {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}:
         return None
     region, keys = location.region or environment.get("AWS_DEFAULT_REGION"), _keys_in(environment)
-    if unknown or keys is None or any(Path(each).expanduser().exists() for each in _CONFIGURED):
+    if unknown or keys is None or _is_configured():
         resolved = session()
         if not all(_OF_A_PROFILE.fullmatch(name) for name in resolved.get_scoped_config()):
             return None
@@ -77,7 +81,7 @@ def route(location: S3Location, environment: Mapping[str, str], session: Callabl
         found = _route(location, region or _REGION_UNLESS_SAID, lambda: _frozen(credentials))
     else:
         found = _route(location, region or _REGION_UNLESS_SAID, lambda: keys)
-    if found is None or _has_proxy(found):
+    if found is None or _has_proxy(found, location.bucket):
         return None
     named = next((environment[each] for each in _NAMES_AUTHORITIES if each in environment), None)
     if named is None or not found.is_secure:
@@ -85,9 +89,14 @@ def route(location: S3Location, environment: Mapping[str, str], session: Callabl
     return replace(found, authorities=Path(named)) if Path(named).is_file() else None
 
 
+def _is_configured() -> bool:
+    # Not by Path, which raises where there is no home folder or it is somebody else's.
+    return any(os.path.exists(os.path.expanduser(each)) for each in _CONFIGURED)  # noqa: PTH110, PTH111
+
+
 def _keys_in(environment: Mapping[str, str]) -> Keys | None:
     access, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
-    token = environment.get("AWS_SESSION_TOKEN") or environment.get("AWS_SECURITY_TOKEN") or None
+    token = environment.get("AWS_SESSION_TOKEN") or environment.get("AWS_SECURITY_TOKEN")
     return Keys(access, secret, token) if access and secret else None
 
 
@@ -101,7 +110,7 @@ def _frozen(credentials: Any) -> Keys | None:
 
 def _route(location: S3Location, region: str, keys: Callable[[], Keys | None]) -> Route | None:
     bucket, has_dots = location.bucket, "." in location.bucket
-    if _OTHER_KINDS.search(bucket):
+    if _OTHER_KINDS.search(bucket) or _OTHER_REGIONS.search(region):
         return None
     if location.endpoint is None:
         if not _REGION.fullmatch(region):
@@ -124,8 +133,10 @@ def _route(location: S3Location, region: str, keys: Callable[[], Keys | None]) -
     )
 
 
-def _has_proxy(found: Route) -> bool:
-    """Whether boto3 would send the requests through a proxy."""
+def _has_proxy(found: Route, bucket: str) -> bool:
+    """Whether boto3 would send the requests through a proxy, which it decides by the host of the endpoint."""
     from urllib.request import getproxies, proxy_bypass
 
-    return ("https" if found.is_secure else "http") in getproxies() and not proxy_bypass(found.host)
+    return ("https" if found.is_secure else "http") in getproxies() and not proxy_bypass(
+        found.host.removeprefix(f"{bucket}.")
+    )

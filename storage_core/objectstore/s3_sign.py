@@ -43,7 +43,7 @@ class Signer:
         """Return the headers with what makes them a signed request. Names are in lower case, `host` is among them."""
         at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ms // 1000))
         sent = {**headers, "x-amz-content-sha256": NO_BODY, "x-amz-date": at}
-        if keys.token is not None:
+        if keys.token:
             sent["x-amz-security-token"] = keys.token
         names = sorted(sent)
         path, _, query = target.partition("?")

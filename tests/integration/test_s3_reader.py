@@ -247,6 +247,36 @@ def test_bytes_that_differ_from_their_checksum_are_asked_for_again(data: bytes, 
         assert sum(connections) == (1 if is_whole else 3)
 
 
+@pytest.mark.parametrize("second", [b"3", b"5"])
+def test_an_answer_that_tells_two_lengths_is_none(second: bytes) -> None:
+    with answering(lambda _: WHOLE % b"Content-Length: %b\r\n" % second + b"abcde") as (endpoint, _):
+        store = store_at(endpoint)
+        for read in (store.get, store.head):
+            with pytest.raises(Unavailable, match="no usable answer"):
+                read("k")
+
+
+def test_a_connection_whose_answer_could_not_be_read_is_not_used_again() -> None:
+    garbled = WHOLE.replace(b"Content-Length: 3", b"Transfer-Encoding: chunked") % b"" + b"no number\r\n"
+    replies = iter((garbled, WHOLE % b"" + b"abc"))
+    with answering(lambda _: next(replies)) as (endpoint, connections):
+        store = store_at(endpoint, attempts=2)
+        assert store.get("k").data == b"abc"
+        assert connections == [1, 1]
+
+
+def test_bytes_are_asked_for_as_they_are_stored() -> None:
+    asked: list[bytes] = []
+
+    def answer(requested: bytes) -> bytes:
+        asked.append(requested.lower())
+        return WHOLE % b"" + b"abc"
+
+    with answering(answer) as (endpoint, _):
+        store_at(endpoint).get("k")
+    assert b"\r\naccept-encoding: identity\r\n" in asked[0]
+
+
 def test_a_signal_ends_the_wait_for_an_answer() -> None:
     done = threading.Event()
 

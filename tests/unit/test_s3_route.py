@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import NoCredentialsError
+from botocore.exceptions import NoCredentialsError, ProfileNotFound
 from botocore.session import Session
 
 from storage_core.clock import SystemClock
@@ -93,6 +93,9 @@ def test_requests_go_where_boto3_sends_them(uri: str) -> None:
         "s3://alias-s3alias/x?region=eu-central-1",
         "s3://bucket/x?endpoint=http://127.0.0.1:9000&region=eu-central-1&path_style=false",
         "s3://buc.ket/x?endpoint=http://h.example:9000&region=eu-central-1&path_style=false",
+        "s3://bucket/x?endpoint=http://h.example:9000&region=aws-global",
+        "s3://bucket/x?endpoint=http://h.example:9000&region=fips-us-east-1",
+        "s3://bucket/x?endpoint=http://h.example:9000&region=us-east-1-fips",
     ],
 )
 def test_places_of_other_kinds_are_left_to_boto3(uri: str) -> None:
@@ -136,6 +139,34 @@ def test_a_proxy_is_left_to_boto3_unless_it_is_not_for_this_host(monkeypatch: py
     assert route(location, ENVIRONMENT, not_needed) is None
     monkeypatch.setenv("no_proxy", "h.example")
     assert route(location, ENVIRONMENT, not_needed) is not None
+
+
+def test_a_proxy_is_for_the_endpoint_whatever_is_said_of_the_host_of_the_bucket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    location = parse_s3_uri("s3://bucket/x?region=eu-central-1", {})
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "bucket.s3.eu-central-1.amazonaws.com")
+    assert route(location, ENVIRONMENT, not_needed) is None
+    monkeypatch.setenv("no_proxy", "s3.eu-central-1.amazonaws.com")
+    assert route(location, ENVIRONMENT, not_needed) is not None
+
+
+def test_an_account_without_a_home_folder_has_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # as in a container that runs as a number of its own
+    assert route(parse_s3_uri(PLAIN, {}), ENVIRONMENT, not_needed) is not None
+
+
+def test_the_name_of_a_service_that_runs_the_process_changes_nothing() -> None:
+    environment = {**ENVIRONMENT, "AWS_EXECUTION_ENV": "AWS_ECS_FARGATE"}
+    assert route(parse_s3_uri(PLAIN, {}), environment, not_needed) is not None
+
+
+def test_a_profile_with_an_empty_name_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "")
+    with pytest.raises(ProfileNotFound):
+        route(parse_s3_uri(PLAIN, {}), {**ENVIRONMENT, "AWS_PROFILE": ""}, Session)
 
 
 def configured(home: Path, config: str, credentials: str = "") -> Route | None:

@@ -14,7 +14,7 @@ from storage_core.objectstore.s3_sign import Keys, Signer, target_of
 HOST = "h.example:9000"
 
 
-@pytest.mark.parametrize("token", [None, "session/token+=="])
+@pytest.mark.parametrize("token", [None, "", "session/token+=="])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize(
     ("path", "query"),
