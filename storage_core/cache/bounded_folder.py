@@ -25,14 +25,17 @@ from storage_core.process import OwnLock
 LARGEST: Final = 4
 """What is written at once, and what one read keeps, is at most this part of the bound: a quarter."""
 
+TEMPORARY: Final = "tidemark-tmp-"
+"""How the name of a folder begins in which entries are filled, or removed."""
+
 _LISTED = 64  # a process lists the folder when it wrote this part of the bound
 _FULL = 8  # and leaves this part of it free: room for what eight processes write until they list again
 _BLOCKS_BYTES = 8192  # what a piece may take beside its bytes, which need not begin or end with a block
-_TMP = "tmp-"
 _ABANDONED_NS = 24 * 3600 * 10**9
 _UNUSED_NS = 10 * 365 * 24 * 3600 * 10**9
 _TOUCHED_NS = 60 * 10**9
-_ENTRY = re.compile(r"[0-9a-f]{32}\.split|.+-[0-9a-f]{16}", re.ASCII)
+_FILE = re.compile(r"[0-9a-f]{32}\.split", re.ASCII)
+_OF_FILES = re.compile(rf"{TEMPORARY}.+|.+-[0-9a-f]{{16}}", re.ASCII)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -149,12 +152,11 @@ def touch(entry: int | Path) -> None:
 def _entries(folder: int) -> Iterator[Entry]:
     with os.scandir(folder) as found:
         for each in found:
-            is_filled = each.name.startswith(_TMP)
-            if not is_filled and not _ENTRY.fullmatch(each.name):
-                continue  # nobody knows whose it is
             with suppress(FileNotFoundError):
                 status = each.stat(follow_symlinks=False)
                 is_folder = stat.S_ISDIR(status.st_mode)
+                if not (_OF_FILES if is_folder else _FILE).fullmatch(each.name):
+                    continue  # nobody knows whose it is
                 taken = _taken(folder, each.name) if is_folder else status.st_blocks * 512
                 yield Entry(status.st_mtime_ns, each.name, taken, is_folder)
 
@@ -175,9 +177,9 @@ def _remove(folder: int, entry: Entry) -> bool:
         if not entry.is_folder:
             os.unlink(entry.name, dir_fd=folder)
             return True
-        if entry.name.startswith(_TMP) and time.time_ns() - entry.used_ns < _ABANDONED_NS:
+        if entry.name.startswith(TEMPORARY) and time.time_ns() - entry.used_ns < _ABANDONED_NS:
             return False
-        moved = f"{_TMP}{secrets.token_hex(8)}"
+        moved = f"{TEMPORARY}{secrets.token_hex(8)}"
         os.rename(entry.name, moved, src_dir_fd=folder, dst_dir_fd=folder)
     except FileNotFoundError:
         return True

@@ -21,7 +21,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import xxhash
 
-from storage_core.cache.bounded_folder import BoundedFolder, begin_unused, touch
+from storage_core.cache.bounded_folder import TEMPORARY, BoundedFolder, begin_unused, touch
 from storage_core.cache.pieces import bounded_folder
 from storage_core.formats.bundle import checksum
 from storage_core.index import segments
@@ -128,7 +128,7 @@ def open_cache(directory: Path | None) -> Iterator[SegmentCache]:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         usual = CacheSettings.of(os.environ)
         kept = bounded_folder(CacheSettings(folder=directory, most_bytes=usual.most_bytes or USUAL_BYTES))
-    prefix = "tidemark-segments-" if directory is None else "tmp-"
+    prefix = "tidemark-segments-" if directory is None else TEMPORARY
     with tempfile.TemporaryDirectory(prefix=prefix, dir=directory, ignore_cleanup_errors=True) as temporary:
         yield SegmentCache(Path(temporary), kept)
 

@@ -70,6 +70,8 @@ def where_of(query: Node, table: str) -> Predicate | None:
     where = query.get("where_clause")
     if query.get("type") != "SELECT_NODE" or where is None or _reads(query, table) != 1:
         return None
+    if query["sample"] is not None:  # which is taken before the condition applies
+        return None
     source = query["from_table"]
     read = _kept_of(source, table)
     shadowed = any(entry["key"].lower() == table.lower() for entry in query["cte_map"]["map"])

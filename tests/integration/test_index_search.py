@@ -622,7 +622,7 @@ def test_concurrent_searches_may_share_a_cache(rows: list[Row], tmp_path: Path) 
     for thread in threads:
         thread.join()
     assert answers == [expected] * 8
-    assert not [each.name for each in tmp_path.iterdir() if each.name.startswith("tmp-")]
+    assert not [each.name for each in tmp_path.iterdir() if each.name.startswith("tidemark-tmp-")]
 
 
 def test_a_cached_gap_is_built_once(rows: list[Row], tmp_path: Path) -> None:

@@ -401,11 +401,17 @@ def test_what_is_not_of_the_cache_is_never_removed(place: Path) -> None:
     place.mkdir(mode=0o700, parents=True)
     (place / "mine.txt").write_text("mine")
     (place / "my folder").mkdir()
+    (place / "tmp-mine.txt").write_text("mine")
+    (place / "tmp-mine").mkdir()
+    os.utime(place / "tmp-mine", (0, 0))
+    (place / f"mine-{'0' * 16}").write_text("mine")
+    (place / f"{'0' * 32}.split").mkdir()
+    mine = {each.name for each in place.iterdir()}
     cached = cache(place, 2**20)
     for name, piece, data in pieces(5, 10_000):
         cached.write("s3://x", "path", name, [(piece, data)])
     assert BoundedFolder(place, 2**20).clear() >= 50_000
-    assert {each.name for each in place.iterdir()} == {"mine.txt", "my folder"}
+    assert {each.name for each in place.iterdir()} == mine
 
 
 # --- settings

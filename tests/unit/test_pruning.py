@@ -216,6 +216,10 @@ def test_a_field_of_a_struct_is_not_the_column_of_that_name(text: str) -> None:
     assert left([add], wanted) == [add.path]
 
 
+def test_a_sample_is_taken_of_all_rows_before_the_condition() -> None:
+    assert where_of(parse("select * from t where n = 1 using sample 5 rows"), "t") is None
+
+
 @pytest.mark.parametrize("query", ["select * from t where t.n > 5", "select * from t as u where u.n > 5"])
 def test_a_column_is_known_by_the_name_of_its_table_too(query: str) -> None:
     wanted = where_of(parse(query), "t")
