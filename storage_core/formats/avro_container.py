@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import pyarrow as pa
 import xxhash
@@ -24,6 +23,7 @@ from storage_core.foreign_text import quoted
 from storage_core.formats.avro_codecs import CODEC_DAMAGE, MAX_EXPANDED_BYTES, expand, expanded_bytes, measure_of
 from storage_core.formats.avro_schema import least_bytes
 from storage_core.headroom import require_headroom
+from storage_core.process import HomeProcess
 from storage_core.scratch import scratch, scratch_folder
 from storage_core.system_errors import panicked, raise_refused
 
@@ -43,7 +43,12 @@ _LOADED_BYTES: Final = 2**31 + 256 * 2**20
 _THREAD_BYTES: Final = 72 * 2**20
 _OTHER_THREADS: Final = 4
 _DECODED_BYTES: Final = 16
-_started: Final = threading.Event()
+
+
+class _Decoder:
+    # Mutable state at module level: the threads of DataFusion are of the process that began to use it.
+    home: ClassVar[HomeProcess | None] = None
+
 
 # A damaged file fails in whichever decoder meets the damage first.
 _DAMAGE = (
@@ -128,9 +133,12 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
     """Return the records as an Arrow table, columns named and typed as the file declares them, rows in file order.
 
     Decoded by DataFusion, column by column, which makes no object per record ("Checkpoints").
-    `inspected` is what `inspect` said of just these bytes. Raises as `read_records` does.
+    `inspected` is what `inspect` said of just these bytes. Raises as `read_records` does, and `CopiedProcess` in a copy
+    by fork() of a process that called this: there it would wait for threads that are not there.
     """
     found = inspected or inspect(data, where)
+    if _Decoder.home is not None:
+        _Decoder.home.require("what reads Avro files", "start the process anew instead (by `spawn` or `forkserver`)")
     with require_headroom(where, reserved=_reserved_bytes(found)), scratch_folder("tidemark-") as folder:
         from datafusion import SessionConfig, SessionContext
 
@@ -141,6 +149,7 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
             file.writelines(plain)
         # A batch for all records, and a next one for what there may be beside them: see `_plain_copy`.
         context = SessionContext(SessionConfig().with_target_partitions(1).with_batch_size(max(1, found.records)))
+        _Decoder.home = HomeProcess()
         try:
             frame = context.read_avro(path)
             batches = [_right_sized(batch.to_pyarrow()) for batch in islice(frame.execute_stream(), 2)]
@@ -150,7 +159,6 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
                 raise
             raise_refused(where, error)  # the file was whole when it was inspected
             raise Corrupt(f"{where}: damaged Avro file: {error}", key=where) from error
-    _started.set()
     if table.num_rows != found.records:
         raise Corrupt(f"{where}: expected {found.records} records, found {table.num_rows}", key=where)
     return table
@@ -158,7 +166,9 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
 
 def _reserved_bytes(found: Container) -> int:
     """What of address space DataFusion takes for these records, and for itself where it does not run yet."""
-    started = 0 if _started.is_set() else _LOADED_BYTES + ((os.cpu_count() or 1) + _OTHER_THREADS) * _THREAD_BYTES
+    started = (
+        0 if _Decoder.home is not None else _LOADED_BYTES + ((os.cpu_count() or 1) + _OTHER_THREADS) * _THREAD_BYTES
+    )
     return started + _DECODED_BYTES * found.expanded_bytes
 
 

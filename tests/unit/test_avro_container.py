@@ -175,3 +175,29 @@ def test_a_block_that_holds_other_than_the_records_it_claims_is_refused(
 def test_a_file_without_records_is_an_empty_table() -> None:
     found = read_columns(_header("null"), "f")
     assert (found.num_rows, found.column_names) == (0, ["n", "t"])
+
+
+IN_A_COPY = """
+import faulthandler, os, sys
+from storage_core.errors import CopiedProcess
+from storage_core.formats.avro_container import read_columns
+from tests.unit.test_avro_container import _file
+data = _file("null")
+def child(expected):
+    copy = os.fork()
+    if copy:
+        return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    faulthandler.dump_traceback_later(100, exit=True)
+    try:
+        found = str(read_columns(data, "f").num_rows)
+    except CopiedProcess as error:
+        found = "copied" if "spawn" in str(error) else str(error)
+    os._exit(0 if found == expected else 3)
+assert child("3000") == 0
+read_columns(data, "f")
+sys.exit(child("copied"))
+"""
+
+
+def test_a_copy_of_a_process_that_read_columns_is_told_so_and_does_not_hang() -> None:
+    assert subprocess.run([sys.executable, "-c", IN_A_COPY], check=False, timeout=200).returncode == 0
