@@ -1,23 +1,32 @@
-"""Servers of the benchmark of read clients, each a process of its own: python -m benchmarks.read_servers KIND [PORT].
+"""Servers of the benchmarks of remote reads, each a process of its own: python -m benchmarks.read_servers KIND [PORT].
 
 `memory` answers every GET from memory, so that clients are measured and no server; `s3` is the S3 server of the tests;
-`slow` hands on to a port of this machine what it gets, 20 ms later. Each prints where it listens.
+`slow` hands on to a port of this machine what it gets, 20 ms later, and counts. Each prints where it listens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import cast
 
 DELAY_S = 0.02
+COUNTS = "COUNTS"
+"""The method of a request that the slow server answers itself: requests, waves and bytes since it was asked last.
+
+A wave begins with each request that comes while no other is under way.
+"""
+
 OBJECT = bytes(range(256)) * (64 * 2**20 // 256)
 SMALL_BYTES = 1024
+_LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 _RANGE = re.compile(rb"\r\nrange: bytes=([0-9]+)-([0-9]+)", re.IGNORECASE)
 _HEAD = (
     b"HTTP/1.1 %b\r\ncontent-length: %d\r\n%bcontent-type: binary/octet-stream\r\naccept-ranges: bytes\r\n"
@@ -62,22 +71,51 @@ async def _answer_from_memory() -> None:
     await server.serve_forever()
 
 
-async def _hand_on(port: int) -> None:
-    async def hand_on(from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(_copy(from_client, to_server, DELAY_S), _copy(from_server, to_client, 0))
+class _Slow:
+    """A proxy of one server of this machine: each request waits 20 ms; those since the last question are counted."""
 
-    server = await asyncio.start_server(hand_on, "127.0.0.1", 0, backlog=128)
-    _say(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    await server.serve_forever()
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._under_way = 0
+        self._counts = Counter[str]()
+
+    async def serve(self) -> None:
+        server = await asyncio.start_server(self._hand_on, "127.0.0.1", 0, backlog=128)
+        _say(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        await server.serve_forever()
+
+    async def _hand_on(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # either side closed
+            while True:
+                method, request = await _message(from_client)
+                if method == COUNTS.encode():
+                    counted = json.dumps(self._counts).encode()
+                    self._counts.clear()
+                    to_client.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(counted), counted))
+                    continue
+                self._counts["requests"] += 1
+                self._counts["waves"] += not self._under_way
+                self._under_way += 1
+                try:
+                    await asyncio.sleep(DELAY_S)
+                    to_server.write(request)
+                    _, answer = await _message(from_server, has_body=method != b"HEAD")
+                    self._counts["bytes"] += len(answer)
+                    to_client.write(answer)
+                    await to_client.drain()
+                finally:
+                    self._under_way -= 1
+        to_client.close()
+        to_server.close()
 
 
-async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter, delay_s: float) -> None:
-    while data := await source.read(2**20):
-        await asyncio.sleep(delay_s)
-        target.write(data)
-        await target.drain()
-    target.close()
+async def _message(source: asyncio.StreamReader, *, has_body: bool = True) -> tuple[bytes, bytes]:
+    """The first word of a request or an answer, and all of its bytes."""
+    head = await source.readuntil(b"\r\n\r\n")
+    length = _LENGTH.search(head)
+    body = await source.readexactly(int(length[1])) if has_body and length else b""
+    return head.partition(b" ")[0], head + body
 
 
 def _serve_s3() -> None:
@@ -98,7 +136,7 @@ if __name__ == "__main__":
         case ["memory"]:
             asyncio.run(_answer_from_memory())
         case ["slow", port]:
-            asyncio.run(_hand_on(int(port)))
+            asyncio.run(_Slow(int(port)).serve())
         case ["s3"]:
             _serve_s3()
         case _:

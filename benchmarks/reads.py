@@ -56,8 +56,8 @@ def measure(*, small: bool) -> Iterator[Metric]:
         yield from _queries("flights by day", by_day, of_flights, runs)
         yield from _queries("flights in one split", _table(root / "one", flights), of_flights, runs)
         of_wide = {"text": "c1", "value": "name 7", "number": "c0", "constant": "5"}
-        wide = _table(root / "wide", _wide(20_000 if small else 4_000_000))
-        yield from _queries("60 columns", wide, of_wide, runs)
+        columns = _table(root / "wide", wide(20_000 if small else 4_000_000))
+        yield from _queries("60 columns", columns, of_wide, runs)
         yield from _searches(root / "search", 5_000 if small else 200_000, runs)
 
 
@@ -70,7 +70,8 @@ def _table(path: Path, rows: pa.Table, time_column: str | None = None) -> tm.Tab
     return table
 
 
-def _wide(rows: int) -> pa.Table:
+def wide(rows: int) -> pa.Table:
+    """Return random numbers and words in 60 columns."""
     chance = np.random.default_rng(7)
     numbers = [pa.array(chance.integers(0, 1_000 + 50 * column, rows)) for column in range(WIDE_COLUMNS // 2)]
     names = pa.array([f"name {each}" for each in range(500)])

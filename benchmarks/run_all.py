@@ -21,6 +21,8 @@ BENCHMARKS = (
     "compaction",
     "compaction_questions",
     "reads",
+    "remote_reads",
+    "read_memory",
     "read_client",
     "startup",
 )

@@ -42,6 +42,7 @@ LONG = {
             "tests/integration/test_paused_writer.py",
             "tests/integration/test_raw_log_processes.py",
             "tests/integration/test_s3_store.py",
+            "tests/integration/test_shared_cache.py",
         }
     ),
     "damage and faults in every place": frozenset(
@@ -75,6 +76,7 @@ LONG = {
     "tables of many versions, pages or rows": frozenset(
         {
             "tests/integration/test_history_on_s3.py",
+            "tests/integration/test_read_memory.py",
             "tests/integration/test_writer_memory.py",
             "tests/unit/test_compaction_planning_budget.py",
             "tests/unit/test_history_pages.py",

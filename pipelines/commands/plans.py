@@ -13,8 +13,7 @@ def show_query(plan: Plan, *, as_json: bool, with_splits: bool = False) -> None:
     if as_json:
         output.json_line(plan.to_dict())
         return
-    for each in str(plan).splitlines():
-        output.line(each)
+    output.line(str(plan))
     if with_splits:
         shown = {"window_start": output.window, "rows": output.number, "size": output.number, "path": output.cell}
         read = plan["t"].to_dict()["read"]

@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -152,6 +152,18 @@ class CachedPieces:
                     _write(self._folder, _name(uri, path, checksum), wanted)
         except OSError as error:
             self._meter.add(CacheCounts(failures=_warned(self._folder, error)))
+
+    def made(self, uri: str, path: str, checksum: str, piece: Piece, *, fetch: Callable[[], bytes]) -> bytes:
+        """Return the bytes of a piece; of those that `fetch` returns the caller verifies that they are the right ones.
+
+        They are kept if they have the checksum of the piece. Raises what `fetch` raises.
+        """
+        (data,) = self.read(uri, path, checksum, [piece])
+        if data is None:
+            data = fetch()
+            if xxhash.xxh3_64_hexdigest(data) == piece.xxh3:
+                self.write(uri, path, checksum, [(piece, data)])
+        return data
 
     def _may_keep(self) -> bool:
         return self._left is None or self._left > 0

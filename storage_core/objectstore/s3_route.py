@@ -1,9 +1,9 @@
 """Where reads of a place on S3 go and as whom they are signed, when that can be told without a client of boto3.
 
 Building boto3's client takes a third of a second, and a GET of it several times as long as the request itself. So reads
-go through `s3_reader` wherever nothing else than what is modelled here decides about them. All else stays with
-boto3: proxies, an AWS configuration that changes addresses or requests, any
-variable `AWS_…` that is not named here, buckets of other kinds, and regions outside of Amazon's main partitions.
+go through `s3_reader` wherever nothing else than what is modelled here decides about them. All else stays with boto3:
+proxies, an AWS configuration that changes addresses or requests, any variable `AWS_…` that is not named here, buckets
+of other kinds, and regions outside of Amazon's main partitions.
 """
 
 from __future__ import annotations

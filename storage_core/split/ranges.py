@@ -5,6 +5,7 @@ The log's entry has the place and the checksum of the footer, the footer those o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -88,13 +89,11 @@ def read_footer(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED)
         found = f"its footer ends at {add.footerEndOffset}, and it has {add.size} bytes"
         raise Corrupt(f"{add.path}: by the log {found}", key=add.path)
     piece = Piece(add.footerStartOffset, add.footerEndOffset, add.footerXxh3)
-    (data,) = cached.read(store.uri, add.path, _identity(add), [piece])
-    if data is None:
-        data = store.get_range(add.path, piece.start, piece.end)
-        found = xxhash.xxh3_64_hexdigest(data)
-        if found != add.footerXxh3:
-            raise Corrupt(f"{add.path}: expected xxh3-64 {add.footerXxh3} of the footer, found {found}", key=add.path)
-        cached.write(store.uri, add.path, _identity(add), [(piece, data)])
+    fetch = functools.partial(store.get_range, add.path, piece.start, piece.end)
+    data = cached.made(store.uri, add.path, _identity(add), piece, fetch=fetch)
+    found = xxhash.xxh3_64_hexdigest(data)
+    if found != add.footerXxh3:
+        raise Corrupt(f"{add.path}: expected xxh3-64 {add.footerXxh3} of the footer, found {found}", key=add.path)
     file = pq.read_metadata(pa.BufferReader(data))
     entries = {key.decode(): value.decode() for key, value in (file.metadata or {}).items()}
     checksums = chunk_checksums.recorded(entries, file, add.path)
@@ -181,11 +180,7 @@ def whole_split(store: ObjectStore, add: Add, cached: CachedPieces) -> bytes:
     if add.xxh3 is None:  # of another writer: nothing says what its bytes are
         return whole_file(store, add)
     piece = Piece(0, add.size, add.xxh3)
-    (data,) = cached.read(store.uri, add.path, _identity(add), [piece])
-    if data is None:
-        data = whole_file(store, add)
-        cached.write(store.uri, add.path, _identity(add), [(piece, data)])
-    return data
+    return cached.made(store.uri, add.path, _identity(add), piece, fetch=lambda: whole_file(store, add))
 
 
 def _identity(add: Add) -> str:

@@ -93,12 +93,8 @@ def positions(rows: BitMap) -> Positions:
 
 def _stored(store: ObjectStore, add: Add, vector: DeletionVector, cached: CachedPieces) -> BitMap:
     path, piece = str(vector.path), Piece(0, vector.size, vector.xxh3)
-    (kept,) = cached.read(store.uri, path, vector.xxh3, [piece])
-    data = _object(store, path, add) if kept is None else kept
-    deleted = rows_of(vector, data, where=path)
-    if kept is None:
-        cached.write(store.uri, path, vector.xxh3, [(piece, data)])
-    return deleted
+    data = cached.made(store.uri, path, vector.xxh3, piece, fetch=lambda: _object(store, path, add))
+    return rows_of(vector, data, where=path)
 
 
 def _object(store: ObjectStore, path: str, add: Add) -> bytes:

@@ -58,6 +58,16 @@ def test_the_small_benchmark_of_reads_prints_every_query_against_the_engines() -
     assert {metric["against"] for metric in metrics} >= {"DuckDB read_parquet", "ours", "5 ms"}
 
 
+def test_the_small_benchmark_of_remote_reads_prints_what_every_query_costs_both_readers() -> None:
+    metrics = {metric["name"]: metric for metric in _metrics("remote_reads")}
+    for asked in ("cold", "again", "after 10 commits"):
+        (name,) = (each for each in metrics if each.startswith("days") and each.endswith(f"one column, {asked}"))
+        assert metrics[name]["against"] == "DataFusion"
+        for reader in ("ours", "DataFusion"):
+            counts = [metrics[f"{name}, {reader}: {count}"]["value"] for count in ("requests", "waves", "bytes")]
+            assert counts[0] >= counts[1], "a wave is a request at least"
+
+
 def test_the_small_benchmark_of_read_clients_prints_every_work_beside_both_peers() -> None:
     metrics = _metrics("read_client")
     assert {metric["against"] for metric in metrics} == {"boto3", "obstore"}

@@ -1,0 +1,170 @@
+"""What queries cost off a local disk: the ten of `benchmarks.reads` over an S3 API that answers 20 ms later.
+
+DataFusion reads the same objects through its own client, knows no log, and verifies nothing. Both are asked three
+times: with nothing kept ("cold"), again, and after ten more commits, which each reader has to notice by itself: a
+table is refreshed before each query, DataFusion lists the folder anew. The processes in which the engines run are
+there before. The server of the tests takes one request at a time, so bytes are bound by it, not by the readers.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+from datafusion import SessionConfig, SessionContext
+from datafusion.object_store import AmazonS3
+
+import tidemark as tm
+from benchmarks.metrics import Metric, command
+from benchmarks.read_client import ENVIRONMENT, REGION
+from benchmarks.read_servers import COUNTS, serving
+from benchmarks.reads import QUERIES, wide
+from examples import datasets
+
+COMMITS = 10
+COLD_AIM, WARM_AIM = 1 / 1.5, 1 / 0.2
+"""Ours may take 1.5 times as long as DataFusion with nothing kept, and 0.2 times as long after that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A table on S3, and the endpoint through which it is reached."""
+
+    bucket: str
+    name: str
+    endpoint: str
+
+    @property
+    def uri(self) -> str:
+        """Where it is, to our client."""
+        return f"s3://{self.bucket}/{self.name}?endpoint={self.endpoint}&region={REGION}&path_style=true"
+
+
+class Ours:
+    """A reader with a folder of its own for what it keeps."""
+
+    def __init__(self, place: Place, root: Path) -> None:
+        os.environ["TIDEMARK_CACHE_DIR"] = tempfile.mkdtemp(dir=root)
+        self._uri = place.uri
+        self._table: tm.Table | None = None
+
+    def sql(self, text: str) -> pa.Table:
+        """The answer at the newest version."""
+        if self._table is None:
+            self._table = tm.Table.open(self._uri)
+        else:
+            self._table.refresh()
+        return self._table.sql(text).to_arrow()
+
+
+class Theirs:
+    """DataFusion, which keeps metadata of files by itself."""
+
+    def __init__(self, place: Place) -> None:
+        self._folder = f"s3://{place.bucket}/{place.name}/splits/"
+        self._context = SessionContext(
+            SessionConfig({"datafusion.execution.listing_table_ignore_subdirectory": "false"})
+        )
+        keys = {"access_key_id": ENVIRONMENT["AWS_ACCESS_KEY_ID"], "secret_access_key": "test-secret"}
+        store = AmazonS3(place.bucket, region=REGION, endpoint=place.endpoint, allow_http=True, **keys)
+        self._context.register_object_store("s3://", store, place.bucket)
+
+    def sql(self, text: str) -> pa.Table:
+        """The answer of the files that are there."""
+        self._context.deregister_table("t")
+        self._context.register_parquet("t", self._folder)
+        return self._context.sql(text).to_arrow_table()
+
+
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield milliseconds, requests, waves and MiB of every query, ours and DataFusion's."""
+    os.environ.update(ENVIRONMENT)
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-benchmark-")))
+        server = urlsplit(stack.enter_context(serving("s3")))
+        endpoint = parse_qs(server.query)["endpoint"][0]
+        slow = stack.enter_context(serving("slow", str(urlsplit(endpoint).port)))
+        flights = datasets.flights()
+        by_day = _Written(
+            Place(server.netloc, "days", endpoint), flights.slice(0, 20_000) if small else flights, "time_hour"
+        )
+        columns = _Written(Place(server.netloc, "wide", endpoint), wide(20_000 if small else 1_000_000))
+        of_flights = {"text": "carrier", "value": "AA", "number": "dep_delay", "constant": "20"}
+        of_columns = {"text": "c1", "value": "name 7", "number": "c0", "constant": "5"}
+        for table, words in ((by_day, of_flights), (columns, of_columns)):
+            for name, template in list(QUERIES.items())[: 2 if small else None]:
+                yield from table.asked(name, template.format(**words), slow, root)
+
+
+class _Written:
+    """A table that goes on being written, past the slow server."""
+
+    def __init__(self, place: Place, rows: pa.Table, time_column: str | None = None) -> None:
+        daily = time_column is not None
+        self._table = tm.Table.create(
+            place.uri, rows.schema, time_column=time_column, window="1d" if daily else "auto", coarse_window=daily
+        )
+        self._table.append(rows)
+        self._table.sql("select count(*) from t").to_arrow()  # the process of queries is there
+        self._place, self._rows = place, rows
+        self._label = f"{place.name}, {len(self._table.files()):,} splits"
+
+    def asked(self, name: str, query: str, slow: str, root: Path) -> Iterator[Metric]:
+        """One query by both readers, thrice."""
+        place = replace(self._place, endpoint=slow)
+        readers: tuple[Theirs | Ours, ...] = (Theirs(place), Ours(place, root))
+        for asked, aim in (("cold", COLD_AIM), ("again", WARM_AIM), (f"after {COMMITS} commits", WARM_AIM)):
+            for _ in range(COMMITS if asked.startswith("after") else 0):
+                self._table.append(self._rows.slice(0, 10))
+            label = f"{self._label}, {name}, {asked}"
+            theirs, ours = (_asked(reader, query, slow) for reader in readers)
+            if theirs.rows != ours.rows:
+                raise AssertionError(f"{query}: {theirs.rows} rows by DataFusion, {ours.rows} by us")
+            ratio = theirs.taken_ms / ours.taken_ms
+            yield Metric(name=label, value=ours.taken_ms, unit="ms", against="DataFusion", ratio=ratio, aim=aim)
+            for reader, answer in (("ours", ours), ("DataFusion", theirs)):
+                yield Metric(name=f"{label}, {reader}: requests", value=answer.requests, unit="requests")
+                yield Metric(name=f"{label}, {reader}: waves", value=answer.waves, unit="waves")
+                yield Metric(name=f"{label}, {reader}: bytes", value=answer.bytes / 2**20, unit="MiB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    taken_ms: float
+    rows: int
+    requests: int = 0
+    waves: int = 0
+    bytes: int = 0
+
+
+def _asked(reader: Ours | Theirs, query: str, slow: str) -> _Answer:
+    _counted(slow)
+    started = time.perf_counter()
+    found = reader.sql(query)
+    taken_ms = 1000 * (time.perf_counter() - started)
+    return _Answer(taken_ms=taken_ms, rows=found.num_rows, **_counted(slow))
+
+
+def _counted(endpoint: str) -> dict[str, int]:
+    """What the slow server did since it was asked last."""
+    connection = http.client.HTTPConnection(urlsplit(endpoint).netloc)
+    try:
+        connection.request(COUNTS, "/")
+        counts: dict[str, int] = json.loads(connection.getresponse().read())
+        return counts
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    sys.exit(command(measure, str(__doc__)))
