@@ -226,7 +226,7 @@ class Table:
 
     @_loading
     def refresh(self) -> Table:
-        """Move to the newest version and return the table; a pinned table stays. One GET per new version, plus two."""
+        """Move to the newest version and return the table; a pinned table stays. The GETs of `log.refresh`."""
         self._view.refresh()
         return self
 

@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 from storage_core.compaction.work import OPERATION
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.log.actions import Action, Add, CommitInfo, Metadata, Remove
+from storage_core.log.advance import read_version
 from storage_core.log.encoding.codec import commit_info
 from storage_core.log.files.columns import adds_of
 from storage_core.log.files.live import LiveFiles
-from storage_core.log.replay import open_version, read_version
+from storage_core.log.replay import open_version
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch

@@ -21,7 +21,7 @@ from storage_core.compaction.work import CompactionTask
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
-from storage_core.log.replay import read_version
+from storage_core.log.advance import read_version
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fingerprint

@@ -15,9 +15,9 @@ from storage_core.formats.keys import version_key
 from storage_core.formats.tags import Tag
 from storage_core.gc.named_keys import named_keys, removed_keys
 from storage_core.log.actions import Action
+from storage_core.log.advance import read_version
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.log import TransactionLog
-from storage_core.log.replay import read_version
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.reading import exists

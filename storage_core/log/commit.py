@@ -16,10 +16,11 @@ from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, 
 from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, random_pause_ms
 from storage_core.log.actions import Action, CommitInfo
+from storage_core.log.advance import advance, read_version
 from storage_core.log.boundary import first_version
 from storage_core.log.conflicts.settle import Plan, settle
 from storage_core.log.encoding.codec import commit_info, encode_version
-from storage_core.log.replay import advance, open_head, read_version
+from storage_core.log.replay import open_head
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown
 from storage_core.objectstore.create import put_or_unknown

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from storage_core.log.advance import read_version
 from storage_core.log.encoding.codec import commit_info
-from storage_core.log.replay import read_version
 from storage_core.log.snapshot import commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
 

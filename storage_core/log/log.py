@@ -12,19 +12,12 @@ from storage_core.errors import CommitUnknown, InvalidInput, TidemarkError
 from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, SystemIds
 from storage_core.log.actions import Action, Metadata
+from storage_core.log.advance import advance, read_version
 from storage_core.log.boundary import first_version
 from storage_core.log.encoding.codec import commit_info, decode_version, encode_version
 from storage_core.log.history import HistoryEntry, entries, find_commit
 from storage_core.log.listing import has_log
-from storage_core.log.replay import (
-    advance,
-    based_on_newest_state,
-    open_head,
-    open_timestamp,
-    open_version,
-    read_version,
-    recovery,
-)
+from storage_core.log.replay import based_on_newest_state, open_head, open_timestamp, open_version, recovery
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown
 from storage_core.objectstore.create import put_or_unknown, require_durable
@@ -101,9 +94,9 @@ class TransactionLog:
     def refresh(self, snapshot: Snapshot) -> Snapshot:
         """Return the newest snapshot, found by probing forward from `snapshot`.
 
-        One GET per new version and one more, then one of the collector's boundary: it moves before versions are
-        deleted, so it tells a version that is gone from one that is not there yet. Behind versions that are gone the
-        newest one is opened as `snapshot` does.
+        The GETs of `advance`, then one of the collector's boundary: it moves before versions are deleted, so it
+        tells a version that is gone from one that is not there yet. Behind versions that are gone the newest one is
+        opened as `snapshot` does.
         """
         found = advance(self.store, snapshot) or snapshot
         return open_head(self.store) if first_version(self.store) > found.version + 1 else found

@@ -17,15 +17,16 @@ import pyarrow as pa
 from storage_core.errors import Corrupt, NotFound, SnapshotExpired
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import state_key, version_key
-from storage_core.log.actions import Action, is_ours
+from storage_core.log.actions import is_ours
+from storage_core.log.advance import advance, read_version
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.hint import read_hint
-from storage_core.log.encoding.codec import decode_numbered
 from storage_core.log.files.live import Added, LiveFiles
 from storage_core.log.interop.older_metadata import MetadataSearch
 from storage_core.log.listing import LogListing, list_head, list_log, list_near, newest_beyond
-from storage_core.log.snapshot import Snapshot, SnapshotBuilder, commit_timestamp
+from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import both
 from storage_core.objectstore.reading import exists
 from storage_core.system_errors import typed
 
@@ -35,41 +36,20 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-def read_version(store: ObjectStore, version: int) -> list[Action] | None:
-    """Return the actions of one version, or None when its file does not exist. One GET. Raises `Corrupt`."""
-    try:
-        data = store.get(version_key(version)).data
-    except NotFound:
-        return None
-    return decode_numbered(data, version)
-
-
-def advance(store: ObjectStore, base: Snapshot | None, until: int | None = None) -> Snapshot | None:
-    """Return the newest snapshot that version files lead to from `base`, at most `until`; None when there is none.
-
-    One GET per version applied, and one more that finds nothing unless `until` was reached.
-    """
-    builder = SnapshotBuilder(base)
-    start = builder.version
-    while until is None or builder.version < until:
-        actions = read_version(store, builder.version + 1)
-        if actions is None:
-            break
-        builder.apply(builder.version + 1, actions)
-    return base if builder.version == start else builder.build()
-
-
 def open_head(store: ObjectStore) -> Snapshot:
     """Return the newest snapshot. Raises `NotFound` when there is no table.
 
-    With a good hint: one GET each for hint and state, forward probes until one finds nothing, and one LIST of what lies
-    beyond. Without one, the LISTs of `list_head` and as many GETs as it takes, or a LIST of the whole log where no
-    checkpoint is near. Raises `Corrupt` for a gap.
+    With a good hint: a GET of it, one of its state beside one LIST of what lies beyond, then `advance`. Without one,
+    the LISTs of `list_head` and as many GETs as it takes, or a LIST of the whole log where no checkpoint is near.
+    Raises `Corrupt` for a gap.
     """
     search = MetadataSearch(store)
-    base = _hinted(store, None, search)
-    if base is not None:
-        return _without_gap(store, advance(store, base) or base)
+    hinted = read_hint(store)
+    if hinted is not None:
+        base, newest = both(partial(_derived, store, hinted, search), partial(newest_beyond, store, hinted.version))
+        if base is not None:
+            found = advance(store, base, seen=newest) or base
+            return found if found.version >= newest else _without_gap(store, found)
     return _from_listing(store, None, search)
 
 
@@ -142,11 +122,13 @@ def _gap(store: ObjectStore, missing: int, newest: int) -> Corrupt:
     return Corrupt(f"{key}: missing, but {store.uri} has version {newest}", key=key)
 
 
-def _hinted(store: ObjectStore, at: int | None, search: MetadataSearch) -> Snapshot | None:
+def _hinted(store: ObjectStore, at: int, search: MetadataSearch) -> Snapshot | None:
     """Load the checkpoint that the hint names, when it is there, intact, not beyond `at`, and derived from versions."""
     hinted = read_hint(store)
-    if hinted is None or (at is not None and hinted.version > at):
-        return None
+    return None if hinted is None or hinted.version > at else _derived(store, hinted, search)
+
+
+def _derived(store: ObjectStore, hinted: Checkpointed, search: MetadataSearch) -> Snapshot | None:
     loaded = _load(store, hinted, search)
     # Where states are commits themselves, a newer one may exist that no version file leads to: only a LIST shows it.
     return loaded if loaded is not None and is_ours(loaded.protocol) else None
@@ -251,7 +233,7 @@ def _from_checkpoint_of(
     """Replay from the newest usable checkpoint listed, and from nothing where the listing reaches back to version 0."""
     usable = map(load, reversed(listing.checkpoints))
     base = next((loaded for loaded in usable if loaded is not None), None)
-    return None if base is None and listing.since > 0 else advance(store, base, at)
+    return None if base is None and listing.since > 0 else advance(store, base, at, seen=listing.newest)
 
 
 def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wanted: int) -> NotFound | Corrupt:

@@ -66,3 +66,10 @@ def all_of(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> l
         return list(map(read, keys))
     with ThreadPoolExecutor(min(at_once, len(keys)), thread_name_prefix="tidemark-prefetch") as pool:
         return list(pool.map(read, keys))
+
+
+def both(first: Callable[[], Key], second: Callable[[], Found]) -> tuple[Key, Found]:
+    """Return what both return, which run side by side. Where both raise, the error of the first is raised."""
+    with ThreadPoolExecutor(1, thread_name_prefix="tidemark-prefetch") as pool:
+        other = pool.submit(second)
+        return first(), other.result()

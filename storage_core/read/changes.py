@@ -26,8 +26,8 @@ from pyroaring import BitMap
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput, SnapshotExpired
 from storage_core.log.actions import Action, Add, Remove
+from storage_core.log.advance import read_version
 from storage_core.log.deletion_vector import inline
-from storage_core.log.replay import read_version
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.query_errors import query_errors

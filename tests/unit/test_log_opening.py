@@ -31,6 +31,7 @@ from tests.support.log_tables import (
     segment,
     split,
 )
+from tests.support.waves import WavesStore
 
 NEWEST = 12
 STEP_MS = 1000
@@ -322,12 +323,28 @@ def test_opening_without_a_checkpoint_is_one_list_and_a_get_per_version() -> Non
     assert _requests(store, lambda log: log.snapshot()) == {"get": 4, "list": 1}
 
 
-def test_refreshing_is_one_get_per_new_version_and_one_more_and_one_of_the_boundary(store: MemoryStore) -> None:
-    tenth = log_on(store).snapshot(version=10)
-    assert _requests(store, lambda log: log.refresh(tenth)) == {"get": 4}
+@pytest.mark.parametrize(("behind", "gets", "waves"), [(0, 2, 2), (1, 3, 3), (2, 5, 4), (3, 5, 4), (10, 17, 6)])
+def test_refreshing_reads_as_many_new_versions_at_once_as_it_found_and_then_the_boundary(
+    store: MemoryStore, behind: int, gets: int, waves: int
+) -> None:
     head = log_on(store).snapshot()
-    assert _requests(store, lambda log: log.refresh(head)) == {"get": 2}
-    assert log_on(store).refresh(tenth) == head
+    older = log_on(store).snapshot(version=NEWEST - behind)
+    assert _requests(store, lambda log: log.refresh(older)) == {"get": gets}
+    assert _waves(store, lambda log: log.refresh(older)) == waves
+    assert log_on(store).refresh(older) == head
+
+
+def test_opening_waits_for_the_hint_then_for_state_and_listing_then_for_all_newer_versions(store: MemoryStore) -> None:
+    log = log_on(store)
+    assert log.checkpoint(log.snapshot(version=2)).written
+    assert _waves(store, lambda log: log.snapshot()) == 3
+
+
+def _waves(store: MemoryStore, work: Callable[[TransactionLog], object]) -> int:
+    followed = WavesStore(store)
+    with followed.waves.followed() as waves:
+        work(log_on(followed))
+    return waves.number
 
 
 def test_a_checkpoint_is_three_puts_and_a_second_one_changes_nothing(store: MemoryStore) -> None:
