@@ -58,6 +58,10 @@ class BloomFilter:
         return _HEADER.pack(_MAGIC, self.keys, xxhash.xxh3_64_intdigest(body)) + body
 
 
+DENIES_NOTHING = BloomFilter(0, np.full((1, len(_SALTS)), 2**32 - 1, dtype=np.uint32))
+"""In place of a filter that cannot be read."""
+
+
 def build(hashes: Hashes) -> BloomFilter:
     """Return a filter of these hashed keys, sized by how many there are; no key that went in is ever denied."""
     blocks = 1

@@ -2,39 +2,35 @@
 generations").
 
 `<8 hex>_gen_<i>/_manifest.json` references WAL entries instead of copying them; `bloom_filter.bin` says which keys are
-certainly not in it, `key_index.arrow` in which entry and row those are that may be. A directory counts only when the
-region's manifest names it; every flush attempt makes a new one. A distributed generation (`region.distributor`) was
-never in the WAL: it has its records in a file of its own, `records.arrow`, and no key index. So has a sorted one
-(`region.sorting`), which stands for several and has its records in key order.
+certainly not in it, `key_index.arrow` in which entry and row those are that may be (`region.key_lookup`). A directory
+counts only when the region's manifest names it; every flush attempt makes a new one. A distributed generation
+(`region.distributor`) was never in the WAL: it has its records in a file of its own, `records.arrow`, and no key index.
+So has a sorted one (`region.sorting`), which stands for several and has its records in key order.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
 import xxhash
 
 from storage_core.errors import Corrupt, NotFound
-from storage_core.formats import bloom, data_file, key_index, keys
+from storage_core.formats import bloom, data_file, keys
 from storage_core.formats.generation_manifest import (
     BLOOM_FILE,
-    INDEX_FILE,
     MANIFEST_FILE,
     RECORDS_FILE,
     Generation,
     decode,
     file_key,
 )
-from storage_core.formats.key_hash import Hashes, key_hashes
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import all_of
 from storage_core.region import sorted_file, wal
 from storage_core.region.collected import require_listed
-from storage_core.region.memtable import matching
 from storage_core.split.kept_values import NOTHING, KeptValues
 
 _logger = logging.getLogger(__name__)
@@ -42,8 +38,6 @@ _logger = logging.getLogger(__name__)
 # What a decoded manifest takes in memory, about, and each entry or chunk that it names.
 _MANIFEST_BYTES = 2048
 _PART_BYTES = 512
-
-_PARALLEL_MANIFESTS = 16
 
 
 def read(store: ObjectStore, region: str, flushed: FlushedGeneration, kept: KeptValues = NOTHING) -> Generation:
@@ -59,10 +53,8 @@ def read_all(
     store: ObjectStore, region: str, flushed: Sequence[FlushedGeneration], kept: KeptValues
 ) -> list[Generation]:
     """Return what `read` returns of each of these. One GET of each that is not in `kept`, side by side."""
-    found = [kept.get(_manifest_name(region, each)) for each in flushed]
-    absent = [each for each, known in zip(flushed, found, strict=True) if not isinstance(known, Generation)]
-    fetched = iter(all_of(lambda each: read(store, region, each, kept), absent, _PARALLEL_MANIFESTS))
-    return [known if isinstance(known, Generation) else next(fetched) for known in found]
+    names = [_manifest_name(region, each) for each in flushed]
+    return kept.made_all(names, Generation, lambda number: _read(store, region, flushed[number]), _manifest_bytes)
 
 
 def _manifest_name(region: str, flushed: FlushedGeneration) -> tuple[object, ...]:
@@ -123,9 +115,9 @@ def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Tabl
     Raises `Corrupt` for an entry or file that is absent or damaged, or that belongs to another generation.
     """
     if generation.data is not None:
-        yield _data(store, generation)
+        yield read_data(store, generation)
     for entry in generation.entries:
-        yield _entry(store, generation, entry)
+        yield read_entry(store, generation, entry)
 
 
 def read_parts(store: ObjectStore, generation: Generation, *, first: int = 0) -> Iterator[tuple[int, pa.Table]]:
@@ -136,64 +128,28 @@ def read_parts(store: ObjectStore, generation: Generation, *, first: int = 0) ->
     """
     if generation.chunks:
         where = file_key(generation, RECORDS_FILE)
-        with _there(generation, where):
+        with there(generation, where):
             yield from sorted_file.read_from(store, where, generation.chunks, first)
     elif generation.data is not None and first == 0:
-        yield 0, _data(store, generation)
+        yield 0, read_data(store, generation)
     files = 0 if generation.data is None else 1
     for number in range(max(0, first - files), len(generation.entries)):
-        yield files + number, _entry(store, generation, generation.entries[number])
+        yield files + number, read_entry(store, generation, generation.entries[number])
 
 
-def find(
-    store: ObjectStore, generation: Generation, wanted: pa.Table, kept: KeptValues = NOTHING
-) -> Iterator[pa.Table]:
-    """Yield every record of the wanted keys, in the order of their acknowledgement, one table per WAL entry with any.
-
-    `wanted` has the key columns in their order and types. One GET of the bloom filter; unless that denies every key one
-    of the key index, and one of each entry that it names; of a sorted generation instead ranged ones of the chunks that
-    may hold a key. Filter and index only save work: one that is missing or damaged, and a generation without an index,
-    cost reading all of its records. Of filter, index and entries those in `kept` are not read again. Ask
-    `overlap.admitted` before.
-    Raises `Corrupt` like `read_records`, and for an index of the right checksum that names what is not there.
-    """
-    key = wanted.column_names
-    hashes = key_hashes(wanted, key)
-    if not _admitted(store, generation, hashes, kept):
-        return
-    if generation.data is not None:
-        parts = _chunks(store, generation, wanted) if generation.chunks else [_data(store, generation)]
-        yield from (matching(each, wanted, key) for each in parts)
-        return
-    places = _places(store, generation, hashes, kept)
-    if places is not None and (beyond := sorted(places.keys() - {*generation.entries})):
-        raise _beyond(generation, f"WAL entry {beyond[0]}, which is not of it")
-    for entry in generation.entries:
-        if places is not None and entry not in places:
-            continue
-        records = _entry(store, generation, entry, kept)
-        found = matching(records if places is None else _taken(generation, records, places[entry]), wanted, key)
-        if found.num_rows:
-            yield found
-
-
-def _data(store: ObjectStore, generation: Generation) -> pa.Table:
+def read_data(store: ObjectStore, generation: Generation) -> pa.Table:
+    """Return all that the data file of the generation holds. One GET. Raises as `read_records` does."""
     where = file_key(generation, RECORDS_FILE)
-    with _there(generation, where):
+    with there(generation, where):
         data = store.get(where).data
     if generation.chunks:
         return sorted_file.decode(data, generation.chunks, where)
     return data_file.decode(data, generation.data or "", where)
 
 
-def _chunks(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterator[pa.Table]:
-    where = file_key(generation, RECORDS_FILE)
-    with _there(generation, where):
-        yield from sorted_file.find(store, where, generation.chunks, wanted)
-
-
 @contextmanager
-def _there(generation: Generation, where: str) -> Iterator[None]:
+def there(generation: Generation, where: str) -> Iterator[None]:
+    """Raise `Corrupt` where the block finds that the data file `where` is absent."""
     try:
         yield
     except NotFound as error:
@@ -202,7 +158,8 @@ def _there(generation: Generation, where: str) -> Iterator[None]:
         ) from error
 
 
-def _entry(store: ObjectStore, generation: Generation, entry: int, kept: KeptValues = NOTHING) -> pa.Table:
+def read_entry(store: ObjectStore, generation: Generation, entry: int, kept: KeptValues = NOTHING) -> pa.Table:
+    """Return the records of one of its WAL entries. One GET unless `kept` has it. Raises as `read_records` does."""
     logged = wal.read_known(store, generation.region, entry, kept)
     if not wal.is_of(logged, generation.generation):
         key = keys.wal_entry_key(generation.region, entry)
@@ -214,69 +171,14 @@ def _entry(store: ObjectStore, generation: Generation, entry: int, kept: KeptVal
     return logged.entry.records
 
 
-def _admitted(store: ObjectStore, generation: Generation, hashes: Hashes, kept: KeptValues) -> bool:
-    try:
-        found = kept.made(
-            _filter_name(generation),
-            bloom.BloomFilter,
-            lambda: read_filter(store, generation),
-            lambda each: each.words.nbytes,
-        )
-        return bool(found.may_contain(hashes).any())
-    except (Corrupt, NotFound) as error:
-        _logger.warning("a bloom filter of region %s is not usable: %s", generation.region, error)
-        return True
-
-
-def denies(generation: Generation, hashes: Hashes, kept: KeptValues) -> bool:
-    """Whether a bloom filter that is in `kept` says that the generation has none of these keys. No request."""
-    found = kept.get(_filter_name(generation))
-    return isinstance(found, bloom.BloomFilter) and not found.may_contain(hashes).any()
-
-
-def _filter_name(generation: Generation) -> tuple[object, ...]:
-    return file_key(generation, BLOOM_FILE), generation.bloom
-
-
-def _places(
-    store: ObjectStore, generation: Generation, hashes: Hashes, kept: KeptValues
-) -> Mapping[int, key_index.Rows] | None:
-    """The rows of each entry that may have a wanted key; None when nothing says so, or one entry is all there is."""
-    if generation.key_index is None or len(generation.entries) == 1:
-        return None
-    where = file_key(generation, INDEX_FILE)
-    try:
-        index = kept.made(
-            (where, generation.key_index),
-            key_index.KeyIndex,
-            lambda: key_index.decode(_verified(store, where, generation.key_index), where),
-            lambda found: found.nbytes,
-        )
-        return index.find(hashes)
-    except (Corrupt, NotFound) as error:
-        _logger.warning("a key index of region %s is not usable: %s", generation.region, error)
-        return None
-
-
-def _taken(generation: Generation, records: pa.Table, rows: key_index.Rows) -> pa.Table:
-    if rows[-1] >= records.num_rows:
-        raise _beyond(generation, f"row {rows[-1]} of a WAL entry of {records.num_rows}")
-    return records.take(pa.array(rows))
-
-
-def _beyond(generation: Generation, what: str) -> Corrupt:
-    # Reading everything instead would hide a forgery, or a defect of the writer, that leaves other keys out as well.
-    where = file_key(generation, INDEX_FILE)
-    return Corrupt(f"{where}: the key index of generation {generation.generation} names {what}", key=where)
-
-
 def read_filter(store: ObjectStore, generation: Generation) -> bloom.BloomFilter:
     """Return the bloom filter of the generation. One GET. Raises `NotFound`, `Corrupt` also for another's filter."""
     where = file_key(generation, BLOOM_FILE)
-    return bloom.from_bytes(_verified(store, where, generation.bloom), where)
+    return bloom.from_bytes(read_verified(store, where, generation.bloom), where)
 
 
-def _verified(store: ObjectStore, where: str, expected: str | None) -> bytes:
+def read_verified(store: ObjectStore, where: str, expected: str | None) -> bytes:
+    """Return a file of this XXH3-64, where one is given. One GET. Raises `NotFound`, and `Corrupt` for another sum."""
     data = store.get(where).data
     found = xxhash.xxh3_64_hexdigest(data)
     if expected not in (None, found):

@@ -9,15 +9,13 @@ from itertools import chain
 import pyarrow as pa
 
 from storage_core.formats.generation_manifest import Generation
-from storage_core.formats.key_hash import key_hashes
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
-from storage_core.region import generation, wal
+from storage_core.region import generation, key_lookup, wal
 from storage_core.region.manifest import read_latest
 from storage_core.region.memtable import matching
-from storage_core.region.overlap import admitted
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.region.wal import Logged
 from storage_core.rows.fold import left_open, record_schema
@@ -53,25 +51,16 @@ class CapturedRegion:
     def of_keys(self, snapshot: Snapshot, wanted: pa.Table) -> list[pa.Table]:
         """Return of those records the ones that say what the rows of these keys are, in the same order.
 
-        Newest first: of a key whose row a record tells whole, no older generation is asked. See `generation.find`.
+        Newest first: of a key whose row a record tells whole, no older generation is asked. See `key_lookup.find`.
         """
         if self.manifest is None:
             return []
         logged = list(self._logged(self.manifest, snapshot))
         parts = [matching(pa.concat_tables(logged), wanted, wanted.column_names)] if logged else []
         wanted = left_open(parts, wanted)
-        hashes = key_hashes(wanted, wanted.column_names)
-        for each in reversed(self._flushed(self.manifest, snapshot) if wanted.num_rows else []):
-            if generation.denies(each, hashes, self.kept):
-                continue
-            requested = wanted.filter(pa.array(admitted(each, wanted)))
-            found = list(generation.find(self.store, each, requested, self.kept)) if requested.num_rows else []
-            parts = [*found, *parts]
-            wanted = left_open(found, wanted)
-            if not wanted.num_rows:
-                break
-            hashes = key_hashes(wanted, wanted.column_names) if found else hashes
-        return parts
+        if not wanted.num_rows:
+            return parts
+        return [*key_lookup.find(self.store, self._flushed(self.manifest, snapshot), wanted, self.kept), *parts]
 
     def _flushed(self, manifest: RegionManifest, snapshot: Snapshot) -> list[Generation]:
         flushed = generation.unmerged(self.store, manifest, _merged(manifest, snapshot), self.kept)

@@ -33,8 +33,8 @@ from storage_core.split.kept_values import NOTHING, KeptValues
 
 _logger = logging.getLogger(__name__)
 
-ALONE = 8
-"""Entries of a tail that are read one after the other: most tails are no longer."""
+IN_PAIRS = 8
+"""Entries of a tail that are read two at a time: most tails are no longer, and the second GET tells their end."""
 
 TOGETHER = 16
 """Entries of a longer tail that are read at a time."""
@@ -191,8 +191,8 @@ def replay(store: ObjectStore, region: str, *, after: int, before: int) -> Itera
 def read_tail(store: ObjectStore, region: str, *, after: int, kept: KeptValues = NOTHING) -> Iterator[Logged]:
     """Yield the entries with rows behind `after`, in order, to the last one.
 
-    One GET of each that is not in `kept`, then a GET and a HEAD more. Behind `ALONE` of them `TOGETHER` GETs are made
-    at a time, of which the last are in vain.
+    One GET of each that is not in `kept`, two at a time, and two requests more for the end. Behind `IN_PAIRS` of them
+    `TOGETHER` GETs are made at a time, of which the last are in vain.
 
     Raises `Corrupt` that names a torn or damaged entry, the last one included, or one that is missing before another.
     """
@@ -229,7 +229,7 @@ def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues)
         while isinstance(known := kept.get(_name(region, first)), Logged):
             yield known
             first += 1
-        numbers = range(first, first + (1 if fetched < ALONE else TOGETHER))
+        numbers = range(first, first + (2 if fetched < IN_PAIRS else TOGETHER))
         entries = all_of(found, numbers, TOGETHER)
         for entry, logged in zip(numbers, entries, strict=True):
             if logged is None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from storage_core.objectstore.prefetch import all_of
 from storage_core.process import OwnLock
 
 KEPT_BYTES: Final = 128 * 2**20
 """Per table: a million rows of sixty bytes and the hashes of their keys; four megabytes of a search for ten rows."""
+
+_SIDE_BY_SIDE = 16
 
 _Name = tuple[object, ...]
 _Value = TypeVar("_Value")
@@ -41,6 +44,17 @@ class KeptValues:
             found = make()
             self.keep(name, found, size(found))
         return found
+
+    def made_all(
+        self, names: Sequence[_Name], kind: type[_Value], make: Callable[[int], _Value], size: Callable[[_Value], int]
+    ) -> list[_Value]:
+        """Return the value of each of these names, as `made` does; `make` is given places in `names`, side by side."""
+        found = [self.get(name) for name in names]
+        absent = [number for number, value in enumerate(found) if not isinstance(value, kind)]
+        made = dict(zip(absent, all_of(make, absent, _SIDE_BY_SIDE), strict=True))
+        for number, value in made.items():
+            self.keep(names[number], value, size(value))
+        return [value if isinstance(value, kind) else made[number] for number, value in enumerate(found)]
 
     def keep(self, name: _Name, value: object, size: int) -> None:
         """Keep a value of `size` bytes, unless that is too large, and of the others those used last."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.clock import SystemClock
+from storage_core.formats.generation_manifest import BLOOM_FILE
 from storage_core.ids import SystemIds
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.meter import MeteredStore
@@ -116,11 +117,16 @@ def test_a_lookup_waits_for_the_head_of_its_region_and_then_for_what_may_hold_th
     with waves.followed():
         assert table.get(ROWS) is None
     head = waves.number
-    assert head <= 10
+    assert head <= 9
     table, waves = opened(uri)
     with waves.followed():
         assert table.get(GENERATIONS - 1) == {"id": GENERATIONS - 1, "v": GENERATIONS}
     assert waves.number <= head + 2  # the Bloom filter of the newest generation, and its entry
+    assert len([key for _, _, key in waves.requests if key.endswith(BLOOM_FILE)]) == 1
+    table, waves = opened(uri)
+    with waves.followed():
+        assert table.get(ROWS // 2) == {"id": ROWS // 2, "v": ROWS // 2 + 1}
+    assert waves.number <= head + 5  # the filters of one, two, four and three generations, and an entry of the oldest
 
 
 def test_reads_side_by_side_are_one_wave_whichever_ends_first(lines: tuple[Table, Waves]) -> None:

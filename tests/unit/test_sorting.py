@@ -20,7 +20,7 @@ from storage_core.history.restore import restore
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import distributor, generation, merge, sorting, unmerged
+from storage_core.region import distributor, generation, key_lookup, merge, sorting, unmerged
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
 from storage_core.region.repartition import close_regions
@@ -425,7 +425,7 @@ def test_lookups_in_a_sorted_generation_read_the_chunks_of_their_keys() -> None:
 
     def look_up(*names: str) -> tuple[list[object], int, int]:
         store = MeteredStore(table.store)
-        found = [row["tailnum"] for part in generation.find(store, held, _keys(*names)) for row in part.to_pylist()]
+        found = [row["tailnum"] for part in key_lookup.find(store, [held], _keys(*names)) for row in part.to_pylist()]
         return found, store.requests["get"], store.bytes_read
 
     assert look_up("n000100")[:2] == (["n000100"], 2), "the filter and one chunk"
@@ -460,12 +460,12 @@ def test_a_damaged_chunk_stops_lookups_of_its_keys_only() -> None:
     data = bytearray(table.store.get(where).data)
     data[held.chunks[1].start + held.chunks[1].length // 2] ^= 1
     table.store.put(where, bytes(data), Overwrite())
-    assert [part.num_rows for part in generation.find(table.store, held, _keys("n000100"))] == [1]
+    assert [part.num_rows for part in key_lookup.find(table.store, [held], _keys("n000100"))] == [1]
     with pytest.raises(Corrupt, match=where):
-        list(generation.find(table.store, held, _keys("n010000")))
+        list(key_lookup.find(table.store, [held], _keys("n010000")))
     table.store.delete([where])
     with pytest.raises(Corrupt, match="lost its records"):
-        list(generation.find(table.store, held, _keys("n000100")))
+        list(key_lookup.find(table.store, [held], _keys("n000100")))
 
 
 def test_the_range_of_a_sorted_generation_is_part_of_what_is_checked() -> None:

@@ -19,7 +19,7 @@ from storage_core.split.kept_values import KeptValues
 from tests.support.keyed_table import KeyedTable
 
 SENTINELS = 1
-ENTRIES = wal.ALONE + 2 * wal.TOGETHER - SENTINELS
+ENTRIES = wal.IN_PAIRS + 2 * wal.TOGETHER - SENTINELS
 PATIENCE_SECONDS = 60
 
 
@@ -53,7 +53,7 @@ def _names(store: MemoryStore | MeteredStore, region: str, kept: KeptValues | No
 def test_the_entries_of_a_long_tail_are_read_together() -> None:
     store = TogetherStore()
     region = _filled(store)
-    first = wal.ALONE + 1
+    first = wal.IN_PAIRS + 1
     store.together = frozenset(keys.wal_entry_key(region, first + each) for each in range(2 * wal.TOGETHER))
     assert _names(store, region) == [f"N{number}" for number in range(ENTRIES)]
 
@@ -66,10 +66,10 @@ def test_what_a_tail_costs() -> None:
     first = store.requests
     assert first["get"] - before["get"] == ENTRIES + SENTINELS + wal.TOGETHER
     assert len(_names(store, region, kept)) == ENTRIES
-    assert (store.requests["get"] - first["get"], store.requests["head"] - first["head"]) == (1, 1), "the end of it"
+    assert (store.requests["get"] - first["get"], store.requests["head"] - first["head"]) == (2, 0), "the end of it"
 
 
-@pytest.mark.parametrize("entry", [1, wal.ALONE, wal.ALONE + 1, wal.ALONE + 3, ENTRIES])
+@pytest.mark.parametrize("entry", [1, wal.IN_PAIRS, wal.IN_PAIRS + 1, wal.IN_PAIRS + 3, ENTRIES])
 def test_an_entry_that_is_missing_before_another_is_named(entry: int) -> None:
     store = MemoryStore("wal-tail")
     region = _filled(store)
