@@ -21,6 +21,7 @@ from typing import Final, Protocol
 from storage_core.errors import Corrupt, Unavailable
 from storage_core.index import native_errors, segments
 from storage_core.index.text_composed import Searcher, open_searcher
+from storage_core.objectstore.prefetch import prefetch
 from storage_core.process import HomeProcess
 from storage_core.scratch import scratch, scratch_folder
 from storage_core.settings.index import IndexDefinition
@@ -30,6 +31,10 @@ _logger = logging.getLogger(__name__)
 KEPT_BYTES: Final = 2 * 2**30
 """Of copies among the temporary files, per table: an index of some fifty million lines. A larger one is not kept."""
 
+FETCHED_BYTES: Final = 2**26
+"""Of segments that are fetched side by side, so many at most in memory."""
+
+_FETCHED_AT_ONCE: Final = 8
 _MOST_PARTS: Final = 4096  # of all searchers: Linux lets a process map 65,530 files, six of them per part
 _PREFIX: Final = "tidemark-searchers-"
 
@@ -44,8 +49,13 @@ class Part(Protocol):
         """Text that fixes what is in the files, for one definition of the index."""
         ...
 
+    @property
+    def fetched_bytes(self) -> int | None:
+        """How large the object is that the files are in; None where they are built."""
+        ...
+
     def directory(self) -> Path:
-        """Return the directory with the files."""
+        """Return the directory with the files. Safe for threads."""
         ...
 
 
@@ -127,7 +137,8 @@ class Searchers:
             return found
 
     def _opened(self, definition: IndexDefinition, named: Mapping[str, Part], scratch: Path) -> Searcher:
-        new = {name: part.directory() for name, part in named.items() if name not in self._copies.parts}
+        missing = {name: part for name, part in named.items() if name not in self._copies.parts}
+        new = dict(zip(missing, _directories([*missing.values()]), strict=True))
         with native_errors.reading(f"index {definition.name!r}"):
             is_kept = self._copied(new, named)
             copies = {name: path for name, (path, _) in self._copies.parts.items()}
@@ -162,6 +173,15 @@ class Searchers:
     def _is_too_much(self, names: Collection[str], sizes: Mapping[str, int]) -> bool:
         size = sum(sizes[name] for name in {*names, *chain.from_iterable(self._open)})
         return size > self._kept_bytes or len(names) + sum(map(len, self._open)) > _MOST_PARTS
+
+
+def _directories(parts: Sequence[Part]) -> Iterator[Path]:
+    """The directories of the parts, in their order: what is fetched side by side, what is built alone."""
+
+    def weight(part: Part) -> int:
+        return FETCHED_BYTES if part.fetched_bytes is None else part.fetched_bytes
+
+    return prefetch(lambda part: part.directory(), parts, _FETCHED_AT_ONCE, weight=weight, most=FETCHED_BYTES)
 
 
 def _size(directory: Path) -> int:

@@ -7,8 +7,9 @@ up, lagging, or without any segment. Equal scores are ordered by the rows (decis
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never, cast
 
@@ -23,6 +24,7 @@ from storage_core.index.fulltext import Hit
 from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.overlay import take_apart
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
@@ -39,18 +41,19 @@ SCORE = "score"
 
 
 _MATCH = 1.0
+_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Matches:
-    """What an index found: the live `hits` of a source, and the `sources` that may have some, by their places.
+    """What an index found: the live `hits` of some sources, and the `sources` that may have some, by their places.
 
     The best are all that score more than `tied`, which are in the sources `better`, and the first of those that score
     as much.
     """
 
     sources: Sequence[int]
-    hits: Callable[[int], Sequence[Hit]]
+    hits: Callable[[Sequence[int]], Mapping[int, Sequence[Hit]]]
     tied: float
     better: frozenset[int] = frozenset()
 
@@ -166,36 +169,56 @@ def _is_number(given: object, *, least: int) -> bool:
 
 def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Matches:
     found = query.hits(searcher, most, live=live)
-    hits: dict[int, list[Hit]] = {}
-    for hit in found:
-        hits.setdefault(hit.source, []).append(hit)
-    tied = found[-1].score if found else math.inf
+    hits = _by_source(found)
+    tied = found[-1].score if len(found) > most else -math.inf  # else all of them are among the best
     better = frozenset(source for source, own in hits.items() if own[0].score > tied)
-    return _Matches(sources=sorted(hits), hits=lambda source: hits[source], tied=tied, better=better)
+    return _Matches(
+        sources=sorted(hits), hits=lambda sources: {each: hits[each] for each in sources}, tied=tied, better=better
+    )
 
 
 def _bitmap_matches(live: Live, condition: bitmap.Condition, definition: IndexDefinition) -> _Matches:
-    """Sources are asked one by one, so those behind the answer stay closed."""
+    """Only the sources that are asked for are opened, so those behind the answer stay closed."""
 
-    def hits(source: int) -> list[Hit]:
-        if live.excludes(source):
-            return []
-        matching = bitmap.matching_rows(live.sources[source].directory(), definition, condition)
-        return live([Hit(source=source, row=row, score=_MATCH) for row in matching])
+    def matching(source: int) -> list[Hit]:
+        found = bitmap.matching_rows(live.sources[source].directory(), definition, condition)
+        return [Hit(source=source, row=row, score=_MATCH) for row in found]
+
+    def hits(sources: Sequence[int]) -> Mapping[int, Sequence[Hit]]:
+        asked = [each for each in sources if not live.excludes(each)]
+        return _by_source(live(list(chain.from_iterable(prefetch(matching, asked, _AT_ONCE)))))
 
     return _Matches(sources=range(len(live.sources)), hits=hits, tied=_MATCH)
 
 
+def _by_source(hits: Sequence[Hit]) -> dict[int, list[Hit]]:
+    found: dict[int, list[Hit]] = {}
+    for hit in hits:
+        found.setdefault(hit.source, []).append(hit)
+    return found
+
+
 def _best(found: Sequence[Source], matches: _Matches, best: Best) -> Best:
-    """Read each source that has some of the best rows, or may have, once."""
+    """Read each source that has some of the best rows, or may have, once.
+
+    Those that certainly have side by side; of the others more and more at a time, as long as rows are wanting.
+    """
+
+    def add(sources: Sequence[int]) -> None:
+        hits = matches.hits(sources)
+        rows = prefetch(lambda each: found[each].take([hit.row for hit in hits[each]], best.columns), hits, _AT_ONCE)
+        for own, taken in zip(hits.values(), rows, strict=True):
+            best.add(taken, [hit.score for hit in own])
 
     def turn(source: int) -> tuple[Any, ...]:
         low = found[source].low()
-        return source not in matches.better, low is not None, 0 if low is None else low, source
+        return low is not None, 0 if low is None else low, source
 
-    for source in sorted(matches.sources, key=turn):
-        if source not in matches.better and best.excludes(matches.tied, found[source].low()):
-            break  # so do those behind it, none of which begins before it
-        if hits := matches.hits(source):
-            best.add(found[source].take([hit.row for hit in hits], best.columns), [hit.score for hit in hits])
+    add([each for each in matches.sources if each in matches.better])
+    others, at_once = sorted({*matches.sources} - matches.better, key=turn), 1
+    # Of two in this order the second begins where the first does, or behind it.
+    while others and not best.excludes(matches.tied, found[others[0]].low()):
+        group, others = others[:at_once], others[at_once:]
+        add(group)
+        at_once = 1 if best.is_full else min(2 * at_once, _AT_ONCE)
     return best

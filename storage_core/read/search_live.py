@@ -10,10 +10,13 @@ from pyroaring import BitMap
 
 from storage_core.index.fulltext import Hit
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.predicate import Filter
 from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_sources import Source
 from storage_core.settings.query import QueryLimits
+
+_AT_ONCE = 4
 
 
 class Live:
@@ -33,8 +36,11 @@ class Live:
     def __call__(self, hits: list[Hit]) -> list[Hit]:
         """Return the hits that are rows to be found. Raises what `Source.take` and `RowFilter.mask` raise."""
         sources = {hit.source for hit in hits}
-        deleted = {source: self._deleted_of(source) for source in sources if not self.excludes(source)}
-        live = [hit for hit in hits if hit.source in deleted and hit.row not in deleted[hit.source]]
+        admitted = {source for source in sources if not self.excludes(source)}
+        unknown = sorted(admitted - self._deleted.keys())
+        found = prefetch(lambda source: self.sources[source].deleted(), unknown, _AT_ONCE)
+        self._deleted.update(zip(unknown, found, strict=True))
+        live = [hit for hit in hits if hit.source in admitted and hit.row not in self._deleted[hit.source]]
         return live if self._filter is None or not live else self._filtered(live, self._filter)
 
     def excludes(self, source: int) -> bool:
@@ -47,19 +53,14 @@ class Live:
         if self._filter is not None:
             self._filter.require_sound()
 
-    def _deleted_of(self, source: int) -> BitMap:
-        if source not in self._deleted:
-            self._deleted[source] = self.sources[source].deleted()
-        return self._deleted[source]
-
     def _filtered(self, hits: list[Hit], wanted: RowFilter) -> list[Hit]:
         places: dict[int, list[int]] = {}
         for place, hit in enumerate(hits):
             places.setdefault(hit.source, []).append(place)
-        rows = [
-            self.sources[source].take([hits[place].row for place in own], wanted.columns)
-            for source, own in places.items()
-        ]
-        mask = wanted.mask(pa.concat_tables(rows), len(hits))
+
+        def taken(source: int) -> pa.Table:
+            return self.sources[source].take([hits[place].row for place in places[source]], wanted.columns)
+
+        mask = wanted.mask(pa.concat_tables(prefetch(taken, places, _AT_ONCE)), len(hits))
         order = np.array([place for own in places.values() for place in own], np.int64)
         return [hits[place] for place in np.sort(order[mask]).tolist()]

@@ -67,9 +67,14 @@ class Best:
         if self._rows.num_rows > 2 * self._limit + _SPARE_ROWS:
             self._trim()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it has as many rows as are wanted."""
+        return bool(self._rows.num_rows >= self._limit)
+
     def excludes(self, score: float, low: Any) -> bool:
         """Whether no row of this score is among the best whose first column is at least `low`; None is any value."""
-        if low is None or self._rows.num_rows < self._limit:
+        if low is None or not self.is_full:
             return False
         self._trim()
         worst = self._rows.column(self._columns[0])[-1:].combine_chunks()

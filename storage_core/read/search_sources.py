@@ -50,6 +50,11 @@ class Source(Protocol):
         """The path of the split of the base that the rows are of; None where they are of none."""
         ...
 
+    @property
+    def fetched_bytes(self) -> int | None:
+        """How large the segment is that `directory` fetches; None where it has the rows indexed."""
+        ...
+
     def directory(self) -> Path:
         """Return the directory with the files of the index over all the rows."""
         ...
@@ -106,6 +111,11 @@ class _Split:
     @property
     def split(self) -> str:
         return self.path
+
+    @property
+    def fetched_bytes(self) -> int | None:
+        segment = self.covered.segments.get(self.path)
+        return None if segment is None else segment.size
 
     def directory(self) -> Path:
         segment = self.covered.segments.get(self.path)
@@ -171,6 +181,12 @@ class _Generation:
     def split(self) -> None:
         return None
 
+    @property
+    def fetched_bytes(self) -> int | None:
+        rows = self.whole.rows.num_rows
+        segment = generation_segments.usable(self.whole.generation, self.covered.definition, rows)
+        return None if segment is None else segment.size
+
     def directory(self) -> Path:
         generation, definition = self.whole.generation, self.covered.definition
         return self.cache.built(
@@ -206,6 +222,10 @@ class _Rest:
 
     @property
     def split(self) -> None:
+        return None
+
+    @property
+    def fetched_bytes(self) -> None:
         return None
 
     def directory(self) -> Path:

@@ -40,13 +40,14 @@ class CapturedRegion:
     manifest: RegionManifest | None
     entries: tuple[Logged, ...]
 
-    def above(self, snapshot: Snapshot) -> Iterator[Unmerged]:
-        """Yield the records that the snapshot has not merged, in the order of their acknowledgement."""
+    def above(self, snapshot: Snapshot) -> list[Unmerged]:
+        """Return the records that the snapshot has not merged, in the order of their acknowledgement."""
         if self.manifest is None:
-            return
-        for each in self._flushed(self.manifest, snapshot):
-            yield Unmerged(generation=each, records=tuple(generation.read_records(self.store, each)))
-        yield Unmerged(generation=None, records=tuple(self._logged(self.manifest, snapshot)))
+            return []
+        flushed = self._flushed(self.manifest, snapshot)
+        records = generation.read_all_records(self.store, flushed)
+        parts = [Unmerged(generation=each, records=own) for each, own in zip(flushed, records, strict=True)]
+        return [*parts, Unmerged(generation=None, records=tuple(self._logged(self.manifest, snapshot)))]
 
     def of_keys(self, snapshot: Snapshot, wanted: pa.Table) -> list[pa.Table]:
         """Return of those records the ones that say what the rows of these keys are, in the same order.
@@ -104,7 +105,7 @@ class Captured:
 
     def parts(self, snapshot: Snapshot) -> list[Unmerged]:
         """Return all of these records, generation by generation, those of one region oldest first."""
-        found = all_of(lambda each: list(each.above(snapshot)), self.regions, PARALLEL_REGIONS)
+        found = all_of(lambda each: each.above(snapshot), self.regions, PARALLEL_REGIONS)
         return list(chain.from_iterable(found))
 
 

@@ -86,16 +86,57 @@ def test_a_number_of_rows_waits_for_nothing(lines: tuple[Table, Waves]) -> None:
     assert waves.requests == []
 
 
-def test_a_search_waits_for_segment_footer_and_rows() -> None:
+@pytest.mark.parametrize("splits", [1, 4])
+def test_a_search_waits_for_segments_footers_and_rows(splits: int) -> None:
     uri = f"memory://{uuid4()}"
     index = {"name": "text", "kind": "fulltext", "columns": ["line"]}
     table = Table.create(uri, pa.schema([("line", pa.string())]), indexes=[index])
-    table.append(pa.table({"line": [f"line {number}" for number in range(ROWS)]}))
-    catch_up(table)
+    for split in range(splits):
+        table.append(pa.table({"line": [f"line {number} of {'split ' * split}" for number in range(ROWS)]}))
+        catch_up(table)
     table, waves = opened(uri)
     with waves.followed():
-        assert table.search("1234", index="text").column("line").to_pylist() == ["line 1234"]
-    assert waves.number <= 4
+        found = table.search("1234", index="text").column("line").to_pylist()
+    assert found == [f"line 1234 of {'split ' * split}" for split in range(splits)]
+    assert waves.number == 3
+    assert len(waves.requests) == 3 * splits
+
+
+def test_a_search_by_a_bitmap_opens_more_and_more_segments_at_a_time() -> None:
+    uri, splits = f"memory://{uuid4()}", 7
+    index = {"name": "kinds", "kind": "bitmap", "columns": ["kind"]}
+    table = Table.create(uri, pa.schema([("n", pa.int64()), ("kind", pa.string())]), indexes=[index])
+    for split in range(splits):
+        numbers = range(split * ROWS, (split + 1) * ROWS)
+        rare = split in (0, splits - 1)
+        kinds = ["rare" if rare and not number % ROWS else "common" for number in numbers]
+        table.append(pa.table({"n": list(numbers), "kind": kinds}))
+        catch_up(table)
+    table, waves = opened(uri)
+    assert len(table.files()) == splits
+    with waves.followed():
+        assert table.search("rare", index="kinds").column("n").to_pylist() == [0, (splits - 1) * ROWS]
+    assert waves.number == 3 + 1 + 3
+    table, waves = opened(uri)
+    assert len(table.files()) == splits
+    with waves.followed():
+        assert table.search("common", index="kinds", limit=2).column("n").to_pylist() == [1, 2]
+    assert len(waves.requests) == 1 + 1 + 2  # of one split: its segment, its footer, its row groups
+
+
+def test_records_of_generations_are_read_side_by_side() -> None:
+    uri = f"memory://{uuid4()}"
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
+    table = Table.create(uri, schema, primary_key="id")
+    with table.writer() as writer:
+        for first in range(8):
+            writer.put([{"id": first, "v": first}])
+            writer.flush()
+    table, waves = opened(uri)
+    with waves.followed():
+        assert table.scan(consistency="committed").to_arrow().num_rows == 8
+    of_entries = {wave for wave, _, key in waves.requests if "/wal/" in key}
+    assert len(of_entries) == 1, waves.requests
 
 
 def test_a_lookup_waits_for_the_head_of_its_region_and_then_for_what_may_hold_the_key() -> None:
