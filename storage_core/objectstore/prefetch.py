@@ -60,12 +60,16 @@ def all_of(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> l
     """Return what `read` returns for each key, in the order of the keys; up to `at_once` run at a time.
 
     `read` must be safe for threads. Where a read raises, the first error in the order of the keys is raised, reads not
-    begun are not made, and those under way are waited for. One key is read in this thread.
+    begun are not made, and those under way are waited for. Where each key has a thread, the first is read in this one.
     """
     if len(keys) < 2:
         return list(map(read, keys))
-    with ThreadPoolExecutor(min(at_once, len(keys)), thread_name_prefix="tidemark-prefetch") as pool:
-        return list(pool.map(read, keys))
+    if len(keys) > at_once:
+        with ThreadPoolExecutor(at_once, thread_name_prefix="tidemark-prefetch") as pool:
+            return list(pool.map(read, keys))
+    with ThreadPoolExecutor(len(keys) - 1, thread_name_prefix="tidemark-prefetch") as pool:
+        others = pool.map(read, keys[1:])
+        return [read(keys[0]), *others]
 
 
 def both(first: Callable[[], Key], second: Callable[[], Found]) -> tuple[Key, Found]:

@@ -14,7 +14,7 @@ from storage_core.formats.key_hash import Hashes, key_hashes
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, sorted_file
 from storage_core.region.memtable import matching
-from storage_core.region.overlap import admitted
+from storage_core.region.overlap import admitted, admitting
 from storage_core.rows.fold import left_open
 from storage_core.split.kept_values import NOTHING, KeptValues
 
@@ -57,7 +57,7 @@ def _with_filters(
     store: ObjectStore, generations: Sequence[Generation], wanted: pa.Table, kept: KeptValues
 ) -> Iterator[tuple[Generation, bloom.BloomFilter]]:
     """Those that may hold a key by their bounds, newest first, each with its filter."""
-    waiting = [each for each in reversed(generations) if admitted(each, wanted).any()]
+    waiting = admitting(generations, wanted)[::-1]
     at_once = 1  # most keys that are asked for were written lately
     while waiting:
         group, waiting = waiting[:at_once], waiting[at_once:]

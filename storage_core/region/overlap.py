@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 
 from storage_core.formats.generation_manifest import Generation
 from storage_core.rows.codes import Mask
+from storage_core.rows.key_ranges import with_room
 from storage_core.rows.map_lookup import map_column
 from storage_core.rows.sortable import bound_keys, sortable, unless_false
 
@@ -41,6 +43,24 @@ def may_hold(files: pa.Table, wanted: pa.Table) -> pa.BooleanArray:
     types = {each.name: each.type for each in wanted.schema}
     masks = [_overlaps(batch, [bounds], types) for batch in files.select(["minValues", "maxValues"]).to_batches()]
     return pa.array(np.concatenate([np.empty(0, dtype=bool), *masks]))
+
+
+def admitting(generations: Sequence[Generation], wanted: pa.Table) -> list[Generation]:
+    """Return those of the generations, in their order, whose bounds have room for one of the keys. No request.
+
+    One comparison per key column, however many generations and keys; see `with_room`.
+    """
+    if not generations:
+        return []
+    ranges = [
+        (_keys(each, [held.min_key for held in generations]), _keys(each, [held.max_key for held in generations]))
+        for each in wanted.schema
+    ]
+    return list(compress(generations, with_room(ranges, wanted).tolist()))
+
+
+def _keys(column: pa.Field, bounds: Sequence[Mapping[str, str]]) -> pa.Array:
+    return bound_keys(pa.array([each.get(column.name) for each in bounds], pa.string()), column.type)
 
 
 def admitted(generation: Generation, wanted: pa.Table) -> Mask:

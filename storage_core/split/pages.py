@@ -94,9 +94,9 @@ class _Taking:
             ranges = {name: self._ranges(group, name, inside) for name in names}
             values = self._values(group, ranges)
             for name, each in ranges.items():
-                for start, stop in each:
-                    rows = inside[slice(*np.searchsorted(inside, (start, stop)))] - start
-                    parts[name] += _rows(values[name, start], rows)
+                starts = [start for start, _ in each]
+                for start, rows in zip(starts, np.split(inside, np.searchsorted(inside, starts[1:])), strict=True):
+                    parts[name] += _rows(values[name, start], rows - start)
         fields = [footer.schema.field(name) for name in names]
         arrays = [pa.chunked_array(parts[field.name], field.type) for field in fields]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields)).combine_chunks()
