@@ -223,7 +223,7 @@ def nothing(_cache: Path, _chance: random.Random) -> None:
 
 
 def poison(cache: Path, chance: random.Random) -> None:
-    """Damage, cut, exchange or remove everything in the cache."""
+    """Damage, cut, swap or remove everything in the cache."""
     for file in sorted(cache.glob("*.split")):
         with suppress(FileNotFoundError, FileExistsError):
             chance.choice(DAMAGES)(file, chance)
