@@ -1,6 +1,7 @@
 """One merge of sorted splits, against what it could be replaced by: a copy, sorts, and other systems' merges.
 
-All sides read the same files in one run and write zstd 3; what each does is said in `sorters` and `ducklake_merge`. The
+All sides read the same files in one run and write zstd 3; what each does is said in `sorters` and
+`programs.ducklake_merge`. The
 unit is processor seconds on one thread, in a process of its own per side that has merged small files before, so that
 nothing is started while the clock runs; the sides take turns, and DuckLake, whose Python is another, comes last. Done
 for 8 and for 60 columns and for four times as many splits. The memory is by how much a fresh process grows over its
@@ -9,11 +10,9 @@ first merge, mapped files aside, for 8 columns and for 60: flat is the aim.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ import pyarrow as pa
 
 from benchmarks import points, sorters
 from benchmarks.metrics import Metric, command, grown_mib, median
-from benchmarks.peers import NotMeasuredError, ducklake_python
+from benchmarks.peers import NotMeasuredError, ducklake_python, printed
 from benchmarks.points import SQL_KEY, Given
 from benchmarks.sorters import PEERS, Side
 
@@ -159,13 +158,8 @@ def _lake(root: Path, case: Case, given: Given, *, small: bool) -> Taken | str |
 def _ducklake(root: Path, given: Given, python: Path, repeats: int) -> Taken:
     lake = root / "lake"
     lake.mkdir()
-    program = str(Path(__file__).with_name("ducklake_merge.py"))
-    arguments = [str(lake), SQL_KEY, str(repeats), *given.files]
-    finished = subprocess.run([str(python), program, *arguments], check=False, capture_output=True, text=True)
-    if finished.returncode != 0:
-        raise NotMeasuredError(finished.stderr.strip().splitlines()[-1])
-    printed = json.loads(finished.stdout)
-    return Taken(printed["seconds"], printed["bytes"])
+    taken = printed(python, "ducklake_merge", str(lake), SQL_KEY, str(repeats), *given.files)
+    return Taken(taken["seconds"], taken["bytes"])
 
 
 def grown_by_merge(given: Given) -> float:

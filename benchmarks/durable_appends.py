@@ -8,9 +8,7 @@ store must do so that a reader sees whole objects only: write, fsync, link, fsyn
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import tempfile
 import threading
 import time
@@ -26,7 +24,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.events import KEY, SCHEMA, batch
 from benchmarks.metrics import Metric, seconds
-from benchmarks.peers import NotMeasuredError, ducklake_python
+from benchmarks.peers import NotMeasuredError, ducklake_python, printed
 from tidemark import Table
 
 _ROWS = 1_000
@@ -141,12 +139,7 @@ def _ducklake(python: Path, root: Path, appends: int) -> Taken:
     rows, lake = root / "rows.parquet", root / "lake"
     pq.write_table(batch(0, _ROWS), rows)
     lake.mkdir()
-    program = str(Path(__file__).with_name("ducklake_inserts.py"))
-    command = [str(python), program, str(lake), str(rows), str(appends), str(_WARM_UP)]
-    finished = subprocess.run(command, check=False, capture_output=True, text=True)
-    if finished.returncode != 0:
-        raise NotMeasuredError(finished.stderr.strip().splitlines()[-1])
-    taken: Taken = json.loads(finished.stdout)
+    taken: Taken = printed(python, "ducklake_inserts", str(lake), str(rows), str(appends), str(_WARM_UP))
     return taken
 
 

@@ -80,6 +80,17 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
+def in_turns(works: Sequence[Callable[[], object]], runs: int) -> list[float]:
+    """Return the median milliseconds of each; a turn runs all of them, and the first turn does not count."""
+    turns = [[1000 * seconds(work) for work in works] for _ in range(runs + 1)]
+    return [median(times) for times in zip(*turns[1:], strict=True)]
+
+
+def beside(name: str, value: float, ours: float) -> Metric:
+    """Return the milliseconds of a peer beside ours."""
+    return Metric(name=name, value=value, unit="ms", against="ours", ratio=ours / value)
+
+
 def peak_mib() -> float:
     """Return the most memory that this process has had; `getrusage` also counts what it was forked from."""
     status = Path("/proc/self/status")

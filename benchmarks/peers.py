@@ -1,21 +1,24 @@
 """Systems that are measured against and do not fit into `.venv/`: each is brought along once, into a folder of its own.
 
-DuckLake needs an older DuckDB than the project has, Delta Lake on Spark needs JARs. Where one cannot be had, the
-metric against it says why and counts as missed.
+DuckLake needs an older DuckDB than the project has, Lance much that nobody else needs, Delta Lake on Spark needs JARs.
+Where one cannot be had, the metric against it says why and counts as missed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from scripts.installer import REQUIREMENTS, ROOT, CannotInstallError, find_uv, install, make_environment
 
 DUCKLAKE = ROOT / ".ducklake"
+LANCE = ROOT / ".lance"
 DELTA = ROOT / ".delta"
 _JARS = Path(__file__).with_name("delta_jars.xml")
 _GROUPS = "io.delta,io.unitycatalog"
@@ -27,15 +30,21 @@ class NotMeasuredError(Exception):
 
 def ducklake_python(*, make: bool) -> Path:
     """Return the Python that has DuckLake; without `make` only one that is there already."""
-    python = DUCKLAKE / "bin" / "python"
-    lock = REQUIREMENTS / "ducklake.lock"
+    return _python(DUCKLAKE, REQUIREMENTS / "ducklake.lock", make=make)
 
-    def build() -> None:
-        make_environment(DUCKLAKE, find_uv())
-        install(python, "--require-hashes", "-r", str(lock))
 
-    _bring(DUCKLAKE, lock, build if make else None)
-    return python
+def lance_python(*, make: bool) -> Path:
+    """Return the Python that has Lance; without `make` only one that is there already."""
+    return _python(LANCE, REQUIREMENTS / "lance.lock", make=make)
+
+
+def printed(python: Path, program: str, *arguments: str) -> Any:
+    """Return what a program of `benchmarks.programs` prints, run by this Python."""
+    command = [str(python), "-m", f"benchmarks.programs.{program}", *arguments]
+    finished = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    if finished.returncode != 0:
+        raise NotMeasuredError(finished.stderr.strip().splitlines()[-1])
+    return json.loads(finished.stdout)
 
 
 def delta_jars(*, make: bool) -> list[Path]:
@@ -66,6 +75,17 @@ def with_delta(jars: Sequence[Path]) -> None:
     }
     given = " ".join(f"--conf {name}={value}" for name, value in settings.items())
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, jars))} {given} pyspark-shell"
+
+
+def _python(folder: Path, lock: Path, *, make: bool) -> Path:
+    python = folder / "bin" / "python"
+
+    def build() -> None:
+        make_environment(folder, find_uv())
+        install(python, "--require-hashes", "-r", str(lock))
+
+    _bring(folder, lock, build if make else None)
+    return python
 
 
 def _bring(folder: Path, described_by: Path, build: Callable[[], None] | None) -> None:

@@ -1,9 +1,9 @@
 """What answers cost beside the engines that are inside: the same queries over the same files, in turns, in one process.
 
 Three tables on a local disk: flights by day (365 splits), the same flights in one split, and 60 columns in one split.
-The peers read the files of the splits themselves, know no log, and verify nothing. "First" is the first query of a
-table that was just opened, "warm" the median of those that follow. A
-search has tantivy alone beside it, with the same lines in memory, which returns addresses and no rows. Lookups are in
+DuckDB and Polars read the files of the splits themselves, know no log, and verify nothing; delta-rs (by its DataFusion)
+and DuckLake read them as tables of their own. "First" is the first query of a
+table that was just opened, "warm" the median of those that follow. Searches are in `benchmarks.searches`, lookups in
 `benchmarks.unmerged`.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,13 +20,13 @@ import duckdb
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import tantivy
 
 import tidemark as tm
-from benchmarks.metrics import Metric, command, median, seconds
+from benchmarks import searches
+from benchmarks.metrics import Metric, beside, command, in_turns, seconds
+from benchmarks.peers import NotMeasuredError
+from benchmarks.read_peers import delta_queries, ducklake_queries
 from examples import datasets
-from storage_core.index import catch_up
-from storage_core.settings.index import IndexDefinition
 
 QUERIES: Mapping[str, str] = {
     "count": "select count(*) from t",
@@ -40,25 +41,25 @@ QUERIES: Mapping[str, str] = {
     "distinct": "select count(distinct {text}) from t",
 }
 WIDE_COLUMNS = 60
-WORDS = ("tide", "ebb", "flood", *(f"word{each}" for each in range(500)))
 # Of many columns or splits a query may take 1.3 times as long as DuckDB, of one split so many milliseconds longer.
-MANY_AIM, ONE_AIM_MS, SEARCH_AIM_MS = 1 / 1.3, 5.0, 5.0
+MANY_AIM, ONE_AIM_MS = 1 / 1.3, 5.0
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield the metrics of queries and searches."""
-    runs = 3 if small else 15
     flights = datasets.flights()
+    of_flights = {"text": "carrier", "value": "AA", "number": "dep_delay", "constant": "20"}
+    of_wide = {"text": "c1", "value": "name 7", "number": "c0", "constant": "5"}
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         root = Path(folder)
-        of_flights = {"text": "carrier", "value": "AA", "number": "dep_delay", "constant": "20"}
-        by_day = _table(root / "days", flights.slice(0, 20_000) if small else flights, time_column="time_hour")
-        yield from _queries("flights by day", by_day, of_flights, runs)
-        yield from _queries("flights in one split", _table(root / "one", flights), of_flights, runs)
-        of_wide = {"text": "c1", "value": "name 7", "number": "c0", "constant": "5"}
-        columns = _table(root / "wide", wide(20_000 if small else 4_000_000))
-        yield from _queries("60 columns", columns, of_wide, runs)
-        yield from _searches(root / "search", 5_000 if small else 200_000, runs)
+        by_day = flights.slice(0, 20_000) if small else flights
+        for case in (
+            _Case("flights by day", root / "days", of_flights, _table(root / "days", by_day, time_column="time_hour")),
+            _Case("flights in one split", root / "one", of_flights, _table(root / "one", flights)),
+            _Case("60 columns", root / "wide", of_wide, _table(root / "wide", wide(20_000 if small else 4_000_000))),
+        ):
+            yield from case.asked(3 if small else 15, small=small)
+    yield from searches.measure(small=small)
 
 
 def _table(path: Path, rows: pa.Table, time_column: str | None = None) -> tm.Table:
@@ -80,87 +81,62 @@ def wide(rows: int) -> pa.Table:
     return pa.table(columns, names=[f"c{index}" for index in range(WIDE_COLUMNS)])
 
 
-def _queries(name: str, table: tm.Table, words: Mapping[str, str], runs: int) -> Iterator[Metric]:
-    files = [str(table.store.local_path(str(each["path"]))) for each in table.files()]
-    splits = f"{len(files)} splits" if len(files) > 1 else "1 split"
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        connection.execute("SET threads = 2")
-        connection.execute("SET parquet_metadata_cache = true")
-        connection.read_parquet(files).create_view("t")
-        polars = pl.SQLContext(t=pl.scan_parquet(files))
-        for query, template in QUERIES.items():
-            text = template.format(**words)
-            opened = tm.Table.open(table.uri)
-            first = 1000 * seconds(partial(opened.sql, text))
-            ours, duck, frame = _in_turns(
-                (
-                    partial(opened.sql, text),
-                    partial(_duckdb, connection, text),
-                    partial(polars.execute, text, eager=True),
-                ),
-                runs,
-            )
-            label = f"{name}, {splits}, {query}"
-            yield Metric(name=f"{label}, first", value=first, unit="ms")
-            allowed = duck + ONE_AIM_MS if name == "flights in one split" else duck
-            against = "DuckDB read_parquet" + (f" + {ONE_AIM_MS:g} ms" if allowed > duck else "")
-            aim = 1.0 if allowed > duck else MANY_AIM
-            yield Metric(name=label, value=ours, unit="ms", against=against, ratio=allowed / ours, aim=aim)
-            yield Metric(name=f"{label}, Polars", value=frame, unit="ms", against="ours", ratio=ours / frame)
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A table, and the words of the queries that it is asked."""
+
+    name: str
+    path: Path
+    words: Mapping[str, str]
+    table: tm.Table
+
+    def asked(self, runs: int, *, small: bool) -> Iterator[Metric]:
+        """Yield what each query takes, ours and the peers'."""
+        paths = [self.path / str(each["path"]) for each in self.table.files()]
+        files, texts = [*map(str, paths)], {name: each.format(**self.words) for name, each in QUERIES.items()}
+        label = f"{self.name}, {f'{len(files)} splits' if len(files) > 1 else '1 split'}"
+        ours = dict[str, float]()
+        with duckdb.connect() as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            connection.execute("SET threads = 2")
+            connection.execute("SET parquet_metadata_cache = true")
+            connection.read_parquet(files).create_view("t")
+            polars = pl.SQLContext(t=pl.scan_parquet(files))
+            by_delta = delta_queries(paths, self.path.with_name(f"{self.path.name}-delta"))
+            for query, text in texts.items():
+                opened = tm.Table.open(self.table.uri)
+                first = 1000 * seconds(partial(opened.sql, text))
+                ours[query], duck, frame, delta = in_turns(
+                    (
+                        partial(opened.sql, text),
+                        partial(_duckdb, connection, text),
+                        partial(polars.execute, text, eager=True),
+                        partial(by_delta, text),
+                    ),
+                    runs,
+                )
+                yield Metric(name=f"{label}, {query}, first", value=first, unit="ms")
+                yield self._judged(f"{label}, {query}", ours[query], duck)
+                yield beside(f"{label}, {query}, Polars", frame, ours[query])
+                yield beside(f"{label}, {query}, delta-rs", delta, ours[query])
+        try:
+            folder = self.path.with_name(f"{self.path.name}-lake")
+            lake = ducklake_queries(paths, folder, [*texts.values()], runs, make=not small)
+        except NotMeasuredError as error:
+            yield Metric(name=f"{label}, DuckLake (not measured: {error})", value=len(texts), unit="queries")
+            return
+        for query, taken in zip(texts, lake, strict=True):
+            yield beside(f"{label}, {query}, DuckLake", taken, ours[query])
+
+    def _judged(self, name: str, ours: float, duck: float) -> Metric:
+        if self.name == "flights in one split":
+            ratio, against = (duck + ONE_AIM_MS) / ours, f"DuckDB read_parquet + {ONE_AIM_MS:g} ms"
+            return Metric(name=name, value=ours, unit="ms", against=against, ratio=ratio, aim=1.0)
+        return Metric(name=name, value=ours, unit="ms", against="DuckDB read_parquet", ratio=duck / ours, aim=MANY_AIM)
 
 
 def _duckdb(connection: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
     return connection.sql(text).to_arrow_table()
-
-
-def _in_turns(works: Sequence[Callable[[], object]], runs: int) -> list[float]:
-    """Medians in milliseconds; each turn runs all of them, and the first turn does not count."""
-    taken: list[list[float]] = [[] for _ in works]
-    for turn in range(runs + 1):
-        for work, times in zip(works, taken, strict=True):
-            time = 1000 * seconds(work)
-            if turn:
-                times.append(time)
-    return [median(times) for times in taken]
-
-
-def _searches(path: Path, rows: int, runs: int) -> Iterator[Metric]:
-    texts = [" ".join(words) for words in np.random.default_rng(5).choice(WORDS, (rows, 12)).tolist()]
-    index = IndexDefinition(name="words", kind="fulltext", columns=("line",))
-    table = tm.Table.create(str(path), pa.schema([("line", pa.string())]), indexes=[index])
-    table.append(pa.table({"line": texts}))
-    plan = catch_up.plan(table.snapshot, "words")
-    built = [catch_up.execute(table.store, work, ids=table.log.ids) for work in plan.work]
-    table.log.commit(table.snapshot, plan.actions(built), operation="INDEX")
-    table.refresh()
-    alone = _tantivy(texts)
-    for query in ("tide", "tide AND ebb", "tide OR flood"):
-        parsed, searcher = alone.parse_query(query, ["line"]), alone.searcher()
-        ours, theirs = _in_turns(
-            (
-                partial(table.search, query, index="words", limit=10, cache_dir=path.with_name("cache")),
-                partial(searcher.search, parsed, limit=10),
-            ),
-            runs,
-        )
-        name = f"search of {rows:,} lines, {query}, 10 rows"
-        aimed = f"{SEARCH_AIM_MS:g} ms"
-        yield Metric(name=name, value=ours, unit="ms", against=aimed, ratio=SEARCH_AIM_MS / ours, aim=1)
-        yield Metric(name=f"{name}, tantivy alone", value=theirs, unit="ms", against="ours", ratio=ours / theirs)
-
-
-def _tantivy(texts: Sequence[str]) -> tantivy.Index:
-    """An index in memory of the same lines, which returns addresses and no rows."""
-    builder = tantivy.SchemaBuilder()
-    builder.add_text_field("line", stored=False)
-    index = tantivy.Index(builder.build())
-    writer = index.writer(num_threads=1)
-    for text in texts:
-        writer.add_document(tantivy.Document(line=text))
-    writer.commit()
-    index.reload()
-    return index
 
 
 if __name__ == "__main__":

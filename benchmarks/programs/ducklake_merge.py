@@ -1,17 +1,19 @@
 """Merges of sorted files by a DuckLake, timed: a program for the Python that `peers.ducklake_python` returns.
 
-python ducklake_merge.py FOLDER ORDER REPEATS FILE... registers the files in a lake of its own for each repeat, in a
-table that is SORTED BY the order, merges them into one with zstd 3 on one thread, and prints the processor seconds of
-each merge, the bytes that result, and its path, as JSON. The first merge is a warm-up and not counted.
+python -m benchmarks.programs.ducklake_merge FOLDER ORDER REPEATS FILE... registers the files in a lake of its own for
+each repeat, in a table that is SORTED BY the order, merges them into one with zstd 3 on one thread, and prints the
+processor seconds of each merge, the bytes that result, and its path, as JSON. The first merge is a warm-up and not
+counted.
 """
 
-import importlib.util
 import json
 import sys
 import time
 from pathlib import Path
 
-import duckdb  # an older one than the project's
+import duckdb
+
+from benchmarks.programs.ducklake import add_files, attached, create_like
 
 
 def main(folder: str, order: str, repeats: str, *files: str) -> None:
@@ -34,22 +36,13 @@ def main(folder: str, order: str, repeats: str, *files: str) -> None:
 
 
 def _lake(folder: Path, order: str, files: tuple[str, ...]) -> duckdb.DuckDBPyConnection:
-    package = importlib.util.find_spec("duckdb_extension_ducklake")
-    if package is None or package.origin is None:
-        sys.exit("this Python has no DuckLake")
-    (extension,) = Path(package.origin).parent.rglob("*.duckdb_extension")
-    connection = duckdb.connect(config={"threads": 1})
-    connection.execute("SET enable_progress_bar = false")  # it would be in what is printed
-    connection.execute(f"LOAD '{extension}'")
-    connection.execute(f"ATTACH 'ducklake:{folder}/catalog.ducklake' AS lake (DATA_PATH '{folder}/data/')")
+    connection = attached(folder, threads=1)
     for option, value in (("parquet_compression", "zstd"), ("parquet_compression_level", 3)):
         connection.execute(f"CALL lake.set_option('{option}', '{value}')")
     connection.execute("CALL lake.set_option('target_file_size', '8GB')")
-    empty = f"SELECT * FROM read_parquet('{files[0]}') LIMIT 0"  # noqa: S608 -- our own path
-    connection.execute(f"CREATE TABLE lake.points AS {empty}")
+    create_like(connection, "points", files[0])
     connection.execute(f"ALTER TABLE lake.points SET SORTED BY ({order})")
-    for file in files:
-        connection.execute("CALL ducklake_add_data_files('lake', 'points', ?)", [file])
+    add_files(connection, "points", files)
     return connection
 
 

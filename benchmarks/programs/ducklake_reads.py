@@ -1,0 +1,35 @@
+"""Queries of a DuckLake, timed: a program for the Python that `peers.ducklake_python` returns.
+
+python -m benchmarks.programs.ducklake_reads FOLDER RUNS QUERIES_AS_JSON FILE... registers the files in a new lake as
+its table `t`, runs each query once and then so many times, and prints the median milliseconds of each, in their order,
+as JSON.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+from benchmarks.programs.ducklake import add_files, attached, create_like
+
+
+def main(folder: str, runs: str, queries: str, *files: str) -> None:
+    """Print what the queries took."""
+    connection = attached(folder, threads=2)
+    create_like(connection, "t", files[0])
+    add_files(connection, "t", files)
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("USE lake")
+    medians = []
+    for query in json.loads(queries):
+        taken = []
+        for _ in range(int(runs) + 1):
+            started = time.perf_counter()
+            connection.sql(query).execute()
+            taken.append((time.perf_counter() - started) * 1000)
+        medians.append(statistics.median(taken[1:]))
+    print(json.dumps(medians))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
