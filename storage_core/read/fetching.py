@@ -14,6 +14,7 @@ from pyroaring import BitMap
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.late_materialization import PiecesRead
 from storage_core.read.predicate import Predicate
 from storage_core.read.row_group_pruning import groups_left
 from storage_core.split.conform import conform_split
@@ -40,9 +41,11 @@ def fetched(
 
     Not visible are those that `deleted` returns, by default those that the split's deletion vector hides.
 
-    Rows that cannot make `predicate` true may be left out, by row groups. A split up to `AHEAD_BYTES`, or of an earlier
-    release, is one GET, and verified whole. Of another its footer is one, unless `footers` holds it, and each row group
-    as many as its columns lie apart; both are verified before they are decoded. What `footers` have cached is none.
+    Rows that cannot make `predicate` true may be left out: row groups by their bounds, and where that spares much
+    (`late_materialization`) the rest by the columns that it names, which are fetched first. A split up to
+    `AHEAD_BYTES`, or of an earlier release, is one GET, and verified whole. Of another its footer is one, unless
+    `footers` holds it, and each row group as many as its columns lie apart; both are verified before they are decoded.
+    What `footers` have cached is none.
     Raises what `open_split` raises.
     """
     footers = footers.of_a_read()
@@ -61,7 +64,9 @@ def fetched(
     weight = attrgetter("memory_bytes")
     with (
         closing(pieces()) as wanted,
-        closing(prefetch(Piece.read, wanted, PIECES_AT_ONCE, weight=weight, most=HELD_BYTES)) as read,
+        closing(
+            prefetch(PiecesRead(predicate, schema).read, wanted, PIECES_AT_ONCE, weight=weight, most=HELD_BYTES)
+        ) as read,
     ):
         for rows in read:
             yield conform_split(rows, schema)

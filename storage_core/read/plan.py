@@ -26,7 +26,8 @@ class TablePlan:
     `whole_splits` are read whole, of the others `row_groups`, and of them the chunks of `columns`.
     `read_bytes` and `requests` are what reading that will fetch, once: small splits, footers that are not held, ranges
     of column chunks with the gaps in them, and stored deletion vectors, whose bytes are not counted. On a local disk
-    `read_bytes` are what the engine may read of the files, and only deletion vectors are requests.
+    `read_bytes` are what the engine may read of the files, and only deletion vectors are requests. Where columns of a
+    condition are fetched before the others (`read.late_materialization`), both are the most that it may take.
 
     `newer_records` lie over the base and are held in memory. Finding the rows that they supersede takes further
     requests: those of their keys' columns in splits that may hold them.

@@ -14,6 +14,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read import pruning
 from storage_core.read.fetching import SPLITS_AT_ONCE
+from storage_core.read.late_materialization import in_turn
 from storage_core.read.plan import TablePlan
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import PruneStep
@@ -118,9 +119,11 @@ class _Splits:
         sizes = places[:, :, 1] - places[:, :, 0]
         groups = list(groups_left(footer, self.predicate, self.snapshot.schema))
         present = footer.schema.to_arrow_schema().names
-        leaves = leaves_of(footer, [each for each in present if each in self.names] or present[:1])
+        names = [each for each in present if each in self.names] or present[:1]
+        leaves = leaves_of(footer, names)
         wanted, left = int(sizes[groups][:, leaves].sum()), int(sizes[groups].sum())
-        ranges = [each for group in groups for each in requests_for(places[group, leaves])]
+        turns = ((group, turn) for group in groups for turn in in_turn(footer, group, names, self.predicate))
+        ranges = [each for group, turn in turns for each in requests_for(places[group, leaves_of(footer, turn)])]
         return _Part(
             requests=0 if is_local else len(ranges),
             bytes=wanted if is_local else sum(end - start for start, end in ranges),

@@ -7,7 +7,7 @@ keeps the split. It works on the columns of the state (`log.files.columns`), bat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -189,6 +189,20 @@ def possible(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
             return np.ones(count, dtype=bool) if found is None else found
         case Opaque(_):
             return np.ones(count, dtype=bool)
+        case _:
+            assert_never(predicate)
+
+
+def conditions(predicate: Predicate) -> Iterator[Compare | IsNull]:
+    """Yield the conditions of a predicate that `possible` asks about, in their order."""
+    match predicate:
+        case And(children) | Or(children):
+            for child in children:
+                yield from conditions(child)
+        case Compare() | IsNull():
+            yield predicate
+        case Opaque(_):
+            return
         case _:
             assert_never(predicate)
 

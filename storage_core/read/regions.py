@@ -19,8 +19,8 @@ from storage_core.errors import InvalidInput
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.literals import Limit, interval
-from storage_core.read.predicate import And, Beginning, Compare, Comparison, Instant, IsNull, Or, Predicate, Scalar
-from storage_core.read.pruning import Leaf, possible
+from storage_core.read.predicate import And, Beginning, Compare, Comparison, Instant, IsNull, Predicate, Scalar
+from storage_core.read.pruning import Leaf, conditions, possible
 from storage_core.region.registry import known_regions
 from storage_core.region.spec import canonical, field_values, region_for, route
 from storage_core.region.transforms import TransformKind, parse_transform
@@ -48,7 +48,7 @@ def matching_regions(store: ObjectStore, snapshot: Snapshot, *, predicate: Predi
     """
     spec = snapshot.config.region_spec
     sources = {name for field in spec.fields for name in field.source_ids}
-    if predicate is None or sources.isdisjoint(_columns(predicate)):
+    if predicate is None or sources.isdisjoint(each.column for each in conditions(predicate)):
         return None
     equal = _equalities(predicate, snapshot.schema)
     pinned = {at: value for at, field in enumerate(spec.fields) for value in _pinned(field, equal)}
@@ -141,17 +141,6 @@ def _rounded(limit: Limit, type_: pa.DataType, *, up: bool = False) -> pa.Array:
         return pa.array([microseconds], pa.int64()).cast(type_)
     days = -(-microseconds // _MICROSECONDS_OF_A_DAY) if up else microseconds // _MICROSECONDS_OF_A_DAY
     return pa.array([days], pa.int32()).cast(type_)
-
-
-def _columns(predicate: Predicate) -> frozenset[str]:
-    """The columns that its conditions name."""
-    match predicate:
-        case And(children) | Or(children):
-            return frozenset[str]().union(*map(_columns, children))
-        case Compare() | IsNull():
-            return frozenset({predicate.column})
-        case _:
-            return frozenset()
 
 
 def _fits(region: Region, pinned: dict[int, Value]) -> bool:

@@ -153,6 +153,11 @@ class OpenSplit:
         return rows
 
     @property
+    def is_ranged(self) -> bool:
+        """Whether column chunks are fetched as they are read."""
+        return self._chunks is not None
+
+    @property
     def bounds(self) -> Recorded | None:
         """The column that the file bounds in each of its row groups. Raises `Corrupt` where they are damaged."""
         return recorded(self.metadata, self.add.path, self.row_groups)
@@ -224,6 +229,11 @@ class Piece:
         if len(self.groups) == self.split.row_groups:
             return self.split.read(self.columns)
         return pa.concat_tables(self.split.batches(self.columns, groups=self.groups))
+
+    @property
+    def is_ranged(self) -> bool:
+        """Whether it is one row group, whose column chunks are fetched when it is read."""
+        return self.split.is_ranged
 
     @property
     def memory_bytes(self) -> int:

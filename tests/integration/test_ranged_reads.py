@@ -9,17 +9,16 @@ from uuid import uuid4
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from storage_core.errors import Corrupt, SnapshotExpired
-from storage_core.log.actions import Add
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read import fetching
-from storage_core.split import chunk_checksums, row_groups
+from storage_core.split import row_groups
 from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import S3Server
+from tests.support.split_places import column_places
 from tidemark import Table
 
 COLUMNS = 60
@@ -50,15 +49,11 @@ def wide_rows(splits: int = 1) -> pa.Table:
     return pa.table([pa.array(each) for each in values], names=NAMES)
 
 
-def footer_of(table: Table, add: Add) -> pq.FileMetaData:
-    return pq.read_metadata(pa.BufferReader(table.store.get(add.path).data))
-
-
 def column_bytes(table: Table, column: str) -> tuple[int, int]:
     """What the chunks of a column take in all splits, and what the footers do."""
     taken = footers = 0
     for add in table.snapshot.splits.values():
-        places = chunk_checksums.places(footer_of(table, add))[:, NAMES.index(column)]
+        places = column_places(table, add)[:, NAMES.index(column)]
         taken += int((places[:, 1] - places[:, 0]).sum())
         footers += (add.footerEndOffset or 0) - (add.footerStartOffset or 0)
     return taken, footers
@@ -111,7 +106,7 @@ def test_row_groups_that_a_condition_leaves_are_fetched(uri: str, *, is_keyed: b
         table = Table.create(uri, rows.schema)
         table.append(rows)
     (add,) = table.snapshot.splits.values()
-    places = chunk_checksums.places(footer_of(table, add))
+    places = column_places(table, add)
     assert len(places) == 6
     table.sql("select c4 from t where c0 = 0")  # the footer
     for condition, groups in CONDITIONS.items():
@@ -150,7 +145,7 @@ def test_a_flipped_bit_is_found_wherever_it_is_read_and_nowhere_else(two: Table,
     read = np.zeros(len(data), np.bool_)
     read[add.footerStartOffset :] = True
     for column in (1, 2) if question == "filter" else (2,):
-        for start, end in chunk_checksums.places(footer_of(two, add))[:, column].tolist():
+        for start, end in column_places(two, add)[:, column].tolist():
             read[start:end] = True
     for place in [*range(0, len(data), len(data) // 60), len(data) - 1, int(read.argmax())]:
         changed = bytearray(data)
@@ -170,7 +165,7 @@ def test_a_flipped_bit_is_found_wherever_it_is_read_and_nowhere_else(two: Table,
 def test_a_split_that_is_cut_exchanged_mixed_or_gone_is_an_error(two: Table, question: str, is_warm: bool) -> None:
     first, second = two.snapshot.splits.values()
     data, other = (two.store.get(each.path).data for each in (first, second))
-    start, end = chunk_checksums.places(footer_of(two, first))[3, 2].tolist()
+    start, end = column_places(two, first)[3, 2].tolist()
     damages = {
         "cut behind what is read": (data[:end], Corrupt) if not is_warm else (data[:start], Corrupt),
         "cut within a chunk": (data[: end - 1], Corrupt),
@@ -210,7 +205,7 @@ def test_row_groups_of_one_split_are_fetched_side_by_side(two: Table, monkeypatc
 
 def test_a_stream_holds_what_may_be_held_and_reads_no_further(two: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "HELD_BYTES", 1)
-    places = chunk_checksums.places(footer_of(two, next(iter(two.snapshot.splits.values()))))
+    places = column_places(two, next(iter(two.snapshot.splits.values())))
     footers = sum((add.footerEndOffset or 0) - (add.footerStartOffset or 0) for add in two.snapshot.splits.values())
     table = Table.open(two.uri)
     reader = table.scan(["c2"]).to_reader(500)

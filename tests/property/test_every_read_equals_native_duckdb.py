@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from storage_core.engine.session import session
+from storage_core.read import late_materialization
 from storage_core.region.router import TableWriter
 from storage_core.split import read, row_groups
 from tests.chaos import upkeep
@@ -96,9 +97,10 @@ Rows = dict[int, dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits of some kilobytes have several row groups and are read by ranges."""
+    """Splits of some kilobytes have several row groups and are read by ranges, and columns in turn."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 3)
     monkeypatch.setattr(read, "AHEAD_BYTES", 1)
+    monkeypatch.setattr(late_materialization, "OTHER_BYTES", 1)
 
 
 @dataclass
