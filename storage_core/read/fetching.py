@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from operator import attrgetter
 from typing import Final
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ from pyroaring import BitMap
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.late_materialization import PiecesRead
+from storage_core.read.late_materialization import read_in_turn
 from storage_core.read.predicate import Predicate
 from storage_core.read.row_group_pruning import groups_left
 from storage_core.split.conform import conform_split
@@ -61,12 +60,9 @@ def fetched(
                 groups = groups_left(split.footer, predicate, schema) if is_ours else None
                 yield from split.pieces(schema.names, groups)
 
-    weight = attrgetter("memory_bytes")
     with (
         closing(pieces()) as wanted,
-        closing(
-            prefetch(PiecesRead(predicate, schema).read, wanted, PIECES_AT_ONCE, weight=weight, most=HELD_BYTES)
-        ) as read,
+        closing(read_in_turn(wanted, predicate, schema, at_once=PIECES_AT_ONCE, most=HELD_BYTES)) as read,
     ):
         for rows in read:
             yield conform_split(rows, schema)

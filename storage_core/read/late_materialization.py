@@ -6,16 +6,19 @@ may find to be true, so rows that are left out could not be in an answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.bounds import ColumnBounds
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import by_bounds, conditions, possible
@@ -29,6 +32,9 @@ OTHER_BYTES: Final = 2**20
 
 _MOST_CONDITIONS: Final = 32
 """Each takes one comparison per row."""
+
+_OF_FIRST: Final = 4
+"""What is fetched first is this part of the memory."""
 
 _IN_VAIN: Final = 8
 """By so many row groups more that had such a row than had none, the rest of the read is fetched at once."""
@@ -71,36 +77,87 @@ def may_match(rows: pa.Table, predicate: Predicate) -> Mask:
     return possible(predicate, by_bounds(bounds), rows.num_rows)
 
 
-@dataclass(slots=True)
-class PiecesRead:
-    """Reads the pieces of splits for one read, each with its columns in turn while that spares something.
+def read_in_turn(
+    pieces: Iterable[Piece], predicate: Predicate | None, schema: pa.Schema, *, at_once: int, most: int
+) -> Generator[pa.Table]:
+    """Yield the rows of pieces in their order, but for some that cannot make the predicate true, each as it comes.
 
-    Safe for threads. `predicate` is of a table with this schema.
+    `schema` is the table's. `at_once` are read at a time, within about `most` bytes of memory and a quarter more.
+    Ranged GETs where a split is read by ranges: those of a piece's columns, in one wait or in two. Raises what
+    `Piece.read` does.
     """
+    bytes_held = attrgetter("memory_bytes")
+    if predicate is None:
+        yield from prefetch(Piece.read, pieces, at_once, weight=bytes_held, most=most)
+        return
+    turns = _Turns(predicate, schema)
+    with closing(
+        prefetch(_Turn.taken, map(turns.first, pieces), at_once, weight=bytes_held, most=most // _OF_FIRST)
+    ) as begun:
+        yield from prefetch(_Second.read, map(turns.second, begun), at_once, weight=bytes_held, most=most)
 
-    predicate: Predicate | None
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A piece, and its columns that are fetched `first`, unless all are fetched at once; then those `rows`."""
+
+    piece: Piece
+    first: Piece | None = None
+    others: Piece | None = None
+    rows: pa.Table | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0 if self.first is None else self.first.memory_bytes
+
+    def taken(self) -> _Turn:
+        return self if self.first is None else replace(self, rows=self.first.read())
+
+
+@dataclass(frozen=True, slots=True)
+class _Second:
+    """What is still to be fetched of a piece, and which `rows` of those fetched are left by a `mask`."""
+
+    piece: Piece | None
+    rows: pa.Table | None = None
+    mask: Mask | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0 if self.piece is None else self.piece.memory_bytes
+
+    def read(self) -> pa.Table:
+        if self.rows is None or self.piece is None:
+            return self.rows if self.piece is None else self.piece.read()
+        rest = self.piece.read()
+        named = (zip(each.column_names, each.columns, strict=True) for each in (self.rows, rest))
+        both = pa.table(dict(chain.from_iterable(named)))  # a name with a dot may be read both times
+        return both if self.mask is None else both.filter(pa.array(self.mask))
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Which columns of the pieces of a read are fetched when."""
+
+    predicate: Predicate
     schema: pa.Schema
-    _in_vain: int = 0  # a hint: threads may lose one another's
+    _in_vain: int = 0
 
-    def read(self, piece: Piece) -> pa.Table:
-        """Return the rows of a piece, but for some that cannot make the predicate true. Raises what `Piece.read` does.
-
-        Ranged GETs where its split is read by ranges: those of its columns, in one wait or in two.
-        """
-        if self.predicate is None or not piece.is_ranged or piece.columns is None or self._in_vain > _IN_VAIN:
-            return piece.read()
+    def first(self, piece: Piece) -> _Turn:
+        if not piece.is_ranged or piece.columns is None or self._in_vain > _IN_VAIN:
+            return _Turn(piece)
         [group] = piece.groups
         first, others = in_turn(piece.split.footer, group, piece.columns, self.predicate)
-        if not others:
-            return piece.read()
-        rows = replace(piece, columns=first).read()
-        compared = pa.schema([self.schema.field(name) for name in first])
+        return _Turn(piece, replace(piece, columns=first), replace(piece, columns=others)) if others else _Turn(piece)
+
+    def second(self, turn: _Turn) -> _Second:
+        rows = turn.rows
+        if rows is None:
+            return _Second(turn.piece)
+        compared = pa.schema([self.schema.field(name) for name in rows.column_names if name in self.schema.names])
         mask = may_match(conform_split(rows, compared), self.predicate)
         if not mask.any():
             self._in_vain -= 1
-            return self.schema.empty_table()
+            return _Second(None, self.schema.empty_table())
         self._in_vain += 1
-        rest = replace(piece, columns=others).read()
-        named = (zip(each.column_names, each.columns, strict=True) for each in (rows, rest))
-        both = pa.table(dict(chain.from_iterable(named)))  # a name with a dot may be read both times
-        return both if mask.all() else both.filter(pa.array(mask))
+        return _Second(turn.others, rows, None if mask.all() else mask)
