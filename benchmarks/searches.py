@@ -22,23 +22,25 @@ from benchmarks.read_peers import lance_requests
 from storage_core.index import catch_up
 from storage_core.settings.index import IndexDefinition
 
-AIMS_MS = {200_000: 5.0, 5_000_000: 15.0}
-"""By the number of lines."""
+CASES = ((200_000, False, 5.0), (5_000_000, False, 15.0), (5_000_000, True, 15.0))
+"""The number of lines, whether each has a time, which orders lines with equal scores, and the aim in milliseconds."""
 WORDS = ("tide", "ebb", "flood", *(f"word{each}" for each in range(500)))
 QUERIES: Mapping[str, str | None] = {"tide": "tide", "tide AND ebb": None, "tide OR flood": "tide flood"}
 """Ours, and how Lance is asked for the same rows."""
+MICROSECONDS = 432_000
+"""From one line to the next: a day has 200,000."""
 _AT_ONCE = 200_000
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield milliseconds of searches."""
-    for rows, aim_ms in {5_000: 5.0}.items() if small else AIMS_MS.items():
+    for rows, is_timed, aim_ms in ((5_000, False, 5.0), (5_000, True, 5.0)) if small else CASES:
         with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
-            yield from _searches(Path(folder), rows, aim_ms, small=small)
+            yield from _searches(Path(folder), rows, aim_ms, is_timed=is_timed, small=small)
 
 
-def _searches(root: Path, rows: int, aim_ms: float, *, small: bool) -> Iterator[Metric]:
-    table, alone = _written(root, rows)
+def _searches(root: Path, rows: int, aim_ms: float, *, is_timed: bool, small: bool) -> Iterator[Metric]:
+    table, alone = _written(root, rows, is_timed=is_timed)
     searcher, runs = alone.searcher(), 3 if small else 15
     for query, for_lance in QUERIES.items():
         ours, theirs = in_turns(
@@ -48,25 +50,28 @@ def _searches(root: Path, rows: int, aim_ms: float, *, small: bool) -> Iterator[
             ),
             runs,
         )
-        name = f"search of {rows:,} lines, {query}, 10 rows"
+        name = f"search of {rows:,} lines{' with times' if is_timed else ''}, {query}, 10 rows"
         yield Metric(name=name, value=ours, unit="ms", against=f"{aim_ms:g} ms", ratio=aim_ms / ours, aim=1)
         yield beside(f"{name}, tantivy alone", theirs, ours)
-        if for_lance is not None and rows <= _AT_ONCE:
+        if for_lance is not None and rows <= _AT_ONCE and not is_timed:
             lines = pa.table({"line": _lines(0, rows)})
             yield lance_requests(name, ours, lines, [for_lance] * runs, make=not small)
 
 
-def _written(root: Path, rows: int) -> tuple[tm.Table, tantivy.Index]:
+def _written(root: Path, rows: int, *, is_timed: bool) -> tuple[tm.Table, tantivy.Index]:
     """A table whose lines are indexed, and an index in memory of the same lines."""
     words = IndexDefinition(name="words", kind="fulltext", columns=("line",))
-    table = tm.Table.create(str(root / "table"), pa.schema([("line", pa.string())]), indexes=[words])
+    at = {"at": pa.timestamp("us", "UTC")} if is_timed else {}
+    schema = pa.schema([*at.items(), ("line", pa.string())])
+    table = tm.Table.create(str(root / "table"), schema, time_column="at" if is_timed else None, indexes=[words])
     builder = tantivy.SchemaBuilder()
     builder.add_text_field("line", stored=False)
     alone = tantivy.Index(builder.build())
     writer = alone.writer(num_threads=1)
     for start in range(0, rows, _AT_ONCE):
         lines = _lines(start, min(_AT_ONCE, rows - start))
-        table.append(pa.table({"line": lines}))
+        times = [pa.array(np.arange(start, start + len(lines)) * MICROSECONDS, pa.timestamp("us", "UTC"))] * is_timed
+        table.append(pa.table([*times, pa.array(lines)], schema=schema))
         for line in lines:
             writer.add_document(tantivy.Document(line=line))
     writer.commit()
