@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
+from storage_core.cache.pieces import NOT_CACHED, CachedPieces
 from storage_core.formats.generation_manifest import Generation
 from storage_core.log.actions import Add
 from storage_core.log.files.columns import adds_of
@@ -54,16 +55,18 @@ class Overlay:
     deletes: pa.Table
     touched: frozenset[str]
 
-    def deleted(self, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
+    def deleted(
+        self, store: ObjectStore, snapshot: Snapshot, split: Add, *, cached: CachedPieces = NOT_CACHED
+    ) -> BitMap:
         """Return the rows of a base split that are no answer: deleted, or superseded by what is not merged.
 
-        Requests: one GET for a vector that is stored; of a touched split those of `superseded.find`.
+        Requests: one GET for a vector that is stored and not cached; of a touched split those of `superseded.find`.
         """
         if split.path in self.touched:
             found = _find(store, snapshot, split, self.deletes)
             if found is not None:
                 return found.deleted
-        return deleted_rows(store, split)
+        return deleted_rows(store, split, cached)
 
 
 def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerged]) -> Overlay:

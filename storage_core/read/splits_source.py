@@ -116,7 +116,7 @@ def source_of(
         from storage_core.region.unmerged import Unmerged
 
         overlay = take_apart(store, snapshot, [Unmerged(generation=None, records=(records,))])
-        over = Over(overlay.rest, overlay.touched, partial(overlay.deleted, store, snapshot))
+        over = Over(overlay.rest, overlay.touched, partial(overlay.deleted, store, snapshot, cached=verified.cached))
     elif is_counted(snapshot, columns):
         return (), Source(snapshot.schema.empty_table(), unread=snapshot.rows)
     splits = prune(snapshot, predicate)
