@@ -137,8 +137,7 @@ class _Split:
         return cast("tuple[Any]", found)[0]
 
     def deleted(self) -> BitMap:
-        split, cached = self.snapshot.splits[self.path], self.kept.verified.cached
-        return self.overlay.deleted(self.store, self.snapshot, split, cached=cached)
+        return self.overlay.deleted(self.store, self.snapshot, self.snapshot.splits[self.path])
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
         add = self.snapshot.splits[self.path].as_written  # an index counts the file's rows
