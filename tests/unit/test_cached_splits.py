@@ -152,18 +152,6 @@ def test_files_are_their_owners_alone_and_tell_nothing(store: MeteredStore, plac
     assert file.stat().st_size <= add.size
 
 
-@pytest.mark.parametrize("scheme", ["memory", "file"])
-def test_of_stores_in_memory_and_on_disk_nothing_is_kept(scheme: str, tmp_path: Path, place: Path) -> None:
-    class Near(MemoryStore):
-        uri = f"{scheme}:///{tmp_path}"
-
-    store = MeteredStore(Near("near"))
-    add, cached = written(store), cache(place)
-    read(store, add, cached)
-    assert cached.counts == CacheCounts()
-    assert not place.exists()
-
-
 def test_a_stored_deletion_vector_is_kept_with_its_split(store: MeteredStore, place: Path) -> None:
     add, gone = written(store), BitMap(range(0, ROWS, 2))
     store.put("deleted", encode(gone), IfAbsent())
@@ -326,6 +314,19 @@ def test_a_damaged_entry_is_fetched_and_written_again(
     assert fetched() == 0
     assert not file.is_symlink()
     assert {each.name for each in place.iterdir()} == {file.name, other.name}
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_of_stores_in_memory_and_on_disk_nothing_is_kept(scheme: str, tmp_path: Path, place: Path) -> None:
+    class Near(MemoryStore):
+        uri = f"{scheme}:///{tmp_path}"
+
+    cached = cache(place)
+    for kind, of in KINDS.items():
+        asked = of(MeteredStore(Near(kind)), 1)
+        assert asked.ask(cached) == asked.tells
+    assert cached.counts == CacheCounts()
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("bytes_more", [1, 10_000, 2**40])
