@@ -215,11 +215,14 @@ def read_verified(store: ObjectStore, where: str, expected: str | None, cached: 
 
 
 def _vouched(store: ObjectStore, where: str, expected: str | None, cached: CachedPieces) -> bytes:
-    """A file of a generation, from the cache if its manifest has the checksum; else the caller verifies it."""
+    """A file of a generation, from the cache if its manifest has the checksum; the caller verifies what is fetched.
+
+    No other generation has a file of this name, so chunks of it are found in the same entry (`sorted_file.find`).
+    """
 
     def fetch() -> bytes:
         return store.get(where).data
 
     if expected is None:
         return fetch()
-    return cached.made(store.uri, where, expected, Piece(0, None, expected), fetch=fetch)
+    return cached.made(store.uri, where, "", Piece(0, None, expected), fetch=fetch)
