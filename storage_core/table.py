@@ -7,6 +7,7 @@ An operation imports what only it needs when it is first asked for, so that a pr
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from storage_core.cache.pieces import cached_pieces
 from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -27,6 +29,7 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.verified import Verified
 from storage_core.read.view import PAGE_BYTES, Consistency, View
+from storage_core.settings.cache import CacheSettings
 from storage_core.settings.table import MapMode, TableConfig
 from storage_core.system_errors import typed
 
@@ -75,7 +78,7 @@ class Table:
         self._store = store
         self._log = log
         self._view = View(log, snapshot, pinned=pinned)
-        self._verified = Verified()
+        self._verified = Verified(log.cached)
         self._kept: Kept | None = None
 
     def __repr__(self) -> str:
@@ -212,8 +215,8 @@ class Table:
 
     @property
     def cache_counts(self) -> CacheCounts:
-        """What reads of this object found in the cache on disk so far: hits, misses, bytes, failures. No request."""
-        return self._verified.footers.cached.counts
+        """What this object found in the cache on disk so far: hits, misses, bytes, failures. No request."""
+        return self._log.cached.counts
 
     def require_capable(self) -> None:
         """Return when the store keeps its contract: called before the first write; on S3 that probes it once a process.
@@ -447,7 +450,7 @@ class Table:
     def _watched(self) -> Watched:
         from storage_core.read.plan import Watched
 
-        return Watched(self._store, self._verified.footers.cached)
+        return Watched(self._store, self._log.cached)
 
     @_loading
     def explain_search(self, *, index: str) -> dict[str, object]:
@@ -596,7 +599,8 @@ def exists(uri: str) -> bool:
 
 def _log_at(uri: str) -> tuple[MeteredStore, TransactionLog]:
     store = MeteredStore(open_store(uri))
-    return store, TransactionLog(store, clock=SystemClock(), ids=SystemIds())
+    cached = cached_pieces(CacheSettings.of(os.environ))
+    return store, TransactionLog(store, clock=SystemClock(), ids=SystemIds(), cached=cached)
 
 
 def _opened(name: str, given: object, consistency: str) -> Opened | pa.Table:

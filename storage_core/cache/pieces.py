@@ -1,8 +1,8 @@
-"""Pieces of splits on the local disk: one sparse file per split, in which each piece is where it is in the split.
+"""Pieces of immutable objects on the local disk: one sparse file per object, in which each piece is where it is there.
 
-A piece is there when the bytes in its place have the checksum that the log, or a footer that the log vouches for, says.
-So what is damaged, cut, half written or not there is the same: it is fetched again and written anew. Two processes
-that write one piece write the same bytes. No failure of the cache is one of the read.
+A piece is there when the bytes in its place have the checksum that the log says, or what the log vouches for: a footer,
+a name. So what is damaged, cut, half written or not there is the same: it is fetched again and written anew. Two
+processes that write one piece write the same bytes. No failure of the cache is one of the read.
 """
 
 from __future__ import annotations
@@ -32,19 +32,24 @@ _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _IN_THE_WAY = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EEXIST, errno.EACCES)  # a link, a folder, a pipe
 _NOT_ELSEWHERE = ("file", "memory")
 
+Data = memoryview | bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The bytes from `start` to `end` (exclusive) of an object, which have this xxh3-64, in hexadecimal digits."""
+    """The bytes from `start` to `end` (exclusive) of an object, of which `checksum_of` is `checksum`.
+
+    Without an `end` those to the end of the object; it is in one piece then, for nothing else says how long it is.
+    """
 
     start: int
-    end: int
-    xxh3: str
+    end: int | None
+    checksum: str
+    checksum_of: Callable[[Data], str] = xxhash.xxh3_64_hexdigest
 
-    @property
-    def size(self) -> int:
-        """The number of bytes."""
-        return self.end - self.start
+    def is_of(self, data: Data) -> bool:
+        """Whether these are its bytes."""
+        return self.checksum_of(data) == self.checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +127,12 @@ class CachedPieces:
         """
         if self._folder is None or not _is_elsewhere(uri):
             return [None] * len(pieces)
+        most = self._folder.most_bytes // LARGEST
         found: list[bytes | None] = []
         failed = 0
         try:
             with self._folder.opened() as folder, _opened(folder, _name(uri, path, checksum), os.O_RDONLY) as file:
-                found += (_found(file, piece) for piece in pieces)
+                found += (_found(file, piece, most) for piece in pieces)
                 if any(each is not None for each in found) and self._may_keep():
                     touch(file)
         except FileNotFoundError:
@@ -139,30 +145,39 @@ class CachedPieces:
         self._spend(sum(map(len, hits)))
         return found
 
-    def write(self, uri: str, path: str, checksum: str, pieces: Sequence[tuple[Piece, memoryview | bytes]]) -> None:
-        """Keep these pieces, each of which has its checksum, as far as there is room; say nothing where it fails."""
+    def write(
+        self, uri: str, path: str, checksum: str, pieces: Sequence[tuple[Piece, Data]], *, used: bool = False
+    ) -> None:
+        """Keep these pieces, each of which has its checksum, as far as there is room; say nothing where it fails.
+
+        They go before all that was used, unless they count as `used` already.
+        """
         if self._folder is None or not _is_elsewhere(uri):
             return
-        wanted = [each for each in pieces if self._spend(each[0].size)]
+        wanted = [each for each in pieces if self._spend(len(each[1]))]
         if not wanted:
             return
         try:
-            with self._folder.room_for(piece.size for piece, _ in wanted) as has_room:
+            with self._folder.room_for(len(data) for _, data in wanted) as has_room:
                 if has_room:
-                    _write(self._folder, _name(uri, path, checksum), wanted)
+                    _write(self._folder, _name(uri, path, checksum), wanted, used=used)
         except OSError as error:
             self._meter.add(CacheCounts(failures=_warned(self._folder, error)))
 
-    def made(self, uri: str, path: str, checksum: str, piece: Piece, *, fetch: Callable[[], bytes]) -> bytes:
+    def made(
+        self, uri: str, path: str, checksum: str, piece: Piece, *, fetch: Callable[[], bytes], used: bool = False
+    ) -> bytes:
         """Return the bytes of a piece; of those that `fetch` returns the caller verifies that they are the right ones.
 
-        They are kept if they have the checksum of the piece. Raises what `fetch` raises.
+        They are kept, as `write` does, if they have the checksum of the piece. Raises what `fetch` raises.
         """
+        if self._folder is None or not _is_elsewhere(uri):
+            return fetch()
         (data,) = self.read(uri, path, checksum, [piece])
         if data is None:
             data = fetch()
-            if xxhash.xxh3_64_hexdigest(data) == piece.xxh3:
-                self.write(uri, path, checksum, [(piece, data)])
+            if piece.is_of(data):
+                self.write(uri, path, checksum, [(piece, data)], used=used)
         return data
 
     def _may_keep(self) -> bool:
@@ -235,27 +250,33 @@ def _remove(folder: int, name: str) -> None:
         shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
 
 
-def _found(file: int, piece: Piece) -> bytes | None:
-    if piece.end > os.fstat(file).st_size:
+def _found(file: int, piece: Piece, most_bytes: int) -> bytes | None:
+    ends = os.fstat(file).st_size
+    end = ends if piece.end is None else piece.end
+    if end > ends or end - piece.start > most_bytes:  # as nothing is that was written
         return None
-    data = os.pread(file, piece.size, piece.start)
-    return data if len(data) == piece.size and xxhash.xxh3_64_hexdigest(data) == piece.xxh3 else None
+    data = os.pread(file, end - piece.start, piece.start)
+    return data if piece.is_of(data) else None
 
 
-def _write(folder: BoundedFolder, name: str, pieces: Sequence[tuple[Piece, memoryview | bytes]]) -> None:
+def _write(folder: BoundedFolder, name: str, pieces: Sequence[tuple[Piece, Data]], *, used: bool) -> None:
     with folder.opened(create=True) as place, _opened(place, name, os.O_RDWR | os.O_CREAT) as file:
         before = os.fstat(file)
         try:
             for piece, data in pieces:
                 _write_at(file, data, piece.start)
+                if piece.end is None:
+                    os.ftruncate(file, piece.start + len(data))
         finally:
-            if before.st_size:  # what is written is not used yet
+            if used:
+                os.utime(file)
+            elif before.st_size:  # what is written is not used yet
                 os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
             else:
                 begin_unused(file)
 
 
-def _write_at(file: int, data: memoryview | bytes, start: int) -> None:
+def _write_at(file: int, data: Data, start: int) -> None:
     rest = memoryview(data)
     while rest:
         written = os.pwrite(file, rest, start)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from storage_core.cache.pieces import NOT_CACHED, CachedPieces
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import CommitUnknown, InvalidInput, TidemarkError
 from storage_core.formats.keys import version_key
@@ -36,11 +37,15 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TransactionLog:
-    """Reads and extends the log under `store`. Holds no state of its own: any number of them may work on one table."""
+    """Reads and extends the log under `store`. Holds no state of its own: any number of them may work on one table.
+
+    The manifests of the snapshots that it returns are read through `cached`.
+    """
 
     store: ObjectStore
     clock: Clock = field(default_factory=SystemClock, kw_only=True)
     ids: Ids = field(default_factory=SystemIds, kw_only=True)
+    cached: CachedPieces = field(default=NOT_CACHED, kw_only=True, compare=False, repr=False)
 
     def create(self, metadata: Metadata, *, operation: str = "CREATE TABLE") -> Snapshot:
         """Create the table as version 0 and return it. One LIST and one PUT.
@@ -86,10 +91,10 @@ class TransactionLog:
         if version is not None:
             if version < 0:
                 raise InvalidInput(f"version {version}: versions start at 0")
-            return open_version(self.store, version)
+            return open_version(self.store, version, self.cached)
         if timestamp_ms is not None:
-            return open_timestamp(self.store, timestamp_ms)
-        return open_head(self.store)
+            return open_timestamp(self.store, timestamp_ms, self.cached)
+        return open_head(self.store, self.cached)
 
     def refresh(self, snapshot: Snapshot) -> Snapshot:
         """Return the newest snapshot, found by probing forward from `snapshot`.
@@ -99,7 +104,7 @@ class TransactionLog:
         opened as `snapshot` does.
         """
         found = advance(self.store, snapshot) or snapshot
-        return open_head(self.store) if first_version(self.store) > found.version + 1 else found
+        return open_head(self.store, self.cached) if first_version(self.store) > found.version + 1 else found
 
     def commit(
         self,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from storage_core.cache.pieces import NOT_CACHED, CachedPieces
 from storage_core.errors import Corrupt, NotFound, SnapshotExpired
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import state_key, version_key
@@ -35,32 +36,35 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_Load = Callable[[Checkpointed], Snapshot | None]
+"""Returns the snapshot of a checkpoint; None where it is not usable."""
 
-def open_head(store: ObjectStore) -> Snapshot:
+
+def open_head(store: ObjectStore, cached: CachedPieces = NOT_CACHED) -> Snapshot:
     """Return the newest snapshot. Raises `NotFound` when there is no table.
 
     With a good hint: a GET of it, one of its state beside one LIST of what lies beyond, then `advance`. Without one,
     the LISTs of `list_head` and as many GETs as it takes, or a LIST of the whole log where no checkpoint is near.
     Raises `Corrupt` for a gap.
     """
-    search = MetadataSearch(store)
+    load = _loading(store, cached)
     hinted = read_hint(store)
     if hinted is not None:
-        base, newest = both(partial(_derived, store, hinted, search), partial(newest_beyond, store, hinted.version))
+        base, newest = both(partial(_derived, hinted, load), partial(newest_beyond, store, hinted.version))
         if base is not None:
             found = advance(store, base, seen=newest) or base
             return found if found.version >= newest else _without_gap(store, found)
-    return _from_listing(store, None, search)
+    return _from_listing(store, None, load)
 
 
-def open_version(store: ObjectStore, version: int) -> Snapshot:
+def open_version(store: ObjectStore, version: int, cached: CachedPieces = NOT_CACHED) -> Snapshot:
     """Return the snapshot at `version`, from a state at or below it. Raises `NotFound` naming what there is.
 
     Where the hint names a later state, the LIST of `list_near`, or of the whole log where no checkpoint is near.
     """
-    search = MetadataSearch(store)
-    base = _hinted(store, version, search)
-    found = (advance(store, base, version) or base) if base is not None else _from_listing(store, version, search)
+    load = _loading(store, cached)
+    base = _hinted(store, version, load)
+    found = (advance(store, base, version) or base) if base is not None else _from_listing(store, version, load)
     if found.version != version:
         found = _without_gap(store, found)
         raise NotFound(
@@ -69,13 +73,13 @@ def open_version(store: ObjectStore, version: int) -> Snapshot:
     return found
 
 
-def open_timestamp(store: ObjectStore, timestamp_ms: int) -> Snapshot:
+def open_timestamp(store: ObjectStore, timestamp_ms: int, cached: CachedPieces = NOT_CACHED) -> Snapshot:
     """Return the newest snapshot committed at or before `timestamp_ms`. Raises `NotFound` when all are newer.
 
     Commit times only grow and retained version files have no gap, so after the head this is a search by halving: two
     GETs per doubling of the distance. A listing is not asked: one that misses a page would hide versions (lesson 49).
     """
-    head = open_head(store)
+    head = open_head(store, cached)
     if head.timestamp <= timestamp_ms:
         return head
     late, early, step = head.version, -1, 1
@@ -95,7 +99,7 @@ def open_timestamp(store: ObjectStore, timestamp_ms: int) -> Snapshot:
         raise NotFound(
             f"{store.uri}: nothing is retained from {timestamp_ms} ms or before; the oldest version is {late}"
         )
-    return open_version(store, early)
+    return open_version(store, early, cached)
 
 
 def _is_later(store: ObjectStore, version: int, timestamp_ms: int) -> bool:
@@ -122,14 +126,14 @@ def _gap(store: ObjectStore, missing: int, newest: int) -> Corrupt:
     return Corrupt(f"{key}: missing, but {store.uri} has version {newest}", key=key)
 
 
-def _hinted(store: ObjectStore, at: int, search: MetadataSearch) -> Snapshot | None:
+def _hinted(store: ObjectStore, at: int, load: _Load) -> Snapshot | None:
     """Load the checkpoint that the hint names, when it is there, intact, not beyond `at`, and derived from versions."""
     hinted = read_hint(store)
-    return None if hinted is None or hinted.version > at else _derived(store, hinted, search)
+    return None if hinted is None or hinted.version > at else _derived(hinted, load)
 
 
-def _derived(store: ObjectStore, hinted: Checkpointed, search: MetadataSearch) -> Snapshot | None:
-    loaded = _load(store, hinted, search)
+def _derived(hinted: Checkpointed, load: _Load) -> Snapshot | None:
+    loaded = load(hinted)
     # Where states are commits themselves, a newer one may exist that no version file leads to: only a LIST shows it.
     return loaded if loaded is not None and is_ours(loaded.protocol) else None
 
@@ -157,14 +161,19 @@ def _without_state(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, splits=LiveFiles(added={add.path: Added(add, *at) for add, at in every}))
 
 
-def _load(store: ObjectStore, wanted: Checkpointed, search: MetadataSearch) -> Snapshot | None:
+def _loading(store: ObjectStore, cached: CachedPieces = NOT_CACHED) -> _Load:
+    """What loads the checkpoints that one opening tries, and remembers what it saw of older metadata."""
+    return partial(_load, store, search=MetadataSearch(store), cached=cached)
+
+
+def _load(store: ObjectStore, wanted: Checkpointed, *, search: MetadataSearch, cached: CachedPieces) -> Snapshot | None:
     try:
         if wanted.kind is not CheckpointKind.AVRO_STATE:
             return _load_json(store, wanted.version)
         with typed("this process"):
             from storage_core.log.checkpoints.load import load_checkpoint  # and Avro, which a young table does not need
 
-        return load_checkpoint(store, wanted.version, recovery(store, wanted.version), search)
+        return load_checkpoint(store, wanted.version, recovery(store, wanted.version), search, cached=cached)
     except (NotFound, Corrupt) as error:
         _logger.warning("%s of %s is not usable, looking elsewhere: %s", wanted.key, store.uri, error)
         return None
@@ -190,7 +199,7 @@ def recovery(store: ObjectStore, version: int) -> Recover:
         except (NotFound, Corrupt) as other:
             _logger.info("no JSON checkpoint of version %d of %s to read instead: %s", version, store.uri, other)
         try:
-            return _from_listing(store, version, MetadataSearch(store), below=version).splits.table()
+            return _from_listing(store, version, _loading(store), below=version).splits.table()
         except (NotFound, Corrupt):
             if exists(store, state_key(version)):
                 raise error from None
@@ -202,9 +211,8 @@ def recovery(store: ObjectStore, version: int) -> Recover:
     return recover
 
 
-def _from_listing(store: ObjectStore, at: int | None, search: MetadataSearch, *, below: int | None = None) -> Snapshot:
+def _from_listing(store: ObjectStore, at: int | None, load: _Load, *, below: int | None = None) -> Snapshot:
     """Replay from a checkpoint near `at` or the head; where none leads there, from any that a whole listing shows."""
-    load = partial(_load, store, search=search)
     near = list_head(store) if at is None else list_near(store, at)
     found = _from_checkpoint_of(store, near.until(at, below), load, at)
     if found is not None and found.version == (near.newest if at is None else at):
@@ -221,15 +229,13 @@ def _from_listing(store: ObjectStore, at: int | None, search: MetadataSearch, *,
     return found
 
 
-def _of_forms(store: ObjectStore, version: int, load: Callable[[Checkpointed], Snapshot | None]) -> Iterator[Snapshot]:
+def _of_forms(store: ObjectStore, version: int, load: _Load) -> Iterator[Snapshot]:
     """Yield the checkpoints of exactly this version that load, asked for by key. One HEAD per form, and its GETs."""
     there = (each for each in Checkpointed.forms(version) if exists(store, each.key))
     yield from (loaded for each in there if (loaded := load(each)) is not None)
 
 
-def _from_checkpoint_of(
-    store: ObjectStore, listing: LogListing, load: Callable[[Checkpointed], Snapshot | None], at: int | None
-) -> Snapshot | None:
+def _from_checkpoint_of(store: ObjectStore, listing: LogListing, load: _Load, at: int | None) -> Snapshot | None:
     """Replay from the newest usable checkpoint listed, and from nothing where the listing reaches back to version 0."""
     usable = map(load, reversed(listing.checkpoints))
     base = next((loaded for loaded in usable if loaded is not None), None)

@@ -65,7 +65,8 @@ def rows(
     What is in `kept` and `verified` is not read again. A local file is read whole once, to verify it. Of any other
     split: one GET where it is small (`split.read.AHEAD_BYTES`), else one of the footer, then per row group that may
     hold a key one of the key columns, or several where they lie apart, and per row group that does one of all columns.
-    One GET more for a deletion vector that is stored, where the split has a key. Raises what `open_split` raises.
+    One GET more for a deletion vector that is stored and not cached, where the split has a key. Raises what
+    `open_split` raises.
     """
     from storage_core.split import key_places, pages  # and Parquet
     from storage_core.split.conform import conform_split
@@ -134,4 +135,4 @@ def _deleted(store: ObjectStore, add: Add, kept: KeptValues) -> Positions:
     from storage_core.split.vectors import deleted_rows, positions
 
     name = (add.path, add.deleted_rows)
-    return positions(kept.made(name, BitMap, lambda: deleted_rows(store, add), lambda rows: 2 * len(rows)))
+    return positions(kept.made(name, BitMap, lambda: deleted_rows(store, add, kept.cached), lambda rows: 2 * len(rows)))

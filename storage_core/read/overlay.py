@@ -26,6 +26,7 @@ from storage_core.region.generation_segments import gives_whole_rows, whole_rows
 from storage_core.rows import fold
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import key_codes
+from storage_core.split.ranges import Footers
 from storage_core.split.vectors import deleted_rows
 
 if TYPE_CHECKING:
@@ -46,13 +47,14 @@ class Overlay:
     """The live rows of all that is not merged: those of generations that are not gone, and `rest`, ascending by key.
 
     `deletes` are records that hide every base row of which there is newer word, `touched` the paths of the splits whose
-    bounds leave room for one.
+    bounds leave room for one; of them and of stored vectors nothing is fetched that `footers` hold or have cached.
     """
 
     generations: tuple[WholeRows, ...]
     rest: pa.Table
     deletes: pa.Table
     touched: frozenset[str]
+    footers: Footers
 
     def deleted(self, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
         """Return the rows of a base split that are no answer: deleted, or superseded by what is not merged.
@@ -60,13 +62,13 @@ class Overlay:
         Requests: one GET for a vector that is stored; of a touched split those of `superseded.find`.
         """
         if split.path in self.touched:
-            found = _find(store, snapshot, split, self.deletes)
+            found = _find(store, snapshot, split, self.deletes, footers=self.footers)
             if found is not None:
                 return found.deleted
-        return deleted_rows(store, split)
+        return deleted_rows(store, split, self.footers.cached)
 
 
-def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerged]) -> Overlay:
+def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerged], *, footers: Footers) -> Overlay:
     """Return what the records, of one region in the order of their acknowledgement, do to the snapshot.
 
     Requests: for patches ranged GETs of the splits whose bounds leave room for their keys, as a merge makes them.
@@ -77,7 +79,7 @@ def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerg
     folded = [fold.fold(pa.concat_tables([empty, *each.records]), key) for each in unmerged]
     words = fold.fold(pa.concat_tables([empty, *folded]), key) if unmerged else empty
     if not words.num_rows:
-        return Overlay(generations=(), rest=schema.empty_table(), deletes=words, touched=frozenset())
+        return Overlay(generations=(), rest=schema.empty_table(), deletes=words, touched=frozenset(), footers=footers)
     # Codes are dense and ascend with the keys, so that of a key is its row in `words`, which has every key once.
     *codes, _ = key_codes([*folded, words], key)
     newest = np.zeros(words.num_rows, np.int64)
@@ -94,24 +96,28 @@ def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerg
     deletes = _deletes(words, key)
     return Overlay(
         generations=tuple(each for each in generations if each.rows.num_rows),
-        rest=_rows(store, snapshot, words.filter(pa.array(~settled))),
+        rest=_rows(store, snapshot, words.filter(pa.array(~settled)), footers),
         deletes=deletes,
         touched=frozenset(each.path for each in _holding(snapshot, deletes)),
+        footers=footers,
     )
 
 
-def _rows(store: ObjectStore, snapshot: Snapshot, words: pa.Table) -> pa.Table:
+def _rows(store: ObjectStore, snapshot: Snapshot, words: pa.Table, footers: Footers) -> pa.Table:
     """The rows that these folded records make of the base."""
     patches = words.filter(pc.equal(words.column(fold.OPERATION), int(fold.Operation.PATCH)))
     base = [snapshot.schema.empty_table()]
     for split in _holding(snapshot, patches):
-        found = _find(store, snapshot, split, patches)
+        found = _find(store, snapshot, split, patches, footers=footers)
         base += [] if found is None else [found.read]
     return fold.apply(pa.concat_tables(base), words, snapshot.config.primary_key)
 
 
-def _find(store: ObjectStore, snapshot: Snapshot, split: Add, records: pa.Table) -> superseded.Superseded | None:
-    return superseded.find(store, split, records, key=snapshot.config.primary_key, schema=snapshot.schema)
+def _find(
+    store: ObjectStore, snapshot: Snapshot, split: Add, records: pa.Table, *, footers: Footers
+) -> superseded.Superseded | None:
+    key, schema = snapshot.config.primary_key, snapshot.schema
+    return superseded.find(store, split, records, key=key, schema=schema, footers=footers)
 
 
 def _holding(snapshot: Snapshot, records: pa.Table) -> tuple[Add, ...]:

@@ -106,7 +106,8 @@ def search(
         raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
     most = cast("int", limit) + cast("int", offset)
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
-    covered, overlay = kept.coverage(snapshot, definition), take_apart(store, snapshot, unmerged)
+    covered = kept.coverage(snapshot, definition)
+    overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
     with (
         require_headroom(f"search of index {index!r}", size=QUERY_BYTES),
         open_cache(cache_dir) as cached,

@@ -115,7 +115,8 @@ def source_of(
         from storage_core.read.overlay import take_apart  # which reads of the base alone do not need
         from storage_core.region.unmerged import Unmerged
 
-        overlay = take_apart(store, snapshot, [Unmerged(generation=None, records=(records,))])
+        unmerged = [Unmerged(generation=None, records=(records,))]
+        overlay = take_apart(store, snapshot, unmerged, footers=verified.footers)
         over = Over(overlay.rest, overlay.touched, partial(overlay.deleted, store, snapshot))
     elif is_counted(snapshot, columns):
         return (), Source(snapshot.schema.empty_table(), unread=snapshot.rows)

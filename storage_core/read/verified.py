@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import xxhash
 
-from storage_core.cache.pieces import cached_pieces
+from storage_core.cache.pieces import NOT_CACHED, CachedPieces
 from storage_core.errors import Corrupt, Unavailable
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.settings.cache import CacheSettings
 
 if TYPE_CHECKING:
     from storage_core.split.ranges import Footers
@@ -53,10 +52,12 @@ class Verified:
     DuckDB checks neither length nor checksums of what it reads, and a flipped bit may come back as another value
     (lesson 61). So each file is hashed before DuckDB sees it for the first time, and again when it is another file or
     was written to: device, inode, size and the times of the last change are remembered, and looked at each time. Of
-    splits that are no local files it holds the footers that were read last. All splits are of one store.
+    splits that are no local files it holds the footers that were read last; what is fetched of them goes through
+    `cached`. All splits are of one store.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cached: CachedPieces = NOT_CACHED) -> None:
+        self.cached = cached
         self._files: dict[str, _Sound] = {}
         self._columns: dict[bytes, Columns] = {}
 
@@ -65,7 +66,7 @@ class Verified:
         """The footers of splits."""
         from storage_core.split.ranges import Footers  # and Parquet
 
-        return Footers(cached_pieces(CacheSettings.of(os.environ)))
+        return Footers(self.cached)
 
     def path(self, store: ObjectStore, add: Add) -> Path | None:
         """Return the local file of a split that is sound, or None when the store has no file of it."""

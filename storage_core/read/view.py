@@ -51,7 +51,7 @@ class View:
         self.log = log
         self.snapshot = snapshot
         self.pinned = pinned
-        self.kept = KeptValues()
+        self.kept = KeptValues(cached=log.cached)
 
     @property
     def store(self) -> ObjectStore:

@@ -18,6 +18,7 @@ from itertools import islice
 import pyarrow as pa
 import xxhash
 
+from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Piece
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats import bloom, data_file, keys
 from storage_core.formats.generation_manifest import (
@@ -124,13 +125,18 @@ def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Tabl
         yield read_entry(store, generation, entry)
 
 
-def read_all_records(store: ObjectStore, generations: Sequence[Generation]) -> list[tuple[pa.Table, ...]]:
-    """Return what `read_records` yields of each of these. The GETs are made side by side. Raises as it does."""
+def read_all_records(
+    store: ObjectStore, generations: Sequence[Generation], cached: CachedPieces = NOT_CACHED
+) -> list[tuple[pa.Table, ...]]:
+    """Return what `read_records` yields of each of these. The GETs are made side by side. Raises as it does.
+
+    A data file that is cached costs none.
+    """
     parts = [(each, entry) for each in generations for entry in (*([] if each.data is None else [None]), *each.entries)]
 
     def read_part(part: tuple[Generation, int | None]) -> pa.Table:
         of, entry = part
-        return read_data(store, of) if entry is None else read_entry(store, of, entry)
+        return read_data(store, of, cached) if entry is None else read_entry(store, of, entry)
 
     tables = iter(all_of(read_part, parts, _AT_ONCE))
     return [tuple(islice(tables, len(each.entries) + (each.data is not None))) for each in generations]
@@ -153,11 +159,11 @@ def read_parts(store: ObjectStore, generation: Generation, *, first: int = 0) ->
         yield files + number, read_entry(store, generation, generation.entries[number])
 
 
-def read_data(store: ObjectStore, generation: Generation) -> pa.Table:
-    """Return all that the data file of the generation holds. One GET. Raises as `read_records` does."""
+def read_data(store: ObjectStore, generation: Generation, cached: CachedPieces = NOT_CACHED) -> pa.Table:
+    """Return all that the data file of the generation holds. One GET unless cached. Raises as `read_records` does."""
     where = file_key(generation, RECORDS_FILE)
     with there(generation, where):
-        data = store.get(where).data
+        data = _vouched(store, where, generation.data, cached)
     if generation.chunks:
         return sorted_file.decode(data, generation.chunks, where)
     return data_file.decode(data, generation.data or "", where)
@@ -187,16 +193,36 @@ def read_entry(store: ObjectStore, generation: Generation, entry: int, kept: Kep
     return logged.entry.records
 
 
-def read_filter(store: ObjectStore, generation: Generation) -> bloom.BloomFilter:
-    """Return the bloom filter of the generation. One GET. Raises `NotFound`, `Corrupt` also for another's filter."""
+def read_filter(store: ObjectStore, generation: Generation, cached: CachedPieces = NOT_CACHED) -> bloom.BloomFilter:
+    """Return the bloom filter of the generation. One GET unless it is cached.
+
+    Raises `NotFound`, `Corrupt` also for another's filter.
+    """
     where = file_key(generation, BLOOM_FILE)
-    return bloom.from_bytes(read_verified(store, where, generation.bloom), where)
+    return bloom.from_bytes(read_verified(store, where, generation.bloom, cached), where)
 
 
-def read_verified(store: ObjectStore, where: str, expected: str | None) -> bytes:
-    """Return a file of this XXH3-64, where one is given. One GET. Raises `NotFound`, and `Corrupt` for another sum."""
-    data = store.get(where).data
+def read_verified(store: ObjectStore, where: str, expected: str | None, cached: CachedPieces = NOT_CACHED) -> bytes:
+    """Return a file of this XXH3-64, where one is given. One GET unless it is cached.
+
+    Raises `NotFound`, and `Corrupt` for another sum.
+    """
+    data = _vouched(store, where, expected, cached)
     found = xxhash.xxh3_64_hexdigest(data)
     if expected not in (None, found):
         raise Corrupt(f"{where}: expected xxh3-64 {expected}, found {found}", key=where)
     return data
+
+
+def _vouched(store: ObjectStore, where: str, expected: str | None, cached: CachedPieces) -> bytes:
+    """A file of a generation, from the cache if its manifest has the checksum; the caller verifies what is fetched.
+
+    No other generation has a file of this name, so chunks of it are found in the same entry (`sorted_file.find`).
+    """
+
+    def fetch() -> bytes:
+        return store.get(where).data
+
+    if expected is None:
+        return fetch()
+    return cached.made(store.uri, where, "", Piece(0, None, expected), fetch=fetch)

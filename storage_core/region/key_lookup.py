@@ -33,7 +33,8 @@ def find(
     side by side; unless that denies every key one of the key index, and one of each entry that it names; of a sorted
     generation instead ranged ones of the chunks that may hold a key. Filter and index only save work: one that is
     missing or damaged, and a generation without an index, cost reading all of its records. Of filter, index and entries
-    those in `kept` are not read again.
+    those in `kept` are not read again, nor what its cache has, which keeps all but entries: those have no checksum in
+    the manifest of the generation.
     Raises `Corrupt` like `read_records`, and for an index of the right checksum that names what is not there.
     """
     parts: list[pa.Table] = []
@@ -68,7 +69,7 @@ def _with_filters(
 def _filters(store: ObjectStore, group: Sequence[Generation], kept: KeptValues) -> list[bloom.BloomFilter]:
     def read(number: int) -> bloom.BloomFilter:
         try:
-            return generation.read_filter(store, group[number])
+            return generation.read_filter(store, group[number], kept.cached)
         except (Corrupt, NotFound) as error:
             _logger.warning("a bloom filter of region %s is not usable: %s", group[number].region, error)
             return bloom.DENIES_NOTHING
@@ -80,7 +81,7 @@ def _filters(store: ObjectStore, group: Sequence[Generation], kept: KeptValues) 
 def _find(store: ObjectStore, held: Generation, wanted: pa.Table, kept: KeptValues) -> Iterator[pa.Table]:
     key = wanted.column_names
     if held.data is not None:
-        parts = _chunks(store, held, wanted) if held.chunks else [generation.read_data(store, held)]
+        parts = _chunks(store, held, wanted, kept) if held.chunks else [generation.read_data(store, held, kept.cached)]
         yield from (matching(each, wanted, key) for each in parts)
         return
     places = _places(store, held, key_hashes(wanted, key), kept)
@@ -95,10 +96,10 @@ def _find(store: ObjectStore, held: Generation, wanted: pa.Table, kept: KeptValu
             yield found
 
 
-def _chunks(store: ObjectStore, held: Generation, wanted: pa.Table) -> Iterator[pa.Table]:
+def _chunks(store: ObjectStore, held: Generation, wanted: pa.Table, kept: KeptValues) -> Iterator[pa.Table]:
     where = file_key(held, RECORDS_FILE)
     with generation.there(held, where):
-        yield from sorted_file.find(store, where, held.chunks, wanted)
+        yield from sorted_file.find(store, where, held.chunks, wanted, cached=kept.cached)
 
 
 def _places(
@@ -112,7 +113,7 @@ def _places(
         index = kept.made(
             (where, held.key_index),
             key_index.KeyIndex,
-            lambda: key_index.decode(generation.read_verified(store, where, held.key_index), where),
+            lambda: key_index.decode(generation.read_verified(store, where, held.key_index, kept.cached), where),
             lambda found: found.nbytes,
         )
         return index.find(hashes)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
+from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Piece
 from storage_core.formats import data_file
 from storage_core.formats.generation_manifest import Chunk
 from storage_core.objectstore.contract import ObjectStore
@@ -56,19 +57,21 @@ def decode(data: bytes, chunks: Sequence[Chunk], where: str) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def find(store: ObjectStore, where: str, chunks: Sequence[Chunk], wanted: pa.Table) -> Iterator[pa.Table]:
+def find(
+    store: ObjectStore, where: str, chunks: Sequence[Chunk], wanted: pa.Table, *, cached: CachedPieces = NOT_CACHED
+) -> Iterator[pa.Table]:
     """Yield the records of every chunk that may hold a wanted key, in order. One ranged GET per run of neighbours.
 
-    Raises `NotFound` without the file, `Corrupt` for a damaged chunk.
+    None of a run that is cached. Raises `NotFound` without the file, `Corrupt` for a damaged chunk.
     """
     run: list[Chunk] = []
     for each in _holding(chunks, wanted):
         if run and each.start != run[-1].start + run[-1].length:
-            yield _read(store, where, run)
+            yield _read(store, where, run, cached)
             run = []
         run.append(each)
     if run:
-        yield _read(store, where, run)
+        yield _read(store, where, run, cached)
 
 
 def read_from(store: ObjectStore, where: str, chunks: Sequence[Chunk], first: int) -> Iterator[tuple[int, pa.Table]]:
@@ -81,8 +84,17 @@ def read_from(store: ObjectStore, where: str, chunks: Sequence[Chunk], first: in
             yield number, decode(data[offset : offset + each.length], [each], where)
 
 
-def _read(store: ObjectStore, where: str, run: Sequence[Chunk]) -> pa.Table:
-    return decode(store.get_range(where, run[0].start, run[-1].start + run[-1].length), run, where)
+def _read(store: ObjectStore, where: str, run: Sequence[Chunk], cached: CachedPieces) -> pa.Table:
+    pieces = [Piece(each.start, each.start + each.length, each.checksum) for each in run]
+    held = [each for each in cached.read(store.uri, where, "", pieces) if each is not None]
+    if len(held) == len(run):
+        return decode(b"".join(held), run, where)
+    data = store.get_range(where, run[0].start, run[-1].start + run[-1].length)
+    records = decode(data, run, where)  # which verifies them
+    begin = run[0].start
+    fetched = [(piece, data[each.start - begin :][: each.length]) for piece, each in zip(pieces, run, strict=True)]
+    cached.write(store.uri, where, "", fetched)
+    return records
 
 
 def _holding(chunks: Sequence[Chunk], wanted: pa.Table) -> list[Chunk]:

@@ -22,6 +22,7 @@ from storage_core.rows.keys import Positions, key_codes
 from storage_core.rows.schema import conform
 from storage_core.split.conform import conform_split
 from storage_core.split.opened import OpenSplit
+from storage_core.split.ranges import Footers
 from storage_core.split.read import open_split
 from storage_core.split.vectors import deleted_rows, positions, vector_for
 
@@ -49,16 +50,23 @@ class Superseded:
 
 
 def find(
-    store: ObjectStore, split: Add, records: pa.Table, *, key: Sequence[str], schema: pa.Schema
+    store: ObjectStore,
+    split: Add,
+    records: pa.Table,
+    *,
+    key: Sequence[str],
+    schema: pa.Schema,
+    footers: Footers | None = None,
 ) -> Superseded | None:
     """Return what the records do to the split, None for nothing.
 
     `records` is folded. Ranged GETs of the footer and the key columns, and, where a patch hits, of the row groups that
     hold its row: a small split is one GET in all (`split.read.AHEAD_BYTES`); one more for a vector that is stored.
-    Raises what `open_split` raises.
+    What `footers` hold or have cached costs none. Raises what `open_split` raises.
     """
-    deleted = deleted_rows(store, split)
-    opened = open_split(store, split.as_written, whole=False)
+    footers = footers or Footers()
+    deleted = deleted_rows(store, split, footers.cached)
+    opened = open_split(store, split.as_written, whole=False, footers=footers)
     wanted, held = key_codes([records, opened.read(key)], key)
     live = np.ones(len(held), np.bool_)
     live[positions(deleted)] = False

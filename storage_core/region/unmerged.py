@@ -45,7 +45,7 @@ class CapturedRegion:
         if self.manifest is None:
             return []
         flushed = self._flushed(self.manifest, snapshot)
-        records = generation.read_all_records(self.store, flushed)
+        records = generation.read_all_records(self.store, flushed, self.kept.cached)
         parts = [Unmerged(generation=each, records=own) for each, own in zip(flushed, records, strict=True)]
         return [*parts, Unmerged(generation=None, records=tuple(self._logged(self.manifest, snapshot)))]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from storage_core.cache.pieces import NOT_CACHED, CachedPieces
 from storage_core.objectstore.prefetch import all_of
 from storage_core.process import OwnLock
 
@@ -18,9 +19,13 @@ _Value = TypeVar("_Value")
 
 
 class KeptValues:
-    """Values by names that fix what they are, at most `most_bytes` of them. Threads may share one."""
+    """Values by names that fix what they are, at most `most_bytes` of them. Threads may share one.
 
-    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
+    What is fetched to make them goes through `cached`, where something vouches for its bytes.
+    """
+
+    def __init__(self, most_bytes: int = KEPT_BYTES, cached: CachedPieces = NOT_CACHED) -> None:
+        self.cached = cached
         self._most = most_bytes
         self._lock = OwnLock()
         self._kept: dict[_Name, tuple[object, int]] = {}  # the one used last is the last

@@ -89,7 +89,7 @@ def read_footer(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED)
         found = f"its footer ends at {add.footerEndOffset}, and it has {add.size} bytes"
         raise Corrupt(f"{add.path}: by the log {found}", key=add.path)
     piece = Piece(add.footerStartOffset, add.footerEndOffset, add.footerXxh3)
-    fetch = functools.partial(store.get_range, add.path, piece.start, piece.end)
+    fetch = functools.partial(store.get_range, add.path, add.footerStartOffset, add.footerEndOffset)
     data = cached.made(store.uri, add.path, _identity(add), piece, fetch=fetch)
     found = xxhash.xxh3_64_hexdigest(data)
     if found != add.footerXxh3:

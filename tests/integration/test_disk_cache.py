@@ -1,4 +1,4 @@
-"""The cache of a user, over S3: the next process fetches nothing of a split that one before it has read."""
+"""The cache of a user, over S3: what one process read, and a checksum vouches for, the next one does not fetch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import numpy as np
@@ -14,6 +15,12 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
+from storage_core.clock import SystemClock
+from storage_core.formats.keys import parse
+from storage_core.ids import SystemIds
+from storage_core.split import vectors
+from tests.support.clock import ManualClock
+from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import S3Server
 from tidemark import Table
 
@@ -28,6 +35,14 @@ assert table.scan(["b"]).to_arrow().num_rows == 200_100
 assert table.sql("select count(*) as n from t where b >= 0").to_pylist() == [{"n": 200_100}]
 print(table.store.requests["get"] - before, table.cache_counts.hits)
 """
+COUNT = """
+import sys
+from tidemark import Table
+print(len(Table.open(sys.argv[1]).files()))
+"""
+OPEN = ["get last_checkpoint", "get state", "get version", "list"]
+"""Of the hint, of the state that it names, that no version is new, and what lies beyond."""
+MANIFESTS = ["get manifest"] * 2
 
 
 @pytest.fixture
@@ -49,14 +64,19 @@ def uri(s3_server: S3Server) -> str:
     return uri
 
 
+def process(program: str, uri: str) -> list[int]:
+    """The numbers that a new process prints."""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, uri], cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=True
+    )
+    return [*map(int, ended.stdout.split())]
+
+
 def test_the_next_process_fetches_nothing_of_a_split(uri: str, cache: Path, s3_server: S3Server) -> None:
     found = []
     for _ in range(2):
         s3_server.front.reset()
-        ended = subprocess.run(
-            [sys.executable, "-c", ASK, uri], cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=True
-        )
-        gets, hits = map(int, ended.stdout.split())
+        gets, hits = process(ASK, uri)
         seen = [each for each in s3_server.front.seen if each.kind == "get" and each.target.endswith(".parquet")]
         assert len(seen) == gets
         found.append((gets, hits))
@@ -66,24 +86,104 @@ def test_the_next_process_fetches_nothing_of_a_split(uri: str, cache: Path, s3_s
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_read_goes_on_when_the_cache_is_cleared(uri: str, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def command(*arguments: str) -> dict[str, object]:
-        capsys.readouterr()
-        assert main(["cache", "--json", *arguments]) == 0
-        found: dict[str, object] = json.loads(capsys.readouterr().out)
-        return found
+def requested(server: S3Server, uri: str) -> list[str]:
+    """What was asked of a table since the last reset: the kinds of requests and objects."""
+    root = urlsplit(uri).path + "/"
+    found = []
+    for each in server.front.seen:
+        parsed = parse(urlsplit(each.target).path.partition(root)[2])
+        found.append(each.kind if parsed is None else f"{each.kind} {parsed.name or parsed.kind}")
+    server.front.reset()
+    return sorted(found)
 
+
+def cache_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    capsys.readouterr()
+    assert main(["cache", "--json", *arguments]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_next_process_opens_a_table_without_its_manifests(
+    uri: str, s3_server: S3Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing vouches for the state and the versions after it, so they are asked for."""
+    table = Table.open(uri)
+    table.log.checkpoint(table.snapshot)
+    table.append(pa.table({name: [1] for name in "abc"}))
+    table.log.checkpoint(Table.open(uri).snapshot)
+
+    def asked(splits: int) -> list[str]:
+        s3_server.front.reset()
+        assert process(COUNT, uri) == [splits]
+        return requested(s3_server, uri)
+
+    monkeypatch.setenv("TIDEMARK_CACHE_MIB", "0")
+    assert asked(3) == sorted(OPEN + MANIFESTS)
+    monkeypatch.setenv("TIDEMARK_CACHE_MIB", "64")
+    assert cache_command(capsys)["entries"] == 0
+    assert asked(3) == sorted(OPEN + MANIFESTS)
+    shown = cache_command(capsys)
+    assert (shown["entries"], shown["bytes"] != 0) == (2, True)
+    assert asked(3) == OPEN
+    table.refresh().append(pa.table({name: [1] for name in "abc"}))
+    assert asked(4) == sorted([*OPEN, "get version"])
+    assert cache_command(capsys, "--clear")["cleared_bytes"] == shown["bytes"]
+    assert asked(4) == sorted([*OPEN, "get version", *MANIFESTS])
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_lookup_of_the_next_process_fetches_nothing_that_a_manifest_vouches_for(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bloom filters, key indexes, stored deletion vectors and records that were distributed or sorted."""
+    uri = s3_server.uri(f"cached/{uuid4()}")
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
+    table = Table.create(uri, schema, primary_key="id")
+    keyed = KeyedTable(table.store, ids=SystemIds(), clock=ManualClock(SystemClock().now_ms(), step_ms=1))
+
+    def flush(*entries: list[int]) -> None:
+        with table.writer() as writer:
+            for numbers in entries:
+                writer.put([{"id": number, "v": number} for number in numbers])
+            writer.flush()
+
+    def asked() -> list[str]:
+        s3_server.front.reset()
+        opened = Table.open(uri)
+        for key in (1, 2, 4, 6, 8):  # none, deleted in the base, sorted, in the newest generation, in the base
+            assert opened.get(key) == (None if key in (1, 2) else {"id": key, "v": key})
+        assert opened.scan(["id"], consistency="committed").to_arrow().num_rows == 999
+        return requested(s3_server, uri)
+
+    monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
+    flush([*range(0, 2_000, 2)])
+    keyed.merge()
+    with table.writer() as writer:
+        writer.delete([2])
+        writer.flush()
+    keyed.merge()
+    flush([4], [40])
+    assert keyed.sort()
+    flush([6], [60])
+    vouched = {f"get {each}" for each in ("bloom_filter.bin", "key_index.arrow", "records.arrow", "split", "vector")}
+    assert vouched <= {*asked()}
+    assert vouched.isdisjoint(asked())
+
+
+def test_a_read_goes_on_when_the_cache_is_cleared(uri: str, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = {"folder": str(cache), "most_bytes": 64 * 2**20, "bytes": 0, "entries": 0, "cleared_bytes": 0}
-    assert command() == nothing
+    assert cache_command(capsys) == nothing
     table = Table.open(uri)
     batches = iter(table.scan().to_reader(1_000))
     rows = next(batches).num_rows
-    taken = command()
+    taken = cache_command(capsys)
     assert taken["entries"] != 0
-    assert command("--clear")["cleared_bytes"] != 0
+    assert cache_command(capsys, "--clear")["cleared_bytes"] != 0
     assert rows + sum(each.num_rows for each in batches) == ROWS + 100
     assert table.scan().to_arrow().num_rows == ROWS + 100
-    assert int(str(command("--clear")["cleared_bytes"])) > 8 * ROWS
+    assert int(str(cache_command(capsys, "--clear")["cleared_bytes"])) > 8 * ROWS
     assert main(["cache"]) == 0
     assert str(cache) in capsys.readouterr().out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from storage_core.cache.bounded_folder import BoundedFolder
+from tests.support.elsewhere import open_elsewhere
 from tests.support.scale import scaled
 from tidemark import Table
 
@@ -25,6 +28,22 @@ MIB = 6
 READS = scaled(2)
 CROWD = (16, 1, 1, 1, 1)
 """How many threads the processes have."""
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from storage_core.cache import pieces
+from tests.support.elsewhere import open_elsewhere
+left, write = [int(sys.argv[2])], pieces._write_at
+def torn(file, data, start):
+    left[0] -= 1
+    if left[0] < 0:
+        write(file, data[: len(data) // 2], start)
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(file, data, start)
+pieces._write_at = torn
+open_elsewhere(Path(sys.argv[1])).scan(["c0"]).to_arrow()
+"""
+"""A process that reads through the cache, and is killed in the middle of the write after so many."""
 
 
 def make_table(folder: Path) -> None:
@@ -34,6 +53,7 @@ def make_table(folder: Path) -> None:
     rows = pa.table({"time": pa.array(times, pa.timestamp("us", "UTC")), **columns})
     table = Table.create(str(folder), rows.schema, time_column="time", window="1h")
     assert table.append(rows).splits == SPLITS
+    table.log.checkpoint(table.snapshot)
 
 
 def test_a_crowd_reads_right_answers_through_one_cache_that_is_damaged(tmp_path: Path) -> None:
@@ -61,3 +81,22 @@ def test_a_crowd_reads_right_answers_through_one_cache_that_is_damaged(tmp_path:
     assert min(seen["hits"], seen["misses"], seen["damaged"]) > 0
     assert largest <= MIB * 2**20
     assert BoundedFolder(cache, 1).entries()
+
+
+@pytest.mark.parametrize("writes", [0, 1, 5])
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    """Its first write is of a manifest, those after it are of splits."""
+    table, cache = tmp_path / "table", tmp_path / "cache"
+    make_table(table)
+    monkeypatch.setenv("TIDEMARK_CACHE_DIR", str(cache))
+    monkeypatch.setenv("TIDEMARK_CACHE_MIB", "64")
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(table), str(writes)], cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(BoundedFolder(cache, 1).entries()) > 0
+    expected = Table.open(str(table)).scan(["c0"]).to_arrow()
+    for is_whole in (False, True):
+        opened = open_elsewhere(table)
+        assert opened.scan(["c0"]).to_arrow().equals(expected)
+        assert (opened.cache_counts.misses == 0) == is_whole

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from storage_core.cache.pieces import cached_pieces
 from storage_core.clock import SystemClock
 from storage_core.ids import SystemIds
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.settings.cache import CacheSettings
 from tidemark import Table
 
 
@@ -25,7 +28,8 @@ class Elsewhere(LocalStore):
 
 
 def open_elsewhere(folder: Path) -> Table:
-    """Return the table in this folder, whose splits are fetched."""
+    """Return the table in this folder, whose splits are fetched; the cache is that of the environment."""
     store = MeteredStore(Elsewhere(folder))
-    log = TransactionLog(store, clock=SystemClock(), ids=SystemIds())
+    cached = cached_pieces(CacheSettings.of(os.environ))
+    log = TransactionLog(store, clock=SystemClock(), ids=SystemIds(), cached=cached)
     return Table(store, log, log.snapshot())

@@ -1,4 +1,7 @@
-"""What was fetched of a split is kept on disk: the answer is right whatever becomes of it, and the bound is held."""
+"""What was fetched of a split, and other objects that something vouches for, is kept on disk.
+
+The answer is right whatever becomes of it, and the bound is held.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +25,26 @@ from pyroaring import BitMap
 from storage_core.cache.bounded_folder import BoundedFolder
 from storage_core.cache.pieces import CacheCounts, CachedPieces, Piece, cached_pieces
 from storage_core.errors import InvalidInput
+from storage_core.formats.avro_state import decode_state
+from storage_core.formats.keys import LOG_PREFIX, state_key
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import encode, stored
-from storage_core.objectstore.contract import IfAbsent
+from storage_core.objectstore.contract import IfAbsent, IfMatch
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.region import generation, sorted_file
 from storage_core.settings.cache import CacheSettings
 from storage_core.settings.table import TableConfig
 from storage_core.split import chunk_checksums, row_groups
 from storage_core.split.ranges import Footers
 from storage_core.split.read import open_split
+from storage_core.split.vectors import deleted_rows
 from storage_core.split.write import sort_and_write
 from tests.support.elsewhere import Elsewhere
 from tests.support.events import context
 from tests.support.ids import SeededIds
 from tests.support.limits import limited
+from tests.support.log_tables import log_on, metadata, split
 
 ROWS = 3_000
 NAMES = ["a", "b", "c"]
@@ -77,6 +86,11 @@ def written(store: MeteredStore, seed: int = 1) -> Add:
 
 def read(store: MeteredStore, add: Add, cached: CachedPieces, columns: list[str] | None = None) -> pa.Table:
     return open_split(store, add, whole=False, footers=Footers(cached)).read(columns)
+
+
+def made_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
 
 
 def taken(place: Path) -> int:
@@ -136,18 +150,6 @@ def test_files_are_their_owners_alone_and_tell_nothing(store: MeteredStore, plac
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert len(file.name) == len("0" * 32 + ".split")
     assert file.stat().st_size <= add.size
-
-
-@pytest.mark.parametrize("scheme", ["memory", "file"])
-def test_of_stores_in_memory_and_on_disk_nothing_is_kept(scheme: str, tmp_path: Path, place: Path) -> None:
-    class Near(MemoryStore):
-        uri = f"{scheme}:///{tmp_path}"
-
-    store = MeteredStore(Near("near"))
-    add, cached = written(store), cache(place)
-    read(store, add, cached)
-    assert cached.counts == CacheCounts()
-    assert not place.exists()
 
 
 def test_a_stored_deletion_vector_is_kept_with_its_split(store: MeteredStore, place: Path) -> None:
@@ -228,26 +230,133 @@ SPOILT: dict[str, Spoil] = {
 }
 
 
-@pytest.mark.parametrize("spoilt", SPOILT)
-@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in parts"])
-def test_a_damaged_entry_is_fetched_and_written_again(
-    store: MeteredStore, place: Path, spoilt: str, whole: bool
-) -> None:
-    def ask(add: Add) -> pa.Table:
-        return open_split(store, add, whole=whole, footers=Footers(cache(place))).read()
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How an object is asked for through a cache, what it tells, and how many GETs that always makes."""
 
-    first, second = written(store, 1), written(store, 2)
-    ask(first)
+    ask: Callable[[CachedPieces], object]
+    tells: object
+    always: int = 0
+
+
+def of_split(store: MeteredStore, seed: int, *, whole: bool) -> Asked:
+    add = written(store, seed)
+    return Asked(lambda cached: open_split(store, add, whole=whole, footers=Footers(cached)).read(), rows_of(seed))
+
+
+def of_manifest(store: MeteredStore, seed: int) -> Asked:
+    log = log_on(store, seed=seed)
+    splits = [split(f"{seed}-{number}") for number in range(100)]
+    log.checkpoint(log.commit(log.create(metadata()), splits, operation="TEST").snapshot)
+
+    def ask(cached: CachedPieces) -> list[str]:
+        return sorted(replace(log, cached=cached).snapshot(version=1).splits)
+
+    return Asked(ask, sorted(each.path for each in splits), always=2)  # of the hint and the state
+
+
+def of_vector(store: MeteredStore, seed: int) -> Asked:
+    gone = BitMap(range(seed, ROWS, 2))
+    store.put("deleted", encode(gone), IfAbsent())
+    marked = replace(split("marked", ROWS), deletionVector=stored("deleted", encode(gone)))
+    return Asked(lambda cached: deleted_rows(store, marked, cached), gone)
+
+
+def of_generation(store: MeteredStore, seed: int) -> Asked:
+    data = np.random.default_rng(seed).bytes(20_000)
+    store.put("filter", data, IfAbsent())
+    checksum = xxhash.xxh3_64_hexdigest(data)
+    return Asked(lambda cached: generation.read_verified(store, "filter", checksum, cached), data)
+
+
+def of_chunks(store: MeteredStore, seed: int) -> Asked:
+    rows = rows_of(seed).sort_by("a")
+    chunks, data = sorted_file.encode(rows, ["a"])
+    store.put("records", data, IfAbsent())
+
+    def ask(cached: CachedPieces) -> pa.Table:
+        return pa.concat_tables(sorted_file.find(store, "records", chunks, rows.select(["a"]), cached=cached))
+
+    return Asked(ask, rows)
+
+
+KINDS: dict[str, Callable[[MeteredStore, int], Asked]] = {
+    "whole": partial(of_split, whole=True),
+    "in parts": partial(of_split, whole=False),
+    "a manifest": of_manifest,
+    "a deletion vector": of_vector,
+    "a file of a generation": of_generation,
+    "chunks of a generation": of_chunks,
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_entry_is_fetched_and_written_again(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str, kind: str
+) -> None:
+    monkeypatch.setattr(sorted_file, "CHUNK_RECORDS", 1_000)
+    stores = [MeteredStore(Elsewhere(made_folder(tmp_path / name))) for name in ("one", "two")]
+    first, second = (KINDS[kind](store, seed) for seed, store in enumerate(stores, 1))
+
+    def fetched() -> int:
+        before = sum(store.requests["get"] for store in stores)
+        assert [each.ask(cache(place)) for each in (first, second)] == [first.tells, second.tells]
+        return sum(store.requests["get"] for store in stores) - before - first.always - second.always
+
+    first.ask(cache(place))
     (file,) = place.iterdir()
-    ask(second)
+    second.ask(cache(place))
     (other,) = set(place.iterdir()) - {file}
+    assert fetched() == 0
     SPOILT[spoilt](file, other)
-    assert gets(store, lambda: [ask(first), ask(second)]) > 0
-    assert ask(first).equals(rows_of(1))
-    assert ask(second).equals(rows_of(2))
-    assert gets(store, lambda: [ask(first), ask(second)]) == 0
+    assert fetched() > 0
+    assert fetched() == 0
     assert not file.is_symlink()
     assert {each.name for each in place.iterdir()} == {file.name, other.name}
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_of_stores_in_memory_and_on_disk_nothing_is_kept(scheme: str, tmp_path: Path, place: Path) -> None:
+    class Near(MemoryStore):
+        uri = f"{scheme}:///{tmp_path}"
+
+    cached = cache(place)
+    for kind, of in KINDS.items():
+        asked = of(MeteredStore(Near(kind)), 1)
+        assert asked.ask(cached) == asked.tells
+    assert cached.counts == CacheCounts()
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("bytes_more", [1, 10_000, 2**40])
+@pytest.mark.parametrize("kind", ["a manifest", "a file of a generation"])
+def test_of_what_nobody_says_how_long_it_is_a_longer_entry_is_no_other(
+    store: MeteredStore, place: Path, kind: str, bytes_more: int
+) -> None:
+    asked = KINDS[kind](store, 1)
+    asked.ask(cache(place))
+    (file,) = place.iterdir()
+    size = file.stat().st_size
+    os.truncate(file, size + bytes_more)
+    for expected in (1, 0):
+        assert gets(store, lambda: asked.ask(cache(place))) == asked.always + expected
+    assert asked.ask(cache(place)) == asked.tells
+    assert file.stat().st_size == size
+
+
+def test_what_is_not_named_by_its_content_is_not_kept(
+    store: MeteredStore, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing says what is in states and version files; of a manifest that is damaged in the store neither."""
+    asked = of_manifest(store, 1)
+    (info,) = decode_state(store.get(state_key(1)).data, "").manifests
+    sound = store.get(LOG_PREFIX + info.path)
+    store.put(LOG_PREFIX + info.path, sound.data[:-1], IfMatch(sound.etag))
+    for _ in range(2):
+        assert asked.ask(cache(place)) == asked.tells  # by the version files
+    assert not place.exists()
+    assert "looking elsewhere" in caplog.text
 
 
 def test_only_what_is_damaged_is_fetched_again(store: MeteredStore, place: Path) -> None:
@@ -368,6 +477,22 @@ def test_one_read_keeps_a_quarter_of_the_bound(place: Path) -> None:
         assert len(list(place.iterdir())) == 27
     assert (whole.counts.hits, whole.counts.misses) == (54, 246)
     assert {each.stat().st_mtime_ns > 10**18 for each in place.iterdir()} == {True}
+
+
+@pytest.mark.parametrize("scans", [1, 8])
+def test_scans_do_not_take_the_place_of_manifests(store: MeteredStore, place: Path, scans: int) -> None:
+    """Also where the cache is full of what was used, and a process begins, reads a manifest and scans."""
+    manifest, whole = of_manifest(store, 1), cache(place, 2**20)
+    for name, piece, data in pieces(200, 10_000):
+        whole.write("s3://x", "path", name, [(piece, data)])
+        whole.read("s3://x", "path", name, [piece])
+    manifest.ask(whole)
+    for scan in range(scans):
+        one = whole.of_a_read()
+        for name, piece, data in pieces(100, 10_000):
+            one.write("s3://x", f"scan {scan}", name, [(piece, data)])
+    assert gets(store, lambda: manifest.ask(cache(place, 2**20))) == manifest.always
+    assert taken(place) <= 2**20
 
 
 def test_one_piece_that_is_too_large_is_not_kept(place: Path) -> None:

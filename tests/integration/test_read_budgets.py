@@ -1,0 +1,183 @@
+"""What each kind of read may cost off a local disk: requests and waves of them, by a new process and by an open table.
+
+Counted at a store in memory, and of S3 over HTTP at the client and at the server, which must agree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from storage_core.clock import SystemClock
+from storage_core.ids import SystemIds
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.objectstore.resolve import open_store
+from storage_core.read import search_sources
+from storage_core.split import row_groups
+from tests.chaos.upkeep import catch_up
+from tests.support.keyed_table import KeyedTable
+from tests.support.s3_server import Front, S3Server
+from tests.support.waves import WavesStore
+from tidemark import Table
+
+COLUMNS = 60
+ROWS = 6_000
+SPLITS = 2
+GENERATIONS = 10
+LINES = 4_000
+
+
+@dataclass(slots=True)
+class Cost:
+    """What a read cost: requests by kind, and waves of them."""
+
+    requests: dict[str, int] = field(default_factory=dict)
+    waves: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the table is, and what its server saw, where it has one."""
+
+    uri: str
+    front: Front | None
+
+    def open(self) -> tuple[Table, WavesStore]:
+        """Return the table as a new process sees it, and its store."""
+        store = WavesStore(open_store(self.uri))
+        metered = MeteredStore(store)
+        log = TransactionLog(metered, clock=SystemClock(), ids=SystemIds())
+        return Table(metered, log, log.snapshot()), store
+
+    @contextmanager
+    def costing(self, store: WavesStore) -> Iterator[Cost]:
+        """Yield what the block costs, known after it."""
+        found = Cost()
+        if self.front is not None:
+            self.front.reset()
+        with store.waves.followed():
+            yield found
+        found.requests = dict(Counter(kind for _, kind, _ in store.waves.requests))
+        found.waves = store.waves.number
+        if self.front is not None:
+            assert self.front.requests == found.requests
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits of some kilobytes are read by ranges, and have several row groups."""
+    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 2_000)
+    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 2**12)
+    monkeypatch.setattr(search_sources, "WHOLE_SPLIT_BYTES", 2**12)
+
+
+@pytest.fixture(params=["memory", "s3"])
+def place(request: pytest.FixtureRequest) -> Place:
+    if request.param == "memory":
+        return Place(f"memory://{uuid4()}", None)
+    server: S3Server = request.getfixturevalue("s3_server")
+    return Place(server.uri(f"budgets/{uuid4()}"), server.front)
+
+
+@pytest.fixture
+def wide(place: Place) -> Place:
+    """A table of two splits of sixty columns, in a manifest each."""
+    random = np.random.default_rng(1)
+    rows = pa.table({f"c{each}": random.integers(0, 2**62, ROWS) for each in range(COLUMNS)})
+    table = Table.create(place.uri, rows.schema)
+    for _ in range(SPLITS):
+        table.append(rows)
+        table.log.checkpoint(Table.open(place.uri).snapshot)
+    return place
+
+
+def test_opening_waits_for_the_hint_then_the_state_and_a_list_then_later_versions(wide: Place) -> None:
+    table = Table.open(wide.uri)
+    for _ in range(5):
+        table.append(pa.table({f"c{each}": [1] for each in range(COLUMNS)}))
+    store = WavesStore(open_store(wide.uri))
+    log = TransactionLog(MeteredStore(store), clock=SystemClock(), ids=SystemIds())
+    with wide.costing(store) as cold:
+        snapshot = log.snapshot()
+    assert snapshot.version == SPLITS + 5
+    assert (cold.requests, cold.waves) == ({"get": 2 + 5 + 1, "list": 1}, 3)
+    with wide.costing(store) as warm:
+        assert log.refresh(snapshot) is snapshot
+    assert warm.requests == {"get": 2}, "that no version is new, and that this is no version which was collected"
+
+
+def test_a_number_of_rows_costs_the_manifests_once(wide: Place) -> None:
+    table, store = wide.open()
+    for requests in ({"get": SPLITS}, {}):
+        with wide.costing(store) as cost:
+            assert table.sql("select count(*) as n from t").to_pylist() == [{"n": SPLITS * ROWS}]
+        assert cost.requests == requests
+
+
+def test_one_column_of_many_waits_for_footers_and_then_for_its_chunks(wide: Place) -> None:
+    table, store = wide.open()
+    assert table.snapshot.rows == SPLITS * ROWS
+    groups = SPLITS * ROWS // 2_000
+    for waves, requests in ((2, SPLITS + groups), (1, groups)):
+        with wide.costing(store) as cost:
+            assert table.sql("select count(c30) as n from t").to_pylist() == [{"n": SPLITS * ROWS}]
+        assert (cost.waves, cost.requests) == (waves, {"get": requests})
+
+
+def test_a_search_for_ten_rows_waits_for_segments_footers_and_rows(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", LINES)
+    index = {"name": "text", "kind": "fulltext", "columns": ["line"]}
+    table = Table.create(place.uri, pa.schema([("n", pa.int64()), ("line", pa.string())]), indexes=[index])
+    for first in range(0, SPLITS * LINES, LINES):
+        numbers = range(first, first + LINES)
+        texts = [f"{'rare ' if each % 800 == 7 else ''}line {each}" for each in numbers]
+        table.append(pa.table({"n": [*numbers], "line": texts}))
+        catch_up(table)
+    table, store = place.open()
+    assert len(table.files()) == SPLITS
+    for waves, requests in ((3, {"get": 3 * SPLITS}), (1, {"get": SPLITS})):
+        with place.costing(store) as cost:
+            assert table.search("rare", index="text", limit=10).num_rows == 10
+        assert (cost.waves, cost.requests) == (waves, requests)
+
+
+LOOKUPS = {
+    "the newest generation": (GENERATIONS - 1, 9, 19),
+    "the oldest generation": (ROWS // 2, 12, 28),
+    "the base alone": (ROWS // 2 + GENERATIONS, 14, 30),
+    "nothing": (ROWS, 7, 17),
+}
+"""The key that is there; and the waves and requests that a lookup by a new process takes at most."""
+
+
+@pytest.mark.parametrize("where", LOOKUPS)
+def test_a_lookup_over_ten_generations(place: Place, where: str) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
+    table = Table.create(place.uri, schema, primary_key="id")
+    with table.writer() as writer:
+        writer.put(pa.table([np.arange(ROWS)] * 2, schema=schema))
+        writer.flush()
+    assert KeyedTable(table.store, ids=SystemIds()).merge() is not None
+    with table.writer() as writer:
+        for first in range(GENERATIONS):
+            newer = np.arange(first, ROWS, 2 * GENERATIONS)
+            writer.put(pa.table([newer, newer], schema=schema))
+            writer.flush()
+    key, waves, requests = LOOKUPS[where]
+    row = None if key == ROWS else {"id": key, "v": key}
+    table, store = place.open()
+    for most_waves, most in ((waves, requests), (6, 7)):
+        with place.costing(store) as cost:
+            assert table.get(key) == row
+        assert cost.waves <= most_waves
+        assert sum(cost.requests.values()) <= most
