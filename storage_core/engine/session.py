@@ -54,6 +54,8 @@ def session(
         connection = duckdb.connect(config=config)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # a slow statement would write to standard output
+    # This pass answers min and max from the bounds of one file; of floats, which may be NaN, it makes NaN and -0.0.
+    connection.execute("SET disabled_optimizers = 'statistics_propagation'")
     connection.execute("SET parquet_metadata_cache = true")  # a query is bound several times, with all of its files
     if limits is not None and folder is not None:
         # Among the settings of `connect` DuckDB takes this one and does not keep it.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
@@ -117,6 +117,10 @@ MOST_NESTED = 200
 """Filters within filters; a chain of `&`, or of `|`, is one."""
 MOST_CLAUSES = 10_000
 """Conditions of a chain, and values of `isin`."""
+
+
+_SHORT_DIGITS = 18
+_SHORT_SCALE = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +242,8 @@ class Column:
 
             return Filter(Or(()), (duckdb.SQLExpression("false"),))
         members = tuple(Compare(self._name, Comparison.EQ, value) for value in chosen)
-        return Filter(Or(members), (column.isin(*map(_constant, chosen)),))
+        known = Or(members) if are_alike(chosen) else Opaque("IN")
+        return Filter(known, (column.isin(*map(_constant, chosen)),))
 
     def is_null(self) -> Filter:
         """Rows where the column is null."""
@@ -282,6 +287,25 @@ def _constant(value: Scalar) -> duckdb.Expression:
 def col(name: str) -> Column:
     """Name a column for a filter expression: `(col("status") >= 500) & (col("method") == "GET")`."""
     return Column(name)
+
+
+def are_alike(values: Collection[object]) -> bool:
+    """Tell whether DuckDB compares a column with each of these in one condition as it does with one of them alone.
+
+    It brings a column and all values that it is compared with to one type, so a float beside integers makes floats of
+    integers and of the column, and a long decimal does too.
+    """
+    kinds = {type(value) for value in values}
+    if kinds <= {int, Decimal} and Decimal in kinds:
+        return all(_is_short(value) for value in values if isinstance(value, int | Decimal))
+    return len(kinds) <= 1
+
+
+def _is_short(value: int | Decimal) -> bool:
+    """Whether a number has few enough digits that beside others like it, and a `BIGINT`, it stays a decimal."""
+    exact = Decimal(value)
+    exponent = exact.as_tuple().exponent
+    return isinstance(exponent, int) and -exponent <= _SHORT_SCALE and exact.adjusted() < _SHORT_DIGITS
 
 
 def negate(predicate: Predicate) -> Predicate:

@@ -7,6 +7,7 @@ closes the condition and goes on (`1=1) union select …`), or that holds a subq
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -26,6 +27,7 @@ from storage_core.read.predicate import (
     Or,
     Predicate,
     Scalar,
+    are_alike,
     negate,
 )
 
@@ -130,6 +132,8 @@ def _predicate(node: Node, table: _Names) -> Predicate:
     if kind in _COMPARISONS:
         return _comparison(node, _COMPARISONS[kind], table)
     if kind == "COMPARE_BETWEEN":
+        if not _are_alike([node["lower"], node["upper"]]):
+            return Opaque(kind)
         low = _compare(node["input"], Comparison.GE, node["lower"], table)
         return And((low, _compare(node["input"], Comparison.LE, node["upper"], table)))
     if kind == "OPERATOR_NOT":
@@ -139,11 +143,20 @@ def _predicate(node: Node, table: _Names) -> Predicate:
         return IsNull(column, negated=kind == "OPERATOR_IS_NOT_NULL") if column else Opaque(kind)
     if kind in ("COMPARE_IN", "COMPARE_NOT_IN"):
         subject, *members = node["children"]
+        if not _are_alike(members):
+            return Opaque(kind)
         chosen = Or(tuple(_compare(subject, Comparison.EQ, member, table) for member in members))
         return negate(chosen) if kind == "COMPARE_NOT_IN" else chosen
     if kind == "FUNCTION" and str(node["function_name"]).lower() in _BEGINNINGS:
         return _beginning(node, table)
     return Opaque(kind)
+
+
+def _are_alike(constants: Sequence[Node]) -> bool:
+    """Whether all of these are literals that a column is compared with as with each of them alone: see `are_alike`."""
+    values = [_constant(each) for each in constants]
+    types = {str(each["type_expr"].get("type_name", "")).upper() for each in constants if each["class"] == "CAST"}
+    return None not in values and len(types) <= 1 and are_alike(values)
 
 
 def _comparison(node: Node, comparison: Comparison, table: _Names) -> Predicate:

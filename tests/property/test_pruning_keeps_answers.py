@@ -85,6 +85,23 @@ TEXTS = [
     "s > 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'",
     "s <> '￿' and s >= '￿'",
     "n not in (0, 1)",
+    "n in (1, 9007199254740992)",
+    "n in (1e0, 9007199254740992)",
+    "n not in (1e0, 9007199254740992)",
+    "n between 1e0 and 9007199254740992",
+    "n not between -9007199254740992 and 0e0",
+    "n between 0.5 and 2",
+    "n in (0.00000000000000000000000000000000000001, 9007199254740992)",
+    "i between 0::float and 16777216",
+    "i in (0::float, 16777216)",
+    "z between 0.5e0 and 9007199254740992",
+    "z in (0e0, 9007199254740992)",
+    "s between '1' and '9' collate nocase",
+    "s in ('A', 'b' collate nocase, '10')",
+    "s between 'A' and 'b' collate nocase",
+    "day between '1970-01-01' and timestamp '1970-01-01 12:00:00'",
+    "moment between timestamp '1970-01-01 02:00:00+02:00' and timestamptz '1970-01-01 03:00:00+02:00'",
+    "n between 0 and i",
     "n = 9007199254740992e0",
     "n > 9007199254740992.5",
     "z = 9007199254740993",
@@ -128,7 +145,8 @@ def conditions(draw: st.DrawFn, names: Sequence[str] = tuple(POOLS), depth: int 
         return draw(st.sampled_from([column.is_null(), column.is_not_null()]))
     values = st.sampled_from(POOLS[alike][1])
     if kind == "in":
-        return column.isin(draw(st.lists(values, max_size=3)))
+        members = values | st.sampled_from(FAMILIES[alike]) if alike in FAMILIES else values
+        return column.isin(draw(st.lists(members, max_size=3)))
     literal = draw(values | st.sampled_from(FAMILIES[alike]) if alike in FAMILIES else values)
     compared: Filter = getattr(operator, draw(COMPARISON))(column, literal)
     return compared

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
@@ -142,6 +143,31 @@ def test_a_row_that_is_not_a_number_is_found_where_it_sorts_above_all_others(
     assert table.sql(f"select count(*) as n from t where {condition}").to_pylist() == [{"n": count}]
     assert table.scan(filter=condition).to_arrow().num_rows == count
     assert math.isnan(table.sql("select max(temp) as top from t").to_pylist()[0]["top"])
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("uri", ["a local disk", "memory"])
+@pytest.mark.parametrize("values", [[0.5, 700.25], [-3.5, 0.0], [math.nan, 1.5], [None, -0.25]])
+def test_the_least_and_the_most_of_floats_are_those_of_the_rows(
+    tmp_path: Path, kind: pa.DataType, splits: int, uri: str, values: list[float | None]
+) -> None:
+    schema = pa.schema([pa.field("f", kind), pa.field("n", pa.int64())])
+    table = Table.create(str(tmp_path / "t") if uri == "a local disk" else f"memory://{uuid4()}", schema)
+    rows = pa.table({"f": pa.array(values, kind), "n": [1, 2]}, schema=schema)
+    for _ in range(splits):
+        table.append(rows)
+    with duckdb.connect() as plain:
+        plain.register("t", pa.concat_tables([rows] * splits))
+        for query in (
+            "select min(f) as least, max(f) as most, max(n) as n from t",
+            "select min(f) as least, max(f) as most from t where n >= 0",
+            "select max(f) > 1000 as large from t",
+            "select count(*) as n from t where f = (select max(f) from t)",
+            "select arg_max(n, f) as n, min(-f) as least from t",
+        ):
+            expected = plain.sql(query).to_arrow_table().to_pylist()
+            assert str(table.sql(query).to_pylist()) == str(expected), query
 
 
 def test_other_readers_of_a_split_find_no_bounds_where_a_value_is_not_a_number(tmp_path: Path) -> None:
