@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from storage_core.read.bounds import ColumnBounds, Source
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import by_bounds, possible
-from storage_core.rows.sortable import sortable
+from storage_core.rows.codes import Unsigned
+from storage_core.rows.sortable import leading_keys, sortable
 
 _EXACT: Final = Context(prec=80)
 
@@ -63,6 +64,20 @@ def _bounds_in(footer: pq.FileMetaData, schema: pa.Schema) -> Source:
         return ColumnBounds(type_, low, high, pa.array(nulls, pa.int64()), rows)
 
     return bounds
+
+
+def leading_bounds(footer: pq.FileMetaData, field: pa.Field) -> tuple[Unsigned, Unsigned] | None:
+    """Return `leading_keys` that no value of a column is below and none above, for each row group; None where unknown.
+
+    The column is one that has such keys.
+    """
+    bounds = _bounds_in(footer, pa.schema([field]))(field.name)
+    if bounds is None:
+        return None
+    low, high = leading_keys(bounds.low()), leading_keys(bounds.high())
+    low[bounds.low().is_null().to_numpy(zero_copy_only=False)] = 0
+    high[bounds.nulls.fill_null(1).to_numpy() > 0] = leading_keys(pa.nulls(1, field.type))[0]
+    return low, high
 
 
 def _flat_leaf(footer: pq.FileMetaData, column: str) -> int | None:

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never, cast
 
+import numpy as np
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
@@ -48,13 +49,14 @@ _AT_ONCE = 4
 class _Matches:
     """What an index found: the live `hits` of some sources, and the `sources` that may have some, by their places.
 
-    The best are all that score more than `tied`, which are in the sources `better`, and the first of those that score
-    as much.
+    The best are all that score more than `tied`, which are in the sources `better`, and the first `wanted` of those
+    that score as much.
     """
 
     sources: Sequence[int]
     hits: Callable[[Sequence[int]], Mapping[int, Sequence[Hit]]]
     tied: float
+    wanted: int
     better: frozenset[int] = frozenset()
 
 
@@ -94,7 +96,8 @@ def search(
     Requests: one GET per split or generation with a segment that is not cached. Per split with hits that are better
     than the last, or as good and by its bounds not behind it, one: of a split above 8 MiB ranged ones instead, for its
     footer and the row groups with hits, and of a local file none, which is hashed unless `kept` knows it, and of which
-    the pages with hits are decoded. With a filter as much for its columns, of all hits until enough of them meet it.
+    the pages with hits are decoded. Of hits that score as the last those are left out that are behind it by their
+    first column (decision 0111). With a filter as much for its columns, of all hits until enough of them meet it.
     One per stored deletion vector of splits with such hits; and those of `overlay.take_apart`.
     """
     kept = kept or Kept()
@@ -119,7 +122,7 @@ def search(
                 with kept.searchers.searcher(definition, found, cached.root) as searcher:
                     matches = _text_matches(live, parsed, most, searcher)
             case bitmap.Condition():
-                matches = _bitmap_matches(live, parsed, definition)
+                matches = _bitmap_matches(live, parsed, most, definition)
             case _:
                 assert_never(parsed)
         best = _best(found, matches, Best(snapshot, most, names))
@@ -174,11 +177,15 @@ def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Se
     tied = found[-1].score if len(found) > most else -math.inf  # else all of them are among the best
     better = frozenset(source for source, own in hits.items() if own[0].score > tied)
     return _Matches(
-        sources=sorted(hits), hits=lambda sources: {each: hits[each] for each in sources}, tied=tied, better=better
+        sources=sorted(hits),
+        hits=lambda sources: {each: hits[each] for each in sources},
+        tied=tied,
+        wanted=most - sum(hit.score > tied for hit in found),
+        better=better,
     )
 
 
-def _bitmap_matches(live: Live, condition: bitmap.Condition, definition: IndexDefinition) -> _Matches:
+def _bitmap_matches(live: Live, condition: bitmap.Condition, most: int, definition: IndexDefinition) -> _Matches:
     """Only the sources that are asked for are opened, so those behind the answer stay closed."""
 
     def matching(source: int) -> list[Hit]:
@@ -189,7 +196,7 @@ def _bitmap_matches(live: Live, condition: bitmap.Condition, definition: IndexDe
         asked = [each for each in sources if not live.excludes(each)]
         return _by_source(live(list(chain.from_iterable(prefetch(matching, asked, _AT_ONCE)))))
 
-    return _Matches(sources=range(len(live.sources)), hits=hits, tied=_MATCH)
+    return _Matches(sources=range(len(live.sources)), hits=hits, tied=_MATCH, wanted=most)
 
 
 def _by_source(hits: Sequence[Hit]) -> dict[int, list[Hit]]:
@@ -206,7 +213,7 @@ def _best(found: Sequence[Source], matches: _Matches, best: Best) -> Best:
     """
 
     def add(sources: Sequence[int]) -> None:
-        hits = matches.hits(sources)
+        hits = _contending(found, matches, matches.hits(sources), best)
         rows = prefetch(lambda each: found[each].take([hit.row for hit in hits[each]], best.columns), hits, _AT_ONCE)
         for own, taken in zip(hits.values(), rows, strict=True):
             best.add(taken, [hit.score for hit in own])
@@ -223,3 +230,24 @@ def _best(found: Sequence[Source], matches: _Matches, best: Best) -> Best:
         add(group)
         at_once = 1 if best.is_full else min(2 * at_once, _AT_ONCE)
     return best
+
+
+def _contending(
+    found: Sequence[Source], matches: _Matches, hits: Mapping[int, Sequence[Hit]], best: Best
+) -> Mapping[int, Sequence[Hit]]:
+    """Leave out hits that score as much as the last of the best and order behind it, by what is known of their rows."""
+    tied = {each: [hit.row for hit in own if hit.score == matches.tied] for each, own in hits.items()}
+    if sum(map(len, tied.values())) <= matches.wanted and not best.is_full:
+        return hits
+    asked = [each for each, rows in tied.items() if rows]
+    known = dict(zip(asked, prefetch(lambda each: found[each].between(tied[each]), asked, _AT_ONCE), strict=True))
+    between = {each: keys for each, keys in known.items() if keys is not None}
+    if not between:
+        return hits
+    low, high = map(np.concatenate, zip(*between.values(), strict=True))
+    may = iter(best.contenders(low, high, score=matches.tied, wanted=matches.wanted).tolist())
+    left = {
+        each: [hit for hit in own if each not in between or hit.score != matches.tied or next(may)]
+        for each, own in hits.items()
+    }
+    return {each: own for each, own in left.items() if own}

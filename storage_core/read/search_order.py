@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
-from storage_core.rows.codes import Codes, codes
+from storage_core.rows.codes import Codes, Mask, Unsigned, codes
 from storage_core.rows.keys import pack, sorted_order
-from storage_core.rows.sortable import bound_keys, sortable
+from storage_core.rows.sortable import bound_keys, leading_keys, sortable
+
+Between = tuple[Unsigned, Unsigned]
+"""Per row two `leading_keys`: of what its value in the first of the `tie_columns` is not below, and not above."""
 
 _SCORE = "score"
 _SPARE_ROWS = 10_000
@@ -31,17 +35,16 @@ def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*first, *snapshot.schema.names]))
 
 
-def order_of(snapshot: Snapshot) -> tuple[str, str]:
-    """Return the first of the `tie_columns` and its type: what `least` depends on besides the split."""
-    name = tie_columns(snapshot)[0]
-    return name, str(snapshot.schema.field(name).type)
+def first_column(snapshot: Snapshot) -> pa.Field:
+    """Return the first of the `tie_columns`."""
+    return snapshot.schema.field(tie_columns(snapshot)[0])
 
 
 def least(add: Add, snapshot: Snapshot) -> Any:
     """Return what no value of the first of the `tie_columns` is below in this split, as `rows.sortable`; or None."""
-    name = tie_columns(snapshot)[0]
-    text = (add.minValues or {}).get(name)
-    return bound_keys(pa.array([text], pa.string()), snapshot.schema.field(name).type)[0].as_py()
+    first = first_column(snapshot)
+    text = (add.minValues or {}).get(first.name)
+    return bound_keys(pa.array([text], pa.string()), first.type)[0].as_py()
 
 
 class Best:
@@ -76,11 +79,26 @@ class Best:
         """Whether no row of this score is among the best whose first column is at least `low`; None is any value."""
         if low is None or not self.is_full:
             return False
+        lowest, worst = self._worst()
+        reached = sortable(worst)[0].as_py()
+        return bool(lowest > score or (lowest == score and reached is not None and reached < low))
+
+    def contenders(self, low: Unsigned, high: Unsigned, *, score: float, wanted: int) -> Mask:
+        """Return which of some rows of this score, of which `wanted` at most are among the best, may be.
+
+        The first column of each is between these `leading_keys`.
+        """
+        reached = [np.partition(high, wanted - 1)[wanted - 1]] if len(high) >= wanted else []
+        if self.is_full:
+            lowest, worst = self._worst()
+            reached += leading_keys(worst).tolist() if lowest == score else []
+        return low <= min(reached) if reached else np.ones(len(low), np.bool_)
+
+    def _worst(self) -> tuple[float, pa.Array]:
+        """The score and the first column of the last row."""
         self._trim()
         worst = self._rows.column(self._columns[0])[-1:].combine_chunks()
-        reached = sortable(worst)[0].as_py()
-        lowest = self._scores.column(_SCORE)[-1].as_py()
-        return bool(lowest > score or (lowest == score and reached is not None and reached < low))
+        return self._scores.column(_SCORE)[-1].as_py(), worst
 
     def answer(self, columns: Sequence[str], *, offset: int, score: str) -> pa.Table:
         """Return these columns of the rows after the best `offset`, in their order, and behind them the `score`."""

@@ -22,14 +22,18 @@ from storage_core.formats.bundle import checksum
 from storage_core.index.cache import SegmentCache
 from storage_core.index.native_errors import REBUILD
 from storage_core.index.segments import Coverage, build_rows, fingerprint_of
+from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay, WholeRows
+from storage_core.read.row_group_pruning import leading_bounds
 from storage_core.read.search_kept import Kept
-from storage_core.read.search_order import least, order_of
+from storage_core.read.search_order import Between, first_column, least
 from storage_core.region import generation_segments
+from storage_core.rows.sortable import has_leading_keys
 from storage_core.split import pages
 from storage_core.split.conform import conform_split
+from storage_core.split.opened import corrupt_on_failure
 from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
 
 _logger = logging.getLogger(__name__)
@@ -63,6 +67,10 @@ class Source(Protocol):
         """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
         ...
 
+    def between(self, rows: Sequence[int]) -> Between | None:
+        """Return what is known of these rows for less than `take` costs; None for nothing."""
+        ...
+
     def deleted(self) -> BitMap:
         """Return the rows that are no answer, whatever an index says of them."""
         ...
@@ -82,8 +90,8 @@ def sources(
     kept: Kept,
 ) -> list[Source]:
     """Return the sources of a search: splits by path, generations by region and number, what is in neither."""
-    order = order_of(snapshot)
-    base = [_Split(store, snapshot, covered, overlay, cache, kept, order, path) for path in sorted(snapshot.splits)]
+    first = first_column(snapshot)
+    base = [_Split(store, snapshot, covered, overlay, cache, kept, first, path) for path in sorted(snapshot.splits)]
     ordered = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
     generations = [_Generation(store, covered, cache, each) for each in ordered]
     rest = [_Rest(covered, cache, overlay.rest)] if overlay.rest.num_rows else []
@@ -98,7 +106,7 @@ class _Split:
     overlay: Overlay
     cache: SegmentCache
     kept: Kept
-    order: tuple[str, str]
+    first: pa.Field
     path: str
 
     @property
@@ -129,12 +137,37 @@ class _Split:
 
     def low(self) -> Any:
         kept, add = self.kept.values, self.snapshot.splits[self.path]
-        name = (self.path, add.xxh3, "low", *self.order)
+        name = (self.path, add.xxh3, "low", self.first.name, str(self.first.type))
         found = kept.get(name)
         if found is None:
             found = (least(add, self.snapshot),)
             kept.keep(name, found, _LOW_BYTES)
         return cast("tuple[Any]", found)[0]
+
+    def between(self, rows: Sequence[int]) -> Between | None:
+        """By the keys of its pages, which are kept, or by the bounds of row groups that are fetched by ranges."""
+        add = self.snapshot.splits[self.path].as_written
+        if not has_leading_keys(self.first.type):
+            return None
+        path = self.kept.verified.path(self.store, add)
+        if path is not None:
+            return self._keys(add, path, rows) if _is_ours(add) else None
+        if add.footerXxh3 is None or add.size <= WHOLE_SPLIT_BYTES:
+            return None
+        with corrupt_on_failure(add):
+            footer = self.kept.verified.footers.of(self.store, add).file
+        _require_within(rows, footer.num_rows, self.path)
+        bounds = leading_bounds(footer, self.first)
+        ends = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)])
+        groups = np.searchsorted(ends, rows, side="right")
+        return None if bounds is None else (bounds[0][groups], bounds[1][groups])
+
+    def _keys(self, add: Add, path: Path, rows: Sequence[int]) -> Between:
+        _require_within(rows, add.numRecords or 0, self.path)
+        places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
+        keys = pages.leading_keys(self.store, add, path, places, field=self.first, kept=self.kept.values)[order]
+        self.kept.verified.recheck(self.store, [(add, path)])
+        return keys, keys
 
     def deleted(self) -> BitMap:
         return self.overlay.deleted(self.store, self.snapshot, self.snapshot.splits[self.path])
@@ -143,9 +176,8 @@ class _Split:
         add = self.snapshot.splits[self.path].as_written  # an index counts the file's rows
         path = self.kept.verified.path(self.store, add)
         places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
-        # Whoever wrote a split without a checksum wrote its pages as he liked.
-        if path is not None and add.xxh3 is not None and add.numRecords is not None:
-            _require_within(rows, add.numRecords, self.path)
+        if path is not None and _is_ours(add):
+            _require_within(rows, add.numRecords or 0, self.path)
             found = pages.take(self.store, add, path, places, columns=columns, kept=self.kept.values)
         else:
             whole = path is not None or add.size <= WHOLE_SPLIT_BYTES
@@ -198,6 +230,9 @@ class _Generation:
     def low(self) -> None:
         return None
 
+    def between(self, _: Sequence[int]) -> None:
+        return None
+
     def deleted(self) -> BitMap:
         return self.whole.deleted
 
@@ -234,11 +269,19 @@ class _Rest:
     def low(self) -> None:
         return None
 
+    def between(self, _: Sequence[int]) -> None:
+        return None
+
     def deleted(self) -> BitMap:
         return BitMap()
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
         return _taken(self.rows, rows, columns)
+
+
+def _is_ours(add: Add) -> bool:
+    """Whoever wrote a split without a checksum wrote its pages as he liked."""
+    return add.xxh3 is not None and add.numRecords is not None
 
 
 def _chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:

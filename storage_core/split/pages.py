@@ -20,13 +20,17 @@ import pyarrow.parquet as pq
 from storage_core.formats import thrift
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows import sortable
+from storage_core.rows.codes import Unsigned
 from storage_core.rows.keys import Positions
 from storage_core.seekable import SeekableFile
+from storage_core.split.conform import conform_split
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.opened import corrupt_on_failure
 from storage_core.split.read import mapped, open_split
 
 _FEW_ROWS: Final = 8
+_FEW_PAGES: Final = 4
 _READ_BYTES: Final = 65_536
 _FOOTER_FACTOR: Final = 8  # what a footer takes in memory, to its bytes in the file
 # Numbers of fields in `PageHeader` of parquet.thrift, and in the structs of its two kinds of data pages.
@@ -74,6 +78,17 @@ def take(
         return _Taking(store, add, path, kept).take(places, columns)
 
 
+def leading_keys(
+    store: ObjectStore, add: Add, path: Path, places: Positions, *, field: pa.Field, kept: KeptValues
+) -> Unsigned:
+    """Return the `sortable.leading_keys` of a column of the table in the rows at these ascending places, as of `take`.
+
+    Decodes what `take` does, or row groups of which many pages hold a row. Keys are kept, and not what was decoded.
+    """
+    with corrupt_on_failure(add):
+        return _Taking(store, add, path, kept).leading_keys(places, field)
+
+
 class _Taking:
     """The file of one split while rows of it are taken; it is mapped when the first page is not kept."""
 
@@ -100,6 +115,29 @@ class _Taking:
         fields = [footer.schema.field(name) for name in names]
         arrays = [_rows(found[field.name], field.type) for field in fields]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields)).combine_chunks()
+
+    def leading_keys(self, places: Positions, field: pa.Field) -> Unsigned:
+        footer, found = self._footer, list[Unsigned]()
+        if field.name not in footer.schema.names:
+            return sortable.leading_keys(pa.nulls(len(places), field.type))
+        groups = np.searchsorted(footer.first_rows, places, side="right") - 1
+        for group in np.unique(groups).tolist():
+            inside = places[groups == group] - footer.first_rows[group]
+            ranges = self._ranges(group, field.name, inside)
+            if len(ranges) > _FEW_PAGES:
+                ranges = [(0, footer.metadata.row_group(group).num_rows)]
+            for start, stop in ranges:
+                keys = self._keys(group, field, start, stop)
+                found.append(keys[inside[np.searchsorted(inside, start) : np.searchsorted(inside, stop)] - start])
+        return np.concatenate(found)
+
+    def _keys(self, group: int, field: pa.Field, start: int, stop: int) -> Unsigned:
+        def made() -> Unsigned:
+            decoded = conform_split(self._decoded(group, start, stop, [field.name]), pa.schema([field]))
+            return sortable.leading_keys(decoded.column(0).combine_chunks())
+
+        name = (*self._name, group, field.name, str(field.type), start, stop)
+        return self._kept.made(name, np.ndarray, made, lambda keys: keys.nbytes)
 
     def _ranges(self, group: int, name: str, inside: Positions) -> list[tuple[int, int]]:
         """The rows from which to which a page of the column goes, of the pages that hold one of the rows."""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.rows.sortable import bound_keys, float_keys, sortable
+from storage_core.rows.sortable import bound_keys, float_keys, has_leading_keys, leading_keys, sortable
 
 DAY = dt.datetime(2015, 5, 17, 10, 5, 3)  # noqa: DTZ001  # a column without a zone
 ASCENDING = {
@@ -55,3 +55,29 @@ def test_dates_and_timestamps_of_every_unit_and_zone_are_microseconds_in_utc() -
 def test_a_type_without_an_order_has_no_keys() -> None:
     assert sortable(pa.array([b"a"])).to_pylist() == [None]
     assert bound_keys(pa.array(["a"]), pa.list_(pa.int64())).to_pylist() == [None]
+
+
+@pytest.mark.parametrize("values", ASCENDING.values(), ids=ASCENDING)
+def test_no_greater_value_has_a_smaller_leading_key_and_null_has_the_greatest(values: pa.Array) -> None:
+    if not has_leading_keys(values.type):
+        assert pa.types.is_decimal(values.type)
+        return
+    keys = leading_keys(pa.concat_arrays([values, pa.nulls(1, values.type)]).slice(1))
+    assert keys.dtype == np.uint64
+    assert (keys[1:] >= keys[:-1]).all()
+    assert keys[-1] == 2**64 - 1
+    if pa.types.is_int64(sortable(values).type):
+        assert leading_keys(sortable(values)).tolist() == leading_keys(values).tolist()
+
+
+def test_the_leading_key_of_a_text_is_that_of_its_first_eight_bytes() -> None:
+    texts = pa.array(["", "a", "a\0", "aaaaaaaa", "aaaaaaaab", "b", "éééé", "éééééé"])
+    keys = leading_keys(texts).tolist()
+    assert keys == [int.from_bytes(each.encode()[:8].ljust(8, b"\0")) for each in texts.to_pylist()]
+    assert leading_keys(pa.array([None, "", None], pa.string())).tolist() == [2**64 - 1, 0, 2**64 - 1]
+
+
+def test_days_that_no_timestamp_holds_have_the_key_of_the_last_that_one_does() -> None:
+    days = pa.array([-(2**31), -106_751_991, 0, 106_751_991, 2**31 - 1], pa.int32()).view(pa.date32())
+    keys = leading_keys(days).tolist()
+    assert keys == sorted(keys)

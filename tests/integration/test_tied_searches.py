@@ -1,0 +1,80 @@
+"""What a search costs where many rows have the score of the last of the page: little besides what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from storage_core.split import pages
+from storage_core.split.encodings import ROWS_PER_PAGE
+from tests.chaos.upkeep import catch_up
+from tidemark import Table
+
+ROWS, SPLITS = 20_000, 3
+WORDS = ("ebb", "tide", "flood")
+SCHEMA = pa.schema([("name", pa.string()), ("text", pa.string()), ("more", pa.string())])
+
+
+def tied(uri: str, step: int = 7919) -> Table:
+    """A table of which each word is in a third of the rows, which all score alike; a step of 1 is their order."""
+    table = Table.create(uri, SCHEMA, indexes=[{"name": "words", "kind": "fulltext", "columns": ["text"]}])
+    for split in range(SPLITS):
+        numbers = [row * step % ROWS * SPLITS + split for row in range(ROWS)]
+        columns = [[f"{each:06}" for each in numbers], [WORDS[each // SPLITS % 3] for each in numbers]]
+        table.append(pa.table([*columns, [f"more of {each}" for each in numbers]], schema=SCHEMA))
+    catch_up(table)
+    return table.refresh()
+
+
+def names(word: str) -> list[str]:
+    return [f"{each:06}" for each in range(ROWS * SPLITS) if WORDS[each // SPLITS % 3] == word]
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[str, ...]]]:
+    """How many rows were decoded of which columns, one after the other."""
+    noted = list[tuple[int, tuple[str, ...]]]()
+    decode = pages._Taking._decoded
+
+    def noting(self: Any, group: int, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
+        noted.append((stop - start, tuple(columns)))
+        return decode(self, group, start, stop, columns)
+
+    monkeypatch.setattr(pages._Taking, "_decoded", noting)
+    return noted
+
+
+def test_of_tied_rows_the_first_column_is_decoded_once_for_all_queries(
+    tmp_path: Path, decoded: list[tuple[int, tuple[str, ...]]]
+) -> None:
+    table = tied(str(tmp_path / "t"))
+    for word in WORDS:
+        decoded.clear()
+        found = table.search(word, index="words", limit=2, offset=1, cache_dir=tmp_path / "cache")
+        assert found.column("name").to_pylist() == names(word)[1:3]
+        whole = [each for each in decoded if each == (ROWS, ("name",))]
+        assert len(whole) == (SPLITS if word == WORDS[0] else 0)
+        # of each row that is among the best of its split a page of every column
+        assert sum(len(columns) for rows, columns in decoded if rows <= ROWS_PER_PAGE) <= 3 * SPLITS * len(SCHEMA)
+        assert all(rows <= ROWS_PER_PAGE or columns == ("name",) for rows, columns in decoded)
+    assert table._kept is not None
+    kept = table._kept.values._bytes
+    assert kept < 8 * ROWS * SPLITS + 3 * SPLITS * len(WORDS) * ROWS_PER_PAGE * 60
+
+
+def test_of_tied_rows_those_in_row_groups_behind_the_answer_are_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage_core.split.row_groups.ROWS_PER_GROUP", 1_000)
+    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 1)
+    monkeypatch.setattr("storage_core.read.search_sources.WHOLE_SPLIT_BYTES", 1)
+    table = tied(f"memory://{uuid4()}", step=1)
+    table.search("nowhere", index="words")  # so the searcher is open
+    requests, fetched = table.store.requests["get"], table.store.bytes_read
+    found = table.search("tide", index="words", limit=10).column("name").to_pylist()
+    assert found == names("tide")[:10]
+    assert table.store.requests["get"] - requests <= 2 * SPLITS  # of a split its footer, and the first of 20 row groups
+    assert table.store.bytes_read - fetched < sum(each.size for each in table.snapshot.splits.values()) / 5
