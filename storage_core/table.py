@@ -19,6 +19,7 @@ import pyarrow as pa
 from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
+from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.ids import SystemIds
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from storage_core.ingest.landing import LandingSpec
     from storage_core.log.history import HistoryEntry
     from storage_core.read.history_pages import HistoryPage
+    from storage_core.read.lookup_plan import LookupPlan
     from storage_core.read.plan import Plan, Watched
     from storage_core.read.predicate import Filter, Predicate
     from storage_core.read.scan import Scan
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from storage_core.region.options import WriterOptions
     from storage_core.region.router import TableWriter
     from storage_core.region.spec import DeclaredField
+    from storage_core.region.unmerged import Captured
     from storage_core.rows.incoming import ArrowStream, Rows
     from storage_core.settings.index import IndexDefinition
     from storage_core.settings.late_data import LateData
@@ -359,10 +362,17 @@ class Table:
         seen = self._view.level(consistency, at, usual=Consistency.LATEST)
         if not wanted.num_rows:
             return []
-        snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
-        return lookup.get_many(
-            self._store, snapshot, wanted, records=records, verified=self._verified, kept=self._view.kept
-        )
+
+        def answer(snapshot: Snapshot, captured: Captured | None) -> list[dict[str, object] | None]:
+            records = None if captured is None else captured.above(snapshot, keys=wanted)
+            return lookup.get_many(
+                self._store, snapshot, wanted, records=records, verified=self._verified, kept=self._view.kept
+            )
+
+        with require_headroom(
+            "a lookup by key", size=QUERY_BYTES
+        ):  # also of the threads: one without memory never starts
+            return self._view.answered(at, seen, partial(holding_regions, keys=wanted), answer)
 
     @_loading
     def search(
@@ -455,6 +465,24 @@ class Table:
         from storage_core.read.search import explain_search
 
         return explain_search(self.snapshot, index=index)
+
+    @_loading
+    def explain_get(
+        self, key: object, *, at: At | None = None, consistency: str | None = None, analyze: bool = False
+    ) -> LookupPlan:
+        """Return what `get` asks for this key, in its region and of the base: print it, or take `to_dict()`.
+
+        With `analyze` it is run as well, and what it did is told beside. Requests: those of `lookup_planning.plan`,
+        which keeps nothing: a `get` after it makes those that are foretold, or fewer.
+        """
+        from storage_core.read import lookup, lookup_planning
+
+        seen = self._view.level(consistency, at, usual=Consistency.LATEST)
+        wanted = lookup.key_rows(self.snapshot, [key])
+        plan = lookup_planning.plan(self._store, self._view, wanted, at=at, consistency=seen, verified=self._verified)
+        if not analyze:
+            return plan
+        return plan.analyzed([self._watched], lambda: int(self.get(key, at=at, consistency=seen) is not None))
 
     @_loading
     def history(self, limit: int | None = None) -> list[HistoryEntry]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from storage_core.foreign_text import shortened
 from storage_core.formats import keys
@@ -70,6 +70,7 @@ class _Region:
     deep: bool
     findings: list[Finding] = field(default_factory=list)
     _read: set[int] = field(default_factory=set)
+    _newest: int = 0
 
     def run(self) -> None:
         manifest = self._manifests()
@@ -77,6 +78,7 @@ class _Region:
             return
         self._hint(manifest)
         self._log_behind(manifest)
+        self._newest = manifest.version
         self._generations(manifest)
         if self.deep:
             self._spent(manifest)
@@ -183,7 +185,21 @@ class _Region:
             generation.read_filter(self.store, found)
         except DAMAGE as error:
             self.findings.append(damage_of(bloom, error, where, "the filter of the generation"))
+        if damaged is Kind.GENERATION_DAMAGED:
+            self._copies(flushed, found)
         self._segments(found, Kind.GENERATION_SEGMENT_DAMAGED if bloom is Kind.BLOOM_DAMAGED else bloom)
+
+    def _copies(self, flushed: FlushedGeneration, found: Generation) -> None:
+        """What the region's manifest has copies of is what is stored."""
+        copies = flushed.copies
+        with_filter = replace(found, filter_bytes=copies.bloom_filter)
+        wrong = {
+            MANIFEST_FILE: copies.manifest and generation.copied(self.region, flushed) != found,
+            BLOOM_FILE: copies.bloom_filter and generation.copied_filter(with_filter) is None,
+        }
+        for name in (name for name, is_wrong in wrong.items() if is_wrong):
+            where = self._manifest_key(self._newest)
+            self._add(Kind.GENERATION_COPY_DAMAGED, where, f"a copy of {file_key(found, name)}", "other bytes")
 
     def _segments(self, found: Generation, kind: Kind) -> None:
         for segment in found.segments:
