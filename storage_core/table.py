@@ -341,9 +341,11 @@ class Table:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
 
         `consistency` is that of `scan`, but `latest` unless given; an older version has `snapshot` only.
-        Requests besides those of the view, of what this object does not keep: per unmerged generation its manifest,
-        then from the newest on, until a record tells the whole row, where its bounds admit the key its bloom filter,
-        and where that does its entries; per split whose bounds admit the key those of `key_splits.rows`.
+        Requests besides those of the view, of what this object does not keep: from the newest unmerged generation on,
+        until a record tells the whole row, of each whose bounds and Bloom filter admit the key its key index and its
+        entries, before them its manifest and its filter where the region's manifest has no copies; per split whose
+        bounds admit the key those of `key_splits.rows`. The row is sought while it is looked for a newer version; where
+        there is one, it is sought again. `explain_get` tells all this of a key.
         """
         return self.get_many([key], at=at, consistency=consistency)[0]
 
