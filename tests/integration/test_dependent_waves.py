@@ -245,6 +245,21 @@ def test_a_lookup_of_a_table_that_stays_open_asks_only_what_may_change_and_for_t
     assert looked_up(table, waves, 2)[0] == -2
 
 
+def test_a_split_that_is_gone_from_the_version_at_hand_is_no_matter_where_a_newer_one_is_found(keyed: str) -> None:
+    table, waves = opened(keyed)
+    (split,) = [str(each["path"]) for each in table.files()]
+    writing = Table.open(keyed)
+    with writing.writer() as writer:
+        writer.delete(list(range(0, 2 * ROWS, 2)))
+        writer.flush()
+    assert KeyedTable(writing.store, ids=SystemIds()).merge() is not None
+    assert writing.refresh().files() == []
+    writing.store.delete([split])
+    value, requests = looked_up(table, waves, 3)
+    assert value is None
+    assert split.split("/")[-1] in [key for _, key in requests], "it was asked meanwhile"
+
+
 def test_a_lookup_of_a_table_that_older_releases_wrote_waits_for_manifests_and_filters(keyed: str) -> None:
     flush_newer(keyed)
     drop_copies(Table.open(keyed))
