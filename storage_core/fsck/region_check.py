@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from storage_core.foreign_text import shortened
 from storage_core.formats import keys
@@ -70,7 +70,6 @@ class _Region:
     deep: bool
     findings: list[Finding] = field(default_factory=list)
     _read: set[int] = field(default_factory=set)
-    _newest: int = 0
 
     def run(self) -> None:
         manifest = self._manifests()
@@ -78,7 +77,6 @@ class _Region:
             return
         self._hint(manifest)
         self._log_behind(manifest)
-        self._newest = manifest.version
         self._generations(manifest)
         if self.deep:
             self._spent(manifest)
@@ -103,10 +101,13 @@ class _Region:
 
     def _manifest(self, version: int, kind: Kind) -> RegionManifest | None:
         try:
-            return read_version(self.store, self.region, version)
+            found = read_version(self.store, self.region, version)
         except DAMAGE as error:
             self.findings.append(damage_of(kind, error, self._manifest_key(version), f"manifest {version}"))
             return None
+        older = kind is Kind.REGION_HISTORY_DAMAGED
+        self._copies(found, kind if older else Kind.GENERATION_COPY_DAMAGED)
+        return found
 
     def _hint(self, manifest: RegionManifest) -> None:
         key = keys.region_hint_key(self.region)
@@ -185,21 +186,18 @@ class _Region:
             generation.read_filter(self.store, found)
         except DAMAGE as error:
             self.findings.append(damage_of(bloom, error, where, "the filter of the generation"))
-        if damaged is Kind.GENERATION_DAMAGED:
-            self._copies(flushed, found)
         self._segments(found, Kind.GENERATION_SEGMENT_DAMAGED if bloom is Kind.BLOOM_DAMAGED else bloom)
 
-    def _copies(self, flushed: FlushedGeneration, found: Generation) -> None:
-        """What the region's manifest has copies of is what is stored."""
-        copies = flushed.copies
-        with_filter = replace(found, filter_bytes=copies.bloom_filter)
-        wrong = {
-            MANIFEST_FILE: copies.manifest and generation.copied(self.region, flushed) != found,
-            BLOOM_FILE: copies.bloom_filter and generation.copied_filter(with_filter) is None,
-        }
-        for name in (name for name, is_wrong in wrong.items() if is_wrong):
-            where = self._manifest_key(self._newest)
-            self._add(Kind.GENERATION_COPY_DAMAGED, where, f"a copy of {file_key(found, name)}", "other bytes")
+    def _copies(self, manifest: RegionManifest, kind: Kind) -> None:
+        """A copy that is not what was written, by its own checksum."""
+        for each in manifest.flushed_generations:
+            found = generation.copied(self.region, each)
+            wrong = [MANIFEST_FILE] if found is None and each.copies.manifest else []
+            if found is not None and found.filter_bytes and generation.copied_filter(found) is None:
+                wrong.append(BLOOM_FILE)
+            for name in wrong:
+                of = keys.generation_file_key(self.region, each.path, name)
+                self._add(kind, self._manifest_key(manifest.version), f"a copy of {of}", "other bytes")
 
     def _segments(self, found: Generation, kind: Kind) -> None:
         for segment in found.segments:
