@@ -21,6 +21,7 @@ from storage_core.cache.pieces import cached_pieces
 from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
+from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.ids import SystemIds
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from storage_core.ingest.landing import LandingSpec
     from storage_core.log.history import HistoryEntry
     from storage_core.read.history_pages import HistoryPage
+    from storage_core.read.lookup_plan import LookupPlan
     from storage_core.read.plan import Plan, Watched
     from storage_core.read.predicate import Filter, Predicate
     from storage_core.read.scan import Scan
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from storage_core.region.options import WriterOptions
     from storage_core.region.router import TableWriter
     from storage_core.region.spec import DeclaredField
+    from storage_core.region.unmerged import Captured
     from storage_core.rows.incoming import ArrowStream, Rows
     from storage_core.settings.index import IndexDefinition
     from storage_core.settings.late_data import LateData
@@ -341,9 +344,11 @@ class Table:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
 
         `consistency` is that of `scan`, but `latest` unless given; an older version has `snapshot` only.
-        Requests besides those of the view, of what this object does not keep: per unmerged generation its manifest,
-        then from the newest on, until a record tells the whole row, where its bounds admit the key its bloom filter,
-        and where that does its entries; per split whose bounds admit the key those of `key_splits.rows`.
+        Requests besides those of the view, of what this object does not keep: from the newest unmerged generation on,
+        until a record tells the whole row, of each whose bounds and Bloom filter admit the key its key index and its
+        entries, before them its manifest and its filter where the region's manifest has no copies; per split whose
+        bounds admit the key those of `key_splits.rows`. The row is sought while it is looked for a newer version; where
+        there is one, it is sought again. `explain_get` tells all this of a key.
         """
         return self.get_many([key], at=at, consistency=consistency)[0]
 
@@ -362,10 +367,17 @@ class Table:
         seen = self._view.level(consistency, at, usual=Consistency.LATEST)
         if not wanted.num_rows:
             return []
-        snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
-        return lookup.get_many(
-            self._store, snapshot, wanted, records=records, verified=self._verified, kept=self._view.kept
-        )
+
+        def answer(snapshot: Snapshot, captured: Captured | None) -> list[dict[str, object] | None]:
+            records = None if captured is None else captured.above(snapshot, keys=wanted)
+            return lookup.get_many(
+                self._store, snapshot, wanted, records=records, verified=self._verified, kept=self._view.kept
+            )
+
+        with require_headroom(
+            "a lookup by key", size=QUERY_BYTES
+        ):  # also of the threads: one without memory never starts
+            return self._view.answered(at, seen, partial(holding_regions, keys=wanted), answer)
 
     @_loading
     def search(
@@ -458,6 +470,24 @@ class Table:
         from storage_core.read.search import explain_search
 
         return explain_search(self.snapshot, index=index)
+
+    @_loading
+    def explain_get(
+        self, key: object, *, at: At | None = None, consistency: str | None = None, analyze: bool = False
+    ) -> LookupPlan:
+        """Return what `get` asks for this key, in its region and of the base: print it, or take `to_dict()`.
+
+        With `analyze` it is run as well, and what it did is told beside. Requests: those of `lookup_planning.plan`,
+        which keeps nothing: a `get` after it makes those that are foretold, or fewer.
+        """
+        from storage_core.read import lookup, lookup_planning
+
+        seen = self._view.level(consistency, at, usual=Consistency.LATEST)
+        wanted = lookup.key_rows(self.snapshot, [key])
+        plan = lookup_planning.plan(self._store, self._view, wanted, at=at, consistency=seen, verified=self._verified)
+        if not analyze:
+            return plan
+        return plan.analyzed([self._watched], lambda: int(self.get(key, at=at, consistency=seen) is not None))
 
     @_loading
     def history(self, limit: int | None = None) -> list[HistoryEntry]:

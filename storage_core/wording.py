@@ -20,6 +20,6 @@ def listed(names: Sequence[object]) -> str:
     return ", ".join(map(str, shortened(names, MOST_LISTED)))
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 row`, `2,000 rows`."""
-    return f"{number:,} {noun if number == 1 else noun + 's'}"
+def counted(number: int, noun: str, several: str | None = None) -> str:
+    """Return a number with its noun: `1 row`, `2,000 rows`; `several` is the plural where that is not by an `s`."""
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"

@@ -139,6 +139,8 @@ def get(
     *,
     at: At = None,
     consistency: Consistency = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what it would ask, and print no row.")] = False,
+    analyze: Annotated[bool, typer.Option("--analyze", help="Run it, and say what it asked instead.")] = False,
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
@@ -149,6 +151,13 @@ def get(
     from pipelines.commands.row_values import shown
 
     table = open_table(uri)
+    if explain or analyze:
+        plan = table.explain_get(key, at=at, consistency=consistency, analyze=analyze)
+        if as_json:
+            output.json_line(plan.to_dict())
+        else:
+            output.line(str(plan))
+        return
     found = table.get(key, at=at, consistency=consistency)
     if found is None:
         if not as_json:

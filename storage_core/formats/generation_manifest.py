@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from storage_core.errors import Corrupt, Unsupported
@@ -16,7 +16,7 @@ from storage_core.foreign_text import quoted, shortened
 from storage_core.formats import keys
 from storage_core.formats.json_checksum import json_digest
 from storage_core.formats.json_fields import number, text
-from storage_core.formats.region_manifest import FlushedGeneration
+from storage_core.formats.region_manifest import Copies, FlushedGeneration
 
 FORMAT_VERSION = 1
 DATA_FORMAT_VERSION = 2
@@ -30,6 +30,12 @@ MANIFEST_FILE = "_manifest.json"
 BLOOM_FILE = "bloom_filter.bin"
 INDEX_FILE = "key_index.arrow"
 RECORDS_FILE = "records.arrow"
+
+MANIFEST_COPY_BYTES = 2**13
+"""The largest manifest of which a region manifest carries a copy: of 1,000 WAL entries, or 30 chunks."""
+
+FILTER_COPY_RECORDS = 2**15
+"""The most records in a generation of whose Bloom filter it carries a copy, of 64 KiB then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,8 @@ class Generation:
     A sorted generation has one record per key, ascending by key, in `chunks`. It stands for the generations from
     `sorted_from` on, which `replaces` names in order; 0 and empty where it is not sorted.
     `segments` are those of the table's indexes, none of an index that came later.
+
+    `filter_bytes` are no part of it: those of the filter's file where they are at hand, not verified; else empty.
     """
 
     region: str
@@ -91,11 +99,21 @@ class Generation:
     chunks: tuple[Chunk, ...] = ()
     replaces: tuple[FlushedGeneration, ...] = ()
     segments: tuple[GenerationSegment, ...] = ()
+    filter_bytes: bytes = field(default=b"", compare=False, repr=False)
 
     @property
     def flushed(self) -> FlushedGeneration:
         """What the region's manifest has to say to vouch for it."""
         return FlushedGeneration(generation=self.generation, path=self.path, sorted_from=self.sorted_from)
+
+    @property
+    def copied(self) -> FlushedGeneration:
+        """The same, with copies of the manifest and the filter where these are at hand and small."""
+        manifest = encode(self)
+        if len(manifest) > MANIFEST_COPY_BYTES:
+            return self.flushed
+        has_filter = self.records <= FILTER_COPY_RECORDS
+        return replace(self.flushed, copies=Copies(manifest, self.filter_bytes if has_filter else b""))
 
 
 def file_key(generation: Generation, name: str) -> str:

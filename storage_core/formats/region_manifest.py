@@ -13,16 +13,37 @@ import xxhash
 from storage_core.errors import Corrupt
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The bytes of a generation's `_manifest.json` and `bloom_filter.bin`, each empty where it is not carried.
+
+    Nothing has verified them: whoever uses one does so as of the object.
+    """
+
+    manifest: bytes = b""
+    bloom_filter: bytes = b""
+
+    @property
+    def nbytes(self) -> int:
+        """What both take."""
+        return len(self.manifest) + len(self.bloom_filter)
+
+
+NO_COPIES = Copies()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushedGeneration:
     """One generation that the region's manifest vouches for. `path` is its directory name below the region.
 
     A sorted one (`region.sorting`) stands for those from `sorted_from` up to `generation`; 0 where it is not sorted.
+    `copies` only save requests: which generation it is they do not say, so they do not count when two are compared.
     """
 
     generation: int
     path: str
     sorted_from: int = 0
+    copies: Copies = field(default=NO_COPIES, compare=False, repr=False)
 
     @property
     def first(self) -> int:
@@ -59,16 +80,22 @@ def encode(manifest: RegionManifest) -> bytes:
     """Return the protobuf bytes, the checksum last; equal manifests give equal bytes."""
     from storage_core.formats import region_manifest_pb2
 
-    body = _body(manifest)
-    checksum = region_manifest_pb2.RegionManifest(checksum=xxhash.xxh3_64_intdigest(body))
-    return body + checksum.SerializeToString(deterministic=True)
+    checksum = region_manifest_pb2.RegionManifest(checksum=xxhash.xxh3_64_intdigest(_body(manifest)))
+    return _body(manifest, with_copies=True) + checksum.SerializeToString(deterministic=True)
 
 
-def _body(manifest: RegionManifest) -> bytes:
+def _body(manifest: RegionManifest, *, with_copies: bool = False) -> bytes:
+    """All fields but the checksum. It is that of the bytes without copies: releases that do not know these go on."""
     from storage_core.formats import region_manifest_pb2
 
     flushed = [
-        {"generation": each.generation, "path": each.path, "sorted_from": each.sorted_from}
+        {
+            "generation": each.generation,
+            "path": each.path,
+            "sorted_from": each.sorted_from,
+            "manifest_copy": each.copies.manifest if with_copies else b"",
+            "bloom_filter_copy": each.copies.bloom_filter if with_copies else b"",
+        }
         for each in manifest.flushed_generations
     ]
     message = region_manifest_pb2.RegionManifest(
@@ -95,7 +122,7 @@ def decode(data: bytes, where: str) -> RegionManifest:
     """Return the manifest in `data`; `where` is its key, for the error.
 
     Raises `Corrupt` when the bytes are no manifest, lack what each has (region id, version, epoch, generation), or
-    are not those that their checksum was made of.
+    are not those that their checksum was made of. It is not made of copies.
     """
     from google.protobuf.message import DecodeError
 
@@ -120,7 +147,12 @@ def decode(data: bytes, where: str) -> RegionManifest:
         replay_after_wal_id=message.replay_after_wal_id,
         wal_id_last_seen=message.wal_id_last_seen,
         flushed_generations=tuple(
-            FlushedGeneration(generation=each.generation, path=each.path, sorted_from=each.sorted_from)
+            FlushedGeneration(
+                generation=each.generation,
+                path=each.path,
+                sorted_from=each.sorted_from,
+                copies=Copies(each.manifest_copy, each.bloom_filter_copy),
+            )
             for each in message.flushed_generations
         ),
         region_spec_id=message.region_spec_id,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*storage_core/formats/region_manifest.proto\x12\x0ftidemark.region\"\xaa\x03\n\x0eRegionManifest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x14\n\x0cwriter_epoch\x18\x02 \x01(\x04\x12\x1b\n\x13replay_after_wal_id\x18\x03 \x01(\x04\x12\x18\n\x10wal_id_last_seen\x18\x04 \x01(\x04\x12\x1a\n\x12\x63urrent_generation\x18\x06 \x01(\x04\x12?\n\x13\x66lushed_generations\x18\x08 \x03(\x0b\x32\".tidemark.region.FlushedGeneration\x12\x16\n\x0eregion_spec_id\x18\n \x01(\r\x12(\n\tregion_id\x18\x0b \x01(\x0b\x32\x15.tidemark.region.UUID\x12\x11\n\twriter_id\x18\x64 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x65 \x01(\x06\x12\x11\n\tclosed_by\x18\x66 \x01(\r\x12\x31\n\x0b\x64istributed\x18g \x03(\x0b\x32\x1c.tidemark.region.Distributed\x12\x1c\n\x14\x63ollected_generation\x18h \x01(\x04\x12\x12\n\nidle_epoch\x18i \x01(\x04\"J\n\x11\x46lushedGeneration\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x13\n\x0bsorted_from\x18\x64 \x01(\x04\"\x14\n\x04UUID\x12\x0c\n\x04uuid\x18\x01 \x01(\x0c\",\n\x0b\x44istributed\x12\x0e\n\x06writer\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*storage_core/formats/region_manifest.proto\x12\x0ftidemark.region\"\xaa\x03\n\x0eRegionManifest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x14\n\x0cwriter_epoch\x18\x02 \x01(\x04\x12\x1b\n\x13replay_after_wal_id\x18\x03 \x01(\x04\x12\x18\n\x10wal_id_last_seen\x18\x04 \x01(\x04\x12\x1a\n\x12\x63urrent_generation\x18\x06 \x01(\x04\x12?\n\x13\x66lushed_generations\x18\x08 \x03(\x0b\x32\".tidemark.region.FlushedGeneration\x12\x16\n\x0eregion_spec_id\x18\n \x01(\r\x12(\n\tregion_id\x18\x0b \x01(\x0b\x32\x15.tidemark.region.UUID\x12\x11\n\twriter_id\x18\x64 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x65 \x01(\x06\x12\x11\n\tclosed_by\x18\x66 \x01(\r\x12\x31\n\x0b\x64istributed\x18g \x03(\x0b\x32\x1c.tidemark.region.Distributed\x12\x1c\n\x14\x63ollected_generation\x18h \x01(\x04\x12\x12\n\nidle_epoch\x18i \x01(\x04\"|\n\x11\x46lushedGeneration\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x13\n\x0bsorted_from\x18\x64 \x01(\x04\x12\x15\n\rmanifest_copy\x18\x65 \x01(\x0c\x12\x19\n\x11\x62loom_filter_copy\x18\x66 \x01(\x0c\"\x14\n\x04UUID\x12\x0c\n\x04uuid\x18\x01 \x01(\x0c\",\n\x0b\x44istributed\x12\x0e\n\x06writer\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGIONMANIFEST']._serialized_start=64
   _globals['_REGIONMANIFEST']._serialized_end=490
   _globals['_FLUSHEDGENERATION']._serialized_start=492
-  _globals['_FLUSHEDGENERATION']._serialized_end=566
-  _globals['_UUID']._serialized_start=568
-  _globals['_UUID']._serialized_end=588
-  _globals['_DISTRIBUTED']._serialized_start=590
-  _globals['_DISTRIBUTED']._serialized_end=634
+  _globals['_FLUSHEDGENERATION']._serialized_end=616
+  _globals['_UUID']._serialized_start=618
+  _globals['_UUID']._serialized_end=638
+  _globals['_DISTRIBUTED']._serialized_start=640
+  _globals['_DISTRIBUTED']._serialized_end=684
 # @@protoc_insertion_point(module_scope)

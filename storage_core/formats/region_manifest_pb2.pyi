@@ -39,14 +39,18 @@ class RegionManifest(_message.Message):
     def __init__(self, version: _Optional[int] = ..., writer_epoch: _Optional[int] = ..., replay_after_wal_id: _Optional[int] = ..., wal_id_last_seen: _Optional[int] = ..., current_generation: _Optional[int] = ..., flushed_generations: _Optional[_Iterable[_Union[FlushedGeneration, _Mapping]]] = ..., region_spec_id: _Optional[int] = ..., region_id: _Optional[_Union[UUID, _Mapping]] = ..., writer_id: _Optional[str] = ..., checksum: _Optional[int] = ..., closed_by: _Optional[int] = ..., distributed: _Optional[_Iterable[_Union[Distributed, _Mapping]]] = ..., collected_generation: _Optional[int] = ..., idle_epoch: _Optional[int] = ...) -> None: ...
 
 class FlushedGeneration(_message.Message):
-    __slots__ = ("generation", "path", "sorted_from")
+    __slots__ = ("generation", "path", "sorted_from", "manifest_copy", "bloom_filter_copy")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     SORTED_FROM_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_COPY_FIELD_NUMBER: _ClassVar[int]
+    BLOOM_FILTER_COPY_FIELD_NUMBER: _ClassVar[int]
     generation: int
     path: str
     sorted_from: int
-    def __init__(self, generation: _Optional[int] = ..., path: _Optional[str] = ..., sorted_from: _Optional[int] = ...) -> None: ...
+    manifest_copy: bytes
+    bloom_filter_copy: bytes
+    def __init__(self, generation: _Optional[int] = ..., path: _Optional[str] = ..., sorted_from: _Optional[int] = ..., manifest_copy: _Optional[bytes] = ..., bloom_filter_copy: _Optional[bytes] = ...) -> None: ...
 
 class UUID(_message.Message):
     __slots__ = ("uuid",)

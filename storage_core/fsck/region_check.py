@@ -101,10 +101,13 @@ class _Region:
 
     def _manifest(self, version: int, kind: Kind) -> RegionManifest | None:
         try:
-            return read_version(self.store, self.region, version)
+            found = read_version(self.store, self.region, version)
         except DAMAGE as error:
             self.findings.append(damage_of(kind, error, self._manifest_key(version), f"manifest {version}"))
             return None
+        older = kind is Kind.REGION_HISTORY_DAMAGED
+        self._copies(found, kind if older else Kind.GENERATION_COPY_DAMAGED)
+        return found
 
     def _hint(self, manifest: RegionManifest) -> None:
         key = keys.region_hint_key(self.region)
@@ -184,6 +187,17 @@ class _Region:
         except DAMAGE as error:
             self.findings.append(damage_of(bloom, error, where, "the filter of the generation"))
         self._segments(found, Kind.GENERATION_SEGMENT_DAMAGED if bloom is Kind.BLOOM_DAMAGED else bloom)
+
+    def _copies(self, manifest: RegionManifest, kind: Kind) -> None:
+        """A copy that is not what was written, by its own checksum."""
+        for each in manifest.flushed_generations:
+            found = generation.copied(self.region, each)
+            wrong = [MANIFEST_FILE] if found is None and each.copies.manifest else []
+            if found is not None and found.filter_bytes and generation.copied_filter(found) is None:
+                wrong.append(BLOOM_FILE)
+            for name in wrong:
+                of = keys.generation_file_key(self.region, each.path, name)
+                self._add(kind, self._manifest_key(manifest.version), f"a copy of {of}", "other bytes")
 
     def _segments(self, found: Generation, kind: Kind) -> None:
         for segment in found.segments:

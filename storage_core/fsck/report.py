@@ -73,6 +73,7 @@ class Kind(StrEnum):
     VECTOR_MISSING = "vector_missing"
     VECTOR_DAMAGED = "vector_damaged"
     GENERATION_SEGMENT_DAMAGED = "generation_segment_damaged"
+    GENERATION_COPY_DAMAGED = "generation_copy_damaged"
 
 
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -130,6 +131,10 @@ RULES: Final[Mapping[Kind, tuple[Severity, str]]] = {
     Kind.GENERATION_SEGMENT_DAMAGED: (
         _W,
         _NOTHING_LOST + "a search indexes the generation; it goes with the next merge",
+    ),
+    Kind.GENERATION_COPY_DAMAGED: (
+        _W,
+        _NOTHING_LOST + "lookups read the object that it is a copy of; it goes with the next merge",
     ),
 }
 

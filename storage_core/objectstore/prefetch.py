@@ -8,8 +8,9 @@ what `prefetch` yields.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import TypeVar
 
@@ -62,7 +63,7 @@ def all_of(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> l
     `read` must be safe for threads. Where a read raises, the first error in the order of the keys is raised, reads not
     begun are not made, and those under way are waited for. Where each key has a thread, the first is read in this one.
     """
-    if len(keys) < 2:
+    if len(keys) < 2 or at_once < 2:
         return list(map(read, keys))
     if len(keys) > at_once:
         with ThreadPoolExecutor(at_once, thread_name_prefix="tidemark-prefetch") as pool:
@@ -70,6 +71,19 @@ def all_of(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> l
     with ThreadPoolExecutor(len(keys) - 1, thread_name_prefix="tidemark-prefetch") as pool:
         others = pool.map(read, keys[1:])
         return [read(keys[0]), *others]
+
+
+@contextmanager
+def under_way(read: Callable[[], Found], *, near: bool = False) -> Iterator[Callable[[], Found]]:
+    """Run `read` beside the block, which is given what returns its result, or raises its error, when it is asked.
+
+    What is `near` waits for nothing, and is read when it is asked for.
+    """
+    if near:
+        yield read
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="tidemark-prefetch") as pool:
+        yield pool.submit(read).result
 
 
 def both(first: Callable[[], Key], second: Callable[[], Found]) -> tuple[Key, Found]:

@@ -8,15 +8,17 @@ group only on a hit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
-from storage_core.headroom import QUERY_BYTES, require_headroom
+from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
 from storage_core.read import key_splits
 from storage_core.read.verified import Verified
 from storage_core.rows import fold
@@ -28,6 +30,8 @@ from storage_core.split.kept_values import KeptValues
 from storage_core.system_errors import raise_refused
 
 Key = object
+
+_SPLITS_AT_ONCE = 8
 
 
 def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
@@ -57,7 +61,6 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
     return conform(pa.table(arrays, names=list(columns)), fields)
 
 
-@require_headroom("a lookup by key", size=QUERY_BYTES)
 def get_many(
     store: ObjectStore,
     snapshot: Snapshot,
@@ -76,14 +79,15 @@ def get_many(
     for the keys without a record, and with a patch (`key_splits.candidates`, `key_splits.rows`).
     """
     columns = snapshot.config.primary_key
-    newer = fold.fold(records, columns) if records is not None and records.num_rows else None
+    newer = _folded(records, wanted)
     requested = wanted if newer is None else fold.left_open([newer], wanted)
-    base = [
-        rows
-        for add in (key_splits.candidates(snapshot, requested, kept) if requested.num_rows else ())
-        for rows in key_splits.rows(store, add, requested, snapshot.schema, verified=verified, kept=kept)
-    ]
-    rows = pa.concat_tables(base) if base else snapshot.schema.empty_table()
+
+    def of_split(add: Add) -> list[pa.Table]:
+        return list(key_splits.rows(store, add, requested, snapshot.schema, verified=verified, kept=kept))
+
+    splits = key_splits.candidates(snapshot, requested, kept) if requested.num_rows else ()
+    base = [snapshot.schema.empty_table(), *chain.from_iterable(all_of(of_split, splits, _SPLITS_AT_ONCE))]
+    rows = pa.concat_tables(base)
     if newer is not None and newer.num_rows:
         rows = fold.apply(rows, newer, columns)
     found = _python_rows(as_text(rows))
@@ -92,6 +96,16 @@ def get_many(
     held, requested_codes = key_codes([rows, wanted], columns)
     by_code = dict(zip(held.tolist(), found, strict=True))
     return [by_code.get(each) for each in requested_codes.tolist()]
+
+
+def left_to_base(records: pa.Table | None, wanted: pa.Table) -> pa.Table:
+    """Return those of the wanted keys whose rows these records over the base do not tell whole."""
+    newer = _folded(records, wanted)
+    return wanted if newer is None else fold.left_open([newer], wanted)
+
+
+def _folded(records: pa.Table | None, wanted: pa.Table) -> pa.Table | None:
+    return fold.fold(records, wanted.column_names) if records is not None and records.num_rows else None
 
 
 def _python_rows(rows: pa.Table) -> list[dict[str, object]]:

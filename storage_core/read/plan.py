@@ -152,26 +152,30 @@ class Plan:
 
     def analyzed(self, watched: Collection[Watched], read: Callable[[], pa.RecordBatchReader]) -> Plan:
         """Return the plan with what reading did: the rows are thrown away as they come."""
-        stores = {id(each.store): each.store for each in watched}.values()
-        caches = {id(each.cached): each.cached for each in watched}.values()
-        before = sum((each.counts for each in caches), CacheCounts())
-        meter, rows, started = RequestMeter(), 0, time.perf_counter()
-        with ExitStack() as counting:
-            for store in stores:
-                counting.enter_context(store.counted_by(meter))
-            for batch in read():
-                rows += batch.num_rows
-        seconds = time.perf_counter() - started
-        cached = sum((each.counts for each in caches), CacheCounts()) - before
-        done = Analysis(
-            rows=rows,
-            seconds=seconds,
-            requests=meter.requests,
-            bytes=meter.bytes_read,
-            waves=meter.waves,
-            cache=asdict(cached) if cached != CacheCounts() else None,
-        )
+        done = analysis(watched, lambda: sum(batch.num_rows for batch in read()))
         return replace(self, analysis=done)
+
+
+def analysis(watched: Collection[Watched], read: Callable[[], int]) -> Analysis:
+    """Return what reading did, which returns the number of rows."""
+    stores = {id(each.store): each.store for each in watched}.values()
+    caches = {id(each.cached): each.cached for each in watched}.values()
+    before = sum((each.counts for each in caches), CacheCounts())
+    meter, started = RequestMeter(), time.perf_counter()
+    with ExitStack() as counting:
+        for store in stores:
+            counting.enter_context(store.counted_by(meter))
+        rows = read()
+    seconds = time.perf_counter() - started
+    cached = sum((each.counts for each in caches), CacheCounts()) - before
+    return Analysis(
+        rows=rows,
+        seconds=seconds,
+        requests=meter.requests,
+        bytes=meter.bytes_read,
+        waves=meter.waves,
+        cache=asdict(cached) if cached != CacheCounts() else None,
+    )
 
 
 def _left_out(step: PruneStep) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.formats.keys import version_key
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import under_way
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.settings.region_fields import Region
-from storage_core.split.kept_values import KeptValues
+from storage_core.split.kept_values import KeptValues, is_near
 
 if TYPE_CHECKING:
     from storage_core.region.unmerged import Captured
@@ -23,6 +26,7 @@ PAGE_BYTES = 5_000_000
 """How large a page of the history is, unless it is said."""
 
 _Captured = TypeVar("_Captured")
+_Answer = TypeVar("_Answer")
 
 Regions = Callable[[Snapshot], Sequence[Region] | None]
 """Which regions a read has to look at, at a snapshot; None for all of them (`read.regions`)."""
@@ -52,6 +56,12 @@ class View:
         self.snapshot = snapshot
         self.pinned = pinned
         self.kept = KeptValues(cached=log.cached)
+
+    def apart(self) -> View:
+        """Return a view of the same moment that is moved by itself, and keeps what it reads for itself."""
+        other = View(self.log, self.snapshot, pinned=self.pinned)
+        other.kept = self.kept.copy()
+        return other
 
     @property
     def store(self) -> ObjectStore:
@@ -83,14 +93,14 @@ class View:
         return self.snapshot if version == self.snapshot.version else snapshot_at(self.log, version)
 
     def records(
-        self, at: At | None, consistency: str, regions: Regions = every_region, keys: pa.Table | None = None
+        self, at: At | None, consistency: str, regions: Regions = every_region
     ) -> tuple[Snapshot, pa.Table | None]:
-        """Return the snapshot to read, and the records over it that `regions` may hold, of these keys at least.
+        """Return the snapshot to read, and the records over it that `regions` may hold.
 
         None where the base alone is read. Requests and errors: those of `captured`, and of `Captured.above`.
         """
         snapshot, captured = self.captured(at, consistency, regions)
-        return snapshot, None if captured is None else captured.above(snapshot, keys=keys)
+        return snapshot, None if captured is None else captured.above(snapshot)
 
     def captured(
         self, at: At | None, consistency: str, regions: Regions = every_region
@@ -107,14 +117,38 @@ class View:
             return self.snapshot, None
         if self.snapshot.config.kind == "append":
             return self.refresh(), None
+        return self.after(partial(self._capture, consistency, regions))
+
+    def answered(
+        self,
+        at: At | None,
+        consistency: str,
+        regions: Regions,
+        answer: Callable[[Snapshot, Captured | None], _Answer],
+    ) -> _Answer:
+        """Return what `answer` makes of what `captured` returns. What it reads must never change.
+
+        Mostly no version is newer than the one at hand. So the answer at that one is sought while the head is looked
+        for; where it turns out to be another, what was found, an error too, is left, and the answer sought there.
+        """
+        if at is not None or consistency == Consistency.SNAPSHOT or self.snapshot.config.kind == "append":
+            return answer(*self.captured(at, consistency, regions))
+        while True:
+            before = self.snapshot
+            captured = self._capture(consistency, regions, before)
+            near = is_near(self.store, version_key(before.version), self.kept)
+            with under_way(partial(answer, before, captured), near=near) as early:
+                snapshot = self.refresh()
+            if snapshot.version == before.version:
+                return early()
+            if snapshot.config.region_spec.id == before.config.region_spec.id:
+                return answer(snapshot, captured)
+
+    def _capture(self, consistency: str, regions: Regions, before: Snapshot) -> Captured:
         from storage_core.region import unmerged  # which reads of the base alone do not need
 
         include_wal = consistency == Consistency.LATEST
-        return self.after(
-            lambda before: unmerged.capture(
-                self.store, before, include_wal=include_wal, regions=regions(before), kept=self.kept
-            )
-        )
+        return unmerged.capture(self.store, before, include_wal=include_wal, regions=regions(before), kept=self.kept)
 
     def after(self, capture: Callable[[Snapshot], _Captured]) -> tuple[Snapshot, _Captured]:
         """Return the newest snapshot, and what was captured of the regions before it; the view moves to it.

@@ -21,6 +21,7 @@ from storage_core.formats.region_manifest import FlushedGeneration, RegionManife
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.region import generation
 from storage_core.region.generation_write import write_records
 from storage_core.region.manifest import advance, check_epoch, read_latest
 from storage_core.region.options import SEGMENT_ROWS
@@ -109,9 +110,10 @@ def finish(
 
     Raises `CommitConflict` when the offset is not where a stretch begins: another distributor was there since the plan.
     Raises `WriterFenced` when the region was claimed since the turn began: nothing is written then. Raises
-    `CommitUnknown` when the store does not say: the next plan reads what is there.
+    `CommitUnknown` when the store does not say: the next plan reads what is there. Requests: those of
+    `generation.with_copies`, and of `advance`.
     """
-    flushed = FlushedGeneration(generation=turn.generation, path=path)
+    flushed = generation.with_copies(store, turn.region, FlushedGeneration(generation=turn.generation, path=path))
 
     def with_generation() -> RegionManifest:
         latest = check_epoch(store, turn.region, turn.epoch)

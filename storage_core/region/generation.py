@@ -13,16 +13,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 
 import pyarrow as pa
 import xxhash
 
 from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Piece
-from storage_core.errors import Corrupt, NotFound
+from storage_core.errors import Corrupt, NotFound, Unsupported
 from storage_core.formats import bloom, data_file, keys
 from storage_core.formats.generation_manifest import (
     BLOOM_FILE,
+    FILTER_COPY_RECORDS,
     MANIFEST_FILE,
     RECORDS_FILE,
     Generation,
@@ -46,7 +48,7 @@ _AT_ONCE = 8
 
 
 def read(store: ObjectStore, region: str, flushed: FlushedGeneration, kept: KeptValues = NOTHING) -> Generation:
-    """Return a generation that the region's manifest names. One GET unless it is in `kept`.
+    """Return a generation that the region's manifest names. One GET unless it is in `kept`; a copy is not asked.
 
     Raises `Corrupt` when it is absent, damaged or speaks of something else, `Unsupported` for a newer format.
     """
@@ -57,9 +59,33 @@ def read(store: ObjectStore, region: str, flushed: FlushedGeneration, kept: Kept
 def read_all(
     store: ObjectStore, region: str, flushed: Sequence[FlushedGeneration], kept: KeptValues
 ) -> list[Generation]:
-    """Return what `read` returns of each of these. One GET of each that is not in `kept`, side by side."""
+    """Return what `read` returns of each of these, with the bytes of its filter where those were copied.
+
+    One GET, side by side, of each that is not in `kept` and of which the region's manifest has no sound copy.
+    """
     names = [_manifest_name(region, each) for each in flushed]
-    return kept.made_all(names, Generation, lambda number: _read(store, region, flushed[number]), _manifest_bytes)
+    return kept.made_all(
+        names,
+        Generation,
+        lambda number: _read(store, region, flushed[number]),
+        _manifest_bytes,
+        at_hand=lambda number: copied(region, flushed[number]),
+    )
+
+
+def with_copies(store: ObjectStore, region: str, flushed: FlushedGeneration) -> FlushedGeneration:
+    """Return a generation that somebody wrote with the copies that its region's manifest is to have. At most two GETs.
+
+    Without those that cannot be read: they only save requests.
+    """
+    try:
+        found = _read(store, region, flushed)
+        if found.records <= FILTER_COPY_RECORDS:
+            found = replace(found, filter_bytes=read_verified(store, file_key(found, BLOOM_FILE), found.bloom))
+    except (Corrupt, NotFound, Unsupported) as error:
+        _logger.warning("the manifest of region %s gets no copies of %s: %s", region, flushed.path, error)
+        return flushed
+    return found.copied
 
 
 def _manifest_name(region: str, flushed: FlushedGeneration) -> tuple[object, ...]:
@@ -67,7 +93,8 @@ def _manifest_name(region: str, flushed: FlushedGeneration) -> tuple[object, ...
 
 
 def _manifest_bytes(generation: Generation) -> int:
-    return _MANIFEST_BYTES + _PART_BYTES * (len(generation.entries) + len(generation.chunks))
+    parts = len(generation.entries) + len(generation.chunks)
+    return _MANIFEST_BYTES + _PART_BYTES * parts + len(generation.filter_bytes)
 
 
 def _read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Generation:
@@ -78,6 +105,23 @@ def _read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Genera
         raise Corrupt(
             f"{key}: generation {flushed.generation} of region {region} lost its manifest", key=key
         ) from error
+    return _decoded(data, region, flushed, key)
+
+
+def copied(region: str, flushed: FlushedGeneration) -> Generation | None:
+    """Return the generation by the copy of its manifest, with that of its filter; None without a sound one."""
+    if not flushed.copies.manifest:
+        return None
+    key = keys.generation_file_key(region, flushed.path, MANIFEST_FILE)
+    try:
+        found = _decoded(flushed.copies.manifest, region, flushed, f"the copy of {key}")
+    except (Corrupt, Unsupported) as error:
+        _logger.warning("a copy in the manifest of region %s is not usable: %s", region, error)
+        return None
+    return replace(found, filter_bytes=flushed.copies.bloom_filter)
+
+
+def _decoded(data: bytes, region: str, flushed: FlushedGeneration, key: str) -> Generation:
     found = decode(data, key)
     if (found.region, found.flushed) != (region, flushed):
         raise Corrupt(
@@ -202,12 +246,27 @@ def read_filter(store: ObjectStore, generation: Generation, cached: CachedPieces
     return bloom.from_bytes(read_verified(store, where, generation.bloom, cached), where)
 
 
+def copied_filter(generation: Generation) -> bloom.BloomFilter | None:
+    """Return the bloom filter that is at hand with the generation; None without a sound one. No request."""
+    if not generation.filter_bytes or generation.bloom is None:
+        return None
+    where = f"the copy of {file_key(generation, BLOOM_FILE)}"
+    try:
+        return bloom.from_bytes(_verified(generation.filter_bytes, where, generation.bloom), where)
+    except (Corrupt, Unsupported) as error:
+        _logger.warning("a copy in the manifest of region %s is not usable: %s", generation.region, error)
+        return None
+
+
 def read_verified(store: ObjectStore, where: str, expected: str | None, cached: CachedPieces = NOT_CACHED) -> bytes:
     """Return a file of this XXH3-64, where one is given. One GET unless it is cached.
 
     Raises `NotFound`, and `Corrupt` for another sum.
     """
-    data = _vouched(store, where, expected, cached)
+    return _verified(_vouched(store, where, expected, cached), where, expected)
+
+
+def _verified(data: bytes, where: str, expected: str | None) -> bytes:
     found = xxhash.xxh3_64_hexdigest(data)
     if expected not in (None, found):
         raise Corrupt(f"{where}: expected xxh3-64 {expected}, found {found}", key=where)

@@ -126,6 +126,7 @@ def _described(
         max_key=bounds.max_values,
         bloom=xxhash.xxh3_64_hexdigest(guard),
         size_bytes=records.nbytes,
+        filter_bytes=guard,
     )
 
 

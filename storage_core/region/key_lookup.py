@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import pyarrow as pa
 
@@ -30,11 +31,11 @@ def find(
     row a record tells whole, no older generation is asked. `wanted` has the key columns in their order and types.
 
     A generation whose bounds exclude every key costs nothing; another one GET of its bloom filter, in growing groups
-    side by side; unless that denies every key one of the key index, and one of each entry that it names; of a sorted
-    generation instead ranged ones of the chunks that may hold a key. Filter and index only save work: one that is
-    missing or damaged, and a generation without an index, cost reading all of its records. Of filter, index and entries
-    those in `kept` are not read again, nor what its cache has, which keeps all but entries: those have no checksum in
-    the manifest of the generation.
+    side by side, unless the region's manifest has a sound copy of that. Unless it denies every key follow one GET of
+    the key index, and one of each entry that it names; of a sorted generation instead ranged ones of the chunks that
+    may hold a key. Filter and index only save work: one that is missing or damaged, and a generation without an index,
+    cost reading all of its records. Of filter, index and entries those in `kept` are not read again, nor what its cache
+    has, which keeps all but entries: those have no checksum in the manifest of the generation.
     Raises `Corrupt` like `read_records`, and for an index of the right checksum that names what is not there.
     """
     parts: list[pa.Table] = []
@@ -54,6 +55,18 @@ def find(
     return parts
 
 
+def admitting_generations(
+    store: ObjectStore, generations: Sequence[Generation], wanted: pa.Table, kept: KeptValues
+) -> tuple[int, int]:
+    """Return how many generations may hold one of the keys by their bounds, and of these how many by their filter too.
+
+    One GET per filter that is neither copied nor in `kept`.
+    """
+    hashes = key_hashes(wanted, wanted.column_names)
+    admits = [each.may_contain(hashes).any() for _, each in _with_filters(store, generations, wanted, kept)]
+    return len(admits), sum(map(bool, admits))
+
+
 def _with_filters(
     store: ObjectStore, generations: Sequence[Generation], wanted: pa.Table, kept: KeptValues
 ) -> Iterator[tuple[Generation, bloom.BloomFilter]]:
@@ -61,7 +74,10 @@ def _with_filters(
     waiting = admitting(generations, wanted)[::-1]
     at_once = 1  # most keys that are asked for were written lately
     while waiting:
-        group, waiting = waiting[:at_once], waiting[at_once:]
+        # Those with a copy of their filter cost no request, so they are no reason to stop.
+        asked = accumulate(not each.filter_bytes for each in waiting)
+        size = sum(number <= at_once for number in asked)
+        group, waiting = waiting[:size], waiting[size:]
         yield from zip(group, _filters(store, group, kept), strict=True)
         at_once *= 2
 
@@ -75,7 +91,13 @@ def _filters(store: ObjectStore, group: Sequence[Generation], kept: KeptValues) 
             return bloom.DENIES_NOTHING
 
     names = [(file_key(each, BLOOM_FILE), each.bloom) for each in group]
-    return kept.made_all(names, bloom.BloomFilter, read, lambda each: each.words.nbytes)
+    return kept.made_all(
+        names,
+        bloom.BloomFilter,
+        read,
+        lambda each: each.words.nbytes,
+        at_hand=lambda number: generation.copied_filter(group[number]),
+    )
 
 
 def _find(store: ObjectStore, held: Generation, wanted: pa.Table, kept: KeptValues) -> Iterator[pa.Table]:

@@ -120,7 +120,7 @@ class RegionLog:
             ids=self._ids,
             indexes=self._indexes if flushed.rows >= self._options.segment_rows else (),
         )
-        self._commit_flush(written.flushed)
+        self._commit_flush(written.copied)
         _logger.info(
             "region %s: flushed generation %d, %d records of %d WAL entries",
             self.region,

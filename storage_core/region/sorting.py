@@ -184,12 +184,14 @@ def execute(store: ObjectStore, work: SortingWork, *, clock: Clock, ids: Ids) ->
 def finish(store: ObjectStore, work: SortingWork, result: SortingResult, *, clock: Clock, writer_id: str) -> None:
     """Put the sorted generation into the place of those that it was made of, in one put of the region's manifest.
 
-    About four requests; the newest manifest is read again after each lost race. Raises `CommitConflict` when one of
+    About six requests; the newest manifest is read again after each lost race. Raises `CommitConflict` when one of
     the generations is not listed any more: another sorter was first. Raises `CommitUnknown` when the store does not
     say: the next plan reads what is there.
     """
     first, last = work.generations[0].generation, work.generations[-1].generation
-    flushed = FlushedGeneration(generation=last, path=result.path, sorted_from=first)
+    flushed = generation.with_copies(
+        store, work.region, FlushedGeneration(generation=last, path=result.path, sorted_from=first)
+    )
 
     def replaced() -> RegionManifest:
         latest = _listing(store, work)

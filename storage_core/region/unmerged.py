@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import pyarrow as pa
 
+from storage_core.errors import Corrupt
 from storage_core.formats.generation_manifest import Generation
+from storage_core.formats.keys import region_hint_key
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import all_of
+from storage_core.objectstore.prefetch import all_of, under_way
 from storage_core.region import generation, key_lookup, wal
-from storage_core.region.manifest import read_latest
+from storage_core.region.manifest import memory_bytes, read_after, read_from, read_hint
 from storage_core.region.memtable import matching
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.region.wal import Logged
 from storage_core.rows.fold import left_open, record_schema
 from storage_core.settings.region_fields import Region
-from storage_core.split.kept_values import NOTHING, KeptValues
+from storage_core.split.kept_values import NOTHING, KeptValues, is_near
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +36,21 @@ class Unmerged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Admitting:
+    """Generations that a snapshot has not merged, and how many of them bounds and Bloom filters admit for some keys."""
+
+    unmerged: tuple[Generation, ...]
+    by_bounds: int
+    by_filters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedRegion:
     """A moment of one region: its manifest, None before the first claim, and the durable entries behind it."""
 
     store: ObjectStore
     kept: KeptValues
+    region: str
     manifest: RegionManifest | None
     entries: tuple[Logged, ...]
 
@@ -62,6 +76,12 @@ class CapturedRegion:
         if not wanted.num_rows:
             return parts
         return [*key_lookup.find(self.store, self._flushed(self.manifest, snapshot), wanted, self.kept), *parts]
+
+    def admitting(self, snapshot: Snapshot, wanted: pa.Table) -> Admitting:
+        """Return which generations may hold one of the keys. One GET per filter that is not at hand."""
+        held = [] if self.manifest is None else self._flushed(self.manifest, snapshot)
+        by_bounds, by_filters = key_lookup.admitting_generations(self.store, held, wanted, self.kept)
+        return Admitting(unmerged=tuple(held), by_bounds=by_bounds, by_filters=by_filters)
 
     def _flushed(self, manifest: RegionManifest, snapshot: Snapshot) -> list[Generation]:
         flushed = generation.unmerged(self.store, manifest, _merged(manifest, snapshot), self.kept)
@@ -120,9 +140,10 @@ def capture(
     """Return this moment of the table's regions, or of these; the snapshot only says which regions there are.
 
     The registry is read first, then of each region its manifest and its log: a region that is not in it yet had
-    acknowledged nothing. Generations and log come from one manifest version, so a flush in between neither hides a row
-    nor doubles it. About three requests per region, `PARALLEL_REGIONS` regions at a time; with `include_wal` one GET
-    per entry that is in no generation, and one more. What never changes is read once, as long as `kept` has it.
+    acknowledged nothing. The log is what lies behind the replay point of that manifest, so a flush in between neither
+    hides a row nor doubles it. About three requests per region, `PARALLEL_REGIONS` regions at a time; with
+    `include_wal` one GET per entry that is in no generation, and two more. What never changes is read once, as long as
+    `kept` has it. They wait for one another once: for the hint, unless `kept` has a manifest.
     Raises `Corrupt` that names a damaged entry.
     """
     chosen = known_regions(store, snapshot) if regions is None else regions
@@ -131,9 +152,48 @@ def capture(
 
 
 def _capture(store: ObjectStore, region: str, kept: KeptValues, *, include_wal: bool) -> CapturedRegion:
-    manifest = read_latest(store, region, kept)
-    if manifest is None or not include_wal:
-        return CapturedRegion(store=store, kept=kept, manifest=manifest, entries=())
-    tail = wal.read_tail(store, region, after=manifest.replay_after_wal_id, kept=kept)
-    entries = tuple(wal.belonging(each, manifest.current_generation) for each in tail)
-    return CapturedRegion(store=store, kept=kept, manifest=manifest, entries=entries)
+    """Besides the manifest the log is read, where a hint or an earlier read says behind which entry."""
+    name = ("newest manifest", region)
+    known = kept.get(name)
+    near = is_near(store, region_hint_key(region), kept)
+    if isinstance(known, RegionManifest):
+        newest = partial(read_after, store, known, near=near)
+        after: int | None = known.replay_after_wal_id
+    else:
+        hint = read_hint(store, region)
+        newest, after = partial(read_from, store, region, hint, near=near), hint.replay_after
+
+    def tail(behind: int) -> list[Logged]:
+        return list(wal.read_tail(store, region, after=behind, kept=kept, near=near))
+
+    manifest, logged = _with_tail(newest, tail, after, near=near) if include_wal else (newest(), [])
+    if manifest is None:
+        return CapturedRegion(store=store, kept=kept, region=region, manifest=manifest, entries=())
+    kept.keep(name, manifest, memory_bytes(manifest))
+    entries = tuple(wal.belonging(each, manifest.current_generation) for each in logged)
+    return CapturedRegion(store=store, kept=kept, region=region, manifest=manifest, entries=entries)
+
+
+def _with_tail(
+    newest: Callable[[], RegionManifest | None], tail: Callable[[int], list[Logged]], after: int | None, *, near: bool
+) -> tuple[RegionManifest | None, list[Logged]]:
+    """The newest manifest and the log behind its replay point, without a gap up to an end that was seen.
+
+    Both are read side by side: which of them is older does not matter, since no entry goes away while a reader may need
+    it. Read from a point that is not that of the manifest, the log counts only where it has all that is behind that.
+    """
+    if after is None:
+        manifest = newest()
+        return manifest, [] if manifest is None else tail(manifest.replay_after_wal_id)
+    with under_way(partial(tail, after), near=near) as ahead:
+        manifest = newest()
+    if manifest is None:
+        return None, []
+    behind = manifest.replay_after_wal_id
+    if behind == after:
+        return manifest, ahead()
+    with suppress(Corrupt):  # what is flushed by now may be collected
+        logged = ahead() if after < behind else []
+        if logged and logged[-1].id >= behind:
+            return manifest, [each for each in logged if each.id > behind]
+    return manifest, tail(behind)

@@ -188,15 +188,17 @@ def replay(store: ObjectStore, region: str, *, after: int, before: int) -> Itera
     return _with_rows(read_known(store, region, entry) for entry in range(after + 1, before))
 
 
-def read_tail(store: ObjectStore, region: str, *, after: int, kept: KeptValues = NOTHING) -> Iterator[Logged]:
+def read_tail(
+    store: ObjectStore, region: str, *, after: int, kept: KeptValues = NOTHING, near: bool = False
+) -> Iterator[Logged]:
     """Yield the entries with rows behind `after`, in order, to the last one.
 
     One GET of each that is not in `kept`, two at a time, and two requests more for the end. Behind `IN_PAIRS` of them
-    `TOGETHER` GETs are made at a time, of which the last are in vain.
+    `TOGETHER` GETs are made at a time, of which the last are in vain; what is `near` is read one by one.
 
     Raises `Corrupt` that names a torn or damaged entry, the last one included, or one that is missing before another.
     """
-    return _with_rows(_until_absent(store, region, after, kept))
+    return _with_rows(_until_absent(store, region, after, kept, at_once=1 if near else TOGETHER))
 
 
 def read_kept(store: ObjectStore, region: str, *, after: int, before: int) -> tuple[list[Logged], list[int]]:
@@ -217,7 +219,7 @@ def read_kept(store: ObjectStore, region: str, *, after: int, before: int) -> tu
     return list(_with_rows(there())), missing
 
 
-def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues) -> Iterator[Logged]:
+def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues, *, at_once: int) -> Iterator[Logged]:
     def found(entry: int) -> Logged | None:
         try:
             return read(store, region, entry, kept)
@@ -230,7 +232,7 @@ def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues)
             yield known
             first += 1
         numbers = range(first, first + (2 if fetched < IN_PAIRS else TOGETHER))
-        entries = all_of(found, numbers, TOGETHER)
+        entries = all_of(found, numbers, at_once)
         for entry, logged in zip(numbers, entries, strict=True):
             if logged is None:
                 # Numbers have no gaps, so one behind it tells a hole from the end; unless both were put just now.

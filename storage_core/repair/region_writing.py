@@ -114,7 +114,7 @@ class _Writing:
         flushed = generation_write.write(
             self._target, memtable, region=self._found.region, generation=number, clock=self.clock, ids=self.ids
         )
-        return FlushedGeneration(generation=number, path=flushed.path)
+        return flushed.copied
 
     def _of_file(self, found: Generation, number: int) -> FlushedGeneration:
         written = generation_write.write_records(
@@ -126,7 +126,7 @@ class _Writing:
             clock=self.clock,
             ids=self.ids,
         )
-        return FlushedGeneration(generation=number, path=written.path)
+        return written.copied
 
     def _entry(self, each: Acknowledged, number: int) -> WalEntry:
         found = wal_entry.decode(self._source.get(each.key).data, each.key)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from storage_core.cache.pieces import NOT_CACHED, CachedPieces
+from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
 from storage_core.process import OwnLock
 
@@ -31,6 +32,13 @@ class KeptValues:
         self._kept: dict[_Name, tuple[object, int]] = {}  # the one used last is the last
         self._bytes = 0
 
+    def copy(self) -> KeptValues:
+        """Return one that holds the same values for now. What either keeps from then on, the other does not."""
+        other = KeptValues(self._most)
+        with self._lock:
+            other._kept, other._bytes = dict(self._kept), self._bytes
+        return other
+
     def get(self, name: _Name) -> object | None:
         """Return the value, or None where it is not kept, or no longer."""
         with self._lock:
@@ -51,12 +59,23 @@ class KeptValues:
         return found
 
     def made_all(
-        self, names: Sequence[_Name], kind: type[_Value], make: Callable[[int], _Value], size: Callable[[_Value], int]
+        self,
+        names: Sequence[_Name],
+        kind: type[_Value],
+        make: Callable[[int], _Value],
+        size: Callable[[_Value], int],
+        *,
+        at_hand: Callable[[int], _Value | None] = lambda _: None,
     ) -> list[_Value]:
-        """Return the value of each of these names, as `made` does; `make` is given places in `names`, side by side."""
+        """Return the value of each of these names, as `made` does; `make` is given places in `names`, side by side.
+
+        It makes those that `at_hand`, which waits for nothing and is given places too, returns None for.
+        """
         found = [self.get(name) for name in names]
         absent = [number for number, value in enumerate(found) if not isinstance(value, kind)]
-        made = dict(zip(absent, all_of(make, absent, _SIDE_BY_SIDE), strict=True))
+        made = {number: value for number in absent if (value := at_hand(number)) is not None}
+        absent = [number for number in absent if number not in made]
+        made |= zip(absent, all_of(make, absent, _SIDE_BY_SIDE), strict=True)
         for number, value in made.items():
             self.keep(names[number], value, size(value))
         return [value if isinstance(value, kind) else made[number] for number, value in enumerate(found)]
@@ -71,6 +90,14 @@ class KeptValues:
             while self._bytes > self._most:
                 _, gone = self._kept.pop(next(iter(self._kept)))
                 self._bytes -= gone
+
+
+def is_near(store: ObjectStore, key: str, kept: KeptValues) -> bool:
+    """Return whether the objects of the store are files of this machine, which one that is there tells. No request.
+
+    Reading such a file waits for nothing, and a thread beside it costs more than it saves.
+    """
+    return kept.made(("near", store.uri), bool, lambda: store.local_path(key) is not None, lambda _: 1)
 
 
 NOTHING: Final = KeptValues(0)

@@ -49,6 +49,11 @@ def are_kept(add: Add, kept: KeptValues) -> bool:
     return kept.get(_name(add)) is not None
 
 
+def is_kept(add: Add, group: int, kept: KeptValues) -> bool:
+    """Whether the keys of a row group of the split are in `kept`."""
+    return kept.get((*_name(add), group)) is not None
+
+
 def _name(add: Add) -> tuple[object, ...]:
     return add.path, add.xxh3, "keys"
 

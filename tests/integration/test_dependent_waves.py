@@ -19,6 +19,7 @@ from storage_core.read import search_sources
 from storage_core.split import row_groups
 from tests.chaos.upkeep import catch_up
 from tests.support.keyed_table import KeyedTable
+from tests.support.region_copies import drop_copies
 from tests.support.waves import Waves, WavesStore
 from tidemark import Table
 
@@ -139,35 +140,135 @@ def test_records_of_generations_are_read_side_by_side() -> None:
     assert len(of_entries) == 1, waves.requests
 
 
-def test_a_lookup_waits_for_the_head_of_its_region_and_then_for_what_may_hold_the_key() -> None:
-    """The newest manifest, the end of the log and the table's newest version come first, one after the other."""
+WAVES = 5
+HINT, MANIFEST, NEXT_VERSION, BOUNDARY = 1, 2, 3, 4
+"""What a lookup waits for: the hint; the manifest and its log; the next version; the boundary of the collector."""
+
+
+@pytest.fixture
+def keyed() -> str:
+    """Even numbers in a split of two row groups that is read by ranges; the last tenth of them also in generations."""
     uri = f"memory://{uuid4()}"
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
     table = Table.create(uri, schema, primary_key="id")
-    numbers = np.arange(ROWS)
+    numbers = np.arange(0, 2 * ROWS, 2)
+    random = np.random.default_rng(1).integers(0, 2**60, ROWS)
     with table.writer() as writer:
-        writer.put(pa.table([numbers, numbers], schema=schema))
+        writer.put(pa.table([numbers, random], schema=schema))
         writer.flush()
     assert KeyedTable(table.store).merge() is not None
+    return uri
+
+
+def flush_newer(uri: str, *, entries: int = 2) -> None:
+    """A tenth of the rows once more, in as many generations of several entries each, over one range of keys."""
+    table = Table.open(uri)
+    newer = np.append(np.arange(0, 2 * ROWS, 20), 2 * ROWS - 2)
     with table.writer() as writer:
         for first in range(GENERATIONS):
-            newer = numbers[first::GENERATIONS]
-            writer.put(pa.table([newer, newer + 1], schema=schema))
+            chosen = np.unique(np.append(newer[[0, -1]], newer[first::GENERATIONS]))
+            for part in np.array_split(chosen, entries):
+                writer.put(pa.table([part, part + first], schema=table.schema))
             writer.flush()
-    table, waves = opened(uri)
+
+
+def looked_up(table: Table, waves: Waves, key: int) -> tuple[object, list[tuple[int, str]]]:
+    """The value of the key, and the wave and the last part of the key of each request."""
     with waves.followed():
-        assert table.get(ROWS) is None
-    head = waves.number
-    assert head <= 9
-    table, waves = opened(uri)
-    with waves.followed():
-        assert table.get(GENERATIONS - 1) == {"id": GENERATIONS - 1, "v": GENERATIONS}
-    assert waves.number <= head + 2  # the Bloom filter of the newest generation, and its entry
+        row = table.get(key)
+    return None if row is None else row["v"], sorted((wave, key.split("/")[-1]) for wave, _, key in waves.requests)
+
+
+@pytest.mark.parametrize("generations", [0, GENERATIONS])
+def test_a_lookup_waits_five_times_for_a_row_of_the_base_and_less_for_a_newer_one(keyed: str, generations: int) -> None:
+    if generations:
+        flush_newer(keyed)
+    head = 7  # the hint, the manifest and that none follows, two of the log, the next version, the boundary
+    table, waves = opened(keyed)
+    value, requests = looked_up(table, waves, 2)
+    assert value is not None
+    assert (len(requests), waves.number) == (head + 3, WAVES)  # the footer, the keys of a row group, the row
+    table, waves = opened(keyed)
+    value, requests = looked_up(table, waves, 3)
+    assert value is None
+    assert (len(requests), waves.number) == (head + 2, WAVES - 1)
+    if generations:
+        table, waves = opened(keyed)
+        value, requests = looked_up(table, waves, 180)  # the last but one of its generation
+        assert value == 180 + 9
+        assert (len(requests), waves.number) == (head + 2, WAVES - 1)  # the key index, and the entry
+        table, waves = opened(keyed)
+        assert looked_up(table, waves, 0)[0] == GENERATIONS - 1
+        assert (len(waves.requests), waves.number) == (head + 2, WAVES - 1)
+
+
+def test_volatile_sources_are_asked_before_the_head_whatever_is_asked_beside_them(keyed: str) -> None:
+    """A flush or merge in between gives duplicates and never a gap: log and manifest come before the version."""
+    flush_newer(keyed)
+    for table, waves in (opened(keyed), opened(keyed)):
+        for first in (MANIFEST, HINT):  # what is kept is looked at beside the hint
+            with waves.followed():
+                table.get(2)
+            kinds = [(wave, key) for wave, _, key in waves.requests]
+            of_region = {wave for wave, key in kinds if key.startswith("_mem_wal/") and "_gen_" not in key}
+            of_log = {wave for wave, key in kinds if key.startswith("_transaction_log/")}
+            assert max(of_region) == first
+            assert min(of_log) == first + 1
+            order = [key for _, key in kinds]
+            last_of_region = max(
+                order.index(key) for key in order if key.startswith("_mem_wal/") and "_gen_" not in key
+            )
+            assert last_of_region < min(order.index(key) for key in order if key.startswith("_transaction_log/"))
+
+
+@pytest.mark.parametrize("generations", [0, GENERATIONS])
+def test_a_lookup_of_a_table_that_stays_open_asks_only_what_may_change_and_for_the_row(
+    keyed: str, generations: int
+) -> None:
+    if generations:
+        flush_newer(keyed)
+    table, waves = opened(keyed)
+    for key in (2, 3, 180):
+        table.get(key)
+    head, waits = 6, 3  # the hint, that no manifest follows, two of the log; the next version; the boundary
+    assert looked_up(table, waves, 3)[0] is None
+    assert (len(waves.requests), waves.number) == (head, waits)
+    assert looked_up(table, waves, 2)[0] is not None
+    assert (len(waves.requests), waves.number) == (head + 1, waits)
+    assert (looked_up(table, waves, 180)[0] == 189) == bool(generations)
+    assert (len(waves.requests), waves.number) == (head + (not generations), waits)
+    with Table.open(keyed).writer() as writer:
+        writer.put([{"id": 2, "v": -2}])
+    assert looked_up(table, waves, 2)[0] == -2
+    with Table.open(keyed).writer() as writer:
+        writer.flush()
+    assert looked_up(table, waves, 2)[0] == -2
+
+
+def test_a_split_that_is_gone_from_the_version_at_hand_is_no_matter_where_a_newer_one_is_found(keyed: str) -> None:
+    table, waves = opened(keyed)
+    (split,) = [str(each["path"]) for each in table.files()]
+    writing = Table.open(keyed)
+    with writing.writer() as writer:
+        writer.delete(list(range(0, 2 * ROWS, 2)))
+        writer.flush()
+    assert KeyedTable(writing.store, ids=SystemIds()).merge() is not None
+    assert writing.refresh().files() == []
+    writing.store.delete([split])
+    value, requests = looked_up(table, waves, 3)
+    assert value is None
+    assert split.split("/")[-1] in [key for _, key in requests], "it was asked meanwhile"
+
+
+def test_a_lookup_of_a_table_that_older_releases_wrote_waits_for_manifests_and_filters(keyed: str) -> None:
+    flush_newer(keyed)
+    drop_copies(Table.open(keyed))
+    table, waves = opened(keyed)
+    assert looked_up(table, waves, 0)[0] == GENERATIONS - 1
     assert len([key for _, _, key in waves.requests if key.endswith(BLOOM_FILE)]) == 1
-    table, waves = opened(uri)
-    with waves.followed():
-        assert table.get(ROWS // 2) == {"id": ROWS // 2, "v": ROWS // 2 + 1}
-    assert waves.number <= head + 5  # the filters of one, two, four and three generations, and an entry of the oldest
+    table, waves = opened(keyed)
+    assert looked_up(table, waves, 0 + 20)[0] == 21
+    assert waves.number <= 9  # the manifests, the filters of one, two, four and three generations, index and entry
 
 
 def test_reads_side_by_side_are_one_wave_whichever_ends_first(lines: tuple[Table, Waves]) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from storage_core.errors import InvalidInput
+from storage_core.formats import generation_manifest
+from storage_core.formats.region_manifest import Copies
 from storage_core.ids import SystemIds
 from storage_core.objectstore.contract import Overwrite
+from storage_core.region import manifest
 from tests.support.keyed_table import KeyedTable
+from tests.support.region_copies import change_copies, drop_copies
 from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("tail", pa.string(), nullable=False), ("seats", pa.int64()), ("model", pa.string())])
@@ -58,12 +63,80 @@ def gets(table: Table, key: object, *, consistency: str = "latest") -> tuple[dic
 def test_a_generation_is_opened_only_when_bounds_and_filter_admit_the_key(table: Table) -> None:
     for number in range(GENERATIONS):
         flush(table, planes(number * ROWS, step=2))  # disjoint bounds, even numbers only
+    row = {"tail": "N00204", "seats": 204, "model": "x" * 50}
+    assert gets(table, "N00204") == (row, VIEW_GETS + 1)  # the one WAL entry of the one generation
+    assert gets(table, "N00205") == (None, VIEW_GETS)  # within the bounds of one, denied by its filter
+    assert gets(table, "N99999") == (None, VIEW_GETS)  # outside of all bounds
+    drop_copies(table)
     manifests = GENERATIONS
-    found, cost = gets(table, "N00204")
-    assert found == {"tail": "N00204", "seats": 204, "model": "x" * 50}
-    assert cost == VIEW_GETS + manifests + 1 + 1  # the filter and the one WAL entry of the one generation
-    assert gets(table, "N00205") == (None, VIEW_GETS + manifests + 1)  # within the bounds of one, denied by its filter
-    assert gets(table, "N99999") == (None, VIEW_GETS + manifests)  # outside of all bounds
+    assert gets(table, "N00204") == (row, VIEW_GETS + manifests + 1 + 1)  # and the filter
+    assert gets(table, "N00205") == (None, VIEW_GETS + manifests + 1)
+    assert gets(table, "N99999") == (None, VIEW_GETS + manifests)
+    assert gets(table, "N00204", consistency="committed") == (row, VIEW_GETS - 2 + manifests + 1 + 1)
+
+
+def damaged(data: bytes) -> bytes:
+    return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+
+
+@pytest.mark.parametrize(
+    ("change", "manifests", "filters"),
+    [
+        (lambda copies: Copies(damaged(copies.manifest), copies.bloom_filter), 1, 1),
+        (lambda copies: Copies(copies.manifest[:40], copies.bloom_filter), 1, 1),
+        (lambda copies: Copies(b"", copies.bloom_filter), 1, 1),
+        (lambda copies: Copies(copies.manifest, damaged(copies.bloom_filter)), 0, 1),
+        (lambda copies: Copies(copies.manifest, copies.bloom_filter[:30]), 0, 1),
+        (lambda copies: Copies(copies.manifest, b""), 0, 1),
+    ],
+    ids=["manifest", "torn manifest", "no manifest", "filter", "torn filter", "no filter"],
+)
+def test_a_copy_that_is_damaged_or_missing_costs_requests_and_no_row(
+    table: Table, change: Callable[[Copies], Copies], manifests: int, filters: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(GENERATIONS):
+        flush(table, planes(number, 99 - number, step=98 - number))
+    change_copies(table, change)
+    caplog.clear()
+    row = {"tail": "N00000", "seats": 0, "model": "x" * 50}
+    assert gets(table, "N00000") == (row, VIEW_GETS + GENERATIONS * manifests + filters + 1)
+    assert gets(table, "N00050") == (None, VIEW_GETS + GENERATIONS * (manifests + filters))
+    empty = change(Copies(bytes(100), bytes(100)))
+    assert bool(caplog.text) == (b"" not in (empty.manifest, empty.bloom_filter)), "nothing is wrong where none is"
+
+
+def test_a_copy_of_another_generation_is_not_used(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+    flush(table, planes(0, 10))
+    flush(table, planes(100, 10))
+    copies = copied(table)
+    change_copies(table, lambda _: copies.pop())  # each has the other's
+    assert gets(table, "N00003") == ({"tail": "N00003", "seats": 3, "model": "x" * 50}, VIEW_GETS + GENERATIONS - 1)
+    assert "expected generation 1" in caplog.text
+
+
+def test_copies_are_bounded_by_generation_by_number_and_by_size(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "COPIED", 4)
+    monkeypatch.setattr(generation_manifest, "FILTER_COPY_RECORDS", 99)
+    with table.writer() as writer:
+        for number, rows in enumerate((100, 99, 1, 1, 1)):
+            writer.put(planes(100 * number, rows))
+            writer.flush()
+            assert sum(bool(each.manifest) for each in copied(table)) == min(4, number + 1)
+            assert [bool(each.bloom_filter) for each in copied(table)[:2]] == [False, True][: number + 1]
+        sizes = [each.nbytes for each in copied(table)]
+        monkeypatch.setattr(manifest, "COPIED_BYTES", sum(sizes[2:]))
+        writer.put(planes(0, 1))
+        writer.flush()
+        two = [*[False] * 4, True, True]
+        monkeypatch.setattr(manifest, "COPIED_BYTES", sum(sizes[2:]) - 1)
+        assert [bool(each.manifest) for each in copied(table)] == [*[False] * 3, True, True, True]
+    with table.writer():
+        assert [bool(each.manifest) for each in copied(table)] == two, "a claim carries on those that there is room for"
+
+
+def copied(table: Table) -> list[Copies]:
+    found = manifest.read_latest(table.store, manifest.region_of(table.snapshot.table_id))
+    return [] if found is None else [each.copies for each in found.flushed_generations]
 
 
 def requests(opened: Table, key: object) -> dict[str, int]:
@@ -111,16 +184,16 @@ def test_a_hit_asks_no_generation_that_is_older(table: Table) -> None:
         writer.patch({"tail": "N2", "model": "new"})
         writer.flush()
         writer.put({"tail": "N3"})
-        manifests = GENERATIONS + 1
         assert gets(table, "N3") == ({"tail": "N3", "seats": None, "model": None}, VIEW_GETS), "none at all"
         of_put, cost = gets(table, "N1")
-        assert (of_put, cost) == (
-            {"tail": "N1", "seats": GENERATIONS - 1, "model": None},
-            VIEW_GETS + manifests + 2,
-        )
+        assert (of_put, cost) == ({"tail": "N1", "seats": GENERATIONS - 1, "model": None}, VIEW_GETS + 1)
         patched, cost = gets(table, "N2")
         assert patched == {"tail": "N2", "seats": GENERATIONS - 1, "model": "new"}
-        assert cost == VIEW_GETS + manifests + 2 + 3, "the patch, then two filters at once, and what it is laid over"
+        assert cost == VIEW_GETS + 2, "the patch, and what it is laid over"
+        drop_copies(table)
+        manifests = GENERATIONS + 1
+        assert gets(table, "N1") == (of_put, VIEW_GETS + manifests + 2), "its bounds deny it in the newest"
+        assert gets(table, "N2") == (patched, VIEW_GETS + manifests + 2 + 3), "after the patch two filters at once"
 
 
 def test_a_get_reads_a_small_split_by_one_request_and_none_that_cannot_have_the_key(table: Table) -> None:
@@ -179,6 +252,7 @@ def test_a_generation_whose_filter_is_damaged_is_read_without_it(
         table.store.delete([filter_])
     else:
         table.store.put(filter_, damage, Overwrite())
+    drop_copies(table)
     assert Table.open(table.uri).get("N00007") == {"tail": "N00007", "seats": 7, "model": "x" * 50}
     assert filter_ in caplog.text
 

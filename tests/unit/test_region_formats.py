@@ -15,8 +15,9 @@ import pytest
 import xxhash
 
 from storage_core.errors import Corrupt, Unsupported
-from storage_core.formats import region_manifest, wal_entry
-from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
+from storage_core.formats import generation_manifest, region_manifest, region_manifest_pb2, wal_entry
+from storage_core.formats.generation_manifest import Generation
+from storage_core.formats.region_manifest import Copies, FlushedGeneration, RegionManifest
 from storage_core.formats.wal_entry import WalEntry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,9 @@ ENTRY = WalEntry(
     writer_id="writer-a",
     seq=7,
     records=pa.table({"_op": pa.array([0, 2], pa.int8()), "k": ["a", "b"]}),
+)
+GENERATION = Generation(
+    region=REGION, generation=3, path="g", entries=(1,), records=1, min_key={"k": "a"}, max_key={"k": "b"}
 )
 
 
@@ -120,8 +124,49 @@ def test_the_epoch_that_a_merge_took_the_region_from_is_field_105_and_under_the_
     assert region_manifest.decode(region_manifest.encode(taken), "here") == taken
 
 
+def test_copies_are_fields_101_and_102_and_not_under_the_checksum() -> None:
+    bare = RegionManifest(
+        region_id=REGION, version=1, writer_epoch=1, flushed_generations=(FlushedGeneration(generation=3, path="g"),)
+    )
+    listed = (FlushedGeneration(generation=3, path="g", copies=Copies(b"{}", b"TMB")),)
+    copied = replace(bare, flushed_generations=listed)
+    data = region_manifest.encode(copied)
+    without = region_manifest.encode(bare)
+    assert data == without.replace(
+        bytes.fromhex("4205 0803 120167"), bytes.fromhex("4210 0803 120167 aa0602 7b7d b20603 544d42")
+    )
+    found = region_manifest.decode(data, "here")
+    assert found == copied == bare, "copies say nothing of which generation it is"
+    assert found.flushed_generations[0].copies == Copies(b"{}", b"TMB")
+    assert region_manifest.decode(without, "here").flushed_generations[0].copies == Copies()
+
+
+def test_a_release_that_knows_no_copies_finds_its_checksum_and_passes_them_over() -> None:
+    """It makes the checksum of the fields that it knows; so what it reads is the message without 101 and 102."""
+    listed = (FlushedGeneration(generation=3, path="g", sorted_from=2, copies=Copies(b"{}", bytes(99))),)
+    manifest = RegionManifest(
+        region_id=REGION, version=1, writer_epoch=1, flushed_generations=listed, distributed={"w": 3}
+    )
+    message = region_manifest_pb2.RegionManifest.FromString(region_manifest.encode(manifest))
+    message.flushed_generations[0].ClearField("manifest_copy")
+    message.flushed_generations[0].ClearField("bloom_filter_copy")
+    checksum = message.checksum
+    message.ClearField("checksum")
+    assert checksum == xxhash.xxh3_64_intdigest(message.SerializeToString(deterministic=True))
+
+
+def test_a_generation_is_listed_with_copies_of_what_is_stored_where_that_is_small() -> None:
+    small = replace(GENERATION, records=2**15, bloom="0" * 16, filter_bytes=b"filter")
+    assert small.copied.copies == Copies(generation_manifest.encode(small), b"filter")
+    assert small.copied == small.flushed
+    assert replace(small, filter_bytes=b"").copied.copies == Copies(generation_manifest.encode(small))
+    large = replace(small, records=2**15 + 1)
+    assert large.copied.copies == Copies(generation_manifest.encode(large))
+    assert replace(small, entries=tuple(range(10**7, 10**7 + 1000))).copied.copies == Copies()
+
+
 def test_every_flipped_bit_of_a_region_manifest_is_noticed_or_changes_nothing() -> None:
-    flushed = (FlushedGeneration(generation=3, path="a1b2c3d4_gen_3"),)
+    flushed = (FlushedGeneration(generation=3, path="a1b2c3d4_gen_3", copies=Copies(b'{"a": 1}', b"TMBLOOM")),)
     manifest = RegionManifest(
         region_id=REGION,
         version=9,

@@ -61,6 +61,56 @@ def test_with_a_good_hint_the_newest_manifest_costs_two_gets_and_one_head() -> N
     assert store.meter.requests == {"get": 2, "put": 0, "list": 0, "head": 1, "delete": 0}
 
 
+def test_the_hint_says_where_the_log_goes_on_and_other_text_there_says_nothing() -> None:
+    store = _store(1)
+    following = RegionManifest(
+        region_id=REGION, version=2, writer_epoch=2, writer_id="n", replay_after_wal_id=7, wal_id_last_seen=9
+    )
+    assert manifest.commit(store, following, clock=ManualClock())
+    key = keys.region_hint_key(REGION)
+    assert store.get(key).data == b'{"version": 2, "replayAfter": 7, "nonce": "n"}'
+    hint = manifest.read_hint(store, REGION)
+    assert (hint.version, hint.replay_after) == (2, 7)
+    for found in (b'{"version": 2, "nonce": "n"}', *(b'{"version": 2, "replayAfter": %s}' % each for each in BAD)):
+        store.put(key, found, Overwrite())
+        hint = manifest.read_hint(store, REGION)
+        assert (hint.version, hint.replay_after) == (2, None)
+        assert manifest.read_latest(store, REGION) == following
+
+
+BAD = (b'"7"', b"-1", b"true", b"1.5", b"null", b"9223372036854775808")
+
+
+@pytest.mark.parametrize("hinted", [0, 1, 2, 5, 6, 40])
+def test_from_a_manifest_that_was_the_newest_once_the_newest_is_found_whatever_the_hint_says(hinted: int) -> None:
+    store = MeteredStore(_store(6))
+    store.put(keys.region_hint_key(REGION), b'{"version": %d}' % hinted, Overwrite())
+    for known in range(1, 7):
+        assert manifest.read_after(store, _manifest(known)) == _manifest(6)
+    before = store.requests
+    manifest.read_after(store, _manifest(6))
+    if hinted <= 6:
+        assert {
+            kind: store.requests[kind] - count for kind, count in before.items() if store.requests[kind] != count
+        } == {
+            "get": 1,
+            "head": 1,
+        }
+
+
+def test_manifests_that_were_collected_behind_a_known_one_hide_no_newer_one() -> None:
+    store = _store(6)
+    store.delete([keys.region_manifest_key(REGION, version) for version in range(1, 6)])
+    assert manifest.read_after(store, _manifest(2)) == _manifest(6)
+
+
+def test_a_damaged_manifest_is_no_matter_where_a_newer_one_follows() -> None:
+    store = _store(3)
+    store.put(keys.region_manifest_key(REGION, 2), b"damaged", Overwrite())
+    store.put(keys.region_hint_key(REGION), b'{"version": 2}', Overwrite())
+    assert manifest.read_latest(store, REGION) == _manifest(3)
+
+
 def test_of_two_manifests_of_one_version_the_second_loses() -> None:
     store = _store(1)
     assert manifest.commit(store, _manifest(2, "a"), clock=ManualClock())

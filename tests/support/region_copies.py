@@ -1,0 +1,43 @@
+"""Copies of generations in the manifest of a region, changed by one more version of it, as another release may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from storage_core.formats import keys
+from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE
+from storage_core.formats.region_manifest import Copies, RegionManifest
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region import manifest
+from storage_core.region.registry import known_regions
+from tests.support.clock import ManualClock
+from tidemark import Table
+
+
+def copied_as_stored(store: ObjectStore, region: str) -> list[bool]:
+    """Whether each generation of the newest manifest is listed with copies, which are what is stored, then."""
+    latest = manifest.read_latest(store, region)
+    assert latest is not None
+    for each in latest.flushed_generations:
+        for name, found in ((MANIFEST_FILE, each.copies.manifest), (BLOOM_FILE, each.copies.bloom_filter)):
+            assert found in (b"", store.get(keys.generation_file_key(region, each.path, name)).data)
+    return [bool(each.copies.manifest and each.copies.bloom_filter) for each in latest.flushed_generations]
+
+
+def change_copies(table: Table, change: Callable[[Copies], Copies]) -> None:
+    """Commit the next manifest of each region of the table with other copies."""
+    for region in known_regions(table.store, table.snapshot):
+
+        def changed(region: str = region.id) -> RegionManifest | None:
+            latest = manifest.read_latest(table.store, region)
+            assert latest is not None
+            listed = tuple(replace(each, copies=change(each.copies)) for each in latest.flushed_generations)
+            return replace(latest, flushed_generations=listed)
+
+        assert manifest.advance(table.store, changed, clock=ManualClock(), writer_id="another") is not None
+
+
+def drop_copies(table: Table) -> None:
+    """Commit the next manifest of each region as a release that knows no copies does."""
+    change_copies(table, lambda _: Copies())
