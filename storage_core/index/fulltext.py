@@ -108,38 +108,46 @@ class TextQuery:
         files.
         """
         found: list[Hit] = []
-        for page in self._pages(searcher, limit + _SPARE_HITS):
+        for page, lowest in self._pages(searcher, limit + _SPARE_HITS):
             found += page if live is None else live(page)
-            if len(found) >= limit and page[-1].score < found[limit - 1].score:
+            if len(found) >= limit and lowest < found[limit - 1].score:
                 break
         return [hit for hit in found if len(found) <= limit or hit.score >= found[limit - 1].score]
 
-    def _pages(self, searcher: Searcher, size: int) -> Iterator[list[Hit]]:
-        """Yield all matching documents, best first, in larger and larger pages."""
-        seen = [BitMap() for _ in searcher.composed.rows]
-        start, count = 0, searcher.tantivy.num_docs
-        while start < count:
-            # The collector allocates for all it may return up front, so that never exceeds what can be found.
-            size = min(size, count - start)
-            with native_errors.reading(f"index {self.definition.name!r}"):
-                found = searcher.tantivy.search(self.parsed, size, count=False, offset=start).hits
-                hits = self._hits(searcher, found, seen)
-            if hits:
-                yield hits
-            if len(hits) < size:
-                return
-            start, size = start + size, min(4 * size, max(size, _PAGE_HITS))
+    def _pages(self, searcher: Searcher, size: int) -> Iterator[tuple[list[Hit], float]]:
+        """Yield all matching documents, best first, in larger and larger pages, each with the lowest score reached.
 
-    def _hits(self, searcher: Searcher, found: list[Found], seen: list[BitMap]) -> list[Hit]:
+        Each is of a search for the best so many, less what was found before. Which of equal scores tantivy counts among
+        them depends on their number, so a search from an offset would leave some out and find others twice.
+        """
+        seen = [BitMap() for _ in searcher.composed.rows]
+        count = searcher.tantivy.num_docs
+        while True:
+            # The collector allocates for all it may return up front, so that never exceeds what can be found.
+            size = min(size, count)
+            with native_errors.reading(f"index {self.definition.name!r}"):
+                found = searcher.tantivy.search(self.parsed, size, count=False).hits if size else []
+                hits = self._new(searcher, found, seen)
+            if hits:
+                yield hits, float(found[-1][0])
+            if len(found) < size or size == count:
+                return
+            size = min(5 * size, max(2 * size, size + _PAGE_HITS))
+
+    def _new(self, searcher: Searcher, found: list[Found], seen: list[BitMap]) -> list[Hit]:
+        """Return the documents that were not seen before, which are then."""
         hits: list[Hit] = []
         composed = searcher.composed
+        named = [BitMap() for _ in composed.rows]
         rows = searcher.tantivy.fast_field_values(ROW_FIELD, [address for _, address in found])
         for (score, address), row in zip(found, rows, strict=True):
             source = composed.sources[address.segment_ord]
-            if not isinstance(row, int) or not 0 <= row < composed.rows[source] or row in seen[source]:
+            if not isinstance(row, int) or not 0 <= row < composed.rows[source] or row in named[source]:
                 raise text_files.corrupt(f"index {self.definition.name!r}", f"a document names row {row!r} of a split")
-            seen[source].add(row)
-            hits.append(Hit(source=source, row=row, score=float(score)))
+            named[source].add(row)
+            if row not in seen[source]:
+                seen[source].add(row)
+                hits.append(Hit(source=source, row=row, score=float(score)))
         return hits
 
 

@@ -127,6 +127,29 @@ def test_a_segment_without_rows_takes_part_in_a_search(tmp_path: Path) -> None:
     assert fulltext.parse("get", DEFINITION).hits(open_searcher([], DEFINITION, tmp_path), 10) == []
 
 
+@pytest.mark.parametrize("query", ["tide", "tide OR flood", "tide flood ebb"])
+def test_pages_of_equal_scores_name_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str) -> None:
+    rnd = random.Random(5)
+    words = ("tide", "ebb", "flood", *(f"word{each}" for each in range(500)))
+    definition = IndexDefinition("text", "fulltext", ("body",))
+    texts = [[" ".join(rnd.choices(words, k=12)) for _ in range(rows)] for rows in (2_300, 1_900, 1_800)]
+    parts = [unpacked(tmp_path / str(each), pa.table({"body": rows}), definition) for each, rows in enumerate(texts)]
+    everything = {(hit.source, hit.row): hit.score for hit in hits(parts, query, 6_000, definition)}
+    asked = {"tide", "flood", "ebb"} & {*query.split()}
+    assert everything.keys() == {
+        (source, row) for source, rows in enumerate(texts) for row, text in enumerate(rows) if asked & {*text.split()}
+    }
+    for spare in (0, 7, 64):
+        monkeypatch.setattr(fulltext, "_SPARE_HITS", spare)
+        for limit in range(1, 120, 3):
+            found = hits(parts, query, limit, definition)
+            last = found[limit - 1].score
+            assert len({(hit.source, hit.row) for hit in found}) == len(found)
+            assert {(hit.source, hit.row) for hit in found} == {
+                row for row, score in everything.items() if score >= last
+            }
+
+
 def test_a_null_matches_nothing(tmp_path: Path) -> None:
     rows = pa.table({"request": pa.array([None, "get"]), "agent": pa.array([None, None], pa.string())})
     assert [hit.row for hit in hits([unpacked(tmp_path / "a", rows)], "get", 10)] == [1]
