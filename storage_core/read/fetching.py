@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -50,8 +49,8 @@ def fetched(
     footers = footers.of_a_read()
 
     def opened(add: Add) -> OpenSplit:
-        split = open_split(store, add, whole=add.footerXxh3 is None, footers=footers)
-        return split if deleted is None else replace(split, deleted=deleted(add))
+        hidden = None if deleted is None else deleted(add)
+        return open_split(store, add, whole=add.footerXxh3 is None, footers=footers, deleted=hidden)
 
     def pieces() -> Generator[Piece]:
         with closing(prefetch(opened, splits, SPLITS_AT_ONCE)) as found:

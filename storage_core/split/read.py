@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+from pyroaring import BitMap
 
 from storage_core.cache.pieces import CachedPieces
 from storage_core.errors import Corrupt, SnapshotExpired, Unsupported
@@ -54,6 +55,7 @@ def open_split(
     spool: Path | None = None,
     file_path: Path | None = None,
     footers: Footers | None = None,
+    deleted: BitMap | None = None,
 ) -> OpenSplit:
     """Open a split for reading; `as_dictionary` returns strings stored by dictionary as such, never decoding them.
 
@@ -62,11 +64,11 @@ def open_split(
     Else ranged GETs as columns are read (the footer first, unless `footers` holds it), each part by its checksum, but
     one GET of a split up to `AHEAD_BYTES`; of files of earlier releases each page by its own. Of what `footers` have
     cached none. With `file_path` the split is that file, known to be sound as a whole, and mapped. One GET more for a
-    deletion vector that is stored and not cached.
+    deletion vector that is stored and not cached; none where the `deleted` rows are given, which hide instead of it.
     Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file.
     """
     footers = footers or Footers()
-    deleted = deleted_rows(store, add, footers.cached)
+    deleted = deleted_rows(store, add, footers.cached) if deleted is None else deleted
     has_checksums = add.footerXxh3 is not None
     whole = whole or (has_checksums and file_path is None and is_small(add))
     footer, chunks = None, None
