@@ -64,7 +64,6 @@ def compact(
 def sort(
     uri: Uri,
     *,
-    _all: All = False,
     dry_run: DryRun = False,
     wait: Wait = None,
     master: Master = LOCAL_SPARK,
@@ -79,7 +78,6 @@ def sort(
 def merge(
     uri: Uri,
     *,
-    _all: All = False,
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Put what cannot be applied into quarantine, and merge the rest.")
     ] = False,
@@ -114,9 +112,7 @@ def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     output.report(done, as_json=as_json)
 
 
-def checkpoint(
-    uri: Uri, *, _all: All = False, dry_run: DryRun = False, wait: Wait = None, as_json: Json = False
-) -> None:
+def checkpoint(uri: Uri, *, dry_run: DryRun = False, wait: Wait = None, as_json: Json = False) -> None:
     """Write the state that keeps opening a table fast."""
     from jobs.checkpoint import run
 
@@ -175,7 +171,6 @@ def gc(
 
 
 def _of_table(uri: str, wait: str | None, *, dry_run: bool, master: str) -> JobRequest:
-    """Of a whole table: `--all` is what these jobs do anyway, and is accepted so that all of them read alike."""
     from jobs.requests.request import JobRequest
 
     return JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait))
