@@ -639,6 +639,18 @@ def test_rejected_lines_can_be_looked_at_in_quarantine(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_quarantine_counts_the_reasons_that_it_does_not_list_and_names_the_option_that_does(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("init", "events")
+    rejected = [RejectedLine("a.log", number, f"reason {number}", "x") for number in range(3)]
+    write_quarantine(Table.open("warehouse/events").store, "a.log", 9, rejected)
+    monkeypatch.setattr("pipelines.commands.output.MOST_TEXT_ROWS", 2)
+    assert run("quarantine", "events").out.endswith("\n… and 1 more; --all prints all\n")
+    assert "reason 2" in run("quarantine", "events", "--all").out
+
+
+@pytest.mark.usefixtures("place")
 def test_quarantine_shows_the_first_lines_and_rows_cut_and_how_many_more_there_are(run: Run) -> None:
     run("init", "events")
     store = Table.open("warehouse/events").store
