@@ -320,11 +320,12 @@ class Table:
         self, at: At | None, consistency: str, tables: Mapping[str, Table | ArrowStream] | None
     ) -> dict[str, Opened | pa.Table]:
         """What a query reads by name: this table, and further ones."""
+        from storage_core.engine.statement import TABLE
         from storage_core.read import sql
 
         others = {} if tables is None else {name: tables[name] for name in sql.other_names(tables)}
         opened = {name: _opened(name, each, consistency) for name, each in others.items()}
-        return {"t": partial(self._opened, at, consistency), **opened}
+        return {TABLE: partial(self._opened, at, consistency), **opened}
 
     def _opened(self, at: At | None, consistency: str, predicate: Predicate | None) -> TableView:
         from storage_core.read.regions import matching_regions

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from storage_core.cache.pieces import CacheCounts, CachedPieces
+from storage_core.engine.statement import TABLE
 from storage_core.log.actions import Add
 from storage_core.objectstore.meter import MeteredStore, RequestMeter
 from storage_core.read.pruning import PruneStep
-from storage_core.read.query_errors import TABLE
 from storage_core.wording import counted
 
 

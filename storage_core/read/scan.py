@@ -11,6 +11,7 @@ import pyarrow as pa
 from storage_core.engine.sandbox.pool import prepare
 from storage_core.engine.sandbox.query import Rows
 from storage_core.engine.sandbox.result import Result
+from storage_core.engine.statement import TABLE
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import shortened
 from storage_core.headroom import QUERY_BYTES, require_headroom
@@ -23,7 +24,7 @@ from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, requir
 from storage_core.read.plan import Plan, Watched
 from storage_core.read.planning import table_plan
 from storage_core.read.predicate import Filter, Predicate
-from storage_core.read.query_errors import TABLE, query_errors
+from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source
 from storage_core.read.splits_source import source_of
 from storage_core.read.sql_predicate import from_sql

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from storage_core.engine.parameters import Parameters, with_values
 from storage_core.engine.sandbox.pool import prepare
-from storage_core.engine.statement import check, is_table_name, parse
+from storage_core.engine.statement import TABLE, check, is_table_name, parse
 from storage_core.engine.tree import Node
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -21,7 +21,7 @@ from storage_core.read.columns_read import columns_read
 from storage_core.read.plan import Plan, TablePlan, Watched
 from storage_core.read.planning import table_plan
 from storage_core.read.predicate import Predicate
-from storage_core.read.query_errors import TABLE, query_errors
+from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source, answer
 from storage_core.read.splits_source import source_of
 from storage_core.read.sql_predicate import where_of
