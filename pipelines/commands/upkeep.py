@@ -22,7 +22,7 @@ from pipelines.commands.arguments import (
     Window,
     duration_ms,
 )
-from pipelines.commands.running import run_job, waiting_ms, windows
+from pipelines.commands.running import run_here, run_job, waiting_ms, windows
 from pipelines.commands.target import resolve
 from storage_core.errors import InvalidInput
 
@@ -101,10 +101,8 @@ def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     """
     from jobs.expire import run
     from jobs.requests.request import JobRequest
-    from jobs.spark.spark import Spark
 
-    with Spark() as spark:
-        done = run(JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run), spark)
+    done = run_here(run, JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run))
     if not as_json:
         shown = {"window_start": output.window, **dict.fromkeys(("splits", "rows", "bytes"), output.number)}
         kept = "no window has left" if done.details["retention_ms"] else "the table has no retention: every row stays"
@@ -157,7 +155,6 @@ def gc(
     """
     from jobs.collect import run
     from jobs.requests.request import JobRequest
-    from jobs.spark.spark import Spark
 
     request = JobRequest(
         table_uri=resolve(uri).uri,
@@ -165,9 +162,7 @@ def gc(
         dry_run=dry_run,
         wait_ms=waiting_ms(wait),
     )
-    with Spark() as spark:
-        done = run(request, spark)
-    _show_collection(done, as_json=as_json)
+    _show_collection(run_here(run, request), as_json=as_json)
 
 
 def _of_table(uri: str, wait: str | None, *, dry_run: bool, master: str) -> JobRequest:
