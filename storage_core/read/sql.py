@@ -74,7 +74,7 @@ def query(
     """
     prepare()  # a process starts while the text is checked, as most are sound
     text, tree = _checked(text, parameters, tables)
-    bounds = QueryLimits() if limits is None else limits
+    limits = QueryLimits() if limits is None else limits
     read = {
         name: _Read(Source(table)) if isinstance(table, pa.Table) else _read(table, tree, name, text)
         for name, table in tables.items()
@@ -83,15 +83,15 @@ def query(
     files = [file for each in read.values() for file in each.source.splits]
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with query_errors(text, splits, bounds, files=files), result:
+        with query_errors(text, splits, limits, files=files), result:
             yield from result
             for each in read.values():
                 each.recheck()
 
-    with query_errors(text, splits, bounds, files=files):
+    with query_errors(text, splits, limits, files=files):
         sources = {name: each.source for name, each in read.items()}
-        result = answer(sources, text, bounds, spill_bytes=bounds.spill_bytes)
-    return SqlResult(result.schema, batches(), on_stream=result.stream, memory_bytes=bounds.memory_bytes, query=text)
+        result = answer(sources, text, limits, spill_bytes=limits.spill_bytes)
+    return SqlResult(result.schema, batches(), on_stream=result.stream, memory_bytes=limits.memory_bytes, query=text)
 
 
 def explain(
