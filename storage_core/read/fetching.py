@@ -44,7 +44,7 @@ def fetched(
 
     Rows that cannot make `predicate` true may be left out: row groups by their bounds, and where that spares much
     (`late_materialization`) the rest by the columns that it names, which are fetched first. A split up to
-    `AHEAD_BYTES`, or of an earlier release, is one GET, and verified whole. Of another its footer is one, unless
+    `SMALL_SPLIT_BYTES`, or of an earlier release, is one GET, and verified whole. Of another its footer is one, unless
     `footers` holds it, and each row group as many as its columns lie apart; both are verified before they are decoded.
     What `footers` have cached is none.
     Raises what `open_split` raises.

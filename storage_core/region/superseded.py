@@ -54,7 +54,7 @@ def find(
     """Return what the records do to the split, None for nothing.
 
     `records` is folded. Ranged GETs of the footer and the key columns, and, where a patch hits, of the row groups that
-    hold its row: a small split is one GET in all (`split.read.AHEAD_BYTES`); one more for a vector that is stored.
+    hold its row: a split up to `split.read.SMALL_SPLIT_BYTES` is one GET in all; one more for a vector that is stored.
     Raises what `open_split` raises.
     """
     deleted = deleted_rows(store, split)

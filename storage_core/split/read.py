@@ -29,11 +29,11 @@ from storage_core.system_errors import typed
 WHOLE_SPLIT_BYTES = 8 * 2**20
 """Whoever needs a part of the rows reads a split up to this size by one GET, and a larger one by ranges."""
 
-AHEAD_BYTES = 2**20
-"""A split up to this size is read whole, whatever is wanted of it: a request takes about as long as a mebibyte.
+SMALL_SPLIT_BYTES = 2**20
+"""A split up to this size is read whole, whatever is wanted of it: a request takes about as long as a mebibyte."""
 
-What a ranged GET of a split of an earlier release asks for at least.
-"""
+AHEAD_BYTES = 2**20
+"""What a ranged GET of a split of an earlier release asks for at least."""
 
 UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
 """What reading a split raises when its rows cannot be had."""
@@ -43,7 +43,7 @@ _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
 
 def is_small(add: Add) -> bool:
     """Return whether a split is read whole, whatever is wanted of it."""
-    return add.size <= AHEAD_BYTES
+    return add.size <= SMALL_SPLIT_BYTES
 
 
 def open_split(
@@ -62,9 +62,9 @@ def open_split(
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
     memory while the result lives, or with a `spool` mapped from a file, the store's own or one in that folder.
     Else ranged GETs as columns are read (the footer first, unless `footers` holds it), each part by its checksum, but
-    one GET of a split up to `AHEAD_BYTES`; of files of earlier releases each page by its own. Of what `footers` have
-    cached none. With `file_path` the split is that file, known to be sound as a whole, and mapped. One GET more for a
-    deletion vector that is stored and not cached; none where the `deleted` rows are given, which hide instead of it.
+    one GET of a split up to `SMALL_SPLIT_BYTES`; of files of earlier releases each page by its own. Of what `footers`
+    have cached none. With `file_path` the split is that file, known to be sound as a whole, and mapped. One GET more
+    for a deletion vector that is stored and not cached; none where the `deleted` rows are given, which hide instead.
     Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file.
     """
     footers = footers or Footers()

@@ -27,7 +27,7 @@ SPLITS = 2
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of some kilobytes have several row groups and are read by ranges."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 2**13)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**13)
 
 
 def wide(first: int = 0, rows: int = ROWS) -> pa.Table:
