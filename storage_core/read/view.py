@@ -28,11 +28,6 @@ Regions = Callable[[Snapshot], Sequence[Region] | None]
 """Which regions a read has to look at, at a snapshot; None for all of them (`read.regions`)."""
 
 
-def every_region(_snapshot: Snapshot) -> Sequence[Region] | None:
-    """Return None: nothing is known about the rows that are wanted."""
-    return None
-
-
 class Consistency(StrEnum):
     """What a read sees: the base table; plus flushed generations; plus the durable WAL tail of every region."""
 
@@ -83,7 +78,7 @@ class View:
         return self.snapshot if version == self.snapshot.version else snapshot_at(self.log, version)
 
     def records(
-        self, at: At | None, consistency: str, regions: Regions = every_region, keys: pa.Table | None = None
+        self, at: At | None, consistency: str, regions: Regions | None = None, keys: pa.Table | None = None
     ) -> tuple[Snapshot, pa.Table | None]:
         """Return the snapshot to read, and the records over it that `regions` may hold, of these keys at least.
 
@@ -93,7 +88,7 @@ class View:
         return snapshot, None if captured is None else captured.above(snapshot, keys=keys)
 
     def captured(
-        self, at: At | None, consistency: str, regions: Regions = every_region
+        self, at: At | None, consistency: str, regions: Regions | None = None
     ) -> tuple[Snapshot, Captured | None]:
         """Return the snapshot to read, and what was captured of these regions before it; None for the base alone.
 
@@ -112,7 +107,11 @@ class View:
         include_wal = consistency == Consistency.LATEST
         return self.after(
             lambda before: unmerged.capture(
-                self.store, before, include_wal=include_wal, regions=regions(before), kept=self.kept
+                self.store,
+                before,
+                include_wal=include_wal,
+                regions=None if regions is None else regions(before),
+                kept=self.kept,
             )
         )
 
