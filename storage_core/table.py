@@ -261,7 +261,7 @@ class Table:
 
         A table of one region is claimed at once. Of a table with several, each region is claimed by the first row that
         falls into it (`RoutingWriter` says what is atomic then); with `region`, a value per field of the region spec,
-        only that one, and rows of others are refused. Claiming fences whoever wrote before. Raises `InvalidInput` on an
+        only that one, and rows of others are refused. Claiming fences earlier writers. Raises `InvalidInput` on an
         append table, `RegionClosed` while the region spec is being changed.
         """
         from storage_core.region.router import open_writer

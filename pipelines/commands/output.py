@@ -38,7 +38,7 @@ _GAP = "   "
 
 
 class OutputClosedError(Exception):
-    """Whoever read standard output has seen enough. No failure: what the command does besides printing is done."""
+    """The reader of standard output has seen enough. No failure: what the command does besides printing is done."""
 
 
 def json_line(record: Record) -> None:

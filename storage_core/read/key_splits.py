@@ -79,7 +79,7 @@ def rows(
         places = places[~np.isin(places, _deleted(store, add, kept))]
     if not len(places):
         return
-    # Whoever wrote a split without a checksum wrote its pages as he liked.
+    # A split without a checksum is of another writer, and its pages may be anything.
     if path is not None and add.xxh3 is not None:
         found = pages.take(store, add.as_written, path, places, kept=kept)
     else:

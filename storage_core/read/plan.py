@@ -81,7 +81,7 @@ class Analysis:
 
     `waves`: how often a request began while none was under way. `cache` is what the cache on disk answered (pieces
     found and not, bytes found, failures); None where it was not asked. Counted are all requests to the stores of its
-    tables while it ran, whoever made them.
+    tables while it ran, of any reader.
     """
 
     rows: int

@@ -1,7 +1,7 @@
 """Checksums of the column chunks of a split, in the metadata of its footer. That of the footer is in the log.
 
-So who reads a part of a split verifies that part and no more: the footer by the log's entry, each column chunk by the
-footer (decision 0101). Pages have checksums of their own, but their headers have none.
+So a reader of a part of a split verifies that part and no more: the footer by the log's entry, each column chunk by
+the footer (decision 0101). Pages have checksums of their own, but their headers have none.
 """
 
 from __future__ import annotations

@@ -69,4 +69,4 @@ class KeptValues:
 
 
 NOTHING: Final = KeptValues(0)
-"""Of who keeps no values."""
+"""A cache that keeps nothing."""

@@ -27,7 +27,7 @@ from storage_core.split.verification import require_itself, require_known_format
 from storage_core.system_errors import typed
 
 WHOLE_SPLIT_BYTES = 8 * 2**20
-"""Whoever needs a part of the rows reads a split up to this size by one GET, and a larger one by ranges."""
+"""A reader of a part of the rows fetches a split up to this size by one GET, and a larger one by ranges."""
 
 SMALL_SPLIT_BYTES = 2**20
 """A split up to this size is read whole, whatever is wanted of it: a request takes about as long as a mebibyte."""
