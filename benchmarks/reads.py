@@ -2,9 +2,8 @@
 
 Three tables on a local disk: flights by day (365 splits), the same flights in one split, and 60 columns in one split.
 DuckDB and Polars read the files of the splits themselves, know no log, and verify nothing; delta-rs (by its DataFusion)
-and DuckLake read them as tables of their own. "First" is the first query of a
-table that was just opened, "warm" the median of those that follow. Searches are in `benchmarks.searches`, lookups in
-`benchmarks.unmerged`.
+and DuckLake read them as tables of their own. "First" is the first query of a table that was just opened, "warm" the
+median of those that follow. Searches are in `benchmarks.searches`, lookups in `benchmarks.unmerged`.
 """
 
 from __future__ import annotations

@@ -108,9 +108,8 @@ class Table:
         `late_data` (`{"policy": "quarantine", "acceptance_window": "1h"}`) says what becomes of rows that arrive late;
         without it none is late. Whole windows leave when they ended as long ago as `retention` says, such as `"30d"`,
         or seconds. Splits have a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single
-        values. Raises
-        `InvalidInput` when the location holds a table already or the parts contradict each other, `Unsupported`
-        when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
+        values. Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
+        `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
         from storage_core import creation
         from storage_core.definition import check_definition, column_names, index_definitions, key_columns, late_setting

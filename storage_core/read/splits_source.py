@@ -1,8 +1,6 @@
 """Which rows a query reads: splits, and what lies over them, as the source of a view.
 
-Of a local store DuckDB streams the Parquet files by itself, projecting and filtering inside them; objects of other
-stores are fetched while it reads. What is not merged yet is in memory, and hides the rows of the base that it takes the
-place of.
+What is not merged yet is in memory, and hides the rows of the base that it takes the place of.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The rows of a split that records supersede: found by the key columns, read only where a patch needs their values.
 
 The base never holds two live rows of one key (docs/architecture/ingestion.md, "Merge"), so a record supersedes at most
-one row of all
-splits together.
+one row of all splits together.
 """
 
 from __future__ import annotations
