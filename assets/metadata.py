@@ -9,7 +9,7 @@ from dagster import JsonMetadataValue, MetadataValue
 
 from assets.launcher import Report
 from assets.partitions import partition_key
-from storage_core.wording import shortened
+from storage_core.wording import first_of
 
 _LATE = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
 _OF_A_WINDOW = ("rows_in", "rows_out", "bytes_in", "bytes_out", "splits_in", "splits_out")
@@ -105,7 +105,7 @@ def _shortened(value: object) -> object:
     if isinstance(value, Mapping):
         return {name: _shortened(each) for name, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_shortened(each) for each in shortened(value, _LONGEST_LIST)]
+        return [_shortened(each) for each in first_of(value, _LONGEST_LIST)]
     return value
 
 

@@ -1,7 +1,7 @@
 """What a run shows of a job that did a part of its work: which partitions are done, and which failed of what.
 
 A step fails as a whole. So the partitions that are done are recorded one by one before it fails, and only those of the
-windows that failed are failed in the UI, in the status of a backfill, and for whoever runs the failed ones again.
+windows that failed are failed in the UI, in the status of a backfill, and for a run of the failed ones.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """One merge of sorted splits, against what it could be replaced by: a copy, sorts, and other systems' merges.
 
 All sides read the same files in one run and write zstd 3; what each does is said in `sorters` and
-`programs.ducklake_merge`. The
-unit is processor seconds on one thread, in a process of its own per side that has merged small files before, so that
-nothing is started while the clock runs; the sides take turns, and DuckLake, whose Python is another, comes last. Done
-for 8 and for 60 columns and for four times as many splits. The memory is by how much a fresh process grows over its
-first merge, mapped files aside, for 8 columns and for 60: flat is the aim.
+`programs.ducklake_merge`. The unit is processor seconds on one thread, in a process of its own per side that has merged
+small files before, so that nothing is started while the clock runs; the sides take turns, and DuckLake, whose Python is
+another, comes last. Done for 8 and for 60 columns and for four times as many splits. The memory is by how much a fresh
+process grows over its first merge, mapped files aside, for 8 columns and for 60: flat is the aim.
 """
 
 from __future__ import annotations

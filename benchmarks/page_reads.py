@@ -12,6 +12,8 @@ from tempfile import TemporaryDirectory
 
 import datafusion
 
+from benchmarks.peers import linked
+
 
 def bytes_read(files: Sequence[Path], query: str) -> int:
     """Return the bytes of the pages that a query over `rows` reads, which are those of all files."""
@@ -27,9 +29,3 @@ def bytes_read(files: Sequence[Path], query: str) -> int:
         measured = [metrics for _, metrics in found.execution_plan().collect_metrics()]
     counted = [each.value for metrics in measured for each in metrics.metrics() if each.name == "bytes_scanned"]
     return sum(value for value in counted if isinstance(value, int))
-
-
-def linked(files: Sequence[Path], folder: Path) -> None:
-    """Let the folder have the files, in their order, and nothing else."""
-    for index, file in enumerate(files):
-        (folder / f"{index:05}.parquet").symlink_to(file)

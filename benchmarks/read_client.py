@@ -14,12 +14,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
 
 import boto3
 import obstore
@@ -27,34 +25,13 @@ from botocore.config import Config
 from obstore.store import S3Store as RustStore
 
 from benchmarks.metrics import Metric, command, median, seconds
-from benchmarks.read_servers import OBJECT, SMALL_BYTES, serving
+from benchmarks.read_servers import ENVIRONMENT, OBJECT, REGION, SMALL_BYTES, Place, s3_servers, serving
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.resolve import open_store
 
 ROOT = Path(__file__).resolve().parents[1]
-REGION = "eu-central-1"
-ENVIRONMENT = {
-    "AWS_ACCESS_KEY_ID": "test-access",
-    "AWS_SECRET_ACCESS_KEY": "test-secret",
-    "AWS_EC2_METADATA_DISABLED": "true",
-    "NO_PROXY": "127.0.0.1",
-}
 PEERS = ("boto3", "obstore")
 LITTLE, MUCH = 64 * 2**10, 8 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A bucket of a server, and what to call it."""
-
-    name: str
-    bucket: str
-    endpoint: str
-
-    @property
-    def uri(self) -> str:
-        """Where the objects are, to our client."""
-        return f"s3://{self.bucket}/x?endpoint={self.endpoint}&region={REGION}&path_style=true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +72,8 @@ def measure(*, small: bool) -> Iterator[Metric]:
     """Yield requests per second, processor time per request, and what a program pays for its first read."""
     os.environ.update(ENVIRONMENT)
     share, runs = (0.02, 1) if small else (1, 5)
-    with ExitStack() as stack:
-        memory = stack.enter_context(serving("memory"))
-        s3 = urlsplit(stack.enter_context(serving("s3")))
-        endpoint = parse_qs(s3.query)["endpoint"][0]
-        slow = stack.enter_context(serving("slow", str(urlsplit(endpoint).port)))
-        tested, delayed = Place("S3 server of the tests", s3.netloc, endpoint), Place("20 ms later", s3.netloc, slow)
+    with serving("memory") as memory, s3_servers() as servers:
+        tested, delayed = (Place(servers.bucket, "x", each) for each in (servers.endpoint, servers.slow))
         store = open_store(tested.uri)
         store.put("small", OBJECT[:SMALL_BYTES], IfAbsent())
         store.put("large", OBJECT[:MUCH], IfAbsent())
@@ -118,10 +91,10 @@ def measure(*, small: bool) -> Iterator[Metric]:
             Work("GET of 1 KiB, 16 threads", 200, 16),
             Work("range of 64 KiB of one object, 16 threads", 100, 16, LITTLE),
         )
-        in_memory = Place("answers from memory", "bucket", memory)
-        yield from _compared(in_memory, [_fewer(each, share) for each in fast], runs)
-        for place in (tested, delayed):
-            yield from _compared(place, [_fewer(each, share) for each in few], runs)
+        in_memory = Place("bucket", "x", memory)
+        yield from _compared("answers from memory", in_memory, [_fewer(each, share) for each in fast], runs)
+        for label, place in (("S3 server of the tests", tested), ("20 ms later", delayed)):
+            yield from _compared(label, place, [_fewer(each, share) for each in few], runs)
         yield from _first_reads(tested.uri, runs)
 
 
@@ -136,7 +109,7 @@ def _clients(place: Place) -> Mapping[str, Client]:
     theirs: Any = boto3.session.Session().client("s3", endpoint_url=endpoint, region_name=REGION, config=config)
     rust = RustStore(
         bucket,
-        prefix="x",
+        prefix=place.name,
         endpoint=endpoint,
         region=REGION,
         client_options={"allow_http": True},
@@ -144,7 +117,7 @@ def _clients(place: Place) -> Mapping[str, Client]:
     )
 
     def through_boto3(key: str, **more: str) -> bytes:
-        return bytes(theirs.get_object(Bucket=bucket, Key=f"x/{key}", **more)["Body"].read())
+        return bytes(theirs.get_object(Bucket=bucket, Key=f"{place.name}/{key}", **more)["Body"].read())
 
     return {
         "ours": Client(lambda key: ours.get(key).data, ours.get_range),
@@ -156,7 +129,7 @@ def _clients(place: Place) -> Mapping[str, Client]:
     }
 
 
-def _compared(place: Place, works: Sequence[Work], runs: int) -> Iterator[Metric]:
+def _compared(label: str, place: Place, works: Sequence[Work], runs: int) -> Iterator[Metric]:
     clients = _clients(place)
     for work in works:
         found: dict[str, list[Cost]] = {name: [] for name in clients}
@@ -169,14 +142,14 @@ def _compared(place: Place, works: Sequence[Work], runs: int) -> Iterator[Metric
         used = {name: median([each.processor for each in costs]) / work.requests for name, costs in found.items()}
         for peer in PEERS:
             yield Metric(
-                name=f"{place.name}, {work.name}, beside {peer}",
+                name=f"{label}, {work.name}, beside {peer}",
                 value=rates["ours"],
                 unit="1/s",
                 against=peer,
                 ratio=rates["ours"] / rates[peer],
             )
             yield Metric(
-                name=f"{place.name}, {work.name}, processor, beside {peer}",
+                name=f"{label}, {work.name}, processor, beside {peer}",
                 value=1e6 * used["ours"],
                 unit="µs",
                 against=peer,

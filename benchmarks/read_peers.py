@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder, convert_to_deltalake
 
 from benchmarks.metrics import Metric, beside, median
-from benchmarks.page_reads import linked
-from benchmarks.peers import NotMeasuredError, ducklake_python, lance_python, printed
+from benchmarks.peers import NotMeasuredError, ducklake_python, lance_python, linked, printed
 
 
 def delta_queries(files: Sequence[Path], folder: Path) -> Callable[[str], pa.Table]:

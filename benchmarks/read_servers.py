@@ -15,7 +15,9 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import cast
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+from urllib.parse import parse_qs, urlsplit
 
 DELAY_S = 0.02
 COUNTS = "COUNTS"
@@ -23,6 +25,15 @@ COUNTS = "COUNTS"
 
 A wave begins with each request that comes while no other is under way.
 """
+
+REGION = "eu-central-1"
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "test-access",
+    "AWS_SECRET_ACCESS_KEY": "test-secret",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "NO_PROXY": "127.0.0.1",
+}
+"""Of the processes that read from a server."""
 
 OBJECT = bytes(range(256)) * (64 * 2**20 // 256)
 SMALL_BYTES = 1024
@@ -33,6 +44,38 @@ _HEAD = (
     b'etag: "0123456789abcdef0123456789abcdef"\r\nlast-modified: Sun, 22 Nov 2026 10:00:00 GMT\r\n'
     b"date: Sun, 22 Nov 2026 10:00:00 GMT\r\nx-amz-meta-tidemark-write-id: 0b7c3a52-93f5-4d7e-8f2a\r\n\r\n"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder of a bucket, and the endpoint through which it is reached."""
+
+    bucket: str
+    name: str
+    endpoint: str
+
+    @property
+    def uri(self) -> str:
+        """Where it is, to our client."""
+        return f"s3://{self.bucket}/{self.name}?endpoint={self.endpoint}&region={REGION}&path_style=true"
+
+
+class S3Servers(NamedTuple):
+    """A bucket of the S3 server of the tests, its endpoint, and that of the slow server before it."""
+
+    bucket: str
+    endpoint: str
+    slow: str
+
+
+@contextmanager
+def s3_servers() -> Iterator[S3Servers]:
+    """The S3 server of the tests and the slow one before it, which run meanwhile."""
+    with serving("s3") as uri:
+        server = urlsplit(uri)
+        endpoint = parse_qs(server.query)["endpoint"][0]
+        with serving("slow", str(urlsplit(endpoint).port)) as slow:
+            yield S3Servers(server.netloc, endpoint, slow)
 
 
 @contextmanager

@@ -2,9 +2,8 @@
 
 Three tables on a local disk: flights by day (365 splits), the same flights in one split, and 60 columns in one split.
 DuckDB and Polars read the files of the splits themselves, know no log, and verify nothing; delta-rs (by its DataFusion)
-and DuckLake read them as tables of their own. "First" is the first query of a
-table that was just opened, "warm" the median of those that follow. Searches are in `benchmarks.searches`, lookups in
-`benchmarks.unmerged`.
+and DuckLake read them as tables of their own. "First" is the first query of a table that was just opened, "warm" the
+median of those that follow. Searches are in `benchmarks.searches`, lookups in `benchmarks.unmerged`.
 """
 
 from __future__ import annotations
@@ -40,6 +39,10 @@ QUERIES: Mapping[str, str] = {
     "null": "select count(*) from t where {number} is null",
     "distinct": "select count(distinct {text}) from t",
 }
+OF_FLIGHTS: Mapping[str, str] = {"text": "carrier", "value": "AA", "number": "dep_delay", "constant": "20"}
+OF_WIDE: Mapping[str, str] = {"text": "c1", "value": "name 7", "number": "c0", "constant": "5"}
+"""What stands in the queries for flights, and for `wide`."""
+
 WIDE_COLUMNS = 60
 # Of many columns or splits a query may take 1.3 times as long as DuckDB, of one split so many milliseconds longer.
 MANY_AIM, ONE_AIM_MS = 1 / 1.3, 5.0
@@ -48,15 +51,13 @@ MANY_AIM, ONE_AIM_MS = 1 / 1.3, 5.0
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield the metrics of queries and searches."""
     flights = datasets.flights()
-    of_flights = {"text": "carrier", "value": "AA", "number": "dep_delay", "constant": "20"}
-    of_wide = {"text": "c1", "value": "name 7", "number": "c0", "constant": "5"}
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         root = Path(folder)
         by_day = flights.slice(0, 20_000) if small else flights
         for case in (
-            _Case("flights by day", root / "days", of_flights, _table(root / "days", by_day, time_column="time_hour")),
-            _Case("flights in one split", root / "one", of_flights, _table(root / "one", flights)),
-            _Case("60 columns", root / "wide", of_wide, _table(root / "wide", wide(20_000 if small else 4_000_000))),
+            _Case("flights by day", root / "days", OF_FLIGHTS, _table(root / "days", by_day, time_column="time_hour")),
+            _Case("flights in one split", root / "one", OF_FLIGHTS, _table(root / "one", flights)),
+            _Case("60 columns", root / "wide", OF_WIDE, _table(root / "wide", wide(20_000 if small else 4_000_000))),
         ):
             yield from case.asked(3 if small else 15, small=small)
     yield from searches.measure(small=small)

@@ -15,10 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from datafusion import SessionConfig, SessionContext
@@ -26,28 +25,13 @@ from datafusion.object_store import AmazonS3
 
 import tidemark as tm
 from benchmarks.metrics import Metric, command
-from benchmarks.read_client import ENVIRONMENT, REGION
-from benchmarks.read_servers import COUNTS, serving
-from benchmarks.reads import QUERIES, wide
+from benchmarks.read_servers import COUNTS, ENVIRONMENT, REGION, Place, s3_servers
+from benchmarks.reads import OF_FLIGHTS, OF_WIDE, QUERIES, wide
 from examples import datasets
 
 COMMITS = 10
 COLD_AIM, WARM_AIM = 1 / 1.5, 1 / 0.2
 """Ours may take 1.5 times as long as DataFusion with nothing kept, and 0.2 times as long after that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A table on S3, and the endpoint through which it is reached."""
-
-    bucket: str
-    name: str
-    endpoint: str
-
-    @property
-    def uri(self) -> str:
-        """Where it is, to our client."""
-        return f"s3://{self.bucket}/{self.name}?endpoint={self.endpoint}&region={REGION}&path_style=true"
 
 
 class Ours:
@@ -89,21 +73,13 @@ class Theirs:
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield milliseconds, requests, waves and MiB of every query, ours and DataFusion's."""
     os.environ.update(ENVIRONMENT)
-    with ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-benchmark-")))
-        server = urlsplit(stack.enter_context(serving("s3")))
-        endpoint = parse_qs(server.query)["endpoint"][0]
-        slow = stack.enter_context(serving("slow", str(urlsplit(endpoint).port)))
+    with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, s3_servers() as (bucket, endpoint, slow):
         flights = datasets.flights()
-        by_day = _Written(
-            Place(server.netloc, "days", endpoint), flights.slice(0, 20_000) if small else flights, "time_hour"
-        )
-        columns = _Written(Place(server.netloc, "wide", endpoint), wide(20_000 if small else 1_000_000))
-        of_flights = {"text": "carrier", "value": "AA", "number": "dep_delay", "constant": "20"}
-        of_columns = {"text": "c1", "value": "name 7", "number": "c0", "constant": "5"}
-        for table, words in ((by_day, of_flights), (columns, of_columns)):
+        by_day = _Written(Place(bucket, "days", endpoint), flights.slice(0, 20_000) if small else flights, "time_hour")
+        columns = _Written(Place(bucket, "wide", endpoint), wide(20_000 if small else 1_000_000))
+        for table, words in ((by_day, OF_FLIGHTS), (columns, OF_WIDE)):
             for name, template in list(QUERIES.items())[: 2 if small else None]:
-                yield from table.asked(name, template.format(**words), slow, root)
+                yield from table.asked(name, template.format(**words), slow, Path(folder))
 
 
 class _Written:

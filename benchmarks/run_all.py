@@ -1,4 +1,4 @@
-"""Run every benchmark and write `benchmarks/RESULTS.md`: the metrics, the machine, the versions.
+"""Run every benchmark but `sql_confinement` and write `benchmarks/RESULTS.md`: the metrics, the machine, the versions.
 
 python -m benchmarks.run_all [--small]
 """

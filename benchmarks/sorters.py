@@ -14,6 +14,7 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 
+from benchmarks.peers import linked
 from benchmarks.points import KEY, SQL_KEY, Given
 from storage_core.compaction.execute import execute
 from storage_core.compaction.work import CompactionTask
@@ -86,8 +87,6 @@ def datafusion_merge(given: Given, folder: Path) -> None:
     Raises `RuntimeError` when its plan is another one.
     """
     import datafusion  # as late as its number of threads is settled
-
-    from benchmarks.page_reads import linked
 
     settings = datafusion.SessionConfig().with_target_partitions(len(given.files))
     session = datafusion.SessionContext(settings)

@@ -2,7 +2,7 @@
 
     python -m examples.producer JFK
 
-Each row that was acknowledged is written down in a file beside the stores, so that whoever reads the table can tell.
+Each row that was acknowledged is written down in a file beside the stores, so that a reader of the table can tell.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def _failed(error: TidemarkError, *, as_json: bool) -> int:
 
 
 def _drop_output() -> None:
-    """Whoever read the output has seen enough: what is buffered goes nowhere, and the process ends in peace."""
+    """The reader of the output has seen enough: what is buffered goes nowhere, and the process ends in peace."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM while Dagster runs in the process of a command.
 
 During a run Dagster has both signals for itself: it ends the step that is under way, records that in the history, and
-returns as from any other run; a signal that comes while it writes its history may be forgotten. So whoever makes one
+returns as from any other run; a signal that comes while it writes its history may be forgotten. So what makes one
 run after the other has to hear of them from somewhere else.
 """
 
@@ -18,7 +18,7 @@ from jobs.running.stop_signals import STOP_SIGNALS
 
 @contextmanager
 def noticed() -> Iterator[Callable[[], bool]]:
-    """While the block runs, the value says whether SIGINT or SIGTERM came, whoever handles them.
+    """While the block runs, the value says whether SIGINT or SIGTERM came, whatever handles them.
 
     Outside of runs both raise `KeyboardInterrupt`. In a thread other than the main one, to which no signal comes, the
     answer is always False.

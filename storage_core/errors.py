@@ -42,7 +42,7 @@ class TidemarkError(Exception):
 
     @property
     def found(self) -> str:
-        """What happened and where, without the advice of a `Corrupt`: for whoever goes on to say what to do."""
+        """What happened and where, without the advice of a `Corrupt`: for callers that say themselves what to do."""
         return str(self.args[0])
 
     def reworded(self, found: str, **more: object) -> Self:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from storage_core.wording import counted
+
 _LOCATION = re.compile(
     r"([A-Za-z][A-Za-z0-9+.-]{0,20}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))(?!/{0,2}…@?[,:;]?(?:\s|$))[^\s'\"]*"
 )
@@ -56,4 +58,4 @@ def without_locations(text: str) -> str:
 
 
 def _more(count: int, noun: str) -> str:
-    return f"… and {count:,} more {noun if count == 1 else noun + 's'}" if count > 0 else ""
+    return f"… and {counted(count, 'more ' + noun)}" if count > 0 else ""

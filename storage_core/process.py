@@ -38,7 +38,7 @@ class OwnLock:
         _Forks.locks.add(self)
 
     def renew(self) -> None:
-        """Let go of it, whoever holds it."""
+        """Release it, also for threads that are gone."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
@@ -46,7 +46,7 @@ class OwnLock:
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Let go of it."""
+        """Release it."""
         self._lock.release()
 
 

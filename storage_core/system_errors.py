@@ -88,7 +88,7 @@ def refusal_in(text: str) -> OSError | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory was lacking, whoever says so: Python, Arrow, DuckDB, the system, Rust, a thread for its stack.
+    """Whether memory was lacking, whatever says so: Python, Arrow, DuckDB, the system, Rust, a thread for its stack.
 
     Texts may quote a query or a value, so a class that has a say of its own is asked first: text counts of an error
     that has no other, and of an `OSError` without a number only DuckDB's prefix, all that a stream of Arrow keeps.

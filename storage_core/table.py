@@ -114,9 +114,8 @@ class Table:
         `late_data` (`{"policy": "quarantine", "acceptance_window": "1h"}`) says what becomes of rows that arrive late;
         without it none is late. Whole windows leave when they ended as long ago as `retention` says, such as `"30d"`,
         or seconds. Splits have a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single
-        values. Raises
-        `InvalidInput` when the location holds a table already or the parts contradict each other, `Unsupported`
-        when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
+        values. Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
+        `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
         from storage_core import creation
         from storage_core.definition import check_definition, column_names, index_definitions, key_columns, late_setting
@@ -267,7 +266,7 @@ class Table:
 
         A table of one region is claimed at once. Of a table with several, each region is claimed by the first row that
         falls into it (`RoutingWriter` says what is atomic then); with `region`, a value per field of the region spec,
-        only that one, and rows of others are refused. Claiming fences whoever wrote before. Raises `InvalidInput` on an
+        only that one, and rows of others are refused. Claiming fences earlier writers. Raises `InvalidInput` on an
         append table, `RegionClosed` while the region spec is being changed.
         """
         from storage_core.region.router import open_writer
@@ -326,11 +325,12 @@ class Table:
         self, at: At | None, consistency: str, tables: Mapping[str, Table | ArrowStream] | None
     ) -> dict[str, Opened | pa.Table]:
         """What a query reads by name: this table, and further ones."""
+        from storage_core.engine.statement import TABLE
         from storage_core.read import sql
 
         others = {} if tables is None else {name: tables[name] for name in sql.other_names(tables)}
         opened = {name: _opened(name, each, consistency) for name, each in others.items()}
-        return {"t": partial(self._opened, at, consistency), **opened}
+        return {TABLE: partial(self._opened, at, consistency), **opened}
 
     def _opened(self, at: At | None, consistency: str, predicate: Predicate | None) -> TableView:
         from storage_core.read.regions import matching_regions

@@ -9,7 +9,7 @@ MOST_LISTED: Final = 20
 """How many names an error lists; the report has all."""
 
 
-def shortened(items: Sequence[object], most: int) -> list[object]:
+def first_of(items: Sequence[object], most: int) -> list[object]:
     """Return the first `most` items and, where there are others, a text that says how many."""
     more = [f"and {len(items) - most} more"] if len(items) > most else []
     return [*items[:most], *more]
@@ -17,7 +17,7 @@ def shortened(items: Sequence[object], most: int) -> list[object]:
 
 def listed(names: Sequence[object]) -> str:
     """Return the first `MOST_LISTED` of these names as an error lists them, and how many more there are."""
-    return ", ".join(map(str, shortened(names, MOST_LISTED)))
+    return ", ".join(map(str, first_of(names, MOST_LISTED)))
 
 
 def counted(number: int, noun: str, several: str | None = None) -> str:

@@ -72,7 +72,7 @@ def command(
     except KeyboardInterrupt:
         stopped = Interrupted("stopped by a signal; run the same command again")
         return _failed(job, stopped, as_json=parsed.json)
-    except Exception as error:  # noqa: BLE001  # the end of the process: whoever started it is told, whatever it was
+    except Exception as error:  # noqa: BLE001  # the end of the process: the caller is told, whatever it was
         sys.stderr.write(traceback.format_exc())
         return _failed(job, as_tidemark_error(error), as_json=parsed.json)
     sys.stdout.write((report.to_json() if parsed.json else report.to_text()) + "\n")

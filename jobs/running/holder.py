@@ -2,7 +2,7 @@
 
 `<run>@<host>/<boot>/<process namespace>/<process id>/<its start>`. A process of this very machine and namespace that
 is not there any more is dead, whatever the clock says; of any other process nobody here can tell, and its lease has to
-run out. To be wrong would cost work and never a row: whoever was taken over is fenced.
+run out. To be wrong would cost work and never a row: a holder that was taken over is fenced.
 """
 
 from __future__ import annotations

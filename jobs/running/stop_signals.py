@@ -1,7 +1,8 @@
 """SIGINT and SIGTERM as a job hears them: once, so that what ends it is not broken off in its turn.
 
 One Ctrl-C reaches a job twice: a terminal sends it to everything it runs, and Dagster hands on its own. People press it
-twice, and whoever waited long enough after a SIGTERM sends more. None of them may keep a lease from its release.
+twice, and a supervisor that waited long enough after a SIGTERM sends more. None of them may keep a lease from its
+release.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled. DataFrame API
 and SQL only: Spark in this process, on a cluster and behind Spark Connect are used alike
-(docs/architecture/orchestration.md, "Spark";
-decision 0076).
+(docs/architecture/orchestration.md, "Spark"; decision 0076).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import typer
 from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import DryRun, From, Json, Master, To, Uri, Window
-from pipelines.commands.running import windows
+from pipelines.commands.running import run_here, windows
 from pipelines.commands.target import resolve
 from storage_core.errors import Corrupt
 from storage_core.wording import counted
@@ -64,12 +64,10 @@ def audit(
     """
     from jobs.audit import run
     from jobs.requests.audit import AuditRequest
-    from jobs.spark.spark import Spark
 
     chosen = windows(window, start, end, everything=False)
     request = AuditRequest(table_uri=resolve(uri).uri, windows=chosen, since=since, commits=commits, master=master)
-    with Spark(master) as spark:
-        done = run(request, spark)
+    done = run_here(run, request)
     _show_audit(done, as_json=as_json)
     raise typer.Exit(0 if done.details["clean"] else Corrupt.exit_code)
 

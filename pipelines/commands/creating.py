@@ -88,7 +88,7 @@ def _init_declared(uri: str | None, file: Path | None, *, as_json: bool) -> None
 
 
 def _declare(file: Path, uri: str | None, root: Path, *, as_json: bool) -> None:
-    """Make the table as a job in the root does: places in the table are relative to that, whoever makes it."""
+    """Make the table as a job in the root does: places in the table are relative to that, whatever makes it."""
     from storage_core.declaration import load
     from storage_core.table import Table, exists
 

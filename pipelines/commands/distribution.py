@@ -10,6 +10,7 @@ import typer
 from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import DryRun, Json, Master
+from pipelines.commands.running import run_here
 from storage_core.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -34,14 +35,12 @@ def distribute(
     Ends with 4 when chunks are missing that hold back what their writer wrote later; everything else is distributed.
     """
     from jobs.distribute import run
-    from jobs.spark.spark import Spark
     from pipelines.raw_logs import read_raw_logs
     from pipelines.tables import tables_folder
 
     declared = read_raw_logs(tables_folder()).named(name)
     request = replace(declared.request, skip_gaps=tuple(skip_gap or ()), dry_run=dry_run, master=master)
-    with Spark(master) as spark:
-        done = run(request, spark)
+    done = run_here(run, request)
     output.report(done, as_json=as_json)
     _require_no_gap(done, name)
 

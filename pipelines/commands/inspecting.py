@@ -59,13 +59,13 @@ def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json
     most = None if everything else _MOST_DESCRIBED
     nothing = "no rows yet" if about["kind"] == "append" else "no rows are merged yet"
     newest_first = reversed(about["windows"])
-    output.records(newest_first, windows, as_json=False, nothing=nothing, most=most)
+    output.records(newest_first, windows, as_json=False, nothing=nothing, most=most, more="--all")
     if about["indexes"]:
         indexes = {"name": cell, "kind": cell, "watermark": number, "segments": number, "covered_splits": number}
-        output.records(about["indexes"], indexes, as_json=False, nothing="", most=most)
+        output.records(about["indexes"], indexes, as_json=False, nothing="", most=most, more="--all")
     if about["regions"]:
         regions = dict.fromkeys(about["regions"][0], cell)
-        output.records(about["regions"], regions, as_json=False, nothing="", most=most)
+        output.records(about["regions"], regions, as_json=False, nothing="", most=most, more="--all")
 
 
 def files(uri: Uri, *, at: At = None, as_json: Json = False) -> None:

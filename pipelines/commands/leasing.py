@@ -26,7 +26,7 @@ def leases(
 ) -> None:
     """Say who works on a table, until when; or break a lease.
 
-    Times are by the clock of whoever holds the lease. An abandoned one is taken over by the next run.
+    Times are by the clock of the lease's holder. An abandoned one is taken over by the next run.
     """
     table = open_table(uri)
     if resource is None:

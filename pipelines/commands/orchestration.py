@@ -208,7 +208,7 @@ def ui(
     where = ["--workspace", str(WORKSPACE), "--host", "127.0.0.1", "--port", str(port)]
     command = [sys.executable, "-m", "dagster", "dev", *where]
     ours = {"DAGSTER_HOME": str(place), TABLES: str(folder), "DAGSTER_DISABLE_TELEMETRY": "1"}
-    # Dagster takes this process over, so that whoever ends it ends Dagster and nothing stays behind.
+    # Dagster takes this process over, so that what ends it ends Dagster and nothing stays behind.
     os.execve(sys.executable, command, {**os.environ, **first_on_path(os.environ), **ours})  # noqa: S606  # no shell is wanted
 
 

@@ -38,7 +38,7 @@ _GAP = "   "
 
 
 class OutputClosedError(Exception):
-    """Whoever read standard output has seen enough. No failure: what the command does besides printing is done."""
+    """The reader of standard output has seen enough. No failure: what the command does besides printing is done."""
 
 
 def json_line(record: Record) -> None:
@@ -108,10 +108,11 @@ def records(
     as_json: bool,
     nothing: str,
     most: int | None = MOST_TEXT_ROWS,
+    more: str = "--json",
 ) -> None:
     """Print objects: all and whole as JSON, or a table of the given columns of the first `most` (None: of all).
 
-    `nothing` is what people read when there is no object.
+    `nothing` is what people read when there is no object, `more` the option that prints all where there are others.
     """
     if as_json:
         for each in found:
@@ -123,7 +124,7 @@ def records(
         grid(list(columns), shown, width=_terminal_width())
     else:
         line(nothing)
-    not_shown(sum(1 for _ in rest), "--json" if most == MOST_TEXT_ROWS else "--all")
+    not_shown(sum(1 for _ in rest), more)
 
 
 def not_shown(more: int, option: str = "--all") -> None:

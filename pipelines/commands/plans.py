@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.commands import output
+from storage_core.engine.statement import TABLE
 from storage_core.read.plan import Plan
 
 
@@ -16,7 +17,7 @@ def show_query(plan: Plan, *, as_json: bool, with_splits: bool = False) -> None:
     output.line(str(plan))
     if with_splits:
         shown = {"window_start": output.window, "rows": output.number, "size": output.number, "path": output.cell}
-        read = plan["t"].to_dict()["read"]
+        read = plan[TABLE].to_dict()["read"]
         output.records(read, shown, as_json=False, nothing="no split can hold a matching row")
 
 

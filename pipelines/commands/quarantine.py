@@ -44,7 +44,7 @@ def quarantine(
     shown |= {"arrived_at": output.instant_ms, "by": output.cell}
     listed = (each for key, entry in found for each in _counts(key, entry))
     most = None if everything else output.MOST_TEXT_ROWS
-    output.records(listed, shown, as_json=as_json, nothing=_NOTHING, most=most)
+    output.records(listed, shown, as_json=as_json, nothing=_NOTHING, most=most, more="--all")
 
 
 def _entries(table: Table, source: str | None) -> Iterator[tuple[str, Entry]]:

@@ -53,7 +53,6 @@ def sql(
     seconds: Seconds = None,
     memory_mib: MemoryMib = None,
     spill_mib: SpillMib = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Say what it would read, and do not run it.")] = False,
     analyze: Annotated[bool, typer.Option("--analyze", help="Run it, and say what it read instead of rows.")] = False,
     everything: Everything = False,
     as_json: Json = False,
@@ -64,13 +63,12 @@ def sql(
     """
     from storage_core.engine.sandbox.pool import prepare
 
-    if analyze or not explain:
-        prepare()  # it loads DuckDB while the table is opened
+    prepare()  # it loads DuckDB while the table is opened
     table, limits = open_table(uri), _limits(seconds, memory_mib, spill_mib)
-    if explain or analyze:
+    if analyze:
         from pipelines.commands import plans
 
-        plan = table.explain(query, at=at, consistency=consistency or "snapshot", limits=limits, analyze=analyze)
+        plan = table.explain(query, at=at, consistency=consistency or "snapshot", limits=limits, analyze=True)
         plans.show_query(plan, as_json=as_json)
         return
     answer = table.sql(query, at=at, consistency=consistency or "snapshot", limits=limits)
@@ -176,6 +174,7 @@ def explain(
     *,
     index: Annotated[str | None, typer.Option(metavar="NAME", help="Explain a search on this index.")] = None,
     at: At = None,
+    consistency: Consistency = None,
     as_json: Json = False,
 ) -> None:
     """Say what a query or a search would read.
@@ -185,8 +184,10 @@ def explain(
     """
     from pipelines.commands import plans
 
-    table = open_table(uri, at)
-    if index is not None:
-        plans.show_search(table.explain_search(index=index), as_json=as_json)
+    if index is None:
+        plan = open_table(uri).explain(query, at=at, consistency=consistency or "snapshot")
+        plans.show_query(plan, as_json=as_json, with_splits=True)
+    elif consistency is None:
+        plans.show_search(open_table(uri, at).explain_search(index=index), as_json=as_json)
     else:
-        plans.show_query(table.explain(query), as_json=as_json, with_splits=True)
+        raise InvalidInput("give either --index or --consistency, not both: a search is explained as of its snapshot")

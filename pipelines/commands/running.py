@@ -11,18 +11,22 @@ from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from jobs.reports.report import JobReport
-    from jobs.requests.request import JobRequest
     from jobs.requests.window_range import WindowRange
+    from jobs.running.command import Requested
     from jobs.spark.spark import Spark
 
 
-def run_job(run: Callable[[JobRequest, Spark], JobReport], request: JobRequest, *, as_json: bool) -> None:
-    """Run a job in this process, with Spark only where it has work, and print its report."""
+def run_job(run: Callable[[Requested, Spark], JobReport], request: Requested, *, as_json: bool) -> None:
+    """Run a job in this process and print its report."""
+    output.report(run_here(run, request), as_json=as_json)
+
+
+def run_here(run: Callable[[Requested, Spark], JobReport], request: Requested) -> JobReport:
+    """Run a job in this process, with Spark only where it has work, and return its report."""
     from jobs.spark.spark import Spark
 
     with Spark(request.master) as spark:
-        done = run(request, spark)
-    output.report(done, as_json=as_json)
+        return run(request, spark)
 
 
 def waiting_ms(wait: str | None) -> int:

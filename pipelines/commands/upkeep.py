@@ -22,7 +22,7 @@ from pipelines.commands.arguments import (
     Window,
     duration_ms,
 )
-from pipelines.commands.running import run_job, waiting_ms, windows
+from pipelines.commands.running import run_here, run_job, waiting_ms, windows
 from pipelines.commands.target import resolve
 from storage_core.errors import InvalidInput
 
@@ -64,7 +64,6 @@ def compact(
 def sort(
     uri: Uri,
     *,
-    _all: All = False,
     dry_run: DryRun = False,
     wait: Wait = None,
     master: Master = LOCAL_SPARK,
@@ -79,7 +78,6 @@ def sort(
 def merge(
     uri: Uri,
     *,
-    _all: All = False,
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Put what cannot be applied into quarantine, and merge the rest.")
     ] = False,
@@ -103,10 +101,8 @@ def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     """
     from jobs.expire import run
     from jobs.requests.request import JobRequest
-    from jobs.spark.spark import Spark
 
-    with Spark() as spark:
-        done = run(JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run), spark)
+    done = run_here(run, JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run))
     if not as_json:
         shown = {"window_start": output.window, **dict.fromkeys(("splits", "rows", "bytes"), output.number)}
         kept = "no window has left" if done.details["retention_ms"] else "the table has no retention: every row stays"
@@ -114,9 +110,7 @@ def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     output.report(done, as_json=as_json)
 
 
-def checkpoint(
-    uri: Uri, *, _all: All = False, dry_run: DryRun = False, wait: Wait = None, as_json: Json = False
-) -> None:
+def checkpoint(uri: Uri, *, dry_run: DryRun = False, wait: Wait = None, as_json: Json = False) -> None:
     """Write the state that keeps opening a table fast."""
     from jobs.checkpoint import run
 
@@ -161,7 +155,6 @@ def gc(
     """
     from jobs.collect import run
     from jobs.requests.request import JobRequest
-    from jobs.spark.spark import Spark
 
     request = JobRequest(
         table_uri=resolve(uri).uri,
@@ -169,13 +162,10 @@ def gc(
         dry_run=dry_run,
         wait_ms=waiting_ms(wait),
     )
-    with Spark() as spark:
-        done = run(request, spark)
-    _show_collection(done, as_json=as_json)
+    _show_collection(run_here(run, request), as_json=as_json)
 
 
 def _of_table(uri: str, wait: str | None, *, dry_run: bool, master: str) -> JobRequest:
-    """Of a whole table: `--all` is what these jobs do anyway, and is accepted so that all of them read alike."""
     from jobs.requests.request import JobRequest
 
     return JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait))

@@ -2,7 +2,8 @@
 
 Nothing but the entries themselves says what is there: no index that could be torn, no lock that could stay behind. An
 entry is a file, or a folder of files, and is used last when it was modified last. Others are removed by any process,
-whole, at any time: who reads a file that is removed reads on, and who reads a folder has links of his own to its files.
+whole, at any time: a reader of a file that is removed reads on, and a reader of a folder has links of its own to its
+files.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class BoundedFolder:
     def opened(self, *, create: bool = False) -> Iterator[int]:
         """Yield a descriptor of the folder. Raises `PermissionError` where others may write into it.
 
-        A link to a folder is not followed, for whoever made it may turn it.
+        A link to a folder is not followed, for its maker may turn it.
         """
         try:
             descriptor = os.open(self.path, _FOLDER)

@@ -193,7 +193,7 @@ class CachedPieces:
 
 
 NOT_CACHED: Final = CachedPieces(None)
-"""Of who keeps nothing on disk."""
+"""A cache that keeps nothing."""
 
 
 def cached_pieces(settings: CacheSettings) -> CachedPieces:

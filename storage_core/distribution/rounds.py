@@ -33,7 +33,7 @@ from storage_core.region.distributor import Stretch
 _logger = logging.getLogger(__name__)
 
 MOST_LOST = 5
-"""So many races for a table, and it is left to whoever won them."""
+"""So many races for a table, and it is left to the one that won them."""
 
 _PAUSE_MS = 100
 

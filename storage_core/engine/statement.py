@@ -23,6 +23,8 @@ from storage_core.errors import InvalidInput
 if TYPE_CHECKING:
     import duckdb
 
+TABLE = "t"
+"""What a query calls the table that it is asked of."""
 LONGEST_TEXT = 200_000
 MOST_WORDS = 20_000
 """Words, numbers and signs: a list of some 10,000 constants."""

@@ -135,7 +135,7 @@ def encode_state(state: StateManifest, compression: Compression = Compression.ZS
 
 
 def decode_state(data: bytes, where: str) -> StateManifest:
-    """Return the state manifest in `data`, whoever wrote it. Raises `Corrupt` naming `where`."""
+    """Return the state manifest in `data`, whatever wrote it. Raises `Corrupt` naming `where`."""
     found = inspect(data, where)
     if found.records != 1:
         raise Corrupt(f"{where}: expected one state record, found {found.records}", key=where)

@@ -2,7 +2,7 @@
 
 `key_index.arrow` is an Arrow IPC stream with one row per record, ascending by `hash`, records of one hash in the order
 of their acknowledgement: `hash` (uint64, `formats.key_hash`), `entry` (uint64, the number of the WAL entry) and `row`
-(uint32, the record in it, from 0). Like the bloom filter it only saves work: whoever finds a hash compares the keys.
+(uint32, the record in it, from 0). Like the bloom filter it only saves work: readers that find a hash compare the keys.
 """
 
 from __future__ import annotations

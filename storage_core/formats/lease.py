@@ -13,7 +13,7 @@ from storage_core.formats.keys import lock_key
 
 FORMAT_VERSION = 1
 RELEASED_MS = 0
-"""The expiry of a released lease: in the past of every clock, however wrong the clock of whoever releases is."""
+"""The expiry of a released lease: in the past of every clock, however wrong the clock of its releaser is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ def require_sound_chunks(metadata: pq.FileMetaData, size: int) -> None:
     """Return when Arrow takes the metadata of every column chunk of a file of `size` bytes. Nothing is read.
 
     `RowGroupMetaData.column` ends the process where it does not: where the histograms of a chunk do not fit its
-    column, say. Who reads a row group makes a reader for each of its columns first, and there it is an error. Raises
+    column, say. Reading a row group makes a reader for each of its columns first, and there it is an error. Raises
     that error, an `ArrowException` or `OSError`.
     """
     opened = pq.ParquetFile(_Pages(size), metadata=metadata, pre_buffer=False, buffer_size=_PAGE_BUFFER)

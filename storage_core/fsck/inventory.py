@@ -31,7 +31,7 @@ class Inventory:
     def regions(self) -> list[str]:
         """The regions that were claimed, in order.
 
-        Not those of which there are parts only (`distribution.parts`): whoever wrote these ended before the claim.
+        Not those of which there are parts only (`distribution.parts`): their writer ended before the claim.
         """
         parts = (KeyKind.GENERATION_FILE, RECORDS_FILE)
         claimed = (each for each in self.parsed.values() if (each.kind, each.name) != parts)

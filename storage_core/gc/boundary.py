@@ -1,7 +1,8 @@
 """The collector's boundary, `_gc/boundary.json`: below it numbered names may be free again.
 
-It moves forward, by compare-and-swap, before the first version file below it is deleted. Whoever creates a version
-with a number below the boundary has come back from a long stall: the name was taken once, and its commit never counts.
+It moves forward, by compare-and-swap, before the first version file below it is deleted. A writer that creates a
+version with a number below the boundary has come back from a long stall: the name was taken once, and its commit never
+counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the collector is about to delete, for those who want to keep an old version (docs/architecture/collection.md).
 
 A sweep deletes what its plan names and nothing else, it writes the plan before it reads the roots, and it waits for the
-horizon in between. So whoever keeps an object (a tag, a restore) reads the plan afterwards: an object that is not in
+horizon in between. So what keeps an object (a tag, a restore) reads the plan afterwards: an object that is not in
 it is either gone already, or seen to be kept by every sweep that could delete it.
 """
 

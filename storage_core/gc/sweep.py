@@ -95,7 +95,7 @@ def sweep(
 
 
 def _require_own_plan(store: ObjectStore, plan: Plan) -> None:
-    """Stop when another collector has replaced the plan: whoever sets a tag reads that one and not ours."""
+    """Stop when another collector has replaced the plan: commands that set a tag read that one and not ours."""
     if store.head(gc_candidates_key()).etag != plan.etag:
         raise CommitConflict(
             f"{gc_candidates_key()}: replaced by another collector, which is at work on {store.uri}; run again later",

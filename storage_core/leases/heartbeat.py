@@ -32,8 +32,8 @@ class StopEvent(Protocol):
 class Heartbeat:
     """Renews leases in a thread of its own, every third of their time, until the block ends or all are lost.
 
-    A renewal that fails is tried again at the next beat: two more come before the lease runs out. Whoever works under
-    a lease hears of its loss by `Lease.require_held`, not from here.
+    A renewal that fails is tried again at the next beat: two more come before the lease runs out. Work under a
+    lease hears of its loss by `Lease.require_held`, not from here.
     """
 
     def __init__(self, leases: Sequence[Lease], stop: StopEvent | None = None) -> None:

@@ -92,7 +92,7 @@ class Lease:
     def advance(self) -> None:
         """Hold the resource under the next token, for another commit of the same holder, and renew it. One PUT.
 
-        Whoever holds the resource next gets a higher token still. Raises as `renew` does; after `CommitUnknown` the
+        The next holder of the resource gets a higher token still. Raises as `renew` does; after `CommitUnknown` the
         next write of this lease takes the token that was tried, for it may be in the store.
         """
         self._require_home()
@@ -179,7 +179,7 @@ def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, 
 
 
 def break_lease(log: TransactionLog, resource: str, holder: str) -> int:
-    """Take the resource from whoever holds it, dead or alive, record that, and let go. Returns the token it took.
+    """Take the resource from its holder, dead or alive, record that, and release it. Returns the token it took.
 
     When this returns, no commit under an earlier token lands any more, also of a holder that looked a moment ago. Also
     heals an object that is no lease. Two GET and two PUT beside opening the table and one commit. Raises

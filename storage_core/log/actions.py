@@ -132,7 +132,7 @@ class Add:
 
     @property
     def as_written(self) -> Add:
-        """The entry without its vector: for whoever wants the rows of the file, whether they are live or not."""
+        """The entry without its vector: for readers of all rows of the file, whether they are live or not."""
         return replace(self, deletionVector=None)
 
 

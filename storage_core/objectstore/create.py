@@ -60,7 +60,7 @@ def create_once(store: ObjectStore, key: str, data: bytes | memoryview, *, advic
 def create_derived(store: ObjectStore, key: str, data: bytes, *, advice: str) -> bool:
     """Make sure that the object is there; return True when this call wrote it, False when somebody had before.
 
-    For keys that follow from the content: whoever comes first writes the same. One PUT; after a conflict or a lost
+    For keys that follow from the content: any writer writes the same. One PUT; after a conflict or a lost
     reply one HEAD more. Raises `CommitUnknown` when the store has nothing there nevertheless: `advice` says what to do.
     """
     result = store.put(key, data, IfAbsent())

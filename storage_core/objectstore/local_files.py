@@ -39,7 +39,7 @@ def open_folder(
     """Yield a descriptor of the folder `segments` below `root`; with `create`, missing ones are made.
 
     With `durable` the names of the folder and of all above it are durable then, also where they were there before:
-    whoever made them may have failed to make them durable. It remembers it, so that a folder costs one fsync of its
+    their maker may have failed to make them durable. It remembers it, so that a folder costs one fsync of its
     parent more, once, and the root one of each folder above it.
     Raises `NotFound` that names `key` when a folder is missing (or a file is in its place), `InvalidInput` when one is
     a symlink, `Unavailable` when the system refuses, `OSError` when an fsync fails.

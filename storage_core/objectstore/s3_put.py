@@ -137,7 +137,7 @@ def _verdict(found: Stored | Failure, write_id: str, mode: PutMode, *, in_doubt:
         return Committed(found.etag)
     match mode:
         case IfAbsent():
-            # Whoever replaces an object made it or read it: objects that are never replaced cannot hide ours.
+            # A writer that replaces an object made it or read it: objects that are never replaced cannot hide ours.
             return Conflict() if isinstance(found, Stored) else None
         case IfMatch(etag):
             deleted = isinstance(found, Failure) and found.trouble is Trouble.ABSENT

@@ -3,7 +3,7 @@
 Building boto3's client takes a third of a second, and a GET of it several times as long as the request itself. So reads
 go through `s3_reader` wherever nothing else than what is modelled here decides about them. All else stays with boto3:
 proxies, an AWS configuration that changes addresses or requests, any variable `AWS_…` that is not named here, buckets
-of other kinds, and regions outside of Amazon's main partitions.
+of other kinds, and regions whose hosts do not end in amazonaws.com.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class _Segment:
 class RawWriter:
     """Appends records under one id; safe for any number of threads, whose calls share chunks.
 
-    Whoever finds no chunk on its way sends all that waits as one; the others wait for it. So a chunk is as large as the
-    stores are slow. Chunk n + 1 is sent when every mandatory store has chunk n. In a copy of the process by fork()
+    A call that finds no chunk on its way sends all that waits as one; the others wait for it. So a chunk is as large as
+    the stores are slow. Chunk n + 1 is sent when every mandatory store has chunk n. In a copy of the process by fork()
     every call raises `CopiedProcess`: it would write other records under the same id and numbers.
     """
 

@@ -6,9 +6,9 @@ update is one of each), `_commit_version`, `_commit_timestamp`. Commit by commit
 that order to the rows of the first version they give the rows of the last. Rows have no order within a commit.
 
 Of a split that only got another deletion vector, just the rows between the two vectors changed. A rewrite of splits (a
-merge, a restore) names far more rows than it changed. What a commit removes and adds again
-cancels out by whole rows, each as often as it occurs, compared by value and in the total order's sense: one NaN, one
-zero. Rows that may be equal lie in one window; a window that is still too large is taken in slices by row hash.
+merge, a restore) names far more rows than it changed. What a commit removes and adds again cancels out by whole rows,
+each as often as it occurs, compared by value and in the total order's sense: one NaN, one zero. Rows that may be equal
+lie in one window; a window that is still too large is taken in slices by row hash.
 """
 
 from __future__ import annotations

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from storage_core.engine.statement import parse
+from storage_core.engine.statement import TABLE, parse
 from storage_core.engine.tree import Node, called_on, nodes_of
 from storage_core.errors import InvalidInput
 from storage_core.read.predicate import Filter
-from storage_core.read.query_errors import TABLE
 
 
 def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ from pyroaring import BitMap
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.late_materialization import read_in_turn
+from storage_core.read.late_materialization import read_late
 from storage_core.read.predicate import Predicate
 from storage_core.read.row_group_pruning import groups_left
 from storage_core.split.conform import conform_split
@@ -24,7 +23,10 @@ from storage_core.split.read import open_split
 SPLITS_AT_ONCE: Final = 16
 PIECES_AT_ONCE: Final = 8
 HELD_BYTES: Final = 128 * 2**20
-"""What pieces that are under way or wait to be taken may need of memory, about; one piece may need more."""
+"""What pieces that are under way or wait to be taken may need of memory, about; one piece may need more.
+
+With a condition the columns that are fetched first may need a quarter of it beside.
+"""
 
 
 def fetched(
@@ -42,7 +44,7 @@ def fetched(
 
     Rows that cannot make `predicate` true may be left out: row groups by their bounds, and where that spares much
     (`late_materialization`) the rest by the columns that it names, which are fetched first. A split up to
-    `AHEAD_BYTES`, or of an earlier release, is one GET, and verified whole. Of another its footer is one, unless
+    `SMALL_SPLIT_BYTES`, or of an earlier release, is one GET, and verified whole. Of another its footer is one, unless
     `footers` holds it, and each row group as many as its columns lie apart; both are verified before they are decoded.
     What `footers` have cached is none.
     Raises what `open_split` raises.
@@ -50,8 +52,8 @@ def fetched(
     footers = footers.of_a_read()
 
     def opened(add: Add) -> OpenSplit:
-        split = open_split(store, add, whole=add.footerXxh3 is None, footers=footers)
-        return split if deleted is None else replace(split, deleted=deleted(add))
+        hidden = None if deleted is None else deleted(add)
+        return open_split(store, add, whole=add.footerXxh3 is None, footers=footers, deleted=hidden)
 
     def pieces() -> Generator[Piece]:
         with closing(prefetch(opened, splits, SPLITS_AT_ONCE)) as found:
@@ -62,7 +64,7 @@ def fetched(
 
     with (
         closing(pieces()) as wanted,
-        closing(read_in_turn(wanted, predicate, schema, at_once=PIECES_AT_ONCE, most=HELD_BYTES)) as read,
+        closing(read_late(wanted, predicate, schema, at_once=PIECES_AT_ONCE, most=HELD_BYTES)) as read,
     ):
         for rows in read:
             yield conform_split(rows, schema)

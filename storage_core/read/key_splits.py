@@ -63,10 +63,10 @@ def rows(
     """Yield the live rows of a split with one of these keys, with the columns of the table.
 
     What is in `kept` and `verified` is not read again. A local file is read whole once, to verify it. Of any other
-    split: one GET where it is small (`split.read.AHEAD_BYTES`), else one of the footer, then per row group that may
-    hold a key one of the key columns, or several where they lie apart, and per row group that does one of all columns.
-    One GET more for a deletion vector that is stored and not cached, where the split has a key. Raises what
-    `open_split` raises.
+    split: one GET where it is small (`split.read.SMALL_SPLIT_BYTES`), else one of the footer, then per row group that
+    may hold a key one of the key columns, or several where they lie apart, and per row group that does one of all
+    columns. One GET more for a deletion vector that is stored and not cached, where the split has a key. Raises
+    what `open_split` raises.
     """
     from storage_core.split import key_places, pages  # and Parquet
     from storage_core.split.conform import conform_split
@@ -79,7 +79,7 @@ def rows(
         places = places[~np.isin(places, _deleted(store, add, kept))]
     if not len(places):
         return
-    # Whoever wrote a split without a checksum wrote its pages as he liked.
+    # A split without a checksum is of another writer, and its pages may be anything.
     if path is not None and add.xxh3 is not None:
         found = pages.take(store, add.as_written, path, places, kept=kept)
     else:

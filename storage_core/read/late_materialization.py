@@ -34,18 +34,18 @@ _MOST_CONDITIONS: Final = 32
 """Each takes one comparison per row."""
 
 _OF_FIRST: Final = 4
-"""What is fetched first is this part of the memory."""
+"""The columns fetched first may hold a quarter of `most`, beside it."""
 
 _IN_VAIN: Final = 8
-"""By so many row groups more that had such a row than had none, the rest of the read is fetched at once."""
+"""Once row groups with a possible match outnumber those without by more than this, the rest is fetched at once."""
 
 
-def in_turn(
+def first_and_rest(
     footer: pq.FileMetaData, group: int, columns: Collection[str], predicate: Predicate | None
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return those of `columns` of a row group that are fetched first, and those that may turn out to be needless.
 
-    The others are none where all are fetched at once.
+    The second is empty where all are fetched at once.
     """
     first, others = [*columns], list[str]()
     found = [] if predicate is None else list(islice(conditions(predicate), _MOST_CONDITIONS + 1))
@@ -77,45 +77,45 @@ def may_match(rows: pa.Table, predicate: Predicate) -> Mask:
     return possible(predicate, by_bounds(bounds), rows.num_rows)
 
 
-def read_in_turn(
+def read_late(
     pieces: Iterable[Piece], predicate: Predicate | None, schema: pa.Schema, *, at_once: int, most: int
 ) -> Generator[pa.Table]:
     """Yield the rows of pieces in their order, but for some that cannot make the predicate true, each as it comes.
 
-    `schema` is the table's. `at_once` are read at a time, within about `most` bytes of memory and a quarter more.
-    Ranged GETs where a split is read by ranges: those of a piece's columns, in one wait or in two. Raises what
-    `Piece.read` does.
+    `schema` has the wanted columns, typed as in the table. `at_once` are read at a time, within about `most` bytes of
+    memory and a quarter more. Ranged GETs where a split is read by ranges: those of a piece's columns, in one wait or
+    in two. Raises what `Piece.read` does.
     """
     bytes_held = attrgetter("memory_bytes")
     if predicate is None:
         yield from prefetch(Piece.read, pieces, at_once, weight=bytes_held, most=most)
         return
-    turns = _Turns(predicate, schema)
+    stages = _Stages(predicate, schema)
     with closing(
-        prefetch(_Turn.taken, map(turns.first, pieces), at_once, weight=bytes_held, most=most // _OF_FIRST)
+        prefetch(_FirstRead.taken, map(stages.first, pieces), at_once, weight=bytes_held, most=most // _OF_FIRST)
     ) as begun:
-        yield from prefetch(_Second.read, map(turns.second, begun), at_once, weight=bytes_held, most=most)
+        yield from prefetch(_RestRead.read, map(stages.second, begun), at_once, weight=bytes_held, most=most)
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _FirstRead:
     """A piece, and its columns that are fetched `first`, unless all are fetched at once; then those `rows`."""
 
     piece: Piece
     first: Piece | None = None
-    others: Piece | None = None
+    rest: Piece | None = None
     rows: pa.Table | None = None
 
     @property
     def memory_bytes(self) -> int:
         return 0 if self.first is None else self.first.memory_bytes
 
-    def taken(self) -> _Turn:
+    def taken(self) -> _FirstRead:
         return self if self.first is None else replace(self, rows=self.first.read())
 
 
 @dataclass(frozen=True, slots=True)
-class _Second:
+class _RestRead:
     """What is still to be fetched of a piece, and which `rows` of those fetched are left by a `mask`."""
 
     piece: Piece | None
@@ -136,28 +136,30 @@ class _Second:
 
 
 @dataclass(slots=True)
-class _Turns:
+class _Stages:
     """Which columns of the pieces of a read are fetched when."""
 
     predicate: Predicate
     schema: pa.Schema
     _in_vain: int = 0
 
-    def first(self, piece: Piece) -> _Turn:
-        if not piece.is_ranged or piece.columns is None or self._in_vain > _IN_VAIN:
-            return _Turn(piece)
+    def first(self, piece: Piece) -> _FirstRead:
+        if not piece.split.is_ranged or piece.columns is None or self._in_vain > _IN_VAIN:
+            return _FirstRead(piece)
         [group] = piece.groups
-        first, others = in_turn(piece.split.footer, group, piece.columns, self.predicate)
-        return _Turn(piece, replace(piece, columns=first), replace(piece, columns=others)) if others else _Turn(piece)
+        first, rest = first_and_rest(piece.split.footer, group, piece.columns, self.predicate)
+        if not rest:
+            return _FirstRead(piece)
+        return _FirstRead(piece, replace(piece, columns=first), replace(piece, columns=rest))
 
-    def second(self, turn: _Turn) -> _Second:
-        rows = turn.rows
+    def second(self, begun: _FirstRead) -> _RestRead:
+        rows = begun.rows
         if rows is None:
-            return _Second(turn.piece)
+            return _RestRead(begun.piece)
         compared = pa.schema([self.schema.field(name) for name in rows.column_names if name in self.schema.names])
         mask = may_match(conform_split(rows, compared), self.predicate)
         if not mask.any():
             self._in_vain -= 1
-            return _Second(None, self.schema.empty_table())
+            return _RestRead(None, self.schema.empty_table())
         self._in_vain += 1
-        return _Second(turn.others, rows, None if mask.all() else mask)
+        return _RestRead(begun.rest, rows, None if mask.all() else mask)

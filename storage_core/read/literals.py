@@ -25,11 +25,12 @@ from storage_core.rows.sortable import float_keys, unless_false
 
 Limit = int | Decimal | str
 
+DIGITS = 80
+"""No column holds this many digits, and a decimal of a billion zeros must not become an integer."""
+
 _FINER_THAN_MICROSECONDS = re.compile(r"[.,]\d{7}")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
-# No column holds this many digits, and a decimal of a billion zeros must not become an integer.
-_DIGITS = 80
 _EXACT = decimal.Context(prec=decimal.MAX_PREC, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
 # DuckDB's casts of decimals and huge integers to floats round more than once.
 _SLACK_ULPS = 2
@@ -89,7 +90,7 @@ def _on_grid(limit: Limit, type_: pa.DataType, *, up: bool) -> pa.Scalar | None:
     if isinstance(limit, str):
         return pa.scalar(limit, pa.string())
     exact = Decimal(limit)
-    if not exact.is_finite() or exact.adjusted() > _DIGITS:
+    if not exact.is_finite() or exact.adjusted() > DIGITS:
         return None
     if pa.types.is_decimal(type_):
         steps = _whole(exact.scaleb(type_.scale, context=_EXACT), up=up)

@@ -17,7 +17,7 @@ from storage_core.read.lookup import left_to_base
 from storage_core.read.lookup_plan import LookupPlan, RegionPlan
 from storage_core.read.plan import TablePlan
 from storage_core.read.pruning import PruneStep
-from storage_core.read.query_errors import TABLE
+from storage_core.engine.statement import TABLE
 from storage_core.read.regions import holding_regions
 from storage_core.read.verified import Verified
 from storage_core.read.view import View

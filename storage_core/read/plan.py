@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from storage_core.cache.pieces import CacheCounts, CachedPieces
+from storage_core.engine.statement import TABLE
 from storage_core.log.actions import Add
 from storage_core.objectstore.meter import MeteredStore, RequestMeter
 from storage_core.read.pruning import PruneStep
-from storage_core.read.query_errors import TABLE
 from storage_core.wording import counted
 
 
@@ -81,7 +81,7 @@ class Analysis:
 
     `waves`: how often a request began while none was under way. `cache` is what the cache on disk answered (pieces
     found and not, bytes found, failures); None where it was not asked. Counted are all requests to the stores of its
-    tables while it ran, whoever made them.
+    tables while it ran, of any reader.
     """
 
     rows: int

@@ -14,7 +14,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read import pruning
 from storage_core.read.fetching import SPLITS_AT_ONCE
-from storage_core.read.late_materialization import in_turn
+from storage_core.read.late_materialization import first_and_rest
 from storage_core.read.plan import TablePlan
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import PruneStep
@@ -122,7 +122,7 @@ class _Splits:
         names = [each for each in present if each in self.names] or present[:1]
         leaves = leaves_of(footer, names)
         wanted, left = int(sizes[groups][:, leaves].sum()), int(sizes[groups].sum())
-        turns = ((group, turn) for group in groups for turn in in_turn(footer, group, names, self.predicate))
+        turns = ((group, turn) for group in groups for turn in first_and_rest(footer, group, names, self.predicate))
         ranges = [each for group, turn in turns for each in requests_for(places[group, leaves_of(footer, turn)])]
         return _Part(
             requests=0 if is_local else len(ranges),

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from storage_core.engine.sandbox.process import OutOfTime, SandboxEnded
+from storage_core.engine.statement import TABLE
 from storage_core.engine.tree import shown
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.foreign_text import shortened
@@ -17,7 +18,6 @@ from storage_core.settings.query import QueryLimits
 from storage_core.split.opened import expired_split
 from storage_core.system_errors import out_of_memory, typed, unavailable
 
-TABLE = "t"
 _UNKNOWN_TABLE = "Catalog Error: Table with name"
 _OUT_OF_REACH = "IO Error:"
 _NO_FILES = "Too many open files"

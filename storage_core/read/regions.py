@@ -18,7 +18,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.literals import Limit, interval
+from storage_core.read.literals import DIGITS, Limit, interval
 from storage_core.read.predicate import And, Beginning, Compare, Comparison, Instant, IsNull, Predicate, Scalar
 from storage_core.read.pruning import Leaf, conditions, possible
 from storage_core.region.registry import known_regions
@@ -32,7 +32,6 @@ _IN_ORDER = frozenset({TransformKind.IDENTITY, TransformKind.TRUNCATE, Transform
 _OTHERS = frozenset({Comparison.NE, Comparison.LT, Comparison.GT})
 _MICROSECONDS_OF_A_DAY = 24 * 3600 * 10**6
 _MOST_EXACT = 2**53  # as a float64 each integer up to here is itself
-_DIGITS = 80  # no column holds so many, and a decimal of a billion zeros must not become an integer
 
 
 def holding_regions(snapshot: Snapshot, *, keys: pa.Table) -> Sequence[Region]:
@@ -133,7 +132,7 @@ def _rounded(limit: Limit, type_: pa.DataType, *, up: bool = False) -> pa.Array:
     if isinstance(limit, str):
         return pa.array([limit], type_)
     if pa.types.is_integer(type_):
-        if isinstance(limit, Decimal) and limit.adjusted() > _DIGITS:
+        if isinstance(limit, Decimal) and limit.adjusted() > DIGITS:
             raise OverflowError
         return pa.array([math.ceil(limit) if up else math.floor(limit)], type_)
     microseconds = int(limit)

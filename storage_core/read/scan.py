@@ -11,6 +11,7 @@ import pyarrow as pa
 from storage_core.engine.sandbox.pool import prepare
 from storage_core.engine.sandbox.query import Rows
 from storage_core.engine.sandbox.result import Result
+from storage_core.engine.statement import TABLE
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import shortened
 from storage_core.headroom import QUERY_BYTES, require_headroom
@@ -23,7 +24,7 @@ from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, requir
 from storage_core.read.plan import Plan, Watched
 from storage_core.read.planning import table_plan
 from storage_core.read.predicate import Filter, Predicate
-from storage_core.read.query_errors import TABLE, query_errors
+from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source
 from storage_core.read.splits_source import source_of
 from storage_core.read.sql_predicate import from_sql
@@ -84,31 +85,31 @@ class Scan(Conversions):
         `query_errors`.
         """
         require_rows(batch_rows)
-        bounds = self._bounds
+        limits = self._effective_limits
         splits, source = self._source()
-        if bounds is None and source.fetched is not None:
+        if limits is None and source.fetched is not None:
             return pa.RecordBatchReader.from_batches(self._schema, parts(self._as_fetched(source.fetched), batch_rows))
-        with query_errors("scan", splits, bounds, files=source.splits):
+        with query_errors("scan", splits, limits, files=source.splits):
             rows: Result | pa.RecordBatchReader
-            if bounds is None:
+            if limits is None:
                 rows = source.opened().sql(self._text).to_arrow_reader(batch_rows)
             else:
-                rows = source.answer(self._text, bounds, batch_rows=batch_rows)
+                rows = source.answer(self._text, limits, batch_rows=batch_rows)
                 rows.stream()
-        return pa.RecordBatchReader.from_batches(rows.schema, self._batches(rows, splits, source, bounds))
+        return pa.RecordBatchReader.from_batches(rows.schema, self._batches(rows, splits, source, limits))
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as one Arrow table with the table's types."""
-        bounds = self._bounds
+        limits = self._effective_limits
         splits, source = self._source()
-        if bounds is None and source.fetched is not None:
+        if limits is None and source.fetched is not None:
             return pa.Table.from_batches(self._as_fetched(source.fetched), self._schema)
-        with query_errors("scan", splits, bounds, files=source.splits):
-            if bounds is None:
+        with query_errors("scan", splits, limits, files=source.splits):
+            if limits is None:
                 with source.opened() as connection:
                     rows = connection.sql(self._text).to_arrow_table()
             else:
-                with source.answer(self._text, bounds) as result:
+                with source.answer(self._text, limits) as result:
                     rows = pa.Table.from_batches(result, result.schema)
             self.verified.recheck(self.store, source.splits)
             return rows.cast(self._schema)
@@ -142,13 +143,13 @@ class Scan(Conversions):
         return None if self.filter is None else self.filter.predicate
 
     @property
-    def _bounds(self) -> QueryLimits | None:
-        """A filter is text of somebody, and may ask for much; the rows themselves are what was asked for."""
+    def _effective_limits(self) -> QueryLimits | None:
+        """Those given; the default ones where there is a filter, whose text may ask for much; else none."""
         return QueryLimits() if self.limits is None and self.filter is not None else self.limits
 
     @require_headroom("scan", size=QUERY_BYTES)
     def _source(self) -> tuple[Sequence[Add], Source]:
-        if self._bounds is not None:
+        if self._effective_limits is not None:
             prepare()
         return source_of(
             self.store,

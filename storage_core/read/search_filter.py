@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.engine.sandbox.pool import prepare
+from storage_core.engine.statement import TABLE
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.columns_read import columns_of
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import prune
-from storage_core.read.query_errors import TABLE, query_errors
+from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source
 from storage_core.rows.codes import Mask
 from storage_core.settings.query import QueryLimits

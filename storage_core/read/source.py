@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from storage_core.engine.sandbox.query import Query, Relation, Rows, TypesDiffer, joined
 from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import literally, session
+from storage_core.engine.statement import TABLE
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
-from storage_core.read.query_errors import TABLE
 from storage_core.read.verified import UNKNOWN, Columns
 from storage_core.settings.query import QueryLimits
 from storage_core.split.conform import conform_split

@@ -1,8 +1,6 @@
 """Which rows a query reads: splits, and what lies over them, as the source of a view.
 
-Of a local store DuckDB streams the Parquet files by itself, projecting and filtering inside them; objects of other
-stores are fetched while it reads. What is not merged yet is in memory, and hides the rows of the base that it takes the
-place of.
+What is not merged yet is in memory, and hides the rows of the base that it takes the place of.
 """
 
 from __future__ import annotations
@@ -27,10 +25,9 @@ from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
 from storage_core.read.source import DELETED_SCHEMA, PLACES, Source
 from storage_core.read.verified import UNKNOWN, Verified
-from storage_core.split.vectors import deleted_rows, positions
+from storage_core.split.vectors import PARALLEL_READS, deleted_rows, positions
 
 _MOST_KINDS = 16
-_VECTORS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ def splits_source(
     paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
     is_local = len(paths) == len(splits)
     marked = [add for add in splits if add.path in touched or add.deleted_rows is not None] if is_local else []
-    hidden = {add.path: gone for add, gone in zip(marked, all_of(hides, marked, _VECTORS_AT_ONCE), strict=True) if gone}
+    hidden = {add.path: gone for add, gone in zip(marked, all_of(hides, marked, PARALLEL_READS), strict=True) if gone}
     if splits and not (is_local and _can_stream(hidden, schema)):
         wanted = pa.schema([schema.field(name) for name in columns_fetched(schema, columns)])
         deleted = None if over is None else over.deleted

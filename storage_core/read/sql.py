@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from storage_core.engine.parameters import Parameters, with_values
 from storage_core.engine.sandbox.pool import prepare
-from storage_core.engine.statement import check, is_table_name, parse
+from storage_core.engine.statement import TABLE, check, is_table_name, parse
 from storage_core.engine.tree import Node
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -21,7 +21,7 @@ from storage_core.read.columns_read import columns_read
 from storage_core.read.plan import Plan, TablePlan, Watched
 from storage_core.read.planning import table_plan
 from storage_core.read.predicate import Predicate
-from storage_core.read.query_errors import TABLE, query_errors
+from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source, answer
 from storage_core.read.splits_source import source_of
 from storage_core.read.sql_predicate import where_of
@@ -74,7 +74,7 @@ def query(
     """
     prepare()  # a process starts while the text is checked, as most are sound
     text, tree = _checked(text, parameters, tables)
-    bounds = QueryLimits() if limits is None else limits
+    limits = QueryLimits() if limits is None else limits
     read = {
         name: _Read(Source(table)) if isinstance(table, pa.Table) else _read(table, tree, name, text)
         for name, table in tables.items()
@@ -83,15 +83,15 @@ def query(
     files = [file for each in read.values() for file in each.source.splits]
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with query_errors(text, splits, bounds, files=files), result:
+        with query_errors(text, splits, limits, files=files), result:
             yield from result
             for each in read.values():
                 each.recheck()
 
-    with query_errors(text, splits, bounds, files=files):
+    with query_errors(text, splits, limits, files=files):
         sources = {name: each.source for name, each in read.items()}
-        result = answer(sources, text, bounds, spill_bytes=bounds.spill_bytes)
-    return SqlResult(result.schema, batches(), on_stream=result.stream, memory_bytes=bounds.memory_bytes, query=text)
+        result = answer(sources, text, limits, spill_bytes=limits.spill_bytes)
+    return SqlResult(result.schema, batches(), on_stream=result.stream, memory_bytes=limits.memory_bytes, query=text)
 
 
 def explain(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from storage_core.engine.statement import check, parse
+from storage_core.engine.statement import TABLE, check, parse
 from storage_core.engine.tree import Node, nodes_of
 from storage_core.errors import InvalidInput
 from storage_core.read.predicate import (
@@ -53,15 +53,15 @@ def from_sql(text: str) -> Filter:
     """
     import duckdb
 
-    query = f"SELECT * FROM t WHERE {text}"  # noqa: S608  # parsed only, to be checked below
+    query = f"SELECT * FROM {TABLE} WHERE {text}"  # noqa: S608  # parsed only, to be checked below
     node = parse(query, "filter")
-    check(node, query, tables=["t"], what="filter")
+    check(node, query, tables=[TABLE], what="filter")
     extra = [key for key in ("group_expressions", "modifiers", "having", "qualify", "sample") if node.get(key)]
-    shape = node.get("type") == "SELECT_NODE" and _is_plain_table(node.get("from_table"), "t")
+    shape = node.get("type") == "SELECT_NODE" and _is_plain_table(node.get("from_table"), TABLE)
     where = node.get("where_clause")
     if not shape or extra or where is None or any(each.get("class") == "SUBQUERY" for each in nodes_of(where)):
         raise InvalidInput(f"the filter {text!r} is not one condition over columns of the table", filter=text)
-    return Filter(_predicate(where, _Names("t")), (duckdb.SQLExpression(text),))
+    return Filter(_predicate(where, _Names(TABLE)), (duckdb.SQLExpression(text),))
 
 
 def where_of(query: Node, table: str) -> Predicate | None:

@@ -32,11 +32,6 @@ Regions = Callable[[Snapshot], Sequence[Region] | None]
 """Which regions a read has to look at, at a snapshot; None for all of them (`read.regions`)."""
 
 
-def every_region(_snapshot: Snapshot) -> Sequence[Region] | None:
-    """Return None: nothing is known about the rows that are wanted."""
-    return None
-
-
 class Consistency(StrEnum):
     """What a read sees: the base table; plus flushed generations; plus the durable WAL tail of every region."""
 
@@ -93,7 +88,7 @@ class View:
         return self.snapshot if version == self.snapshot.version else snapshot_at(self.log, version)
 
     def records(
-        self, at: At | None, consistency: str, regions: Regions = every_region
+        self, at: At | None, consistency: str, regions: Regions | None = None
     ) -> tuple[Snapshot, pa.Table | None]:
         """Return the snapshot to read, and the records over it that `regions` may hold.
 
@@ -103,7 +98,7 @@ class View:
         return snapshot, None if captured is None else captured.above(snapshot)
 
     def captured(
-        self, at: At | None, consistency: str, regions: Regions = every_region
+        self, at: At | None, consistency: str, regions: Regions | None = None
     ) -> tuple[Snapshot, Captured | None]:
         """Return the snapshot to read, and what was captured of these regions before it; None for the base alone.
 
@@ -144,11 +139,17 @@ class View:
             if snapshot.config.region_spec.id == before.config.region_spec.id:
                 return answer(snapshot, captured)
 
-    def _capture(self, consistency: str, regions: Regions, before: Snapshot) -> Captured:
+    def _capture(self, consistency: str, regions: Regions | None, before: Snapshot) -> Captured:
         from storage_core.region import unmerged  # which reads of the base alone do not need
 
         include_wal = consistency == Consistency.LATEST
-        return unmerged.capture(self.store, before, include_wal=include_wal, regions=regions(before), kept=self.kept)
+        return unmerged.capture(
+            self.store,
+            before,
+            include_wal=include_wal,
+            regions=None if regions is None else regions(before),
+            kept=self.kept,
+        )
 
     def after(self, capture: Callable[[Snapshot], _Captured]) -> tuple[Snapshot, _Captured]:
         """Return the newest snapshot, and what was captured of the regions before it; the view moves to it.

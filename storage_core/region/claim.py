@@ -1,9 +1,9 @@
 """Claiming a region: from here on nobody else's write to it succeeds (Lance MemWAL).
 
-The order matters. The manifest with the higher epoch comes first: whoever loads it knows. The sentinel comes second:
-whoever does not, collides. Then the manifest is read once more: a claim that slept between the two while another one
-was made finds out before it acknowledges anything. Replay comes last, when nothing can be added in front of the
-sentinel any more.
+The order matters. The manifest with the higher epoch comes first: a writer that loads it knows. The sentinel comes
+second: a writer that does not collides. Then the manifest is read once more: a claim that slept between the two while
+another one was made finds out before it acknowledges anything. Replay comes last, when nothing can be added in front of
+the sentinel any more.
 
 A merge claims as well, for a writer that seems to have ended (`region.idle`), and says in the manifest from which epoch
 it took the region. As long as only merges claimed since, the writer of that epoch may claim again by itself.

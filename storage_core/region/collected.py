@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 def prune_collected(store: ObjectStore, region: str, generation: int, *, clock: Clock, writer_id: str) -> bool:
     """Make sure that the region's manifest lists no generation up to this one; return whether it was us who did it.
 
-    Only for generations whose objects are gone; `collected_generation` never goes back, so whoever comes late changes
+    Only for generations whose objects are gone; `collected_generation` never goes back, so a late caller changes
     nothing. About four requests, and the newest manifest is read again after each lost race. Raises `CommitUnknown`
     when the store does not say: the next collection reads what is there.
     """

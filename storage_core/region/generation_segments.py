@@ -2,8 +2,8 @@
 
 A segment `<index>.seg` in the directory of the generation is a bundle like those of the base, with the directory's name
 as its identity. It covers the whole rows of the generation, those whose folded record is a put or a reset, ascending by
-key; the generation's manifest says under which definition it was built. A segment only saves work: whoever cannot use
-it has the records, and builds the same from them.
+key; the generation's manifest says under which definition it was built. A segment only saves work: a reader that cannot
+use it has the records, and builds the same from them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Group commit: calls of many threads share a WAL entry (docs/architecture/ingestion.md, "WAL"; decision 0044).
 
-There is no thread that writes. Whoever waits for its rows while nobody writes takes what has gathered, its own calls
-and those of others, in the order of their arrival, and writes that as one entry; meanwhile the next calls gather. So
-a call that is alone pays for one put and no hand-over, and any number of callers pay for about two puts each.
+There is no thread that writes. A call that waits for its rows while nobody writes takes what has gathered, its own
+calls and those of others, in the order of their arrival, and writes that as one entry; meanwhile the next calls gather.
+So a call that is alone pays for one put and no hand-over, and any number of callers pay for about two puts each.
 
 Rows that nobody waits for are written by a thread that lives only as long as there are some.
 
@@ -215,7 +215,7 @@ class GroupCommit:
             if failed is not None and not isinstance(failed, TidemarkError):
                 raise failed
             if failed is not None and not call.durable and not call.done:
-                raise failed  # the rows wait for another try, and whoever asked for them is told
+                raise failed  # the rows wait for another try, and their caller is told
 
     def _write_next(self) -> BaseException | None:
         """Write the calls that come next as one entry, unless somebody else writes. Return what went wrong."""

@@ -93,7 +93,7 @@ def _may_have_rows(store: ObjectStore, region: str, entry: int) -> bool:
     try:
         return not wal.read(store, region, entry).entry.is_sentinel
     except (Corrupt, Unsupported):
-        return True  # whoever flushes it says what is wrong
+        return True  # its flush says what is wrong
 
 
 def flush_idle(

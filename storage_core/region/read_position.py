@@ -1,8 +1,8 @@
 """A moment of regions that outlives the process which captured it (docs/architecture/ingestion.md, "Paged reading").
 
 Unlike `region.unmerged.capture` it holds no records, only which they are: a version of the region's manifest names the
-generations, and two numbers the entries behind them. All of that is immutable, so whoever comes back with it reads the
-same records, until they are collected.
+generations, and two numbers the entries behind them. All of that is immutable, so a reader that comes back with it
+reads the same records, until they are collected.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class RegionLog:
     """Appends entries and flushes generations, strictly in order.
 
     `stopped` is the error that every further call would end in, once there is one. `memtable` is replaced by an empty
-    one when a generation holds its records: whoever has taken hold of it may go on reading. So it is when a merge took
+    one when a generation holds its records: a reader that has it may go on reading. So it is when a merge took
     the region, believing that its writer had ended (`region.idle`): then the next call claims the region again, for the
     requests of a claim, and goes on with what the log holds.
     """

@@ -40,7 +40,7 @@ class RoutingWriter:
     before it are durable, those behind it are not written; the error says which were (`context["written"]`), and
     giving the call again is safe, since records are absolute. Order holds per key, because a key is in one region.
 
-    A region is claimed by the first row that falls into it, which fences whoever wrote to it before, and no other.
+    A region is claimed by the first row that falls into it, which fences its earlier writer, and no other.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The rows of a split that records supersede: found by the key columns, read only where a patch needs their values.
 
 The base never holds two live rows of one key (docs/architecture/ingestion.md, "Merge"), so a record supersedes at most
-one row of all
-splits together.
+one row of all splits together.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def find(
     """Return what the records do to the split, None for nothing.
 
     `records` is folded. Ranged GETs of the footer and the key columns, and, where a patch hits, of the row groups that
-    hold its row: a small split is one GET in all (`split.read.AHEAD_BYTES`); one more for a vector that is stored.
+    hold its row: a split up to `split.read.SMALL_SPLIT_BYTES` is one GET in all; one more for a vector that is stored.
     What `footers` hold or have cached costs none. Raises what `open_split` raises.
     """
     footers = footers or Footers()

@@ -1,4 +1,4 @@
-"""Rows that are left behind in a writer that nobody closed: said once, by whoever ends it (decision 0044).
+"""Rows that are left behind in a writer that nobody closed: said once, where it ends (decision 0044).
 
 A process that ends says so as an error in the log, which goes to standard error unless logging is set up otherwise; a
 child of `multiprocessing` when its function has returned, for most of them skip what other processes do at exit. A
@@ -25,7 +25,7 @@ _LAST = -(2**31)
 
 def say_what_is_lost(group: object, backlog: Backlog, name: str, home: HomeProcess) -> None:
     """Say what is left in the backlog when the object that writes it is gone, or the process ends."""
-    end = weakref.finalize(group, _say_lost, backlog, name, home)  # it runs once, whoever calls it
+    end = weakref.finalize(group, _say_lost, backlog, name, home)  # it runs once, however often it is called
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
         from multiprocessing.util import Finalize  # loaded in every child

@@ -85,7 +85,7 @@ class RegionWriter:
         options: WriterOptions | None = None,
         region: Region | None = None,
     ) -> Self:
-        """Claim a region of the table, by default its only one, fence whoever wrote before, and replay its tail.
+        """Claim a region of the table, by default its only one, fence its earlier writer, and replay its tail.
 
         Schema and key are those of the snapshot. Raises `InvalidInput` on a table without a primary key, `Corrupt` that
         names a damaged WAL entry, and what `region.claim.claim` raises.

@@ -19,7 +19,7 @@ from storage_core.split.lineage import MergedRange
 class Evidence:
     """What is known from elsewhere: splits that the readable log has live or gone, merge progress, generations.
 
-    `ranges` are the generations that readable commits merged: whoever else took one of them lost the race.
+    `ranges` are the generations that readable commits merged: another commit that took one of them lost the race.
     `generations` are, per region, those whose records are all there, so that they can be merged again. `added_at` is
     the version that added a live split: what a rewrite that was planned before then replaced has been restored since.
     """

@@ -62,7 +62,7 @@ def is_stream(rows: object) -> TypeGuard[ArrowStream]:
 def read_whole(rows: Rows) -> InMemory:
     """Return a stream as a table, everything else as it is. Raises `InvalidInput` for a stream that breaks off."""
     if not is_stream(rows):
-        return cast("InMemory", rows)  # or what is no rows at all, which whoever looks at them says
+        return cast("InMemory", rows)  # or what is no rows at all, which is said where they are read
     reader = _reader(rows)
     return pa.Table.from_batches(_batches(reader), reader.schema)
 

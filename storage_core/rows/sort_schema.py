@@ -183,7 +183,7 @@ def _with_timestamp(body: str, time_column: str) -> str:
 def _column_name(token: str) -> str:
     try:
         return _column(token).name
-    except InvalidInput:  # said by who reads the columns
+    except InvalidInput:  # said where the columns are read
         return token
 
 

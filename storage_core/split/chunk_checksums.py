@@ -1,7 +1,7 @@
 """Checksums of the column chunks of a split, in the metadata of its footer. That of the footer is in the log.
 
-So who reads a part of a split verifies that part and no more: the footer by the log's entry, each column chunk by the
-footer (decision 0101). Pages have checksums of their own, but their headers have none.
+So a reader of a part of a split verifies that part and no more: the footer by the log's entry, each column chunk by
+the footer (decision 0101). Pages have checksums of their own, but their headers have none.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ def places(footer: pq.FileMetaData, groups: Sequence[int] | None = None) -> npt.
     """Return the first byte and the end of each column chunk in the file, by row group, or these, and leaf column."""
     chosen = range(footer.num_row_groups) if groups is None else groups
     metadata = [footer.row_group(group) for group in chosen]
-    found = [_place(group.column(index)) for group in metadata for index in range(footer.num_columns)]
+    found = [place(group.column(index)) for group in metadata for index in range(footer.num_columns)]
     return np.array(found, np.int64).reshape(len(chosen), footer.num_columns, 2)
 
 
-def _place(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    start = chunk.data_page_offset if chunk.dictionary_page_offset is None else chunk.dictionary_page_offset
+def place(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Return the first byte and the end of a column chunk in the file. Some writers record 0 for no dictionary."""
+    start = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
     return start, start + chunk.total_compressed_size

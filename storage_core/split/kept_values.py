@@ -101,4 +101,4 @@ def is_near(store: ObjectStore, key: str, kept: KeptValues) -> bool:
 
 
 NOTHING: Final = KeptValues(0)
-"""Of who keeps no values."""
+"""A cache that keeps nothing."""

@@ -231,11 +231,6 @@ class Piece:
         return pa.concat_tables(self.split.batches(self.columns, groups=self.groups))
 
     @property
-    def is_ranged(self) -> bool:
-        """Whether it is one row group, whose column chunks are fetched when it is read."""
-        return self.split.is_ranged
-
-    @property
     def memory_bytes(self) -> int:
         """About what reading it takes: its chunks, as they are and decompressed, and `VALUE_BYTES` for each value."""
         return self.split.chunk_bytes(self.columns, self.groups)

@@ -24,6 +24,7 @@ from storage_core.rows import sortable
 from storage_core.rows.codes import Unsigned
 from storage_core.rows.keys import Positions
 from storage_core.seekable import SeekableFile
+from storage_core.split import chunk_checksums
 from storage_core.split.conform import conform_split
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.opened import corrupt_on_failure
@@ -211,8 +212,7 @@ class _Taking:
 
     def _read_pages(self, group: int, leaf: int) -> _Pages:
         chunk = self._footer.metadata.row_group(group).column(leaf)
-        begin = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
-        end = begin + chunk.total_compressed_size
+        begin, end = chunk_checksums.place(chunk)
         at, rows, positions = begin, [0], list[int]()
         while at < end:
             header, body = thrift.struct(self._data, at)

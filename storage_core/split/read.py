@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+from pyroaring import BitMap
 
 from storage_core.cache.pieces import CachedPieces
 from storage_core.errors import Corrupt, SnapshotExpired, Unsupported
@@ -26,13 +27,13 @@ from storage_core.split.verification import require_itself, require_known_format
 from storage_core.system_errors import typed
 
 WHOLE_SPLIT_BYTES = 8 * 2**20
-"""Whoever needs a part of the rows reads a split up to this size by one GET, and a larger one by ranges."""
+"""A reader of a part of the rows fetches a split up to this size by one GET, and a larger one by ranges."""
+
+SMALL_SPLIT_BYTES = 2**20
+"""A split up to this size is read whole, whatever is wanted of it: a request takes about as long as a mebibyte."""
 
 AHEAD_BYTES = 2**20
-"""A split up to this size is read whole, whatever is wanted of it: a request takes about as long as a mebibyte.
-
-What a ranged GET of a split of an earlier release asks for at least.
-"""
+"""What a ranged GET of a split of an earlier release asks for at least."""
 
 UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
 """What reading a split raises when its rows cannot be had."""
@@ -42,7 +43,7 @@ _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
 
 def is_small(add: Add) -> bool:
     """Return whether a split is read whole, whatever is wanted of it."""
-    return add.size <= AHEAD_BYTES
+    return add.size <= SMALL_SPLIT_BYTES
 
 
 def open_split(
@@ -54,19 +55,20 @@ def open_split(
     spool: Path | None = None,
     file_path: Path | None = None,
     footers: Footers | None = None,
+    deleted: BitMap | None = None,
 ) -> OpenSplit:
     """Open a split for reading; `as_dictionary` returns strings stored by dictionary as such, never decoding them.
 
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
     memory while the result lives, or with a `spool` mapped from a file, the store's own or one in that folder.
     Else ranged GETs as columns are read (the footer first, unless `footers` holds it), each part by its checksum, but
-    one GET of a split up to `AHEAD_BYTES`; of files of earlier releases each page by its own. Of what `footers` have
-    cached none. With `file_path` the split is that file, known to be sound as a whole, and mapped. One GET more for a
-    deletion vector that is stored and not cached.
+    one GET of a split up to `SMALL_SPLIT_BYTES`; of files of earlier releases each page by its own. Of what `footers`
+    have cached none. With `file_path` the split is that file, known to be sound as a whole, and mapped. One GET more
+    for a deletion vector that is stored and not cached; none where the `deleted` rows are given, which hide instead.
     Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file.
     """
     footers = footers or Footers()
-    deleted = deleted_rows(store, add, footers.cached)
+    deleted = deleted_rows(store, add, footers.cached) if deleted is None else deleted
     has_checksums = add.footerXxh3 is not None
     whole = whole or (has_checksums and file_path is None and is_small(add))
     footer, chunks = None, None

@@ -6,6 +6,7 @@ A vector hides rows of a file, which itself never changes. Rows are counted from
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from pyroaring import BitMap
@@ -18,7 +19,7 @@ from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import DeletionVector, encode, inline, rows_of, stored
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
-from storage_core.objectstore.prefetch import prefetch
+from storage_core.objectstore.prefetch import all_of
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import Positions
 
@@ -53,10 +54,7 @@ def deleted_rows(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED
 
 def deleted_rows_of_each(store: ObjectStore, adds: Sequence[Add]) -> list[BitMap]:
     """Return what `deleted_rows` returns, for each of these. One GET per stored vector, `PARALLEL_READS` at a time."""
-    stored_ones = [number for number, add in enumerate(adds) if add.deleted_rows is not None and add.deleted_rows.path]
-    read = prefetch(lambda number: deleted_rows(store, adds[number]), stored_ones, PARALLEL_READS)
-    found = dict(zip(stored_ones, read, strict=True))
-    return [found[number] if number in found else deleted_rows(store, add) for number, add in enumerate(adds)]
+    return all_of(partial(deleted_rows, store), adds, PARALLEL_READS)
 
 
 def vector_for(store: ObjectStore, add: Add, deleted: BitMap, *, ids: Ids) -> DeletionVector:

@@ -37,7 +37,7 @@ def require_known_format(add: Add, metadata: Mapping[str, str]) -> None:
 def require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:
     """Raise `Corrupt` unless the footer agrees with the log, and with itself, in columns, path and rows.
 
-    It has no checksum of its own: what it says twice must agree, or a damaged name would lose a column.
+    Where the log has no checksum of it, what it says twice must agree: a damaged name would lose a column.
     """
     recorded = metadata.get(PREFIX + "schema_hash")
     if recorded is not None and recorded != _schema_hash(add, schema):

@@ -91,7 +91,7 @@ def test_a_read_has_what_was_acknowledged_before_it_and_nothing_that_was_not_beg
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 20)
-    monkeypatch.setattr(read, "AHEAD_BYTES", 1)
+    monkeypatch.setattr(read, "SMALL_SPLIT_BYTES", 1)
     monkeypatch.setenv("TIDEMARK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TIDEMARK_CACHE_MIB", "1")
     versions, expired = set[int](), 0

@@ -29,7 +29,7 @@ from tests.support.elsewhere import open_elsewhere
 from tidemark import Table
 
 SHARE = 0.02
-AHEAD_BYTES = 2**14
+SMALL_SPLIT_BYTES = 2**14
 """Splits that are larger are read by ranges, so that small ones do."""
 OPENED_ANEW = 0.2
 
@@ -139,7 +139,7 @@ class Reader:
 
 def main(table: str, threads: str, reads: str, seed: str) -> None:
     """Read, and print what was seen."""
-    split_reading.AHEAD_BYTES = AHEAD_BYTES
+    split_reading.SMALL_SPLIT_BYTES = SMALL_SPLIT_BYTES
     reader = Reader(Path(table))
     with ThreadPoolExecutor(int(threads)) as pool:
         for done in [pool.submit(reader.read, int(reads), Random(f"{seed} {each}")) for each in range(int(threads))]:

@@ -270,7 +270,7 @@ def lease(uri: str, _: Path) -> dict[str, Any]:
 
     def child(report: Report) -> None:
         use(report, held)
-        report.call(held.release)  # lets go of nothing, and says nothing: it ends blocks
+        report.call(held.release)  # releases nothing, and says nothing: it ends blocks
         beat.__exit__(None, None, None)
 
     def parent(report: Report) -> None:

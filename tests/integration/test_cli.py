@@ -459,15 +459,24 @@ def test_explain_shows_what_each_step_leaves_out(events: str, run: Run) -> None:
     assert "window leaves out 2 splits" in run("explain", events, query).out
 
 
-def test_a_query_is_explained_or_analyzed_in_place_of_its_rows(events: str, run: Run) -> None:
+def test_a_query_is_analyzed_in_place_of_its_rows(events: str, run: Run) -> None:
     query = "select * from t where time < '2015-05-17T11:00:00Z'"
-    assert run("sql", events, query, "--explain", "--json").one == run("explain", events, query, "--json").one
-    assert "reads 2 splits" in run("sql", events, query, "--explain").out
     rows = len(run("sql", events, query, "--json").lines)
     done = run("sql", events, query, "--analyze", "--json").one["analysis"]
     assert done.keys() == {"rows", "seconds", "requests", "bytes", "waves", "cache"}
     assert (done["rows"], done["cache"]) == (rows, None)
     assert f"\n{rows} rows in " in run("sql", events, query, "--analyze").out
+
+
+@pytest.mark.usefixtures("place")
+def test_explain_counts_the_newer_records_of_the_wanted_consistency(run: Run) -> None:
+    run("init", "people")
+    with Table.open("warehouse/people").writer() as writer:
+        writer.put({"id": 1, "name": "Ada"})
+    query = ("explain", "people", "select name from t")
+    for options, newer in (((), 0), (("--consistency", "snapshot"), 0), (("--consistency", "latest"), 1)):
+        (plan,) = run(*query, *options, "--json").one["tables"]
+        assert plan["newer_records"] == newer
 
 
 def test_explain_shows_the_sources_of_a_search(events: str, run: Run) -> None:
@@ -639,6 +648,18 @@ def test_rejected_lines_can_be_looked_at_in_quarantine(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_quarantine_counts_the_reasons_that_it_does_not_list_and_names_the_option_that_does(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("init", "events")
+    rejected = [RejectedLine("a.log", number, f"reason {number}", "x") for number in range(3)]
+    write_quarantine(Table.open("warehouse/events").store, "a.log", 9, rejected)
+    monkeypatch.setattr("pipelines.commands.output.MOST_TEXT_ROWS", 2)
+    assert run("quarantine", "events").out.endswith("\n… and 1 more; --all prints all\n")
+    assert "reason 2" in run("quarantine", "events", "--all").out
+
+
+@pytest.mark.usefixtures("place")
 def test_quarantine_shows_the_first_lines_and_rows_cut_and_how_many_more_there_are(run: Run) -> None:
     run("init", "events")
     store = Table.open("warehouse/events").store
@@ -729,6 +750,7 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["search", "events", "x"], "--index"),
         (["get", "events", "1"], "keyed"),
         (["explain", "events", "delete from t"], "select"),
+        (["explain", "events", "page", "--index", "text", "--consistency", "latest"], "not both"),
         (["describe", "events", "--at", "7"], "version 7"),
         (["files", "events", "--at", "-1"], "-1"),
         (["history", "events", "--limit", "0"], "--limit"),

@@ -192,7 +192,7 @@ def test_damage_is_an_error_or_no_matter_and_is_found_and_repaired(name: str, ki
 def test_of_a_split_that_is_read_by_ranges_every_damage_is_an_error_or_no_matter(
     name: str, kind: Damage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 0)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 0)
     assert _differing(answers(table().store, _clock(), table().older)) == frozenset()
     key, other = victims()[name], _other((name, kind))
     errors = 0

@@ -31,7 +31,7 @@ GENERATIONS = 10
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of some kilobytes are read by ranges."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 2**12)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
     monkeypatch.setattr(search_sources, "WHOLE_SPLIT_BYTES", 2**12)
 
 

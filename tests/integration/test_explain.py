@@ -27,7 +27,7 @@ SPLITS = 2
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of some kilobytes have several row groups and are read by ranges."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 2**13)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**13)
 
 
 def wide(first: int = 0, rows: int = ROWS) -> pa.Table:
@@ -131,6 +131,29 @@ def test_stored_deletion_vectors_are_requests_on_a_local_disk_too(
         assert plan.requests == requests
         assert plan.analysis is not None
         assert plan.analysis.requests["get"] == plan.requests
+
+
+@pytest.mark.parametrize("consistency", ["snapshot", "latest"])
+def test_a_stored_deletion_vector_is_one_request_at_every_level_of_consistency(
+    monkeypatch: pytest.MonkeyPatch, consistency: str
+) -> None:
+    planned, made = list[int](), list[int]()
+    for inline_bytes in (2**20, 0):
+        monkeypatch.setattr(vectors, "INLINE_BYTES", inline_bytes)
+        rows = wide().select(["n", "c0"])
+        schema = pa.schema([pa.field("n", pa.int64(), nullable=False), rows.schema.field("c0")])
+        table = Table.create(f"memory://{uuid4()}", schema, primary_key="n")
+        with table.writer() as writer:
+            writer.put(rows)
+            writer.flush()
+            assert KeyedTable(table.store).merge() is not None
+            delete_where(table.log, lambda row: row["n"] % 7 == 0)
+            writer.put([{"n": 9000, "c0": 2}])
+            plan = Table.open(table.uri).explain("select sum(n) from t", consistency=consistency, analyze=True)
+        assert plan.analysis is not None
+        planned.append(plan.requests)
+        made.append(plan.analysis.requests["get"])
+    assert planned[1] - planned[0] == made[1] - made[0] == 1
 
 
 def test_a_plan_is_a_section_for_each_table_and_a_line_for_the_run(table: Table) -> None:

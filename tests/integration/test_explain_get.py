@@ -30,7 +30,7 @@ HEAD = 7
 def uri(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Even numbers in a split of two row groups that is read by ranges, and every fourth of them in a generation."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 2**12)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
     if request.param == "memory":
         return filled(f"memory://{uuid4()}")
     server: S3Server = request.getfixturevalue("s3_server")

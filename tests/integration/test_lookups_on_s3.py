@@ -25,7 +25,7 @@ HEAD = 7
 def uri(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     """Even numbers in the base, in a split that is read by ranges."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 2**12)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
     place = s3_server.uri(f"tables/{uuid4()}")
     table = Table.create(place, SCHEMA, primary_key="id")
     flush(table, np.arange(0, 2 * ROWS, 2), np.random.default_rng(1).integers(0, 2**60, ROWS))

@@ -30,7 +30,7 @@ NAMES = [f"c{number}" for number in range(COLUMNS)]
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of a few megabytes are large, and have many row groups."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 2_000)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 2**14)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**14)
 
 
 @pytest.fixture(params=["memory", "s3"])

@@ -75,7 +75,7 @@ class Place:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of some kilobytes are read by ranges, and have several row groups."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 2_000)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 2**12)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
     monkeypatch.setattr(search_sources, "WHOLE_SPLIT_BYTES", 2**12)
 
 

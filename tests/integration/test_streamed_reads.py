@@ -142,7 +142,7 @@ def test_what_is_small_is_fetched_once_however_often_it_is_read(table: Table, mo
 
 
 def test_of_a_filtered_scan_the_columns_of_filter_and_answer_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 1)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 1)
     rows = pa.table({name: [f"{name} {each * 7919 % 1000}" for each in range(1000)] for name in "abcdefgh"})
     table = Table.create(f"memory://{uuid4()}", rows.schema)
     table.append(rows)

@@ -109,7 +109,7 @@ def test_of_splits_that_are_no_files_only_what_is_read_is_decoded(
 @pytest.mark.parametrize("uri", ["memory://{}", "{}"])
 def test_a_search_reads_the_row_groups_of_its_hits(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_sources, "WHOLE_SPLIT_BYTES", 0)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 2**14)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**14)
     schema = pa.schema([("a", pa.int64()), ("s", pa.string()), ("kind", pa.string())])
     index = {"name": "kinds", "kind": "bitmap", "columns": ["kind"]}
     table = Table.create(uri.format(tmp_path if uri == "{}" else uuid4()), schema, indexes=[index])

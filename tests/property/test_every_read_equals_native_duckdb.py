@@ -99,7 +99,7 @@ Rows = dict[int, dict[str, Any]]
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of some kilobytes have several row groups and are read by ranges, and columns in turn."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 3)
-    monkeypatch.setattr(read, "AHEAD_BYTES", 1)
+    monkeypatch.setattr(read, "SMALL_SPLIT_BYTES", 1)
     monkeypatch.setattr(late_materialization, "OTHER_BYTES", 1)
 
 

@@ -88,7 +88,7 @@ def uri(request: pytest.FixtureRequest) -> str:
 def table(uri: str, monkeypatch: pytest.MonkeyPatch) -> Table:
     """One split of six row groups, of eight columns: the condition's rows are in the third row group."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", ROWS // GROUPS)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 2**14)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**14)
     monkeypatch.setattr(late_materialization, "OTHER_BYTES", 2**15)
     monkeypatch.setattr(fetching, "PIECES_AT_ONCE", 1)
     made = Table.create(uri, WIDE.schema)

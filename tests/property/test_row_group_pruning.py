@@ -162,7 +162,7 @@ def test_bounds_of_another_type_or_of_another_column_by_the_same_path_tell_nothi
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every split has many row groups, and is read by ranges."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 3)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 0)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 0)
 
 
 @pytest.mark.usefixtures("small")

@@ -110,7 +110,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight pages in a row group, and what is no local file is fetched by ranges."""
     monkeypatch.setattr("storage_core.split.encode.ROWS_PER_PAGE", 2)
     monkeypatch.setattr("storage_core.split.row_groups.ROWS_PER_GROUP", 16)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 1)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 1)
     monkeypatch.setattr("storage_core.read.search_sources.WHOLE_SPLIT_BYTES", 1)
 
 

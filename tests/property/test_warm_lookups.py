@@ -57,7 +57,7 @@ def test_lookups_of_an_open_table_are_those_of_a_new_one_and_of_a_dictionary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, kept_bytes: int, steps: list[tuple[str, Key, Any]]
 ) -> None:
     if place == "memory, by ranges":
-        monkeypatch.setattr(read, "AHEAD_BYTES", 1)
+        monkeypatch.setattr(read, "SMALL_SPLIT_BYTES", 1)
     uri = str(tmp_path / f"t{next(_names)}") if place == "local" else f"memory://warm-lookups-{next(_names)}"
     table = Table.create(uri, SCHEMA, primary_key=["b", "a"])
     opened = Table.open(uri)

@@ -54,7 +54,7 @@ BOUND = 8 * 2**20
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 0)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 0)
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_rows_are_bounded_unless_everything_is_wanted(capsys: pytest.CaptureFixt
 
 def test_a_list_of_objects_is_bounded_for_people_and_whole_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     found = [{"path": str(n)} for n in range(3_000)]
-    output.records(found, {"path": output.cell}, as_json=False, nothing="", most=10)
+    output.records(found, {"path": output.cell}, as_json=False, nothing="", most=10, more="--all")
     assert capsys.readouterr().out.endswith(" 9\n… and 2,990 more; --all prints all\n")
     output.records(iter(found), {"path": output.cell}, as_json=False, nothing="")
     assert capsys.readouterr().out.endswith("… and 2,000 more; --json prints all\n")

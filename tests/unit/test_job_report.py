@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.reports.metrics import Metrics
 from jobs.reports.report import JobReport
-from storage_core.wording import MOST_LISTED, listed, shortened
+from storage_core.wording import MOST_LISTED, first_of, listed
 
 
 def test_an_error_names_the_first_and_counts_the_others() -> None:
@@ -15,8 +15,8 @@ def test_an_error_names_the_first_and_counts_the_others() -> None:
 
 
 def test_a_list_is_shortened_only_when_it_is_longer() -> None:
-    assert shortened([1, 2], 2) == [1, 2]
-    assert shortened([1, 2, 3], 2) == [1, 2, "and 1 more"]
+    assert first_of([1, 2], 2) == [1, 2]
+    assert first_of([1, 2, 3], 2) == [1, 2, "and 1 more"]
 
 
 def test_a_text_leaves_out_what_is_nothing_and_shows_no_brackets_of_python() -> None:

@@ -57,7 +57,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "storage_core.system_errors",
         "storage_core.extras",
     ),
-    ("storage_core.foreign_text", "storage_core.wording"),
+    ("storage_core.foreign_text",),
+    ("storage_core.wording",),
     ("storage_core.errors",),
 )
 HEIGHT = {layer: -index for index, line in enumerate(LAYERS) for layer in line}

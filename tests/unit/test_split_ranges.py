@@ -40,7 +40,7 @@ COLUMNS = pa.table(
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 300)
-    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 0)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 0)
 
 
 @pytest.fixture

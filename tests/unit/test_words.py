@@ -35,6 +35,7 @@ RETIRED = {
     r"\bas_they_end\b": "as completed",
     r"\bMergeOperation\b": "compaction task",
     r"(?i:\bset[ _-]aside\b|\bsets aside\b)": "quarantine",
+    r"(?i:\blet(?:s|ting)? go of\b)": "release",
 }
 """What is searched for in all text, and the word to use."""
 
@@ -102,6 +103,7 @@ def test_no_name_of_the_product_is_a_retired_word() -> None:
         "seal_spec",
         "class Demands:",
         "def reshape(",
+        "lets go of its lease",
     ],
 )
 def test_a_retired_word_would_be_found(text: str) -> None:

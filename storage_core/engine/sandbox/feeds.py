@@ -122,7 +122,7 @@ class _HeldWhileSmall:
         self._is_large = False
 
     def read(self) -> Generator[pa.RecordBatch]:
-        """Yield all rows. A reading waits for the first rows of another, and never for whoever takes them."""
+        """Yield all rows. A reading waits for the first rows of another, and never for their consumer."""
         with closing(self._rows.read()) as rows:
             begun: list[pa.RecordBatch] = []
             with self._first:

@@ -28,7 +28,7 @@ class Sessions:
 
     @contextmanager
     def opened(self, query: Query) -> Iterator[tuple[duckdb.DuckDBPyConnection, bool]]:
-        """Yield a session for the query, and whether its views are there; if not, whoever opens it creates them.
+        """Yield a session for the query, and whether its views are there; if not, the caller creates them.
 
         It is kept unless rows in memory are in it, something was spilled, or there was an error.
         """

@@ -1,6 +1,6 @@
 """Checkpoints: writing the state of a version, Avro or JSON (docs/architecture/transaction-log.md, "Checkpoints").
 
-A state is derived: it says again what the version files say, so whoever wrote it first is right. Order of writing:
+A state is derived: it says again what the version files say, so the first one written is right. Order of writing:
 manifests, then the state that names them, then the hint; killed anywhere in between, opening falls back to what is
 complete (lesson 47). A new state shares the manifests of the one before.
 """

@@ -1,6 +1,6 @@
 """Schema and configuration that a commit relies on, against the head it would follow.
 
-New splits, whoever writes them, rely on what decided their rows and their order. A commit of `metaData` was derived
+New splits, of any writer, rely on what decided their rows and their order. A commit of `metaData` was derived
 from the whole of it. Nothing else relies on either, except an index on its own definition (`conflicts.segments`).
 """
 

@@ -70,7 +70,7 @@ def write_json_checkpoint(store: ObjectStore, snapshot: Snapshot, *, in_parts: b
 
 
 def load_json_checkpoint(store: ObjectStore, version: int) -> Snapshot:
-    """Return the snapshot that the JSON checkpoint of `version` holds, whoever wrote it.
+    """Return the snapshot that the JSON checkpoint of `version` holds, whatever wrote it.
 
     One GET, and one per part. Raises `NotFound` without one; `Corrupt` when it or a part of it is damaged, missing, or
     of another version.
