@@ -8,7 +8,7 @@ they equal those of a single index. Tantivy breaks ties of the score by segment,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,15 +20,13 @@ from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted, shortened
-from storage_core.index import native_errors, text_files, text_limits, text_syntax
+from storage_core.index import native_errors, text_files, text_limits, text_syntax, text_terms, text_tokenizers
 from storage_core.index.text_composed import Searcher, compose, scratch_directory
 from storage_core.index.text_files import ROW_FIELD
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
     import tantivy
-
-TOKENIZERS = ("default", "raw", "whitespace", "en_stem")
 
 LENIENT, STRICT = "lenient", "strict"
 SYNTAXES = (LENIENT, STRICT)
@@ -57,7 +55,7 @@ class Hit(NamedTuple):
 def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
     """Return only when the index can be built over tables of `schema`; raises `InvalidInput`.
 
-    Columns must be strings. The only option is `tokenizer`: default, raw, whitespace or en_stem.
+    Columns must be strings. The options are those of `text_tokenizers`.
     """
     for column in definition.columns:
         if column == ROW_FIELD:
@@ -65,12 +63,7 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
         if not pa.types.is_string(schema.field(column).type):
             kind = schema.field(column).type
             raise InvalidInput(f"index {definition.name!r}: full text needs string columns, {column!r} is {kind}")
-    unknown = sorted(set(definition.options) - {"tokenizer"})
-    if unknown:
-        raise InvalidInput(f"index {definition.name!r}: unknown option {unknown[0]!r}; full text takes `tokenizer`")
-    if definition.options.get("tokenizer", "default") not in TOKENIZERS:
-        found = definition.options["tokenizer"]
-        raise InvalidInput(f"index {definition.name!r}: tokenizer {found!r} is not one of {', '.join(TOKENIZERS)}")
+    text_tokenizers.validate(definition)
 
 
 def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
@@ -151,14 +144,18 @@ class TextQuery:
         return hits
 
 
-def parse(text: str, definition: IndexDefinition, *, syntax: object = LENIENT) -> TextQuery:
+def parse(
+    text: str, definition: IndexDefinition, *, syntax: object = LENIENT, boosts: Mapping[str, float] | None = None
+) -> TextQuery:
     """Return the query, parsed over all columns of the index unless it names one (`request:kibana`).
 
-    `NOT` and `-` take away from the group they are in, or from all rows where the group has nothing else; what only a
-    negation found scores 0. A text that does not parse, or names a field that the index lacks, asks for any of its
-    words; with `syntax="strict"` it raises `InvalidInput`. So does, in both, what asks whether a column has a value
-    (`request:*`), or for a prefix by `*`: tantivy drops the star after a word, and follows at most 50 endings of a
-    phrase, so neither would return every matching row. The limits of `text_limits` hold in both.
+    `kib*` asks for all words that begin so, `kibana~1` and `kibana~2` for those that are so many changes away
+    (`text_terms`). `boosts` multiplies the scores of columns. `NOT` and `-` take away from the group they are in, or
+    from all rows where the group has nothing else; what only a negation found scores 0. A text that does not parse, or
+    names a field that the index lacks, asks for any of its words; with `syntax="strict"` it raises `InvalidInput`. So
+    does, in both, what asks whether a column has a value (`request:*`), for a prefix of a phrase, of which tantivy
+    follows at most 50 endings, or for the prefix of what is no word by the tokenizer: fewer rows would be returned than
+    match. The limits of `text_limits` hold in both.
     """
     import tantivy
 
@@ -169,11 +166,13 @@ def parse(text: str, definition: IndexDefinition, *, syntax: object = LENIENT) -
         raise _unparsable(query, "it is empty")
     with _refusing(query):
         text_limits.check_text(text)
+        weights = _boosts(definition, boosts)
     index = tantivy.Index(_schema(definition))
+    text_tokenizers.register(index, definition)
     refused = _NoQueryError()
     for reading in (text,) if syntax == STRICT else (text, text_syntax.words(text), text_syntax.phrase(text)):
         try:
-            return _read(replace(query, completed=reading), index)
+            return _read(replace(query, completed=reading), index, weights)
         except _NoQueryError as error:
             refused = error
     raise _unparsable(query, str(refused)) from refused
@@ -183,21 +182,42 @@ class _NoQueryError(ValueError):
     """Why tantivy does not take a text for a query."""
 
 
-def _read(query: TextQuery, index: tantivy.Index) -> TextQuery:
+def _boosts(definition: IndexDefinition, given: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the boosts of columns. Raises `ValueError`."""
+    boosts: dict[str, object] = {**(given or {})}
+    for column, boost in boosts.items():
+        if column not in definition.columns:
+            raise ValueError(f"a boost is given for {quoted(column)}, which the index does not have")
+        if isinstance(boost, bool) or not isinstance(boost, int | float) or not 0 < boost <= text_limits.MAX_BOOST:
+            raise ValueError(f"the boost of {column!r} is {quoted(boost)}; it is a number above 0, as 2.5")
+    return {column: float(boost) for column, boost in boosts.items() if isinstance(boost, int | float)}
+
+
+def _read(query: TextQuery, index: tantivy.Index, boosts: Mapping[str, float]) -> TextQuery:
     """Return the query with its text made complete; the limits of a text hold. Raises `_NoQueryError`."""
     try:
         tree = text_syntax.read(query.completed)
     except ValueError as error:
-        _parse_for(index, query)  # says where it ends to be a query
+        _parse_for(index, query, boosts)  # says where it ends to be a query
         raise _NoQueryError(str(error)) from error
     _require_exact(query, tree)
     with _refusing(query):
         text_limits.check_tree(tree)
+        has_terms = text_terms.has_terms(tree)
     try:
         query = replace(query, completed=text_syntax.complete(tree, query.completed))
     except ValueError as error:
         raise _NoQueryError(str(error)) from error
-    return replace(query, parsed=_parse_for(index, query))
+    if not has_terms:
+        return replace(query, parsed=_parse_for(index, query, boosts))
+    terms = text_terms.TermQueries(
+        definition=query.definition,
+        schema=index.schema,
+        boosts=boosts,
+        parse=lambda node: _parse_for(index, replace(query, completed=text_syntax.written(node)), boosts),
+    )
+    with _refusing(query):
+        return replace(query, parsed=terms.of(text_syntax.read(query.completed)))
 
 
 def _require_exact(query: TextQuery, tree: text_limits.Node) -> None:
@@ -206,13 +226,14 @@ def _require_exact(query: TextQuery, tree: text_limits.Node) -> None:
         if node["type"] == "exists":
             reason = f"an index does not know which rows have a value; scan with `{column} is not null`"
             raise _unparsable(query, reason)
-        if node.get("prefix") or (node.get("delimiter") == "none" and node["phrase"].endswith("*")):
-            raise _unparsable(query, f"prefixes are written as a range, {column}:[kib TO kic}}; quote a literal `*`")
+        if node.get("prefix"):
+            reason = "a phrase has no prefixes; ask for the words and the prefix with AND, or quote a literal `*`"
+            raise _unparsable(query, reason)
 
 
-def _parse_for(index: tantivy.Index, query: TextQuery) -> tantivy.Query:
+def _parse_for(index: tantivy.Index, query: TextQuery, boosts: Mapping[str, float]) -> tantivy.Query:
     try:
-        return index.parse_query(query.completed, list(query.definition.columns))
+        return index.parse_query(query.completed, list(query.definition.columns), field_boosts=dict(boosts))
     except ValueError as error:
         raise _NoQueryError(str(error)) from error
 
@@ -240,7 +261,7 @@ def _schema(definition: IndexDefinition) -> tantivy.Schema:
 
     builder = tantivy.SchemaBuilder()
     for column in definition.columns:
-        builder.add_text_field(column, tokenizer_name=definition.options.get("tokenizer", "default"))
+        builder.add_text_field(column, tokenizer_name=text_tokenizers.tokenizer_of(definition, column))
     builder.add_unsigned_field(ROW_FIELD, fast=True)
     return builder.build()
 
@@ -263,6 +284,7 @@ def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: In
     directory.mkdir()
     schema = _schema(definition)
     index = tantivy.Index(schema, path=str(directory), reuse=False)
+    text_tokenizers.register(index, definition)
     writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
     numbers = np.arange(first_row, first_row + rows.num_rows, dtype=np.uint64)
     numbered = rows.select(list(definition.columns)).append_column(ROW_FIELD, pa.array(numbers))

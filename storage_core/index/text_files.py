@@ -16,6 +16,7 @@ from pathlib import Path
 from storage_core.errors import Corrupt
 from storage_core.foreign_text import shortened
 from storage_core.index.native_errors import REBUILD
+from storage_core.index.text_tokenizers import tokenizer_of
 from storage_core.settings.index import IndexDefinition
 
 META = "meta.json"
@@ -99,11 +100,12 @@ def meta_of(segments: Mapping[str, int], definition: IndexDefinition) -> str:
 
 def schema_of(definition: IndexDefinition) -> list[object]:
     """Return the schema of an index as tantivy writes it."""
-    tokenizer = definition.options.get("tokenizer", "default")
-    indexing = {"record": "position", "fieldnorms": True, "tokenizer": tokenizer}
-    text = {"indexing": indexing, "stored": False, "fast": False}
     number = {"indexed": False, "fieldnorms": False, "fast": True, "stored": False}
-    columns: list[object] = [{"name": column, "type": "text", "options": text} for column in definition.columns]
+    columns: list[object] = []
+    for column in definition.columns:
+        indexing = {"record": "position", "fieldnorms": True, "tokenizer": tokenizer_of(definition, column)}
+        text = {"indexing": indexing, "stored": False, "fast": False}
+        columns.append({"name": column, "type": "text", "options": text})
     return [*columns, {"name": ROW_FIELD, "type": "u64", "options": number}]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import TypeAlias, cast
 
+from storage_core.index import text_terms
 from storage_core.index.text_limits import Node, walk
 
 Clause: TypeAlias = tuple[str | None, Node]
@@ -49,10 +50,10 @@ def complete(tree: Node, text: str) -> str:
     if not any(_only_excludes(node) for node, _, _ in walk(tree)):
         return text
     wanted = _completed(tree)
-    written = _written(wanted)
-    if _comparable(read(written)) != _comparable(wanted):
-        raise ValueError(f"it cannot be combined with NOT: tantivy reads {written} in another way")
-    return written
+    again = written(wanted)
+    if _comparable(read(again)) != _comparable(wanted):
+        raise ValueError(f"it cannot be combined with NOT: tantivy reads {again} in another way")
+    return again
 
 
 def _only_excludes(node: Node) -> bool:
@@ -80,17 +81,19 @@ def _unlike(clauses: Sequence[Clause]) -> list[Clause]:
     return list(kept.values())
 
 
-def _written(node: Node) -> str:
+def written(node: Node) -> str:
     """The node as text of its own, that can stand behind a sign."""
     match node["type"]:
         case "bool":
-            return f"({' '.join(_SIGNS[occur] + _written(child) for occur, child in node['clauses'])})"
+            return f"({' '.join(_SIGNS[occur] + written(child) for occur, child in node['clauses'])})"
         case "boost":
-            inner = _written(node["underlying"])
+            inner = written(node["underlying"])
             return f"{f'({inner})' if '^' in inner else inner}^{Decimal(repr(node['boost'])):f}"
         case "all":
             return "*"
         case "literal":
+            if text_terms.term_of(node) is not None:
+                return f"{_field(node['field_name'])}{node['phrase']}"
             slop = f"~{node['slop']}" if node["slop"] else ""
             return f"{_field(node['field_name'])}{phrase(node['phrase'])}{slop}"
         case "range":

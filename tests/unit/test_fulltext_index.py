@@ -206,10 +206,10 @@ def test_a_text_that_is_no_query_is_refused_with_the_reason_where_syntax_is_stri
         ("  ", "it is empty"),
         ("request:*", "does not know which rows have a value"),
         ("get AND NOT request:*", "does not know which rows have a value"),
-        ("get AND NOT kib*", "prefixes are written as a range"),
-        ("kib*", "prefixes are written as a range"),
-        ("+get +(post OR kib*)", "prefixes are written as a range"),
-        ('"get kib"*', "prefixes are written as a range"),
+        ("get AND NOT k*", "stands for too many words"),
+        ("kib-ana*", "is not one word by the tokenizer 'default'"),
+        ("+get +(post OR status:kib*)", "no column 'status'"),
+        ('"get kib"*', "a phrase has no prefixes"),
     ],
 )
 def test_a_query_that_cannot_be_answered_exactly_is_refused_with_the_reason(

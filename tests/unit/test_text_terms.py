@@ -1,0 +1,177 @@
+"""Words that stand for several (`kib*`, `kibana~1`), tokenizers and boosts, compared with plain Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage_core.errors import InvalidInput
+from storage_core.index import fulltext, text_tokenizers
+from storage_core.index.text_composed import open_searcher
+from storage_core.settings.index import IndexDefinition
+from tests.support.scale import scaled
+
+DEFINITION = IndexDefinition("text", "fulltext", ("head", "body"))
+LETTERS = "abcé"
+WORD = st.text(LETTERS, min_size=1, max_size=5)
+
+
+def rows_of(
+    tmp_path: Path, rows: pa.Table, definition: IndexDefinition, query: str, **given: object
+) -> dict[int, float]:
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    folder.mkdir()
+    for name, data in fulltext.build(rows, definition).items():
+        (folder / name).write_bytes(data)
+    parsed = fulltext.parse(query, definition, **given)  # type: ignore[arg-type]
+    found = parsed.hits(open_searcher([folder], definition, tmp_path), rows.num_rows)
+    return {hit.row: round(hit.score, 5) for hit in found}
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def changes(a: str, b: str) -> int:
+    """Letters added, left out, replaced or swapped with their neighbour, to make one word of the other."""
+    far = [[max(i, j) if 0 in (i, j) else 0 for j in range(len(b) + 1)] for i in range(len(a) + 1)]
+    for i in range(1, len(a) + 1):
+        for j in range(1, len(b) + 1):
+            near = (far[i - 1][j] + 1, far[i][j - 1] + 1, far[i - 1][j - 1] + (a[i - 1] != b[j - 1]))
+            swapped = i > 1 and j > 1 and (a[i - 1], a[i - 2]) == (b[j - 2], b[j - 1])
+            far[i][j] = min(*near, far[i - 2][j - 2] + 1) if swapped else min(near)
+    return far[-1][-1]
+
+
+@settings(max_examples=scaled(40), deadline=None)
+@given(
+    texts=st.lists(st.lists(WORD, max_size=4).map(" ".join), min_size=1, max_size=8),
+    word=st.text(LETTERS, min_size=2, max_size=4),
+    fits=st.sampled_from(["*", "~1", "~2", "~"]),
+)
+def test_all_words_that_fit_are_found_and_no_other(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], word: str, fits: str
+) -> None:
+    rows = pa.table({"head": pa.nulls(len(texts), pa.string()), "body": texts})
+    fit: Callable[[str], bool] = (
+        (lambda each: each.startswith(word))
+        if fits == "*"
+        else lambda each: changes(each, word) <= int(fits.strip("~") or 1)
+    )
+    expected = {row for row, text in enumerate(texts) if any(fit(each) for each in words(text))}
+    folder = tmp_path_factory.mktemp("terms")
+    assert rows_of(folder, rows, DEFINITION, word + fits).keys() == expected
+    others = {row for row in range(len(texts)) if row not in expected}
+    assert rows_of(folder, rows, DEFINITION, f"NOT {word}{fits}").keys() == others
+    assert rows_of(folder, rows, DEFINITION, f"* AND NOT (body:{word}{fits})").keys() == others
+
+
+def test_a_prefix_has_no_most_number_of_words(tmp_path: Path) -> None:
+    rows = pa.table({"head": [f"word{each:04}" for each in range(3_000)], "body": [""] * 3_000})
+    assert len(rows_of(tmp_path, rows, DEFINITION, "wo*")) == 3_000
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("Kib*", [0, 1]),
+        ("body:Kib*", [1]),
+        ("kib* AND dash*", [0]),
+        ("+kib* -dash*", [1]),
+        ("kibana~1 OR nothing", [0, 1]),
+        ("head:kibana~2^3", [0]),
+        ('"kib*"', []),
+        (r"a\.b*", None),
+        ("kib-a*", None),
+        ("k*", None),
+        ("tail:kib*", None),
+        ("tail:kibana~1", None),
+        (r"kib\*", []),
+        ("kibana~3", [1]),  # a phrase of two words
+        ("kibana~12", []),
+    ],
+)
+def test_they_stand_wherever_a_word_does(tmp_path: Path, query: str, found: list[int] | None) -> None:
+    rows = pa.table({"head": ["Kibana dashboards", "x"], "body": ["", "a kibana 3 12"]})
+    if found is None:
+        with pytest.raises(InvalidInput, match="Fields are head, body"):
+            rows_of(tmp_path, rows, DEFINITION, query)
+    else:
+        assert sorted(rows_of(tmp_path, rows, DEFINITION, query)) == found
+
+
+def test_signs_of_regular_expressions_stand_for_themselves(tmp_path: Path) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": "whitespace"})
+    texts = ["a.c", "abc", "a+b", "aab", "[x]y", "x^y$z", "a|b", "ab{2}c", "A.C"]
+    for prefix in ("a.", "a+", "[x", "x^y$", "a|", "ab{2}"):
+        expected = [row for row, text in enumerate(texts) if text.startswith(prefix)]
+        escaped = re.sub(r"([+^`:{}\"\[\]()!\\*\s])", r"\\\1", prefix)
+        try:
+            found = sorted(rows_of(tmp_path, pa.table({"head": texts}), definition, f"{escaped}*", syntax="strict"))
+        except InvalidInput:
+            assert set(prefix) & set("[^{")  # tantivy's own syntax, which a word may not hold
+        else:
+            assert found == expected, prefix
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "query", "found"),
+    [
+        ("de_stem", "häuser", [0, 1]),
+        ("de_stem", "hau*", [0, 1]),
+        ("fr_stem", "maison", [3]),
+        ("ngram_2_3", "äus", [0]),
+        ("ngram_2_3", "AUS", [1, 2]),
+        ("ngram_2_3", "xy", []),
+    ],
+)
+def test_words_are_what_the_tokenizer_makes(tmp_path: Path, tokenizer: str, query: str, found: list[int]) -> None:
+    rows = pa.table({"head": ["Häuser am See", "das Haus", "Aussicht", "les maisons"]})
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": tokenizer})
+    assert sorted(rows_of(tmp_path, rows, definition, query)) == found
+
+
+def test_a_column_may_have_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+    rows = pa.table({"head": ["Running Dogs", "run"], "body": ["running", "Run"]})
+    options = {"tokenizer": "en_stem", "tokenizer.body": "raw"}
+    definition = IndexDefinition("text", "fulltext", ("head", "body"), options)
+    assert sorted(rows_of(tmp_path, rows, definition, "head:runs")) == [0, 1]
+    assert sorted(rows_of(tmp_path, rows, definition, "body:Run")) == [1]
+
+
+@pytest.mark.parametrize("language", text_tokenizers.LANGUAGES)
+def test_every_language_has_a_stemmer(tmp_path: Path, language: str) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": f"{language}_stem"})
+    fulltext.validate(definition, pa.schema([("head", pa.string())]))
+    assert sorted(rows_of(tmp_path, pa.table({"head": ["Wort 42", "x"]}), definition, "42")) == [0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tokenizer": each} for each in ("xx_stem", "_stem", "de", "ngram_3_2", "ngram_0_2", "ngram_2_11", "ngram")]
+    + [{"tokenizer.tail": "raw"}, {"stemmer": "de"}],
+)
+def test_an_option_that_means_nothing_is_refused(options: dict[str, str]) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), options)
+    with pytest.raises(InvalidInput, match="index 'text'"):
+        fulltext.validate(definition, pa.schema([("head", pa.string())]))
+
+
+def test_boosts_multiply_the_scores_of_columns(tmp_path: Path) -> None:
+    rows = pa.table({"head": ["kibana", "x"], "body": ["x", "kibana"]})
+    for query in ("kibana", "kib*", "kibana~1", "kib* OR nothing"):
+        plain = rows_of(tmp_path, rows, DEFINITION, query)
+        boosted = rows_of(tmp_path, rows, DEFINITION, query, boosts={"body": 2.5})
+        assert boosted == pytest.approx({0: plain[0], 1: 2.5 * plain[1]}, rel=1e-4)
+
+
+@pytest.mark.parametrize("boosts", [{"tail": 2}, {"head": 0}, {"head": -1}, {"head": float("nan")}, {"head": True}])
+def test_a_boost_that_is_none_is_refused(boosts: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match="boost"):
+        fulltext.parse("kibana", DEFINITION, boosts=boosts)
