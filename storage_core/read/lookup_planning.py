@@ -8,6 +8,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from storage_core.engine.statement import TABLE
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.meter import MeteredStore, RequestMeter
@@ -17,7 +18,6 @@ from storage_core.read.lookup import left_to_base
 from storage_core.read.lookup_plan import LookupPlan, RegionPlan
 from storage_core.read.plan import TablePlan
 from storage_core.read.pruning import PruneStep
-from storage_core.engine.statement import TABLE
 from storage_core.read.regions import holding_regions
 from storage_core.read.verified import Verified
 from storage_core.read.view import View
