@@ -73,6 +73,8 @@ class Kind(StrEnum):
     VECTOR_MISSING = "vector_missing"
     VECTOR_DAMAGED = "vector_damaged"
     GENERATION_SEGMENT_DAMAGED = "generation_segment_damaged"
+    TRANSLATION_MISSING = "translation_missing"
+    TRANSLATION_DAMAGED = "translation_damaged"
 
 
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -131,6 +133,8 @@ RULES: Final[Mapping[Kind, tuple[Severity, str]]] = {
         _W,
         _NOTHING_LOST + "a search indexes the generation; it goes with the next merge",
     ),
+    Kind.TRANSLATION_MISSING: (_W, _NOTHING_LOST + "a search reads the splits; a repaired copy indexes them anew"),
+    Kind.TRANSLATION_DAMAGED: (_W, _NOTHING_LOST + "a search reads the splits; a repaired copy indexes them anew"),
 }
 
 

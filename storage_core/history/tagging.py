@@ -62,6 +62,7 @@ def _needed(log: TransactionLog, target: Snapshot) -> list[str]:
     """The objects that opening and reading `target` takes and that the head does not keep, all of them there."""
     head = log.snapshot()
     files = objects_of(replaced(target, head)) + sorted(target.segments.keys() - head.segments.keys())
+    files += sorted(target.translations.keys() - head.translations.keys())
     require_kept(log.store, files, version=target.version)
     log.checkpoint(target)
     state = _checkpoint_keys(log.store, target.version)

@@ -45,8 +45,8 @@ class Live:
 
     def excludes(self, source: int) -> bool:
         """Whether the filter leaves out every row of a source, by what the log says of it."""
-        path = self.sources[source].split
-        return self._filter is not None and path is not None and path not in self._filter.splits
+        paths = self.sources[source].splits
+        return self._filter is not None and bool(paths) and self._filter.splits.isdisjoint(paths)
 
     def require_sound(self) -> None:
         """Raise `InvalidInput` for a filter that cannot be evaluated, also where it met no hit."""

@@ -1,16 +1,17 @@
 """Where the rows of a search come from, each as files of the index.
 
-Splits of the base with a segment are answered from it, the others are indexed on the fly by the same builder and take
-part as if they had one; generations likewise. A segment that is damaged or gone is one that is not there.
+Rows of the base with a segment are answered from it, wherever they moved since it was built; the others are indexed on
+the fly by the same builder and take part as if they had one; generations likewise. A segment or translation that is
+damaged or gone is one that is not there.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,22 +20,19 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats import generation_manifest
 from storage_core.formats.bundle import checksum
+from storage_core.formats.translation_map import Rows
 from storage_core.index.cache import SegmentCache
-from storage_core.index.native_errors import REBUILD
-from storage_core.index.segments import Coverage, build_rows, fingerprint_of
+from storage_core.index.coverage import Coverage
+from storage_core.index.segments import build_rows, fingerprint_of
+from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay, WholeRows
+from storage_core.read.search_base import Base, chosen, require_within, usable
 from storage_core.read.search_kept import Kept
-from storage_core.read.search_order import least, order_of
 from storage_core.region import generation_segments
-from storage_core.split import pages
-from storage_core.split.conform import conform_split
-from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
 
 _logger = logging.getLogger(__name__)
-
-_LOW_BYTES = 500  # of a bound and its name
 
 
 class Source(Protocol):
@@ -46,8 +44,8 @@ class Source(Protocol):
         ...
 
     @property
-    def split(self) -> str | None:
-        """The path of the split of the base that the rows are of; None where they are of none."""
+    def splits(self) -> tuple[str, ...]:
+        """The paths of the splits of the base that the rows are in; none where they are in none."""
         ...
 
     @property
@@ -81,84 +79,150 @@ def sources(
     cache: SegmentCache,
     kept: Kept,
 ) -> list[Source]:
-    """Return the sources of a search: splits by path, generations by region and number, what is in neither."""
-    order = order_of(snapshot)
-    base = [_Split(store, snapshot, covered, overlay, cache, kept, order, path) for path in sorted(snapshot.splits)]
+    """Return the sources of a search: of the base, generations by region and number, what is in neither.
+
+    Of the base first what has no segment, by split, then the segments by path.
+    """
+    base = Base(store, snapshot, covered, overlay, cache=cache, kept=kept)
     ordered = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
     generations = [_Generation(store, covered, cache, each) for each in ordered]
     rest = [_Rest(covered, cache, overlay.rest)] if overlay.rest.num_rows else []
-    return [*base, *generations, *rest]
+    return [*_gaps(base), *_indexed(base), *generations, *rest]
+
+
+def _gaps(base: Base) -> Iterator[Source]:
+    for add in base.covered.missing:
+        yield _PartOfSplit(base, add.path) if add.path in base.covered.answers else _Split(base, add.path)
+
+
+def _indexed(base: Base) -> Iterator[Source]:
+    splits: dict[str, list[str]] = {}
+    for split, paths in sorted(base.covered.answers.items()):
+        for path in paths:
+            splits.setdefault(path, []).append(split)
+    for path, segment in base.covered.segments.items():
+        if segment.origins is None and segment.covers[0] in base.snapshot.splits:
+            yield _Split(base, segment.covers[0], segment)
+        else:
+            yield _Moved(base, segment, tuple(splits[path]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    store: ObjectStore
-    snapshot: Snapshot
-    covered: Coverage
-    overlay: Overlay
-    cache: SegmentCache
-    kept: Kept
-    order: tuple[str, str]
+    """All rows of a live split, each at its place in the file."""
+
+    base: Base
+    path: str
+    segment: IndexSegment | None = None
+
+    @property
+    def name(self) -> str:
+        if self.segment is not None:
+            return f"{self.segment.path} {self.segment.xxh3}"
+        return f"{self.path} {self.base.snapshot.splits[self.path].xxh3}"
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    @property
+    def fetched_bytes(self) -> int | None:
+        return None if self.segment is None else self.segment.size
+
+    def directory(self) -> Path:
+        if self.segment is not None:
+            try:
+                return self.base.cache.segment(self.base.store, self.segment)
+            except (Corrupt, NotFound) as error:
+                found = (self.segment.path, self.path, error)
+                _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
+        return self.base.gap(self.path)
+
+    def low(self) -> Any:
+        return self.base.low(self.path)
+
+    def deleted(self) -> BitMap:
+        return self.base.hidden(self.path)
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        return self.base.take(self.path, rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """The rows of a segment over a part of a split, or over a split whose rows moved to `splits`."""
+
+    base: Base
+    segment: IndexSegment
+    splits: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.segment.path} {self.segment.xxh3}"
+
+    @property
+    def fetched_bytes(self) -> int:
+        return self.segment.size
+
+    def directory(self) -> Path:
+        with usable(self.segment.path):
+            return self.base.cache.segment(self.base.store, self.segment)
+
+    def low(self) -> Any:
+        lows = [self.base.low(split) for split in self.splits]
+        return None if None in lows else min(lows)
+
+    def deleted(self) -> BitMap:
+        return self.base.deleted(self.base.places(self.segment))
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        require_within(rows, self.segment.numRecords, self.segment.path)
+        places, wanted = self.base.places(self.segment), np.array(rows, np.int64)
+        split, parts, order = places.split[wanted], [], []
+        for number in np.unique(split).tolist():
+            own = np.flatnonzero(split == number)
+            parts.append(self.base.take(places.splits[number], places.row[wanted[own]].tolist(), columns))
+            order.append(own)
+        return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
+
+
+@dataclass(frozen=True, slots=True)
+class _PartOfSplit:
+    """The rows of a live split that no segment answers for, in the order of the file."""
+
+    base: Base
     path: str
 
     @property
     def name(self) -> str:
-        segment = self.covered.segments.get(self.path)
-        if segment is not None:
-            return f"{segment.path} {segment.xxh3}"
-        return f"{self.path} {self.snapshot.splits[self.path].xxh3}"
+        rows = checksum(self.base.unanswered(self.path).serialize())
+        return f"{self.path} {self.base.snapshot.splits[self.path].xxh3} {rows}"
 
     @property
-    def split(self) -> str:
-        return self.path
+    def splits(self) -> tuple[str, ...]:
+        return (self.path,)
 
     @property
-    def fetched_bytes(self) -> int | None:
-        segment = self.covered.segments.get(self.path)
-        return None if segment is None else segment.size
+    def fetched_bytes(self) -> None:
+        return None
 
     def directory(self) -> Path:
-        segment = self.covered.segments.get(self.path)
-        if segment is not None:
-            try:
-                return self.cache.segment(self.store, segment)
-            except (Corrupt, NotFound) as error:
-                _logger.warning("segment %s is not usable, reading %s instead: %s", segment.path, self.path, error)
-        add = self.snapshot.splits[self.path]
-        return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema)
+        return self.base.gap(self.path, self.base.unanswered(self.path))
 
     def low(self) -> Any:
-        kept, add = self.kept.values, self.snapshot.splits[self.path]
-        name = (self.path, add.xxh3, "low", *self.order)
-        found = kept.get(name)
-        if found is None:
-            found = (least(add, self.snapshot),)
-            kept.keep(name, found, _LOW_BYTES)
-        return cast("tuple[Any]", found)[0]
+        return self.base.low(self.path)
 
     def deleted(self) -> BitMap:
-        return self.overlay.deleted(self.store, self.snapshot, self.snapshot.splits[self.path])
+        hidden = np.array(self.base.hidden(self.path).to_array(), np.int64)
+        return BitMap(np.flatnonzero(np.isin(self._rows(), hidden)).astype(np.uint32))
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        add = self.snapshot.splits[self.path].as_written  # an index counts the file's rows
-        path = self.kept.verified.path(self.store, add)
-        places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
-        # Whoever wrote a split without a checksum wrote its pages as he liked.
-        if path is not None and add.xxh3 is not None and add.numRecords is not None:
-            _require_within(rows, add.numRecords, self.path)
-            found = pages.take(self.store, add, path, places, columns=columns, kept=self.kept.values)
-        else:
-            whole = path is not None or add.size <= WHOLE_SPLIT_BYTES
-            split = open_split(self.store, add, whole=whole, file_path=path, footers=self.kept.verified.footers)
-            _require_within(rows, split.rows, self.path)
-            found = split.take(places, columns)
-        if not found.num_columns:  # of a split that is older than all of these columns
-            found = pa.table({"": pa.nulls(len(places))})
-        wanted = _chosen(self.snapshot.schema, columns)
-        taken = conform_split(found, wanted).take(pa.array(order))
-        self.kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
-        # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
-        return cast("pa.Table", taken.cast(wanted))
+        own = self._rows()
+        require_within(rows, len(own), self.path)
+        return self.base.take(self.path, own[np.array(rows, np.int64)].tolist(), columns)
+
+    def _rows(self) -> Rows:
+        return np.array(self.base.unanswered(self.path).to_array(), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +242,8 @@ class _Generation:
         return f"{fingerprint_of(self.covered.definition)}\n{manifest}"
 
     @property
-    def split(self) -> None:
-        return None
+    def splits(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def fetched_bytes(self) -> int | None:
@@ -202,7 +266,7 @@ class _Generation:
         return self.whole.deleted
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        _require_within(rows, self.whole.rows.num_rows, f"generation {self.whole.generation.path}")
+        require_within(rows, self.whole.rows.num_rows, f"generation {self.whole.generation.path}")
         return _taken(self.whole.rows, rows, columns)
 
 
@@ -221,8 +285,8 @@ class _Rest:
         return f"rest {checksum(sink.getvalue())}"
 
     @property
-    def split(self) -> None:
-        return None
+    def splits(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def fetched_bytes(self) -> None:
@@ -241,15 +305,5 @@ class _Rest:
         return _taken(self.rows, rows, columns)
 
 
-def _chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
-    return pa.schema([each for each in schema if each.name in columns])
-
-
 def _taken(whole: pa.Table, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-    return whole.select(_chosen(whole.schema, columns).names).take(pa.array(rows, pa.int64()))
-
-
-def _require_within(rows: Sequence[int], count: int, where: str) -> None:
-    if max(rows) >= count:
-        found = f"the index names row {max(rows)} of {where}, which has {count} rows"
-        raise Corrupt(found, advice=REBUILD, key=where)
+    return whole.select(chosen(whole.schema, columns).names).take(pa.array(rows, pa.int64()))

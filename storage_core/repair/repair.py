@@ -26,7 +26,15 @@ from storage_core.gc.boundary import advance_boundary
 from storage_core.history.renumbered import with_renumbered
 from storage_core.history.tagging import set_tag
 from storage_core.ids import Ids
-from storage_core.log.actions import Action, Add, MergedGenerations, Metadata, Remove, RemoveIndexSegment
+from storage_core.log.actions import (
+    Action,
+    Add,
+    MergedGenerations,
+    Metadata,
+    Remove,
+    RemoveIndexSegment,
+    RemoveTranslation,
+)
 from storage_core.log.apart import require_apart
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.root import named_keys
@@ -159,6 +167,8 @@ class _Repair:
             self.transfer.place(add)
         for segment in found.named_segments.values():
             self.transfer.place(segment)
+        for translation in found.named_translations.values():
+            self.transfer.place(translation)
         for vector in self.inventory.of(KeyKind.VECTOR):  # as they are: entries of any version say what they must be
             self.transfer.copy(vector.key)
         return base
@@ -253,6 +263,8 @@ class _Repair:
         actions += [add for path, add in sorted(base.items()) if before.get(path) != add]
         dropped = [each for each in head.segments.values() if not self.transfer.place(each)]
         actions += [RemoveIndexSegment(index=each.index, path=each.path) for each in dropped]
+        gone = [each for each in head.translations.values() if not self.transfer.place(each)]
+        actions += [RemoveTranslation(path=each.path) for each in gone]
         known = Progress(txns=found.txns, fences=found.fences, merged_generations=found.merged)
         actions += known.beyond(head.progress)
         return actions

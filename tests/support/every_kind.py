@@ -71,6 +71,7 @@ def every_kind() -> EveryKind:
     _write(table, "last")
     table.merge()
     _catch_up(table)
+    _compact(table)
     for snapshot in (older, table.snapshot):
         write_json_checkpoint(store, snapshot, in_parts=True)
     set_tag(table.log, "before", older)

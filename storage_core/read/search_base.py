@@ -1,0 +1,219 @@
+"""What the sources of a search share: rows of live splits by place, which of them are hidden, and where rows moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.errors import Corrupt, NotFound
+from storage_core.formats.translation_map import TranslationMap
+from storage_core.index.cache import SegmentCache
+from storage_core.index.coverage import Coverage
+from storage_core.index.native_errors import REBUILD
+from storage_core.index.places import Places, Ways
+from storage_core.index.segments import ROWS, part_rows
+from storage_core.log.actions import IndexSegment, Translation
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.overlay import Overlay
+from storage_core.read.search_kept import Kept
+from storage_core.read.search_order import least, order_of
+from storage_core.split import pages
+from storage_core.split.conform import conform_split
+from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
+
+_LOW_BYTES = 500  # of a bound and its name
+_FETCHED_AT_ONCE = 8
+
+_Value = TypeVar("_Value")
+
+
+class Unusable(Exception):  # noqa: N818  # never leaves a search
+    """A segment or translation is damaged or gone, and what it would have answered is to be read from splits."""
+
+    def __init__(self, path: str, why: object) -> None:
+        """`path` is the object's, `why` the error that reading it raised."""
+        super().__init__(str(why))
+        self.path = path
+
+
+@contextmanager
+def usable(path: str) -> Iterator[None]:
+    """Raise `Unusable` for an object that the block finds damaged or gone."""
+    try:
+        yield
+    except (Corrupt, NotFound) as error:
+        raise Unusable(path, error) from error
+
+
+class Base:
+    """The live splits of a snapshot, for the sources of one search. Threads may share one."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        snapshot: Snapshot,
+        covered: Coverage,
+        overlay: Overlay,
+        *,
+        cache: SegmentCache,
+        kept: Kept,
+    ) -> None:
+        """Look at nothing yet."""
+        self.store, self.snapshot, self.covered, self.cache = store, snapshot, covered, cache
+        self._kept, self._order = kept, order_of(snapshot)
+        self._ways = Ways.of(
+            snapshot.splits,
+            covered.segments.values(),
+            covered.translations.values(),
+            map_of=self._map,
+            part_of=self._part,
+        )
+        self._reading = _Locks()
+        self._hidden, self._unanswered = _Once[BitMap](), _Once[BitMap]()
+        self._overlay = overlay
+
+    def hidden(self, split: str) -> BitMap:
+        """Return the rows of a split that are no answer; see `Overlay.deleted`, which is asked once per split."""
+        return self._hidden(
+            split, lambda: self._overlay.deleted(self.store, self.snapshot, self.snapshot.splits[split])
+        )
+
+    def unanswered(self, split: str) -> BitMap:
+        """Return the rows of a split that no segment answers for. Requests: those of the maps that lead to it."""
+        answering = [self.covered.segments[path] for path in self.covered.answers.get(split, ())]
+        rows = self.snapshot.splits[split].numRecords or 0
+
+        def found() -> BitMap:
+            self._fetch_maps(answering)
+            return self._ways.unanswered(split, rows, answering)
+
+        return self._unanswered(split, found)
+
+    def places(self, segment: IndexSegment) -> Places:
+        """Return where the rows of a segment are. One GET per translation on the way that is not cached.
+
+        Raises `Unusable` for a translation, or a segment over a part, that is damaged or gone.
+        """
+        at = (self.snapshot.table_id, self.snapshot.version, self.covered.without)
+        name = (segment.path, segment.xxh3, "places", *at)
+
+        def found() -> Places:
+            self._fetch_maps([segment])
+            return self._ways.places(segment)
+
+        return self._kept.values.made(name, Places, found, lambda each: each.size_bytes)
+
+    def deleted(self, places: Places) -> BitMap:
+        """Return the rows of a segment that are in no live split, or hidden there."""
+        found = places.nowhere
+        for split in places.splits:
+            hidden = self.hidden(split)
+            if hidden:
+                own, there = places.within(split)
+                at = np.isin(there, np.array(hidden.to_array(), np.int64))
+                found |= BitMap(own[at].astype(np.uint32))
+        return found
+
+    def gap(self, split: str, rows: BitMap | None = None) -> Path:
+        """Return the directory with the files of the index over a split, or these rows of it, made on the fly."""
+        add = self.snapshot.splits[split]
+        return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema, rows=rows)
+
+    def low(self, split: str) -> Any:
+        """Return what no row of a split orders below, as `search_order.least`. No request."""
+        kept, add = self._kept.values, self.snapshot.splits[split]
+        name = (split, add.xxh3, "low", *self._order)
+        found = kept.get(name)
+        if found is None:
+            found = (least(add, self.snapshot),)
+            kept.keep(name, found, _LOW_BYTES)
+        return cast("tuple[Any]", found)[0]
+
+    def take(self, split: str, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        """Return these columns of these rows of a split's file, under the table's schema, in its and in this order."""
+        add = self.snapshot.splits[split].as_written  # an index counts the file's rows
+        path = self._kept.verified.path(self.store, add)
+        places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
+        # Whoever wrote a split without a checksum wrote its pages as he liked.
+        if path is not None and add.xxh3 is not None and add.numRecords is not None:
+            require_within(rows, add.numRecords, split)
+            found = pages.take(self.store, add, path, places, columns=columns, kept=self._kept.values)
+        else:
+            whole = path is not None or add.size <= WHOLE_SPLIT_BYTES
+            opened = open_split(self.store, add, whole=whole, file_path=path, footers=self._kept.verified.footers)
+            require_within(rows, opened.rows, split)
+            found = opened.take(places, columns)
+        if not found.num_columns:  # of a split that is older than all of these columns
+            found = pa.table({"": pa.nulls(len(places))})
+        wanted = chosen(self.snapshot.schema, columns)
+        taken = conform_split(found, wanted).take(pa.array(order))
+        self._kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
+        # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
+        return cast("pa.Table", taken.cast(wanted))
+
+    def _fetch_maps(self, segments: Iterable[IndexSegment]) -> None:
+        """Have the maps behind these segments at hand, fetched side by side."""
+        needed = {each.path: each for segment in segments for each in self._ways.translations(segment)}
+        for _ in prefetch(self._map, needed.values(), _FETCHED_AT_ONCE):
+            pass
+
+    def _map(self, translation: Translation) -> TranslationMap:
+        def read() -> TranslationMap:
+            with usable(translation.path):
+                return self.cache.translation(self.store, translation)
+
+        name = (translation.path, translation.xxh3)
+        with self._reading(translation.path):
+            return self._kept.values.made(name, TranslationMap, read, lambda each: each.size_bytes)
+
+    def _part(self, segment: IndexSegment) -> BitMap:
+        with usable(segment.path):
+            directory = self.cache.segment(self.store, segment)
+            return part_rows((directory / ROWS).read_bytes(), segment)
+
+
+class _Locks:
+    """Locks by name."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._locks: dict[str, Lock] = {}
+
+    def __call__(self, name: str) -> Lock:
+        with self._lock:
+            return self._locks.setdefault(name, Lock())
+
+
+class _Once(Generic[_Value]):
+    """Values by name, each made once, however many threads ask at the same time."""
+
+    def __init__(self) -> None:
+        self._making = _Locks()
+        self._values: dict[str, _Value] = {}
+
+    def __call__(self, name: str, make: Callable[[], _Value]) -> _Value:
+        with self._making(name):
+            if name not in self._values:
+                self._values[name] = make()
+            return self._values[name]
+
+
+def chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
+    """Return the fields of these columns."""
+    return pa.schema([each for each in schema if each.name in columns])
+
+
+def require_within(rows: Sequence[int], count: int, where: str) -> None:
+    """Raise `Corrupt` when an index names a row that is not there."""
+    if max(rows) >= count:
+        found = f"the index names row {max(rows)} of {where}, which has {count} rows"
+        raise Corrupt(found, advice=REBUILD, key=where)
