@@ -166,7 +166,8 @@ def execute(store: ObjectStore, work: CatchUpWork, *, ids: Ids) -> IndexSegment:
     part = _part(store, work) if work.answering else None
     schema = from_schema_string(work.schema_string)
     files = segments.build(store, work.add, work.definition, schema, rows=None if part is None else [*part.rows])
-    return segments.write(store, files, definition=work.definition, add=work.add, ids=ids, part=part)
+    covers, count = work.add.path, work.add.numRecords or 0
+    return segments.write(store, files, definition=work.definition, covers=covers, rows=count, ids=ids, part=part)
 
 
 def _part(store: ObjectStore, work: CatchUpWork) -> segments.Part:

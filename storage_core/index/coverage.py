@@ -29,8 +29,8 @@ class Coverage:
 
     `segments` are those in use, by path. `answers` names those of each live split, `missing` are the live splits with
     rows that none answers for, and `origins` says of each of them which splits these rows came from. `translations`
-    lead from the segments to the live splits. `stale` are segments that no search of the snapshot uses, `rebuild` those
-    in use that should be built anew. `without` is what it was asked not to use.
+    lead to the live splits from the segments, and from the origins of parts. `stale` are segments that no search of the
+    snapshot uses, `rebuild` those in use that should be built anew. `without` is what it was asked not to use.
     """
 
     definition: IndexDefinition
@@ -185,10 +185,12 @@ class _Traces:
         output = translation.outputs.index(split)
         for number, source in enumerate(translation.inputs):
             moved = translation.moved(number, output)
-            if moved and source not in answered:
+            further = way.translations | {translation.path}
+            if moved and source in answered:
+                self.translations |= further  # without them nothing tells that the origins of a part are these rows
+            elif moved:
                 share = way.share * moved / translation.inputRows[number]
-                behind = _Way(way.live, way.moves + 1, share, way.translations | {translation.path})
-                yield (source, answered), behind
+                yield (source, answered), _Way(way.live, way.moves + 1, share, further)
 
     def needs_rebuild(self, segment: IndexSegment) -> bool:
         """Whether too few of its rows are live, or they moved too often."""

@@ -106,35 +106,38 @@ class Part:
 
 def write(
     store: ObjectStore,
-    files: Mapping[str, bytes],
+    files: Mapping[str, bytes | memoryview],
     *,
     definition: IndexDefinition,
-    add: Add,
+    covers: str,
+    rows: int,
     ids: Ids,
     part: Part | None = None,
 ) -> IndexSegment:
-    """Store the files of a segment over split `add`, or a part of it, and return the action that adds it. One PUT.
+    """Store the files of a segment as one object and return the action that adds it. One PUT.
+
+    They are over a split, or what else a translation moves `rows` of, or a part of one.
 
     The object is durable when this returns; until the action is committed nobody sees it. Raises `CommitUnknown` when
     the store did not say whether it kept the object and does not have it.
     """
     segment_id = ids.uuid()
     fingerprint = fingerprint_of(definition)
-    properties = {"index": definition.name, DEFINITION: fingerprint, "split": add.path}
-    rows = {} if part is None else {ROWS: part.rows.serialize()}
-    packed = bundle.pack({**files, **rows}, identity=segment_id, properties=properties)
+    properties = {"index": definition.name, DEFINITION: fingerprint, "split": covers}
+    beside = {} if part is None else {ROWS: part.rows.serialize()}
+    packed = bundle.pack({**files, **beside}, identity=segment_id, properties=properties)
     key = keys.segment_key(definition.name, segment_id)
     _create(store, key, packed.data)
-    _logger.info("wrote segment %s over %s: %d bytes", key, add.path, len(packed.data))
+    _logger.info("wrote segment %s over %s: %d bytes", key, covers, len(packed.data))
     return IndexSegment(
         index=definition.name,
         kind=definition.kind,
         path=key,
-        covers=(add.path,),
+        covers=(covers,),
         size=len(packed.data),
         xxh3=packed.xxh3,
         footerOffset=packed.footer_offset,
-        numRecords=(add.numRecords or 0) if part is None else len(part.rows),
+        numRecords=rows if part is None else len(part.rows),
         details={DEFINITION: fingerprint},
         origins=None if part is None else part.origins,
     )

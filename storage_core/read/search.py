@@ -28,11 +28,11 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.overlay import take_apart
-from storage_core.read.search_base import Unusable
+from storage_core.read.search_base import Source, Unusable
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best
-from storage_core.read.search_sources import Source, sources
+from storage_core.read.search_sources import sources
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:

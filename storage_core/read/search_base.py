@@ -1,4 +1,4 @@
-"""What the sources of a search share: rows of live splits by place, which of them are hidden, and where rows moved."""
+"""What a source of a search is, and what those of the base share: rows of live splits, which are hidden or moved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +15,12 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.translation_map import TranslationMap
 from storage_core.index.cache import SegmentCache
-from storage_core.index.coverage import Coverage
+from storage_core.index.coverage import Coverage, Nearest
 from storage_core.index.native_errors import REBUILD
 from storage_core.index.places import Places, Ways
 from storage_core.index.segments import ROWS, part_rows
 from storage_core.log.actions import IndexSegment, Translation
+from storage_core.log.moves import by_input
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
@@ -34,6 +35,41 @@ _LOW_BYTES = 500  # of a bound and its name
 _FETCHED_AT_ONCE = 8
 
 _Value = TypeVar("_Value")
+
+
+class Source(Protocol):
+    """Rows that an index counts from 0."""
+
+    @property
+    def name(self) -> str:
+        """Text that fixes what is in the files of the index."""
+        ...
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The paths of the splits of the base that the rows are in; none where they are in none."""
+        ...
+
+    @property
+    def fetched_bytes(self) -> int | None:
+        """How large the segment is that `directory` fetches; None where it has the rows indexed."""
+        ...
+
+    def directory(self) -> Path:
+        """Return the directory with the files of the index over all the rows."""
+        ...
+
+    def low(self) -> Any:
+        """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
+        ...
+
+    def deleted(self) -> BitMap:
+        """Return the rows that are no answer, whatever an index says of them."""
+        ...
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        """Return these columns of these rows under the schema of the table, in its and in this order."""
+        ...
 
 
 class Unusable(Exception):  # noqa: N818  # never leaves a search
@@ -70,13 +106,8 @@ class Base:
         """Look at nothing yet."""
         self.store, self.snapshot, self.covered, self.cache = store, snapshot, covered, cache
         self._kept, self._order = kept, order_of(snapshot)
-        self._ways = Ways.of(
-            snapshot.splits,
-            covered.segments.values(),
-            covered.translations.values(),
-            map_of=self._map,
-            part_of=self._part,
-        )
+        self._nearest = Nearest.of(covered.segments.values())
+        self._moved = by_input(covered.translations.values())
         self._reading = _Locks()
         self._hidden, self._unanswered = _Once[BitMap](), _Once[BitMap]()
         self._overlay = overlay
@@ -159,6 +190,11 @@ class Base:
         self._kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
         # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
         return cast("pa.Table", taken.cast(wanted))
+
+    @property
+    def _ways(self) -> Ways:
+        # Not kept: it refers to this object, which then would go, with the files of its searchers, when Python likes.
+        return Ways(self.snapshot.splits, self._nearest, self._moved, self._map, self._part)
 
     def _fetch_maps(self, segments: Iterable[IndexSegment]) -> None:
         """Have the maps behind these segments at hand, fetched side by side."""

@@ -12,8 +12,8 @@ from storage_core.index.fulltext import Hit
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.predicate import Filter
+from storage_core.read.search_base import Source
 from storage_core.read.search_filter import RowFilter
-from storage_core.read.search_sources import Source
 from storage_core.settings.query import QueryLimits
 
 _AT_ONCE = 4

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,46 +28,11 @@ from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay, WholeRows
-from storage_core.read.search_base import Base, chosen, require_within, usable
+from storage_core.read.search_base import Base, Source, chosen, require_within, usable
 from storage_core.read.search_kept import Kept
 from storage_core.region import generation_segments
 
 _logger = logging.getLogger(__name__)
-
-
-class Source(Protocol):
-    """Rows that an index counts from 0."""
-
-    @property
-    def name(self) -> str:
-        """Text that fixes what is in the files of the index."""
-        ...
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The paths of the splits of the base that the rows are in; none where they are in none."""
-        ...
-
-    @property
-    def fetched_bytes(self) -> int | None:
-        """How large the segment is that `directory` fetches; None where it has the rows indexed."""
-        ...
-
-    def directory(self) -> Path:
-        """Return the directory with the files of the index over all the rows."""
-        ...
-
-    def low(self) -> Any:
-        """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
-        ...
-
-    def deleted(self) -> BitMap:
-        """Return the rows that are no answer, whatever an index says of them."""
-        ...
-
-    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        """Return these columns of these rows under the schema of the table, in its and in this order."""
-        ...
 
 
 def sources(

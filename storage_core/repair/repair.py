@@ -163,12 +163,10 @@ class _Repair:
                 why = "its deletion vector is lost: which of its rows are deleted is not known"
             self.transfer.lost.append(Lost(key=path, reason=why, rows=add.visible_rows))
         self._note_found(found)
-        for add in [*found.older.values(), *self._splits_of(tagged)]:
-            self.transfer.place(add)
-        for segment in found.named_segments.values():
-            self.transfer.place(segment)
-        for translation in found.named_translations.values():
-            self.transfer.place(translation)
+        place_all = self.transfer.place_all
+        place_all(found.older.values(), found.named_segments.values(), found.named_translations.values())
+        for each in self._opened(tagged):
+            place_all(each.splits.values(), each.segments.values(), each.translations.values())
         for vector in self.inventory.of(KeyKind.VECTOR):  # as they are: entries of any version say what they must be
             self.transfer.copy(vector.key)
         return base
@@ -217,10 +215,9 @@ class _Repair:
         configuration = with_renumbered(found.metadata.configuration, planned.version)
         return replace(found.metadata, configuration=configuration)
 
-    def _splits_of(self, checkpoints: list[Checkpointed]) -> Iterator[Add]:
+    def _opened(self, checkpoints: list[Checkpointed]) -> Iterator[Snapshot]:
         for each in checkpoints:
-            view = part_of_log(self.source, versions=(), checkpoints=(each,))
-            yield from TransactionLog(view).snapshot().splits.values()
+            yield TransactionLog(part_of_log(self.source, versions=(), checkpoints=(each,))).snapshot()
 
     # --- the log
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import xxhash
 
@@ -50,6 +51,11 @@ class Transfer:
         if named.path not in self._done:
             self._done[named.path] = self._placed(named)
         return self._done[named.path]
+
+    def place_all(self, *named: Iterable[Add | IndexSegment | Translation]) -> None:
+        """Bring over what of these is there."""
+        for each in chain.from_iterable(named):
+            self.place(each)
 
     def has_vector(self, add: Add) -> bool:
         """Tell whether the rows of the split that are deleted are known."""

@@ -126,3 +126,24 @@ def test_a_sound_object_with_another_content_is_found_by_its_counts(wrong: Trans
 def test_parts_that_nobody_writes_are_refused(parts: Mapping[str, bytes]) -> None:
     with pytest.raises(Corrupt):
         read(forged(parts))
+
+
+# The same rows, those of the inputs in another order; row 1 of input 0 is nowhere.
+GATHERED = TranslationMap((4, 3), (2, 4), MOVED.order, rows=np.array([3, 0, 2, 0, 2, 1]))
+
+
+def test_rows_that_were_sorted_anew_are_found_where_they_went() -> None:
+    packed = pack(GATHERED, identity=ID)
+    found = read(packed)
+    assert found.rows is not None
+    assert found.rows.tolist() == [3, 0, 2, 0, 2, 1]
+    moved, positions = found.places(0, np.arange(6))
+    assert (moved.tolist(), positions.tolist()) == ([0, 2, 3], [3, 4, 0])
+    moved, positions = found.places(1, np.array([2, 1, 0]))
+    assert (moved.tolist(), positions.tolist()) == ([0, 1, 2], [2, 5, 1])
+
+
+@pytest.mark.parametrize("rows", [[3, 0, 2, 3, 2, 1], [4, 0, 2, 0, 2, 1], [3, 0, 3, 0, 2, 1], [3, 0, 2, 0, 2, 0]])
+def test_a_row_that_is_in_two_places_or_in_none_is_refused(rows: list[int]) -> None:
+    with pytest.raises(Corrupt, match="not the translation of the log"):
+        read(pack(replace(GATHERED, rows=np.array(rows)), identity=ID))
