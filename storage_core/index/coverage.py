@@ -29,8 +29,9 @@ class Coverage:
 
     `segments` are those in use, by path. `answers` names those of each live split, `missing` are the live splits with
     rows that none answers for, and `origins` says of each of them which splits these rows came from. `translations`
-    lead to the live splits from the segments, and from the origins of parts. `stale` are segments that no search of the
-    snapshot uses, `rebuild` those in use that should be built anew. `without` is what it was asked not to use.
+    lead to the live splits from the segments, and from the origins of parts, built or missing. `stale` are segments
+    that no search of the snapshot uses, `rebuild` those in use that should be built anew. `without` is what it was
+    asked not to use.
     """
 
     definition: IndexDefinition
@@ -120,7 +121,8 @@ class _Way:
 class _Traces:
     """Live splits followed back to segments; what was found so far.
 
-    `live_rows` are, by the path of a segment in use, about how many of its rows are in live splits.
+    `live_rows` are, by the path of a segment in use, about how many of its rows are in live splits. `to_missing` are
+    the translations to where rows without a segment came from, of the live split that is followed.
     """
 
     nearest: Nearest
@@ -129,6 +131,7 @@ class _Traces:
     answers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     origins: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     translations: set[str] = field(default_factory=set)
+    to_missing: set[str] = field(default_factory=set)
     live_rows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     moves: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -160,8 +163,11 @@ class _Traces:
                     known = deeper.get(behind)
                     deeper[behind] = further if known is None else known.beside(further)
             level = deeper
-        for split, _answered in level:
-            self.origins[live].add(split)
+        for (split, _), way in level.items():
+            self._miss(split, way)
+        if live in self.answers:  # else all of the split is missing, and no part of it
+            self.translations |= self.to_missing
+        self.to_missing.clear()
 
     def _behind(
         self, split: str, answered: frozenset[str], way: _Way
@@ -179,7 +185,7 @@ class _Traces:
             answered |= frozenset(part.origins or ())
         translation = self.into.get(split)
         if translation is None and split not in answered:
-            self.origins[way.live].add(split)
+            self._miss(split, way)
         if translation is None or split in answered:
             return
         output = translation.outputs.index(split)
@@ -196,6 +202,10 @@ class _Traces:
         """Whether too few of its rows are live, or they moved too often."""
         gone = segment.numRecords - self.live_rows[segment.path]
         return gone > REBUILD_SHARE * segment.numRecords or self.moves[segment.path] > MOST_MOVES
+
+    def _miss(self, split: str, way: _Way) -> None:
+        self.origins[way.live].add(split)
+        self.to_missing |= way.translations
 
     def _use(self, segment: IndexSegment, way: _Way, rows: int) -> None:
         self.answers[way.live].add(segment.path)
