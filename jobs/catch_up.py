@@ -16,8 +16,8 @@ from jobs.running.command import table_command
 from jobs.running.run import JobRun
 from jobs.spark import tasks
 from jobs.spark.spark import Spark
-from storage_core.index.catch_up import CatchUpPlan, CatchUpWork, plan
-from storage_core.log.actions import Action, IndexSegment
+from storage_core.index.catch_up import CatchUpPlan, CatchUpWork, actions_of, plan
+from storage_core.log.actions import IndexSegment
 from storage_core.log.encoding.action_json import read_action
 from storage_core.log.snapshot import Snapshot
 
@@ -43,7 +43,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])
         built = [read_action(answer["segment"], IndexSegment, "catch-up answer") for answer in answers]
         metrics = _metrics(work, built)
-        return job.commit(_actions(plans, built), operation="CATCH UP", metrics=metrics, details=details)
+        return job.commit(actions_of(plans, built), operation="CATCH UP", metrics=metrics, details=details)
 
 
 def _plans(names: Sequence[str], snapshot: Snapshot) -> Sequence[CatchUpPlan]:
@@ -52,19 +52,13 @@ def _plans(names: Sequence[str], snapshot: Snapshot) -> Sequence[CatchUpPlan]:
 
 def _metrics(work: Sequence[CatchUpWork], built: Sequence[IndexSegment]) -> Metrics:
     return Metrics(
-        rows_in=sum(item.add.numRecords or 0 for item in work),
+        rows_in=sum(segment.numRecords for segment in built),
         rows_out=sum(segment.numRecords for segment in built),
         bytes_in=sum(item.add.size for item in work),
         bytes_out=sum(segment.size for segment in built),
         splits_in=len(work),
         splits_out=len(built),
     )
-
-
-def _actions(plans: Sequence[CatchUpPlan], built: Sequence[IndexSegment]) -> list[Action]:
-    return [
-        action for each in plans for action in each.actions(segment for segment in built if segment.index == each.index)
-    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from storage_core.definition import check_definition, check_unchanged, keeping_order
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import probe_key, version_key
-from storage_core.log.actions import Action, Metadata, RemoveIndexSegment
+from storage_core.log.actions import Action, Metadata, RemoveIndexSegment, RemoveTranslation
 from storage_core.log.apart import require_apart
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -96,7 +96,10 @@ def configure(log: TransactionLog, snapshot: Snapshot, settings: Mapping[str, st
 
 
 def _changing(snapshot: Snapshot, settings: Mapping[str, str]) -> list[Action]:
-    """What makes these the table's settings, without the segments of indexes that go; nothing if they are."""
+    """What makes these the table's settings, without the segments of indexes that go; nothing if they are.
+
+    Without any index the translations go, too.
+    """
     current = dict(snapshot.metadata.configuration)
     ours = {name for name in current if name == LANDING or TableConfig.owns(name)} - {REGIONS_KEY}
     others = {name: value for name, value in current.items() if name not in ours}
@@ -109,4 +112,5 @@ def _changing(snapshot: Snapshot, settings: Mapping[str, str]) -> list[Action]:
         for segment in snapshot.segments.values()
         if segment.index not in kept
     ]
-    return [replace(snapshot.metadata, configuration=wanted), *dropped]
+    idle = [] if kept else [RemoveTranslation(path=path) for path in sorted(snapshot.translations)]
+    return [replace(snapshot.metadata, configuration=wanted), *dropped, *idle]

@@ -26,10 +26,10 @@ def show_search(plan: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         output.json_line(plan)
         return
-    answered, scanned = len(plan["segments"]), len(plan["scanned"])
+    answered, scanned = len(plan["segments"].keys() - {*plan["scanned"]}), len(plan["scanned"])
     output.line(f"index {plan['index']} ({plan['kind']}) at version {plan['version']}, watermark {plan['watermark']}")
     output.line(f"  splits answered from segments: {answered:,}; read and indexed on the fly: {scanned:,}")
-    sources = [{"split": split, "from": segment} for split, segment in plan["segments"].items()]
+    sources = [{"split": split, "from": segment} for split, found in plan["segments"].items() for segment in found]
     sources += [{"split": split, "from": "the split itself"} for split in plan["scanned"]]
     shown = {"split": output.cell, "from": output.cell}
     output.records(sources, shown, as_json=False, nothing="the table has no splits")

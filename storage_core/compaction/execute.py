@@ -17,10 +17,11 @@ import pyarrow as pa
 from storage_core.compaction import invariants
 from storage_core.compaction.kernel import MergeOrder, order_of
 from storage_core.compaction.streaming import output_schema, piece_rows, pieces
+from storage_core.compaction.translate import translate
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
-from storage_core.log.actions import Add, Remove
+from storage_core.log.actions import Add, Remove, Translation
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.sort_order import SortOrder
 from storage_core.scratch import scratch_folder
@@ -44,14 +45,15 @@ def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) 
 
     The rows stay the same multiset (MC-1), every value stays the same (MC-2), the output is sorted as the inputs were
     (MC-3) and has all their columns (MC-4): checked piece by piece before it is written, so no result is returned in
-    breach; an output that was written before is an orphan. One GET per input, one PUT per output; nothing is deleted.
+    breach; an output that was written before is an orphan. One GET per input, one PUT per output, and one for the
+    translation where the table has an index; nothing is deleted.
     Running it again writes new files under fresh ids, and at most one run's result can be committed. Raises
     `InvalidInput` for inputs that do not belong together, `Corrupt` for an input whose bytes changed or that is not
     sorted as it says, and for an output that breaks an invariant.
     """
     context, adds = task.context, task.inputs
-    start = TableConfig.from_configuration(context.configuration).compaction.start
-    invariants.require_one_scope(context.table_id, task.window, adds, start=start)
+    config = TableConfig.from_configuration(context.configuration)
+    invariants.require_one_scope(context.table_id, task.window, adds, start=config.compaction.start)
     with _opened(store, adds) as splits:
         schema = invariants.union_schema([(split.add.path, split.schema) for split in splits])
         head = SplitHead(
@@ -72,7 +74,9 @@ def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) 
             require_merged(piece, schema, task, after=last)
             rolling.add(piece)
             last = piece.take(pa.array([piece.num_rows - 1]))  # a slice would keep all of it
-        return _result(task, rolling.finish(), rows_in=sum(split.rows for split in splits), now_ms=now_ms)
+        outputs = rolling.finish()
+        translation = translate(store, splits, merged.order.runs, outputs, ids=ids) if config.indexes else None
+        return _result(task, outputs, translation, rows_in=sum(split.rows for split in splits), now_ms=now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,9 @@ def _opened(store: ObjectStore, adds: Sequence[Add]) -> Iterator[list[OpenSplit]
         yield [open_split(store, add, as_dictionary=True, spool=folder) for add in adds]
 
 
-def _result(task: CompactionTask, outputs: Sequence[Add], *, rows_in: int, now_ms: int) -> Rewrite:
+def _result(
+    task: CompactionTask, outputs: Sequence[Add], translation: Translation | None, *, rows_in: int, now_ms: int
+) -> Rewrite:
     removes = (
         Remove(
             path=add.path,
@@ -152,7 +158,8 @@ def _result(task: CompactionTask, outputs: Sequence[Add], *, rows_in: int, now_m
         for add in task.inputs
     )
     adds = (replace(add, dataChange=False) for add in outputs)
-    result = Rewrite(adds=tuple(adds), removes=tuple(removes), rows_in=rows_in)
+    translations = () if translation is None else (translation,)
+    result = Rewrite(adds=tuple(adds), removes=tuple(removes), rows_in=rows_in, translations=translations)
     if rows_in != result.rows_out:
         raise Corrupt(f"MC-1: {rows_in} rows were read and {result.rows_out} written; nothing was committed")
     return result

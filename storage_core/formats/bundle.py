@@ -81,7 +81,7 @@ class Expected:
     xxh3: str
 
 
-def pack(parts: Mapping[str, bytes], *, identity: str, properties: Mapping[str, str]) -> Bundle:
+def pack(parts: Mapping[str, bytes | memoryview], *, identity: str, properties: Mapping[str, str]) -> Bundle:
     """Return one object that holds `parts` in the given order; the same input gives the same bytes.
 
     Raises `InvalidInput` for a part name other than letters, digits, `.`, `_` and `-`, or one that starts with `.`.

@@ -22,6 +22,8 @@ class Reason(StrEnum):
     UNNAMED_VECTOR = "unnamed_vector"
     ORPHAN_SEGMENT = "orphan_segment"
     REMOVED_SEGMENT = "removed_segment"
+    ORPHAN_TRANSLATION = "orphan_translation"
+    REMOVED_TRANSLATION = "removed_translation"
     MERGED_GENERATION = "merged_generation"
     ORPHAN_GENERATION = "orphan_generation"
     WAL_ENTRY = "wal_entry"

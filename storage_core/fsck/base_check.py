@@ -1,14 +1,16 @@
-"""Are the live splits and segments there and what was written: by their sizes, or, deep, by content."""
+"""Are the live splits, segments and translations there and what was written: by their sizes, or, deep, by content."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from storage_core.audit.splits import AuditedTable, audit_split
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.index import segments
-from storage_core.log.actions import Add, IndexSegment
+from storage_core.index.places import load_map
+from storage_core.log.actions import Add, IndexSegment, Translation
+from storage_core.log.moves import by_input, reaches
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.read import open_split
@@ -43,18 +45,23 @@ def check_older_splits(store: ObjectStore, inventory: Inventory, older: Iterable
 
 
 def check_segments(store: ObjectStore, inventory: Inventory, snapshot: Snapshot, *, deep: bool) -> Iterator[Finding]:
-    """Yield what is wrong with the live segments. No request; deep: one GET per segment."""
+    """Yield what is wrong with the live segments and translations. No request; deep: one GET for each."""
+    moved = by_input(snapshot.translations.values())
     for segment in snapshot.segments.values():
         found = _presence(segment, inventory)
         if found is not None:
             yield found
         elif deep:
             yield from _segment_content(store, segment)
-        if not all(split in snapshot.splits for split in segment.covers):
-            deleted = [split for split in segment.covers if split not in snapshot.splits]
-            yield Finding(
-                kind=Kind.SEGMENT_STALE, key=segment.path, expected="to cover live splits", found=f"{deleted[0]} is not"
-            )
+        if not reaches(segment, snapshot.splits, moved):
+            what = f"{segment.covers[0]} is not, nor what its rows went to" if segment.covers else "none"
+            yield Finding(kind=Kind.SEGMENT_STALE, key=segment.path, expected="to cover live splits", found=what)
+    for translation in snapshot.translations.values():
+        found = _presence(translation, inventory)
+        if found is not None:
+            yield found
+        elif deep:
+            yield from _translation_content(store, translation)
 
 
 def _vector(store: ObjectStore, add: Add, inventory: Inventory, *, deep: bool) -> Iterator[Finding]:
@@ -74,20 +81,25 @@ def _vector(store: ObjectStore, add: Add, inventory: Inventory, *, deep: bool) -
             yield damage_of(Kind.VECTOR_DAMAGED, error, vector.path, expected)
 
 
-def _presence(named: Add | IndexSegment, inventory: Inventory) -> Finding | None:
-    is_split = isinstance(named, Add)
+def _presence(named: Add | IndexSegment | Translation, inventory: Inventory) -> Finding | None:
+    gone, other = _KINDS[type(named)]
     info = inventory.objects.get(named.path)
     expected = f"{named.size} bytes"
     if info is None:
-        kind = Kind.SPLIT_MISSING if is_split else Kind.SEGMENT_MISSING
-        return Finding(kind=kind, key=named.path, expected=expected + _rows(named), found="nothing")
+        return Finding(kind=gone, key=named.path, expected=expected + _rows(named), found="nothing")
     if info.size != named.size:
-        kind = Kind.SPLIT_SIZE if is_split else Kind.SEGMENT_DAMAGED
-        return Finding(kind=kind, key=named.path, expected=expected + _rows(named), found=f"{info.size} bytes")
+        return Finding(kind=other, key=named.path, expected=expected + _rows(named), found=f"{info.size} bytes")
     return None
 
 
-def _rows(named: Add | IndexSegment) -> str:
+_KINDS: Mapping[type[object], tuple[Kind, Kind]] = {
+    Add: (Kind.SPLIT_MISSING, Kind.SPLIT_SIZE),
+    IndexSegment: (Kind.SEGMENT_MISSING, Kind.SEGMENT_DAMAGED),
+    Translation: (Kind.TRANSLATION_MISSING, Kind.TRANSLATION_DAMAGED),
+}
+
+
+def _rows(named: Add | IndexSegment | Translation) -> str:
     return f", {named.numRecords} rows" if isinstance(named, Add) and named.numRecords is not None else ""
 
 
@@ -106,3 +118,11 @@ def _segment_content(store: ObjectStore, segment: IndexSegment) -> Iterator[Find
         segments.load(store, segment)
     except DAMAGE as error:
         yield damage_of(Kind.SEGMENT_DAMAGED, error, segment.path, f"the bytes with xxh3-64 {segment.xxh3}")
+
+
+def _translation_content(store: ObjectStore, translation: Translation) -> Iterator[Finding]:
+    try:
+        load_map(store, translation)
+    except DAMAGE as error:
+        expected = f"the bytes with xxh3-64 {translation.xxh3}"
+        yield damage_of(Kind.TRANSLATION_DAMAGED, error, translation.path, expected)

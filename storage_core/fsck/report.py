@@ -74,6 +74,8 @@ class Kind(StrEnum):
     VECTOR_DAMAGED = "vector_damaged"
     GENERATION_SEGMENT_DAMAGED = "generation_segment_damaged"
     GENERATION_COPY_DAMAGED = "generation_copy_damaged"
+    TRANSLATION_MISSING = "translation_missing"
+    TRANSLATION_DAMAGED = "translation_damaged"
 
 
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -136,6 +138,8 @@ RULES: Final[Mapping[Kind, tuple[Severity, str]]] = {
         _W,
         _NOTHING_LOST + "lookups read the object that it is a copy of; it goes with the next merge",
     ),
+    Kind.TRANSLATION_MISSING: (_W, _NOTHING_LOST + "a search reads the splits; a repaired copy indexes them anew"),
+    Kind.TRANSLATION_DAMAGED: (_W, _NOTHING_LOST + "a search reads the splits; a repaired copy indexes them anew"),
 }
 
 

@@ -32,7 +32,7 @@ def check_rest(store: ObjectStore, inventory: Inventory, head: Snapshot | None) 
         except DAMAGE as error:
             yield damage_of(Kind.QUARANTINE_DAMAGED, error, parsed.key, "a quarantine entry")
     for key in inventory.unknown:
-        if head is not None and (key in head.splits or key in head.segments):
+        if head is not None and any(key in named for named in (head.splits, head.segments, head.translations)):
             continue  # the log names it, under a name that others gave
         yield Finding(kind=Kind.UNKNOWN_KEY, key=key, expected="objects of the table only", found="another one")
 

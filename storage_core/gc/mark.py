@@ -86,6 +86,7 @@ def _reason(found: Roots, parsed: ParsedKey, *, old: bool) -> Reason | None:
             KeyKind.SPLIT
             | KeyKind.VECTOR
             | KeyKind.SEGMENT
+            | KeyKind.TRANSLATION
             | KeyKind.STATE
             | KeyKind.MANIFEST
             | KeyKind.JSON_CHECKPOINT
@@ -120,6 +121,8 @@ def _unnamed(found: Roots, parsed: ParsedKey) -> Reason:
             return Reason.UNNAMED_VECTOR
         case KeyKind.SEGMENT:
             return Reason.REMOVED_SEGMENT if removed else Reason.ORPHAN_SEGMENT
+        case KeyKind.TRANSLATION:
+            return Reason.REMOVED_TRANSLATION if removed else Reason.ORPHAN_TRANSLATION
         case KeyKind.STATE | KeyKind.JSON_CHECKPOINT:
             return Reason.OLD_STATE
         case _:

@@ -23,6 +23,8 @@ from storage_core.log.actions import (
     Protocol,
     Remove,
     RemoveIndexSegment,
+    RemoveTranslation,
+    Translation,
     Txn,
 )
 
@@ -39,14 +41,18 @@ NOT_KEEPING: Mapping[tuple[type[Action], str], str] = {
     (Fence, ALL_FIELDS): "names a resource, not an object",
     (MergedGenerations, ALL_FIELDS): "names a region; its generations are found through its manifest",
     (IndexSegment, "covers"): "a segment over a removed split must not keep the split",
+    (IndexSegment, "origins"): "says where rows of a split came from, and must not keep that",
+    (Translation, "inputs"): "splits that are gone, or kept by adds of their own",
+    (Translation, "outputs"): "kept by adds of their own",
+    (RemoveTranslation, ALL_FIELDS): "lets its translation go",
 }
 
 
 def named_keys(action: Action) -> Iterator[str]:
     """Yield every key that keeps its object while this action is part of a retained version.
 
-    Raises `Unsupported` for a split or segment whose path is not a key of ours: nobody can tell which object it means,
-    so nothing may be deleted beside it (lessons 42 and 80).
+    Raises `Unsupported` for a split, segment or translation whose path is not a key of ours: nobody can tell which
+    object it means, so nothing may be deleted beside it (lessons 42 and 80).
     """
     _require_own_path(action)
     if (type(action), ALL_FIELDS) in NOT_KEEPING:
@@ -57,9 +63,9 @@ def named_keys(action: Action) -> Iterator[str]:
 
 
 def removed_keys(action: Action) -> Iterator[str]:
-    """Yield the key of the split or segment that this action removes."""
+    """Yield the key of the split, segment or translation that this action removes."""
     match action:
-        case Remove() | RemoveIndexSegment():
+        case Remove() | RemoveIndexSegment() | RemoveTranslation():
             yield action.path
         case _:
             return
@@ -87,6 +93,8 @@ def _require_own_path(action: Action) -> None:
             expected = KeyKind.SPLIT
         case IndexSegment():
             expected = KeyKind.SEGMENT
+        case Translation():
+            expected = KeyKind.TRANSLATION
         case _:
             return
     parsed = parse(action.path)

@@ -108,7 +108,8 @@ def named_since(log: TransactionLog, version: int) -> frozenset[str]:
 
 def snapshot_keys(snapshot: Snapshot) -> frozenset[str]:
     """Return every key that the state of the snapshot names."""
-    return _named([snapshot.metadata, *snapshot.splits.values(), *snapshot.segments.values()])
+    indexed: list[Action] = [*snapshot.segments.values(), *snapshot.translations.values()]
+    return _named([snapshot.metadata, *snapshot.splits.values(), *indexed])
 
 
 def _tagged(log: TransactionLog, tag: Tag) -> Snapshot:

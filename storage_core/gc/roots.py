@@ -23,8 +23,9 @@ STATES_KEPT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """What must stay. `keys` are splits, segments, retained checkpoints, and the manifests and parts of all that exist.
+    """What must stay.
 
+    `keys` are splits, segments, translations, retained checkpoints, and the manifests and parts of all that exist.
     Version files are kept from `first_version` on, which is the base or the older of the newest two states: should the
     newest be damaged, those files lead from the other one to the head. Objects of a region are kept by its
     `RegionRoots`, by id.

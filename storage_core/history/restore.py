@@ -7,18 +7,28 @@ transactions, fences and merged generations only grow, so nothing that was inges
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from storage_core.errors import CommitConflict
 from storage_core.gc.protection import planned_for_deletion
 from storage_core.history.kept import objects_of, replaced, require_kept
 from storage_core.history.renumbered import renumbered_up_to, with_renumbered
-from storage_core.log.actions import Action, Add, Fence, IndexSegment, Metadata, Remove, RemoveIndexSegment
+from storage_core.log.actions import (
+    Action,
+    Add,
+    Fence,
+    IndexSegment,
+    Metadata,
+    Remove,
+    RemoveIndexSegment,
+    Translation,
+)
 from storage_core.log.commit import CommitResult
 from storage_core.log.conflicts.requirements import RESTORES, AtVersion
 from storage_core.log.deletion_vector import DeletionVector, inline
 from storage_core.log.log import TransactionLog
+from storage_core.log.moves import by_input, reaches
 from storage_core.log.schema_registry import registry, with_registry
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -46,7 +56,10 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What turns `head` into the older version; `dropped` and `segments` are index segments."""
+    """What turns `head` into the older version; `dropped` and `segments` are index segments.
+
+    `translations` are those of the older version that the head lacks.
+    """
 
     head: Snapshot
     metadata: Metadata | None
@@ -54,6 +67,7 @@ class _Plan:
     adds: tuple[Add, ...]
     dropped: tuple[IndexSegment, ...]
     segments: tuple[IndexSegment, ...]
+    translations: tuple[Translation, ...]
 
     @property
     def empty(self) -> bool:
@@ -68,6 +82,7 @@ class _Plan:
             *self.adds,
             *(RemoveIndexSegment(index=each.index, path=each.path) for each in self.dropped),
             *self.segments,
+            *self.translations,
             Fence(resource=RESTORES, token=self.head.version + 1),
         ]
 
@@ -128,13 +143,15 @@ def _plan(store: ObjectStore, head: Snapshot, target: Snapshot) -> _Plan:
     )
     require_kept(store, objects_of(adds), version=target.version)
     segments = _segments_back(store, head, target)
+    translations = _translations_back(store, head, target)
     return _Plan(
         head=head,
         metadata=_metadata(head, target),
         removes=replaced(head, target),
         adds=adds,
-        dropped=_segments_deleted(head, target, segments),
+        dropped=_segments_deleted(head, target, segments, translations),
         segments=segments,
+        translations=translations,
     )
 
 
@@ -166,20 +183,37 @@ def _segments_back(store: ObjectStore, head: Snapshot, target: Snapshot) -> tupl
     """Segments of the older version that can answer again; a missing one costs a catch-up, never an answer."""
     alike = _indexes_alike(head, target)
     found = [each for path, each in target.segments.items() if path not in head.segments and each.index in alike]
-    paths = [each.path for each in found]
-    lost = {*planned_for_deletion(store, paths), *missing(store, paths)} if paths else set()
-    return tuple(sorted((each for each in found if each.path not in lost), key=lambda each: each.path))
+    kept = _kept(store, [each.path for each in found])
+    return tuple(sorted((each for each in found if each.path in kept), key=lambda each: each.path))
 
 
-def _segments_deleted(head: Snapshot, target: Snapshot, back: Collection[IndexSegment]) -> tuple[IndexSegment, ...]:
+def _translations_back(store: ObjectStore, head: Snapshot, target: Snapshot) -> tuple[Translation, ...]:
+    """Translations of the older version that can lead its segments again; those of the head stay for a catch-up."""
+    if not target.config.indexes:
+        return ()
+    found = [target.translations[path] for path in sorted(target.translations.keys() - head.translations.keys())]
+    kept = _kept(store, [each.path for each in found])
+    return tuple(each for each in found if each.path in kept)
+
+
+def _kept(store: ObjectStore, paths: Sequence[str]) -> set[str]:
+    """Those of the objects that are there and that no collection is about to take."""
+    return {*paths} - {*planned_for_deletion(store, paths), *missing(store, paths)} if paths else set()
+
+
+def _segments_deleted(
+    head: Snapshot, target: Snapshot, back: Collection[IndexSegment], translations: Collection[Translation]
+) -> tuple[IndexSegment, ...]:
     """Live segments that the older version has no use for, or that would cover a split a second time."""
     alike = _indexes_alike(head, target)
     answered = {(each.index, split) for each in back for split in each.covers}
+    moved = by_input([*head.translations.values(), *translations])
     return tuple(
         segment
         for path, segment in sorted(head.segments.items())
         if segment.index not in alike
-        or any(split not in target.splits or (segment.index, split) in answered for split in segment.covers)
+        or not reaches(segment, target.splits, moved)
+        or any((segment.index, split) in answered for split in segment.covers)
     )
 
 

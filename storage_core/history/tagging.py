@@ -16,7 +16,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import read_tags, replace_tag
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.reading import exists
+from storage_core.objectstore.reading import exists, missing
 
 _logger = logging.getLogger(__name__)
 
@@ -59,9 +59,13 @@ def set_tag(
 
 
 def _needed(log: TransactionLog, target: Snapshot) -> list[str]:
-    """The objects that opening and reading `target` takes and that the head does not keep, all of them there."""
+    """The objects that opening and reading `target` takes and that the head does not keep, all of them there.
+
+    Without a segment or translation that is gone it is read all the same.
+    """
     head = log.snapshot()
-    files = objects_of(replaced(target, head)) + sorted(target.segments.keys() - head.segments.keys())
+    derived = (target.segments.keys() - head.segments.keys()) | (target.translations.keys() - head.translations.keys())
+    files = objects_of(replaced(target, head)) + sorted(derived.difference(missing(log.store, sorted(derived))))
     require_kept(log.store, files, version=target.version)
     log.checkpoint(target)
     state = _checkpoint_keys(log.store, target.version)

@@ -20,17 +20,21 @@ from typing import BinaryIO
 
 import pyarrow as pa
 import xxhash
+from pyroaring import BitMap
 
 from storage_core.cache.bounded_folder import TEMPORARY, BoundedFolder, begin_unused, touch
 from storage_core.cache.pieces import bounded_folder
 from storage_core.formats.bundle import checksum
+from storage_core.formats.translation_map import TranslationMap
 from storage_core.index import segments
-from storage_core.log.actions import Add, IndexSegment
+from storage_core.index.places import read_map
+from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.settings.cache import USUAL_BYTES, CacheSettings
 from storage_core.settings.index import IndexDefinition
 
 _CHECKSUMS = ".checksums.json"
+_MAP = "map"
 _BLOCK = 2**20
 
 
@@ -50,14 +54,35 @@ class SegmentCache:
         name = f"{segments.segment_id(segment)}-{segment.xxh3}"
         return self._entry(name, lambda: segments.load(store, segment))
 
-    def gap(self, store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.Schema) -> Path:
-        """Return the directory with the files that a segment over split `add` would have.
+    def gap(
+        self,
+        store: ObjectStore,
+        add: Add,
+        definition: IndexDefinition,
+        schema: pa.Schema,
+        *,
+        rows: BitMap | None = None,
+    ) -> Path:
+        """Return the directory with the files that a segment over split `add`, or these rows of it, would have.
 
         Built from the rows by the same builder when it is not cached: one GET of the split.
         """
-        built_as = checksum(f"{add.path}\n{add.xxh3}\n{segments.fingerprint_of(definition)}".encode())
+        part = "" if rows is None else f"\n{checksum(rows.serialize())}"
+        built_as = checksum(f"{add.path}\n{add.xxh3}\n{segments.fingerprint_of(definition)}{part}".encode())
         name = f"gap-{PurePosixPath(add.path).stem}-{built_as}"
-        return self._entry(name, lambda: segments.build(store, add, definition, schema))
+        chosen = None if rows is None else [*rows]
+        return self._entry(name, lambda: segments.build(store, add, definition, schema, rows=chosen))
+
+    def translation(self, store: ObjectStore, translation: Translation) -> TranslationMap:
+        """Return the map of a translation. One GET when it is not cached. Raises `Corrupt`, `NotFound`."""
+
+        def fetched() -> dict[str, bytes]:
+            data = store.get(translation.path).data
+            read_map(data, translation)
+            return {_MAP: data}
+
+        name = f"{PurePosixPath(translation.path).stem}-{translation.xxh3}"
+        return read_map((self._entry(name, fetched) / _MAP).read_bytes(), translation)
 
     def built(self, name: str, source: str, files: Callable[[], Mapping[str, bytes | memoryview]]) -> Path:
         """Return the directory with these files, which are made once: `source` is text that fixes what is in them."""

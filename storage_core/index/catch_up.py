@@ -1,4 +1,4 @@
-"""Catch-up: one segment for every live split that has none, in one commit (docs/architecture/indexes.md).
+"""Catch-up: segments for the rows of live splits that have none, in one commit (docs/architecture/indexes.md).
 
 The driver plans and commits, tasks execute one work item each; items travel as JSON. A run that dies before its commit
 leaves orphan segments, which the collector removes. A run with nothing to do plans nothing.
@@ -9,25 +9,43 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 from storage_core.ids import Ids
 from storage_core.index import segments
-from storage_core.log.actions import Action, Add, IndexSegment, RemoveIndexSegment, to_json_object
-from storage_core.log.encoding.action_json import read_action
+from storage_core.index.coverage import Coverage, coverage
+from storage_core.index.places import Ways, load_map
+from storage_core.log.actions import (
+    Action,
+    Add,
+    IndexSegment,
+    RemoveIndexSegment,
+    RemoveTranslation,
+    Translation,
+    to_json_object,
+)
+from storage_core.log.encoding.action_json import read_action, read_actions, write_actions
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import from_schema_string
 from storage_core.settings.index import IndexDefinition, IndexKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUpWork:
-    """One split to index, with all that a task needs; `schema_string` is the table's schema as Spark JSON."""
+    """One split to index, with all that a task needs; `schema_string` is the table's schema as Spark JSON.
+
+    With `answering` segments only the rows are indexed that none of them is over, to which `translations` lead; these
+    came from the splits `origins`.
+    """
 
     definition: IndexDefinition
     add: Add
     schema_string: str
+    answering: tuple[IndexSegment, ...] = ()
+    translations: tuple[Translation, ...] = ()
+    origins: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal item."""
@@ -37,14 +55,20 @@ class CatchUpWork:
             "columns": list(self.definition.columns),
             "options": dict(self.definition.options),
         }
-        body = {"index": described, "split": to_json_object(self.add), "schema": self.schema_string}
+        body = {
+            "index": described,
+            "split": to_json_object(self.add),
+            "schema": self.schema_string,
+            "answering": write_actions(self.answering),
+            "translations": write_actions(self.translations),
+            "origins": list(self.origins),
+        }
         return json.dumps(body, sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> CatchUpWork:
         """Return the item that `to_json` wrote."""
-        body = json.loads(text)
-        add = read_action(body["split"], Add, "catch-up work item")
+        body, where = json.loads(text), "catch-up work item"
         described = body["index"]
         definition = IndexDefinition(
             name=described["name"],
@@ -52,54 +76,118 @@ class CatchUpWork:
             columns=tuple(described["columns"]),
             options=described["options"],
         )
-        return CatchUpWork(definition=definition, add=add, schema_string=body["schema"])
+        return CatchUpWork(
+            definition=definition,
+            add=read_action(body["split"], Add, where),
+            schema_string=body["schema"],
+            answering=read_actions(body["answering"], IndexSegment, where),
+            translations=read_actions(body["translations"], Translation, where),
+            origins=tuple(body["origins"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUpPlan:
-    """What an index lacks at a version, and the segments it has no use for any more."""
+    """What an index lacks at a version, and what it has no use for any more: segments, and translations of no index."""
 
     index: str
     version: int
     work: tuple[CatchUpWork, ...]
     stale: tuple[str, ...]
+    idle: tuple[str, ...]
 
     @property
     def empty(self) -> bool:
         """True when the index is caught up and has nothing stale: there is nothing to execute or commit."""
-        return not self.work and not self.stale
+        return not self.work and not self.stale and not self.idle
 
     def actions(self, built: Iterable[IndexSegment]) -> list[Action]:
-        """Return the actions of the one commit that ends the run, given the segments that the tasks built."""
-        removed = [RemoveIndexSegment(index=self.index, path=path) for path in self.stale]
-        return [*removed, *sorted(built, key=lambda segment: segment.covers)]
+        """Return the actions of the commit that ends a run for this index alone, given what the tasks built."""
+        return actions_of([self], built)
+
+
+def actions_of(plans: Iterable[CatchUpPlan], built: Iterable[IndexSegment]) -> list[Action]:
+    """Return the actions of the one commit that ends a run, given the segments that its tasks built."""
+    found = list(plans)
+    removed = [RemoveIndexSegment(index=each.index, path=path) for each in found for path in each.stale]
+    idle = dict.fromkeys(path for each in found for path in each.idle)
+    return [
+        *removed,
+        *(RemoveTranslation(path=path) for path in idle),
+        *sorted(built, key=lambda segment: (segment.index, segment.covers)),
+    ]
 
 
 def plan(snapshot: Snapshot, index: str) -> CatchUpPlan:
     """Return the work that makes `index` cover every live split of the snapshot. No request; same snapshot, same plan.
 
-    Raises `NotFound` for an index that is not defined, `InvalidInput` for one that does not fit the schema.
+    Segments to rebuild are replaced, translations that no index needs then go. Raises `NotFound` for an index that
+    is not defined, `InvalidInput` for one that does not fit the schema.
     """
-    covered = segments.coverage(snapshot, segments.definition_of(snapshot, index))
-    schema_string = snapshot.metadata.schemaString
-    work = tuple(CatchUpWork(covered.definition, add, schema_string) for add in covered.missing)
-    return CatchUpPlan(index=index, version=snapshot.version, work=work, stale=covered.stale)
+    covered = coverage(snapshot, segments.definition_of(snapshot, index))
+    if covered.rebuild:
+        covered = coverage(snapshot, covered.definition, without=covered.rebuild)
+    return CatchUpPlan(
+        index=index,
+        version=snapshot.version,
+        work=tuple(_work(snapshot, covered, add) for add in covered.missing),
+        stale=covered.stale,
+        idle=_idle(snapshot, covered),
+    )
+
+
+def _work(snapshot: Snapshot, covered: Coverage, add: Add) -> CatchUpWork:
+    answering = [covered.segments[path] for path in covered.answers.get(add.path, ())]
+    return CatchUpWork(
+        definition=covered.definition,
+        add=add,
+        schema_string=snapshot.metadata.schemaString,
+        answering=tuple(answering),
+        translations=tuple(covered.translations.values()) if answering else (),
+        origins=covered.origins[add.path] if answering else (),
+    )
+
+
+def _idle(snapshot: Snapshot, covered: Coverage) -> tuple[str, ...]:
+    """The translations that lead from no segment to a live split, once this index is covered so and others as now."""
+    if not snapshot.translations:
+        return ()
+    others = [coverage(snapshot, each) for each in snapshot.config.indexes if each != covered.definition]
+    used = {path for each in (covered, *others) for path in each.translations}
+    return tuple(sorted(snapshot.translations.keys() - used))
 
 
 def execute(store: ObjectStore, work: CatchUpWork, *, ids: Ids) -> IndexSegment:
     """Build and store the segment of one split, and return the action to commit. One GET, one PUT.
 
-    Memory is bounded by the split. Executing an item twice gives two objects; only the one that is committed counts.
+    Over a part of a split, one GET more per translation, and per segment over another part. Memory is bounded by the
+    split. Executing an item twice gives two objects; only the one that is committed counts.
     """
-    files = segments.build(store, work.add, work.definition, from_schema_string(work.schema_string))
-    return segments.write(store, files, definition=work.definition, add=work.add, ids=ids)
+    part = _part(store, work) if work.answering else None
+    schema = from_schema_string(work.schema_string)
+    files = segments.build(store, work.add, work.definition, schema, rows=None if part is None else [*part.rows])
+    covers, count = work.add.path, work.add.numRecords or 0
+    return segments.write(store, files, definition=work.definition, covers=covers, rows=count, ids=ids, part=part)
+
+
+def _part(store: ObjectStore, work: CatchUpWork) -> segments.Part:
+    ways = Ways.of(
+        {work.add.path},
+        work.answering,
+        work.translations,
+        map_of=cache(lambda each: load_map(store, each)),
+        part_of=lambda segment: segments.part_rows(segments.load(store, segment)[segments.ROWS], segment),
+    )
+    rows = ways.unanswered(work.add.path, work.add.numRecords or 0, work.answering)
+    return segments.Part(rows, work.origins)
 
 
 def watermark(snapshot: Snapshot, index: str) -> int:
     """Return the version up to which the index covers every split that is live in the snapshot.
 
     Derived, never stored, so it cannot disagree with the segments: the snapshot's version when all live splits are
-    covered, else one less than the version that added the oldest uncovered split.
+    covered, else one less than the version that added the oldest uncovered split. A compaction moves rows and leaves
+    it where it is.
     """
-    covered = segments.coverage(snapshot, segments.definition_of(snapshot, index))
+    covered = coverage(snapshot, segments.definition_of(snapshot, index))
     return min((snapshot.splits.added_at(add.path)[0] - 1 for add in covered.missing), default=snapshot.version)

@@ -1,4 +1,4 @@
-"""Segments: one immutable object per split and index, and which live splits they answer for.
+"""Segments: one immutable object per split and index; which live splits they answer for says `index.coverage`.
 
 A segment is a bundle whose identity is the segment's id. Its action in the log says what it covers and under which
 definition it was built; a segment built under another definition than the table's present one is not used.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 import pyarrow as pa
+from pyroaring import BitMap
 
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
 from storage_core.index import bitmap, fulltext, text_files
+from storage_core.index.native_errors import REBUILD
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -28,15 +30,8 @@ _logger = logging.getLogger(__name__)
 
 DEFINITION = "definition"
 
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """Which live splits an index answers for. `stale` are segments that no query of the snapshot can use."""
-
-    definition: IndexDefinition
-    segments: Mapping[str, IndexSegment]  # by split path
-    missing: tuple[Add, ...]  # live splits without a segment, by path
-    stale: tuple[str, ...]  # segment paths
+ROWS = "rows.bin"
+"""The file, in a segment over a part of a split, with the rows of the part: a portable Roaring bitmap."""
 
 
 def definition_of(snapshot: Snapshot, index: str) -> IndexDefinition:
@@ -66,37 +61,16 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
             assert_never(definition.kind)
 
 
-def coverage(snapshot: Snapshot, definition: IndexDefinition) -> Coverage:
-    """Return what the index covers of the snapshot. No request.
-
-    A usable segment covers exactly one live split with as many rows and was built under `definition`; where two do,
-    the first by path is used and the other is stale, so that every reader of the snapshot uses the same ones.
-    """
-    used: dict[str, IndexSegment] = {}
-    stale: list[str] = []
-    fingerprint = fingerprint_of(definition)
-    for path, segment in sorted(snapshot.segments.items()):
-        if segment.index != definition.name:
-            continue
-        split = segment.covers[0] if len(segment.covers) == 1 else None
-        add = None if split is None else snapshot.splits.get(split)
-        current = segment.details.get(DEFINITION) == fingerprint
-        if add is None or add.path in used or not current or segment.numRecords != (add.numRecords or 0):
-            stale.append(path)
-        else:
-            used[add.path] = segment
-    missing = tuple(add for path, add in sorted(snapshot.splits.items()) if path not in used)
-    return Coverage(definition=definition, segments=used, missing=missing, stale=tuple(stale))
-
-
 def fingerprint_of(definition: IndexDefinition) -> str:
     """Return text that is equal for definitions under which a segment has the same content."""
     described = {"kind": definition.kind, "columns": list(definition.columns), "options": dict(definition.options)}
     return json.dumps(described, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def build(store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.Schema) -> dict[str, bytes]:
-    """Return the files of a segment over one split; also used for splits that no segment covers yet.
+def build(
+    store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.Schema, *, rows: Sequence[int] | None = None
+) -> dict[str, bytes]:
+    """Return the files of a segment over one split, or these rows of it; also where no segment covers them yet.
 
     Rows that a deletion vector hides are among those of the segment: it stays good for every vector that follows, and
     a search leaves them out. `schema` has at least the indexed columns. One GET, verified against the log; memory is
@@ -106,8 +80,9 @@ def build(store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.
     from storage_core.split.conform import conform_split
     from storage_core.split.read import read_split  # and Parquet, which coverage does not need
 
-    rows = read_split(store, add.as_written, verify=True)
-    return build_rows(conform_split(rows, pa.schema([schema.field(each) for each in definition.columns])), definition)
+    found = read_split(store, add.as_written, verify=True)
+    found = conform_split(found, pa.schema([schema.field(each) for each in definition.columns]))
+    return build_rows(found if rows is None else found.take(pa.array(rows, pa.int64())), definition)
 
 
 def build_rows(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
@@ -121,31 +96,50 @@ def build_rows(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
             assert_never(definition.kind)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a split, ascending, and the splits that they came from, for which no segment answers."""
+
+    rows: BitMap
+    origins: tuple[str, ...]
+
+
 def write(
-    store: ObjectStore, files: Mapping[str, bytes], *, definition: IndexDefinition, add: Add, ids: Ids
+    store: ObjectStore,
+    files: Mapping[str, bytes | memoryview],
+    *,
+    definition: IndexDefinition,
+    covers: str,
+    rows: int,
+    ids: Ids,
+    part: Part | None = None,
 ) -> IndexSegment:
-    """Store the files of a segment over split `add` as one object and return the action that adds it. One PUT.
+    """Store the files of a segment as one object and return the action that adds it. One PUT.
+
+    They are over a split, or what else a translation moves `rows` of, or a part of one.
 
     The object is durable when this returns; until the action is committed nobody sees it. Raises `CommitUnknown` when
     the store did not say whether it kept the object and does not have it.
     """
     segment_id = ids.uuid()
     fingerprint = fingerprint_of(definition)
-    properties = {"index": definition.name, DEFINITION: fingerprint, "split": add.path}
-    packed = bundle.pack(files, identity=segment_id, properties=properties)
+    properties = {"index": definition.name, DEFINITION: fingerprint, "split": covers}
+    beside = {} if part is None else {ROWS: part.rows.serialize()}
+    packed = bundle.pack({**files, **beside}, identity=segment_id, properties=properties)
     key = keys.segment_key(definition.name, segment_id)
     _create(store, key, packed.data)
-    _logger.info("wrote segment %s over %s: %d bytes", key, add.path, len(packed.data))
+    _logger.info("wrote segment %s over %s: %d bytes", key, covers, len(packed.data))
     return IndexSegment(
         index=definition.name,
         kind=definition.kind,
         path=key,
-        covers=(add.path,),
+        covers=(covers,),
         size=len(packed.data),
         xxh3=packed.xxh3,
         footerOffset=packed.footer_offset,
-        numRecords=add.numRecords or 0,
+        numRecords=rows if part is None else len(part.rows),
         details={DEFINITION: fingerprint},
+        origins=None if part is None else part.origins,
     )
 
 
@@ -163,8 +157,9 @@ def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
         xxh3=segment.xxh3,
     )
     files = bundle.unpack(store.get(where).data, expected)
+    indexed = files if segment.origins is None else _without_rows(files, segment)
     # A split of another writer may not say how many rows it has; its segment says 0.
-    check(files, segment.index, str(segment.details.get(DEFINITION)), rows=segment.numRecords or None, where=where)
+    check(indexed, segment.index, str(segment.details.get(DEFINITION)), rows=segment.numRecords or None, where=where)
     return files
 
 
@@ -194,6 +189,26 @@ def segment_id(segment: IndexSegment) -> str:
     if parsed is None or parsed.kind is not keys.KeyKind.SEGMENT or parsed.id is None or parsed.index != segment.index:
         raise Corrupt(f"the log names {segment.path!r} as a segment of {segment.index!r}: not a segment key")
     return parsed.id
+
+
+def part_rows(data: bytes | memoryview, segment: IndexSegment) -> BitMap:
+    """Return the rows of its split that a segment over a part of it has indexed, ascending. Raises `Corrupt`."""
+    try:
+        rows = BitMap.deserialize(bytes(data))
+    except (ValueError, LookupError) as error:
+        raise Corrupt(f"{segment.path}: its rows cannot be read: {error}", advice=REBUILD, key=segment.path) from error
+    if len(rows) != segment.numRecords:
+        found = f"{segment.path}: names {len(rows)} rows, the log says {segment.numRecords}"
+        raise Corrupt(found, advice=REBUILD, key=segment.path)
+    return rows
+
+
+def _without_rows(files: Mapping[str, memoryview], segment: IndexSegment) -> dict[str, memoryview]:
+    """The files of the index; raises `Corrupt` unless the rows beside them are sound."""
+    if ROWS not in files:
+        raise Corrupt(f"{segment.path}: does not say which rows it is over", advice=REBUILD, key=segment.path)
+    part_rows(files[ROWS], segment)
+    return {name: data for name, data in files.items() if name != ROWS}
 
 
 def _create(store: ObjectStore, key: str, data: bytes) -> None:

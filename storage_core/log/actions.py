@@ -2,7 +2,7 @@
 
 A version file is a sequence of actions, one JSON object per line with one top-level key that names the action. This
 module maps records to and from those objects; it does no I/O. Unknown fields are ignored, an unknown action is refused,
-and so is a known field whose value is not of the field's type.
+and so is a known field whose value is not of the field's type. More than 300 lines: it is the list of all actions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ WRITER_VERSION = 4
 OWN_FEATURE = "tidemark"
 VECTORS_FEATURE = "deletionVectors"
 REGIONS_FEATURE = "regionSpecs"
+TRANSLATIONS_FEATURE = "translations"
 FEATURES = frozenset(
-    {"avroState", "multiPartCheckpoint", "schemaDeduplication", OWN_FEATURE, REGIONS_FEATURE, VECTORS_FEATURE}
+    {
+        *("avroState", "multiPartCheckpoint", "schemaDeduplication"),
+        *(OWN_FEATURE, REGIONS_FEATURE, TRANSLATIONS_FEATURE, VECTORS_FEATURE),
+    }
 )
 
 
@@ -191,7 +195,11 @@ class MergedGenerations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSegment:
-    """A segment joins an index. `covers` names the splits it answers for; `details` is specific to the kind."""
+    """A segment joins an index. `covers` names the splits it was built over; `details` is specific to the kind.
+
+    It answers for the rows of those splits, wherever translations moved them. With `origins` it was built over a part
+    of one split only: of the rows that came from these other splits, for which no segment answered. Decision 0115.
+    """
 
     NAME: ClassVar[str] = "indexSegment"
     index: str
@@ -203,6 +211,7 @@ class IndexSegment:
     footerOffset: int
     numRecords: int
     details: Mapping[str, Any] = field(default_factory=dict)
+    origins: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +220,42 @@ class RemoveIndexSegment:
 
     NAME: ClassVar[str] = "removeIndexSegment"
     index: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translation:
+    """Where a compaction moved the rows of its inputs: an object that says it by row, and here how many went where.
+
+    `inputRows` are the rows of each input's file, `movedRows` how many of them each output got: the outputs of the
+    first input, then those of the second. What is in no output was deleted before. Decision 0115.
+    """
+
+    NAME: ClassVar[str] = "translation"
+    path: str
+    inputs: tuple[str, ...]
+    inputRows: tuple[int, ...]
+    outputs: tuple[str, ...]
+    movedRows: tuple[int, ...]
+    size: int
+    xxh3: str
+    footerOffset: int
+
+    def moved(self, source: int, output: int) -> int:
+        """Return how many rows of this input are in this output, both by their places in the lists."""
+        return self.movedRows[source * len(self.outputs) + output]
+
+    @property
+    def outputRows(self) -> tuple[int, ...]:  # noqa: N802  # named like the fields
+        """The rows of each output."""
+        return tuple(sum(self.movedRows[output :: len(self.outputs)]) for output in range(len(self.outputs)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveTranslation:
+    """A translation leaves the table: no segment needs it."""
+
+    NAME: ClassVar[str] = "removeTranslation"
     path: str
 
 
@@ -226,6 +271,8 @@ Action = (
     | MergedGenerations
     | IndexSegment
     | RemoveIndexSegment
+    | Translation
+    | RemoveTranslation
 )
 
 _BY_NAME: Mapping[str, type[Any]] = {kind.NAME: kind for kind in get_args(Action)}

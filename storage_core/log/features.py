@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from storage_core.log.actions import OWN_FEATURE, REGIONS_FEATURE, VECTORS_FEATURE, Action, Add, Metadata, Protocol
+from storage_core.log.actions import (
+    OWN_FEATURE,
+    REGIONS_FEATURE,
+    TRANSLATIONS_FEATURE,
+    VECTORS_FEATURE,
+    Action,
+    Add,
+    Metadata,
+    Protocol,
+    Translation,
+)
 from storage_core.settings.region_fields import REGIONS_KEY
 
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
@@ -41,6 +51,8 @@ def _needed_by(action: Action) -> Iterable[str]:
             yield VECTORS_FEATURE  # without it rows that are gone are returned, and written back
         case Metadata() if REGIONS_KEY in action.configuration:
             yield REGIONS_FEATURE  # without it writers claim, and readers look into, the region of the whole table
+        case Translation():
+            yield TRANSLATIONS_FEATURE  # without it segments are taken for those of other rows, or for none
         case _:
             pass
 

@@ -1,4 +1,4 @@
-"""What the log says besides settings and splits: how far work has come, index segments, skips."""
+"""What the log says besides settings and splits: how far work has come, index segments, translations, skips."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from storage_core.log.actions import (
     Protocol,
     Remove,
     RemoveIndexSegment,
+    RemoveTranslation,
+    Translation,
     Txn,
 )
 
@@ -31,6 +33,7 @@ class Progress:
     merged_generations: dict[str, int] = field(default_factory=dict)
     segments: dict[str, IndexSegment] = field(default_factory=dict)
     mergeskips: dict[str, MergeSkip] = field(default_factory=dict)
+    translations: dict[str, Translation] = field(default_factory=dict)
 
     def apply(self, action: Action) -> None:
         """Take the next action of the log. Transactions and fences never go back."""
@@ -45,6 +48,10 @@ class Progress:
                 self.segments[action.path] = action
             case RemoveIndexSegment():
                 self.segments.pop(action.path, None)
+            case Translation():
+                self.translations[action.path] = action
+            case RemoveTranslation():
+                self.translations.pop(action.path, None)
             case MergeSkip():
                 self.mergeskips[action.path] = action
             case Remove():
@@ -62,6 +69,7 @@ class Progress:
             yield MergedGenerations(region=region, generation=generation)
         yield from (self.segments[path] for path in sorted(self.segments))
         yield from (self.mergeskips[path] for path in sorted(self.mergeskips))
+        yield from (self.translations[path] for path in sorted(self.translations))
 
     def beyond(self, head: Progress) -> Iterator[Action]:
         """Yield the transactions, fences and merges that are further than the head's, in the order of `actions`."""

@@ -25,6 +25,7 @@ from storage_core.log.actions import (
     Metadata,
     Protocol,
     Remove,
+    Translation,
 )
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.encoding.codec import commit_info
@@ -41,7 +42,8 @@ class Snapshot:
 
     `timestamp` is the commit time in ms. `splits` are the live splits by path, in no order, kept in columns: see
     `LiveFiles`. `txns` maps appId to the highest recorded version, `fences` a resource to its highest token,
-    `merged_generations` a region to its last merged generation, `segments` and `mergeskips` paths to their action.
+    `merged_generations` a region to its last merged generation, `segments`, `mergeskips` and
+    `translations` paths to their action.
     `checkpoint` is the one that loading started from or that was written since, None without one; it is no part of
     equality. Not slotted: `schema` and `config` are parsed once per snapshot.
     """
@@ -56,6 +58,7 @@ class Snapshot:
     merged_generations: Mapping[str, int] = field(default_factory=dict)
     segments: Mapping[str, IndexSegment] = field(default_factory=dict)
     mergeskips: Mapping[str, MergeSkip] = field(default_factory=dict)
+    translations: Mapping[str, Translation] = field(default_factory=dict)
     checkpoint: Checkpointed | None = field(default=None, compare=False)
 
     @property
@@ -72,6 +75,7 @@ class Snapshot:
             dict(self.merged_generations),
             dict(self.segments),
             dict(self.mergeskips),
+            dict(self.translations),
         )
 
     @cached_property
@@ -172,6 +176,7 @@ class SnapshotBuilder:
             merged_generations=self._progress.merged_generations,
             segments=self._progress.segments,
             mergeskips=self._progress.mergeskips,
+            translations=self._progress.translations,
             checkpoint=self._checkpoint,
         )
 

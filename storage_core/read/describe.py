@@ -76,7 +76,7 @@ def _windows(snapshot: Snapshot) -> list[Row]:
 
 def _index(snapshot: Snapshot, definition: IndexDefinition) -> Row:
     from storage_core.index.catch_up import watermark  # which tables without indexes do not need
-    from storage_core.index.segments import coverage
+    from storage_core.index.coverage import coverage
 
     covered = coverage(snapshot, definition)
     return {
@@ -84,7 +84,7 @@ def _index(snapshot: Snapshot, definition: IndexDefinition) -> Row:
         "kind": definition.kind,
         "watermark": watermark(snapshot, definition.name),
         "segments": len(covered.segments) + len(covered.stale),
-        "covered_splits": len(covered.segments),
+        "covered_splits": len(snapshot.splits) - len(covered.missing),
     }
 
 

@@ -6,6 +6,7 @@ up, lagging, or without any segment. Equal scores are ordered by the rows (decis
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,23 +21,27 @@ from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.index import bitmap, catch_up, fulltext, segments
-from storage_core.index.cache import open_cache
+from storage_core.index.cache import SegmentCache, open_cache
+from storage_core.index.coverage import Coverage, coverage
 from storage_core.index.fulltext import Hit
 from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.overlay import take_apart
+from storage_core.read.search_base import Source, Unusable
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best
-from storage_core.read.search_sources import Source, sources
+from storage_core.read.search_sources import sources
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter
     from storage_core.region.unmerged import Unmerged
     from storage_core.settings.query import QueryLimits
+
+_logger = logging.getLogger(__name__)
 
 SCORE = "score"
 
@@ -111,10 +116,8 @@ def search(
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
     covered = kept.coverage(snapshot, definition)
     overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
-    with (
-        require_headroom(f"search of index {index!r}", size=QUERY_BYTES),
-        open_cache(cache_dir) as cached,
-    ):
+
+    def best(covered: Coverage, cached: SegmentCache) -> Best:
         found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
         live = Live(found, snapshot, filter, limits)
         match parsed:
@@ -125,9 +128,24 @@ def search(
                 matches = _bitmap_matches(live, parsed, most, definition)
             case _:
                 assert_never(parsed)
-        best = _best(found, matches, Best(snapshot, most, names))
+        rows = _best(found, matches, Best(snapshot, most, names))
         live.require_sound()
-        return best.answer(names, offset=cast("int", offset), score=score_name(snapshot.schema))
+        return rows
+
+    with (
+        require_headroom(f"search of index {index!r}", size=QUERY_BYTES),
+        open_cache(cache_dir) as cached,
+    ):
+        unusable: set[str] = set()
+        while True:
+            try:
+                found = best(covered, cached)
+            except Unusable as gone:
+                _logger.warning("%s is not usable, reading splits instead: %s", gone.path, gone)
+                unusable.add(gone.path)
+                covered = coverage(snapshot, definition, without=unusable)
+            else:
+                return found.answer(names, offset=cast("int", offset), score=score_name(snapshot.schema))
 
 
 def score_name(schema: pa.Schema) -> str:
@@ -138,17 +156,18 @@ def score_name(schema: pa.Schema) -> str:
 def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
     """Return which splits a search would answer from segments and which it would index on the fly. No request.
 
-    Plain data: `index, kind, version, watermark, segments` (split path ▸ segment path) and `scanned` (split paths).
+    Plain data: `index, kind, version, watermark, segments` (split path ▸ paths of the segments that answer for rows of
+    it) and `scanned` (paths of the splits with other rows).
     Raises `NotFound` for an unknown index, `InvalidInput` for one that does not fit the schema.
     """
     definition = segments.definition_of(snapshot, index)
-    covered = segments.coverage(snapshot, definition)
+    covered = coverage(snapshot, definition)
     return {
         "index": index,
         "kind": definition.kind,
         "version": snapshot.version,
         "watermark": catch_up.watermark(snapshot, index),
-        "segments": {split: segment.path for split, segment in sorted(covered.segments.items())},
+        "segments": {split: list(paths) for split, paths in sorted(covered.answers.items())},
         "scanned": [add.path for add in covered.missing],
     }
 

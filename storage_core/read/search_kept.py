@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from storage_core.index.coverage import Coverage, coverage
 from storage_core.index.searchers import Searchers
-from storage_core.index.segments import Coverage, coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.verified import Verified
 from storage_core.settings.index import IndexDefinition

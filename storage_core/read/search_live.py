@@ -12,8 +12,8 @@ from storage_core.index.fulltext import Hit
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.predicate import Filter
+from storage_core.read.search_base import Source
 from storage_core.read.search_filter import RowFilter
-from storage_core.read.search_sources import Source
 from storage_core.settings.query import QueryLimits
 
 _AT_ONCE = 4
@@ -45,8 +45,8 @@ class Live:
 
     def excludes(self, source: int) -> bool:
         """Whether the filter leaves out every row of a source, by what the log says of it."""
-        path = self.sources[source].split
-        return self._filter is not None and path is not None and path not in self._filter.splits
+        paths = self.sources[source].splits
+        return self._filter is not None and bool(paths) and self._filter.splits.isdisjoint(paths)
 
     def require_sound(self) -> None:
         """Raise `InvalidInput` for a filter that cannot be evaluated, also where it met no hit."""

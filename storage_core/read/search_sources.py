@@ -1,16 +1,17 @@
 """Where the rows of a search come from, each as files of the index.
 
-Splits of the base with a segment are answered from it, the others are indexed on the fly by the same builder and take
-part as if they had one; generations likewise. A segment that is damaged or gone is one that is not there.
+Rows of the base with a segment are answered from it, wherever they moved since it was built; the others are indexed on
+the fly by the same builder and take part as if they had one; generations likewise. A segment or translation that is
+damaged or gone is one that is not there.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,65 +20,20 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats import generation_manifest
 from storage_core.formats.bundle import checksum
+from storage_core.formats.translation_map import Rows
 from storage_core.index.cache import SegmentCache
-from storage_core.index.native_errors import REBUILD
-from storage_core.index.segments import Coverage, build_rows, fingerprint_of
-from storage_core.log.actions import Add
+from storage_core.index.coverage import Coverage
+from storage_core.index.segments import build_rows, fingerprint_of
+from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay, WholeRows
-from storage_core.read.row_group_pruning import leading_bounds
+from storage_core.read.search_base import Base, Source, chosen, require_within, usable
 from storage_core.read.search_kept import Kept
-from storage_core.read.search_order import Between, first_column, least
+from storage_core.read.search_order import Between
 from storage_core.region import generation_segments
-from storage_core.rows.sortable import has_leading_keys
-from storage_core.split import pages
-from storage_core.split.conform import conform_split
-from storage_core.split.opened import corrupt_on_failure
-from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
 
 _logger = logging.getLogger(__name__)
-
-_LOW_BYTES = 500  # of a bound and its name
-
-
-class Source(Protocol):
-    """Rows that an index counts from 0."""
-
-    @property
-    def name(self) -> str:
-        """Text that fixes what is in the files of the index."""
-        ...
-
-    @property
-    def split(self) -> str | None:
-        """The path of the split of the base that the rows are of; None where they are of none."""
-        ...
-
-    @property
-    def fetched_bytes(self) -> int | None:
-        """How large the segment is that `directory` fetches; None where it has the rows indexed."""
-        ...
-
-    def directory(self) -> Path:
-        """Return the directory with the files of the index over all the rows."""
-        ...
-
-    def low(self) -> Any:
-        """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
-        ...
-
-    def between(self, rows: Sequence[int]) -> Between | None:
-        """Return what is known of these rows for less than `take` costs; None for nothing."""
-        ...
-
-    def deleted(self) -> BitMap:
-        """Return the rows that are no answer, whatever an index says of them."""
-        ...
-
-    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        """Return these columns of these rows under the schema of the table, in its and in this order."""
-        ...
 
 
 def sources(
@@ -89,108 +45,171 @@ def sources(
     cache: SegmentCache,
     kept: Kept,
 ) -> list[Source]:
-    """Return the sources of a search: splits by path, generations by region and number, what is in neither."""
-    first = first_column(snapshot)
-    base = [_Split(store, snapshot, covered, overlay, cache, kept, first, path) for path in sorted(snapshot.splits)]
+    """Return the sources of a search: of the base, generations by region and number, what is in neither.
+
+    Of the base first what has no segment, by split, then the segments by path.
+    """
+    base = Base(store, snapshot, covered, overlay, cache=cache, kept=kept)
     ordered = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
     generations = [_Generation(store, covered, cache, each) for each in ordered]
     rest = [_Rest(covered, cache, overlay.rest)] if overlay.rest.num_rows else []
-    return [*base, *generations, *rest]
+    return [*_gaps(base), *_indexed(base), *generations, *rest]
+
+
+def _gaps(base: Base) -> Iterator[Source]:
+    for add in base.covered.missing:
+        yield _PartOfSplit(base, add.path) if add.path in base.covered.answers else _Split(base, add.path)
+
+
+def _indexed(base: Base) -> Iterator[Source]:
+    splits: dict[str, list[str]] = {}
+    for split, paths in sorted(base.covered.answers.items()):
+        for path in paths:
+            splits.setdefault(path, []).append(split)
+    for path, segment in base.covered.segments.items():
+        if segment.origins is None and segment.covers[0] in base.snapshot.splits:
+            yield _Split(base, segment.covers[0], segment)
+        else:
+            yield _Moved(base, segment, tuple(splits[path]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    store: ObjectStore
-    snapshot: Snapshot
-    covered: Coverage
-    overlay: Overlay
-    cache: SegmentCache
-    kept: Kept
-    first: pa.Field
+    """All rows of a live split, each at its place in the file."""
+
+    base: Base
+    path: str
+    segment: IndexSegment | None = None
+
+    @property
+    def name(self) -> str:
+        if self.segment is not None:
+            return f"{self.segment.path} {self.segment.xxh3}"
+        return f"{self.path} {self.base.snapshot.splits[self.path].xxh3}"
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    @property
+    def fetched_bytes(self) -> int | None:
+        return None if self.segment is None else self.segment.size
+
+    def directory(self) -> Path:
+        if self.segment is not None:
+            try:
+                return self.base.cache.segment(self.base.store, self.segment)
+            except (Corrupt, NotFound) as error:
+                found = (self.segment.path, self.path, error)
+                _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
+        return self.base.gap(self.path)
+
+    def low(self) -> Any:
+        return self.base.low(self.path)
+
+    def between(self, rows: Sequence[int]) -> Between | None:
+        return self.base.between(self.path, rows)
+
+    def deleted(self) -> BitMap:
+        return self.base.hidden(self.path)
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        return self.base.take(self.path, rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """The rows of a segment over a part of a split, or over a split whose rows moved to `splits`."""
+
+    base: Base
+    segment: IndexSegment
+    splits: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.segment.path} {self.segment.xxh3}"
+
+    @property
+    def fetched_bytes(self) -> int:
+        return self.segment.size
+
+    def directory(self) -> Path:
+        with usable(self.segment.path):
+            return self.base.cache.segment(self.base.store, self.segment)
+
+    def low(self) -> Any:
+        lows = [self.base.low(split) for split in self.splits]
+        return None if None in lows else min(lows)
+
+    def between(self, rows: Sequence[int]) -> Between | None:
+        least, most = np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.uint64)
+        for split, own, there in self._places(rows):
+            found = self.base.between(split, there)
+            if found is None:
+                return None
+            least[own], most[own] = found
+        return least, most
+
+    def deleted(self) -> BitMap:
+        return self.base.deleted(self.base.places(self.segment))
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        parts, order = [], []
+        for split, own, there in self._places(rows):
+            parts.append(self.base.take(split, there, columns))
+            order.append(own)
+        return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
+
+    def _places(self, rows: Sequence[int]) -> Iterator[tuple[str, Rows, list[int]]]:
+        """Yield each split with some of these rows: which of them, and the rows of its file that they are."""
+        require_within(rows, self.segment.numRecords, self.segment.path)
+        places, wanted = self.base.places(self.segment), np.array(rows, np.int64)
+        split = places.split[wanted]
+        for number in np.unique(split).tolist():
+            own = np.flatnonzero(split == number)
+            yield places.splits[number], own, places.row[wanted[own]].tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class _PartOfSplit:
+    """The rows of a live split that no segment answers for, in the order of the file."""
+
+    base: Base
     path: str
 
     @property
     def name(self) -> str:
-        segment = self.covered.segments.get(self.path)
-        if segment is not None:
-            return f"{segment.path} {segment.xxh3}"
-        return f"{self.path} {self.snapshot.splits[self.path].xxh3}"
+        rows = checksum(self.base.unanswered(self.path).serialize())
+        return f"{self.path} {self.base.snapshot.splits[self.path].xxh3} {rows}"
 
     @property
-    def split(self) -> str:
-        return self.path
+    def splits(self) -> tuple[str, ...]:
+        return (self.path,)
 
     @property
-    def fetched_bytes(self) -> int | None:
-        segment = self.covered.segments.get(self.path)
-        return None if segment is None else segment.size
+    def fetched_bytes(self) -> None:
+        return None
 
     def directory(self) -> Path:
-        segment = self.covered.segments.get(self.path)
-        if segment is not None:
-            try:
-                return self.cache.segment(self.store, segment)
-            except (Corrupt, NotFound) as error:
-                _logger.warning("segment %s is not usable, reading %s instead: %s", segment.path, self.path, error)
-        add = self.snapshot.splits[self.path]
-        return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema)
+        return self.base.gap(self.path, self.base.unanswered(self.path))
 
     def low(self) -> Any:
-        kept, add = self.kept.values, self.snapshot.splits[self.path]
-        name = (self.path, add.xxh3, "low", self.first.name, str(self.first.type))
-        found = kept.get(name)
-        if found is None:
-            found = (least(add, self.snapshot),)
-            kept.keep(name, found, _LOW_BYTES)
-        return cast("tuple[Any]", found)[0]
+        return self.base.low(self.path)
 
     def between(self, rows: Sequence[int]) -> Between | None:
-        """By the keys of its pages, which are kept, or by the bounds of row groups that are fetched by ranges."""
-        add = self.snapshot.splits[self.path].as_written
-        if not has_leading_keys(self.first.type):
-            return None
-        path = self.kept.verified.path(self.store, add)
-        if path is not None:
-            return self._keys(add, path, rows) if _is_ours(add) else None
-        if add.footerXxh3 is None or add.size <= WHOLE_SPLIT_BYTES:
-            return None
-        with corrupt_on_failure(add):
-            footer = self.kept.verified.footers.of(self.store, add).file
-        _require_within(rows, footer.num_rows, self.path)
-        bounds = leading_bounds(footer, self.first)
-        ends = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)])
-        groups = np.searchsorted(ends, rows, side="right")
-        return None if bounds is None else (bounds[0][groups], bounds[1][groups])
-
-    def _keys(self, add: Add, path: Path, rows: Sequence[int]) -> Between:
-        _require_within(rows, add.numRecords or 0, self.path)
-        places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
-        keys = pages.leading_keys(self.store, add, path, places, field=self.first, kept=self.kept.values)[order]
-        self.kept.verified.recheck(self.store, [(add, path)])
-        return keys, keys
+        return self.base.between(self.path, self._rows()[np.array(rows, np.int64)].tolist())
 
     def deleted(self) -> BitMap:
-        return self.overlay.deleted(self.store, self.snapshot, self.snapshot.splits[self.path])
+        hidden = np.array(self.base.hidden(self.path).to_array(), np.int64)
+        return BitMap(np.flatnonzero(np.isin(self._rows(), hidden)).astype(np.uint32))
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        add = self.snapshot.splits[self.path].as_written  # an index counts the file's rows
-        path = self.kept.verified.path(self.store, add)
-        places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
-        if path is not None and _is_ours(add):
-            _require_within(rows, add.numRecords or 0, self.path)
-            found = pages.take(self.store, add, path, places, columns=columns, kept=self.kept.values)
-        else:
-            whole = path is not None or add.size <= WHOLE_SPLIT_BYTES
-            split = open_split(self.store, add, whole=whole, file_path=path, footers=self.kept.verified.footers)
-            _require_within(rows, split.rows, self.path)
-            found = split.take(places, columns)
-        if not found.num_columns:  # of a split that is older than all of these columns
-            found = pa.table({"": pa.nulls(len(places))})
-        wanted = _chosen(self.snapshot.schema, columns)
-        taken = conform_split(found, wanted).take(pa.array(order))
-        self.kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
-        # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
-        return cast("pa.Table", taken.cast(wanted))
+        own = self._rows()
+        require_within(rows, len(own), self.path)
+        return self.base.take(self.path, own[np.array(rows, np.int64)].tolist(), columns)
+
+    def _rows(self) -> Rows:
+        return np.array(self.base.unanswered(self.path).to_array(), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +229,8 @@ class _Generation:
         return f"{fingerprint_of(self.covered.definition)}\n{manifest}"
 
     @property
-    def split(self) -> None:
-        return None
+    def splits(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def fetched_bytes(self) -> int | None:
@@ -237,7 +256,7 @@ class _Generation:
         return self.whole.deleted
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        _require_within(rows, self.whole.rows.num_rows, f"generation {self.whole.generation.path}")
+        require_within(rows, self.whole.rows.num_rows, f"generation {self.whole.generation.path}")
         return _taken(self.whole.rows, rows, columns)
 
 
@@ -256,8 +275,8 @@ class _Rest:
         return f"rest {checksum(sink.getvalue())}"
 
     @property
-    def split(self) -> None:
-        return None
+    def splits(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def fetched_bytes(self) -> None:
@@ -279,20 +298,5 @@ class _Rest:
         return _taken(self.rows, rows, columns)
 
 
-def _is_ours(add: Add) -> bool:
-    """Whoever wrote a split without a checksum wrote its pages as he liked."""
-    return add.xxh3 is not None and add.numRecords is not None
-
-
-def _chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
-    return pa.schema([each for each in schema if each.name in columns])
-
-
 def _taken(whole: pa.Table, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-    return whole.select(_chosen(whole.schema, columns).names).take(pa.array(rows, pa.int64()))
-
-
-def _require_within(rows: Sequence[int], count: int, where: str) -> None:
-    if max(rows) >= count:
-        found = f"the index names row {max(rows)} of {where}, which has {count} rows"
-        raise Corrupt(found, advice=REBUILD, key=where)
+    return whole.select(chosen(whole.schema, columns).names).take(pa.array(rows, pa.int64()))

@@ -28,13 +28,14 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import generation
+from storage_core.region.merge_segments import MovingSegments
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap
 from storage_core.region.refused import REFUSALS, Attempt, Records, naming_works, quarantine_records, refused
 from storage_core.region.registry import known_manifests
 from storage_core.region.superseded import Superseded, find, removal
 from storage_core.rows import fold
-from storage_core.rows.keys import key_codes
+from storage_core.rows.keys import Positions, key_codes
 from storage_core.split.context import context_of
 from storage_core.split.lineage import Lineage, MergedRange
 from storage_core.split.rewrite import Rewrite
@@ -98,30 +99,43 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, quara
     it has of that key.
     """
     with naming_works(work):
-        records = _records(store, work)
+        opened = [generation.read(store, work.region, each) for each in work.generations]
+        records = _records(store, work, opened)
         if quarantine:
             records = _foldable(store, work, records, now_ms=now_ms)
         folded = _folded(records)
         if quarantine:
             folded = _applicable(store, work, records, folded, ids=ids, now_ms=now_ms)
-        return _executed(store, work, records, folded, ids=ids, now_ms=now_ms)
+        return _executed(store, work, folded, MovingSegments(opened, records, work.context), ids=ids, now_ms=now_ms)
 
 
 def _executed(
-    store: ObjectStore, work: MergeWork, records: Records, folded: pa.Table, *, ids: Ids, now_ms: int
+    store: ObjectStore, work: MergeWork, folded: pa.Table, moving: MovingSegments, *, ids: Ids, now_ms: int
 ) -> MergeResult:
+    records = moving.records
     found = _superseded(store, work, folded)
     read = _read(work, found)
-    entries = [each.entry(store, ids=ids, now_ms=now_ms) for each in found]
-    lineage = _lineage(work, found, ids)
+    entries, lineage = [each.entry(store, ids=ids, now_ms=now_ms) for each in found], _lineage(work, found, ids)
+    placed: list[Positions] | None = [] if moving.any else None
     try:
         rows = fold.apply(read, folded, work.primary_key)
-        adds = sort_and_write(store, rows, context=work.context, ids=ids, now_ms=now_ms, lineage=lineage)
+        adds = sort_and_write(store, rows, context=work.context, ids=ids, now_ms=now_ms, lineage=lineage, placed=placed)
     except REFUSALS as error:
         for row, why in refused(folded, _application(work, read, ids=ids, now_ms=now_ms)):
             raise records.naming(int(np.flatnonzero(records.of_key(folded.slice(row, 1)))[-1]), why) from error
         raise
-    result = _result(work, entries, adds, rows_in=records.rows.num_rows + read.num_rows)
+    rewrite = Rewrite(
+        adds=tuple(adds),
+        removes=tuple(each for each in entries if isinstance(each, Remove)),
+        rows_in=records.rows.num_rows + read.num_rows,
+    )
+    if placed:
+        rewrite = moving.followed(store, rewrite, rows, placed, ids=ids)
+    result = MergeResult(
+        rewrite=rewrite,
+        marks=tuple(each for each in entries if isinstance(each, Add)),
+        merged=MergedGenerations(region=work.region, generation=work.generations[-1].generation),
+    )
     _logger.info(
         "region %s: merged generations %d to %d: %d rows in, %d superseded in %d splits, %d splits written, not "
         "committed yet",
@@ -192,15 +206,6 @@ def _superseded(store: ObjectStore, work: MergeWork, folded: pa.Table) -> list[S
     return [each for each in looked if each is not None]
 
 
-def _result(work: MergeWork, entries: Sequence[Add | Remove], adds: Sequence[Add], *, rows_in: int) -> MergeResult:
-    removes = tuple(each for each in entries if isinstance(each, Remove))
-    return MergeResult(
-        rewrite=Rewrite(adds=tuple(adds), removes=removes, rows_in=rows_in),
-        marks=tuple(each for each in entries if isinstance(each, Add)),
-        merged=MergedGenerations(region=work.region, generation=work.generations[-1].generation),
-    )
-
-
 def commit(
     log: TransactionLog, snapshot: Snapshot, works: Sequence[MergeWork], results: Sequence[MergeResult]
 ) -> CommitResult:
@@ -230,6 +235,8 @@ def actions_of(store: ObjectStore, results: Sequence[MergeResult], *, ids: Ids, 
         *(_united(store, adds, ids=ids, now_ms=now_ms) for adds in marks.values()),
         *(add for each in results for add in each.rewrite.adds),
         *(each.merged for each in results),
+        *(moved for each in results for moved in each.rewrite.translations),
+        *(own for each in results for own in each.rewrite.segments),
     ]
 
 
@@ -278,9 +285,8 @@ def _touched(snapshot: Snapshot, generations: Sequence[Generation], key: Sequenc
     return adds_of(files.filter(may_overlap(files, generations, key=key, schema=snapshot.schema)))
 
 
-def _records(store: ObjectStore, work: MergeWork) -> Records:
+def _records(store: ObjectStore, work: MergeWork, opened: Sequence[Generation]) -> Records:
     empty = fold.record_schema(work.context.schema).empty_table()
-    opened = [generation.read(store, work.region, each) for each in work.generations]
     parts = [pa.concat_tables([empty, *generation.read_records(store, each)]) for each in opened]
     return Records(
         rows=pa.concat_tables([empty, *parts]),

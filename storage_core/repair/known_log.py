@@ -13,6 +13,7 @@ from storage_core.log.actions import (
     MergedGenerations,
     Metadata,
     Remove,
+    Translation,
 )
 from storage_core.log.progress import Progress
 from storage_core.repair.lineage_replay import Evidence
@@ -43,6 +44,7 @@ class KnownLog:
         self._added_at = {path: base.splits.added_at(path)[0] for path in self.live} if base else {}
         self.progress = replace(base.progress, txns={}, fences={}) if base else Progress()
         self.named_segments = self.progress.segments | (dict(kept.oldest.segments) if kept else {})
+        self.named_translations = self.progress.translations | (dict(kept.oldest.translations) if kept else {})
         self.replacements: list[Replacement] = []
         self.read_versions: set[int] = set()
         self._ranges = [MergedRange(region=region, after=0, generation=last) for region, last in self.merged.items()]
@@ -73,12 +75,8 @@ class KnownLog:
                         self._take_back(action.path, self.replacements[:before])
                     if action.path not in self.live:
                         self.deleted.add(action.path)
-                case IndexSegment() if not later:
-                    self.named_segments.setdefault(action.path, action)
-                case _ if later:
-                    self._read_progress(action)
                 case _:
-                    pass
+                    self._read_progress(action, later=later)
         if later:
             self._merged_at |= {each.path: dict(self.merged) for each in actions if isinstance(each, Add)}
 
@@ -111,8 +109,14 @@ class KnownLog:
                 outputs = frozenset(each.path for each in adds)
                 self.replacements.append(Replacement(outputs=outputs, inputs=tuple(inputs)))
 
-    def _read_progress(self, action: Action) -> None:
+    def _read_progress(self, action: Action, *, later: bool) -> None:
         match action:
+            case IndexSegment() if not later:
+                self.named_segments.setdefault(action.path, action)
+            case Translation() if not later:
+                self.named_translations.setdefault(action.path, action)
+            case _ if not later:
+                pass
             case Metadata():
                 self.metadata = action
             case MergedGenerations():

@@ -26,7 +26,15 @@ from storage_core.gc.boundary import advance_boundary
 from storage_core.history.renumbered import with_renumbered
 from storage_core.history.tagging import set_tag
 from storage_core.ids import Ids
-from storage_core.log.actions import Action, Add, MergedGenerations, Metadata, Remove, RemoveIndexSegment
+from storage_core.log.actions import (
+    Action,
+    Add,
+    MergedGenerations,
+    Metadata,
+    Remove,
+    RemoveIndexSegment,
+    RemoveTranslation,
+)
 from storage_core.log.apart import require_apart
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.root import named_keys
@@ -155,10 +163,10 @@ class _Repair:
                 why = "its deletion vector is lost: which of its rows are deleted is not known"
             self.transfer.lost.append(Lost(key=path, reason=why, rows=add.visible_rows))
         self._note_found(found)
-        for add in [*found.older.values(), *self._splits_of(tagged)]:
-            self.transfer.place(add)
-        for segment in found.named_segments.values():
-            self.transfer.place(segment)
+        place_all = self.transfer.place_all
+        place_all(found.older.values(), found.named_segments.values(), found.named_translations.values())
+        for each in self._opened(tagged):
+            place_all(each.splits.values(), each.segments.values(), each.translations.values())
         for vector in self.inventory.of(KeyKind.VECTOR):  # as they are: entries of any version say what they must be
             self.transfer.copy(vector.key)
         return base
@@ -207,10 +215,9 @@ class _Repair:
         configuration = with_renumbered(found.metadata.configuration, planned.version)
         return replace(found.metadata, configuration=configuration)
 
-    def _splits_of(self, checkpoints: list[Checkpointed]) -> Iterator[Add]:
+    def _opened(self, checkpoints: list[Checkpointed]) -> Iterator[Snapshot]:
         for each in checkpoints:
-            view = part_of_log(self.source, versions=(), checkpoints=(each,))
-            yield from TransactionLog(view).snapshot().splits.values()
+            yield TransactionLog(part_of_log(self.source, versions=(), checkpoints=(each,))).snapshot()
 
     # --- the log
 
@@ -253,6 +260,8 @@ class _Repair:
         actions += [add for path, add in sorted(base.items()) if before.get(path) != add]
         dropped = [each for each in head.segments.values() if not self.transfer.place(each)]
         actions += [RemoveIndexSegment(index=each.index, path=each.path) for each in dropped]
+        gone = [each for each in head.translations.values() if not self.transfer.place(each)]
+        actions += [RemoveTranslation(path=each.path) for each in gone]
         known = Progress(txns=found.txns, fences=found.fences, merged_generations=found.merged)
         actions += known.beyond(head.progress)
         return actions

@@ -19,7 +19,7 @@ from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.kept_log import Kept, actions_of, kept_part
 from storage_core.fsck.log_check import LogCheck, checkpoints_in
 from storage_core.fsck.report import DAMAGE, Kind
-from storage_core.log.actions import Add, IndexSegment, Metadata
+from storage_core.log.actions import Add, IndexSegment, Metadata, Translation
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.repair.found_settings import metadata_of, newest_readable, spec_ids_of_merges, with_region_specs
 from storage_core.repair.found_split import FoundSplit, read_found
@@ -35,10 +35,10 @@ class Salvage:
     """What the repaired table consists of, before its objects are looked at.
 
     `kept` is None when no part of the log opens. `splits` and `segments` are live; `older` are splits that only older
-    kept versions name, and `named_segments` the segments that any does. `left_out` says of found splits why they are
-    not live, `unproven` are live with nothing that says so but the files, `unreadable` cannot be judged. Of
-    `superseded` merges whose versions are lost have superseded every row. `doubtful` counts, per region, the splits
-    that may hold rows which such merges have deleted.
+    kept versions name, and `named_segments` and `named_translations` what any version names of these. `left_out` says
+    of found splits why they are not live, `unproven` are live with nothing that says so but the files, `unreadable`
+    cannot be judged. Of `superseded` merges whose versions are lost have superseded every row. `doubtful` counts, per
+    region, the splits that may hold rows which such merges have deleted.
     """
 
     kept: Kept | None
@@ -56,6 +56,7 @@ class Salvage:
     doubtful: Mapping[str, int] = field(default_factory=dict)
     lost_versions: tuple[range, ...] = ()
     named_segments: dict[str, IndexSegment] = field(default_factory=dict)
+    named_translations: dict[str, Translation] = field(default_factory=dict)
     replacements: tuple[Replacement, ...] = ()
 
 
@@ -157,6 +158,7 @@ def _salvaged(known: KnownLog, kept: Kept | None, lost: tuple[range, ...]) -> Sa
         merged=dict(known.merged),
         lost_versions=lost,
         named_segments=known.named_segments,
+        named_translations=known.named_translations,
         replacements=tuple(known.replacements),
     )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import xxhash
 
@@ -11,11 +12,17 @@ from storage_core.errors import CommitConflict
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE
-from storage_core.log.actions import Add, IndexSegment
+from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
 from storage_core.repair.outcome import Lost, Recovered
 from storage_core.split.vectors import deleted_rows
+
+_KINDS: Mapping[type[object], KeyKind] = {
+    Add: KeyKind.SPLIT,
+    IndexSegment: KeyKind.SEGMENT,
+    Translation: KeyKind.TRANSLATION,
+}
 
 
 @dataclass(slots=True)
@@ -33,8 +40,8 @@ class Transfer:
     lost: list[Lost] = field(default_factory=list)
     _done: dict[str, bool] = field(default_factory=dict)
 
-    def place(self, named: Add | IndexSegment) -> bool:
-        """Bring over the split or segment; return False when no object holds what the log says of it.
+    def place(self, named: Add | IndexSegment | Translation) -> bool:
+        """Bring over the split, segment or translation; return False when no object holds what the log says of it.
 
         An object that lies under the key of another one of its kind is found by its size and checksum. A split stays
         behind when its deletion vector is lost: rows that were deleted would come back.
@@ -44,6 +51,11 @@ class Transfer:
         if named.path not in self._done:
             self._done[named.path] = self._placed(named)
         return self._done[named.path]
+
+    def place_all(self, *named: Iterable[Add | IndexSegment | Translation]) -> None:
+        """Bring over what of these is there."""
+        for each in chain.from_iterable(named):
+            self.place(each)
 
     def has_vector(self, add: Add) -> bool:
         """Tell whether the rows of the split that are deleted are known."""
@@ -72,7 +84,7 @@ class Transfer:
         else:
             self.copy(key)
 
-    def _placed(self, named: Add | IndexSegment) -> bool:
+    def _placed(self, named: Add | IndexSegment | Translation) -> bool:
         for key in self._places(named):
             data = self.source.get(key).data
             if named.xxh3 is None or xxhash.xxh3_64_hexdigest(data) == named.xxh3:
@@ -82,15 +94,14 @@ class Transfer:
                 return True
         return False
 
-    def _places(self, named: Add | IndexSegment) -> Iterator[str]:
+    def _places(self, named: Add | IndexSegment | Translation) -> Iterator[str]:
         """The object itself, then, where checksums tell one from another, those of its kind and size."""
         own = self.inventory.objects.get(named.path)
         if own is not None and own.size == named.size:
             yield named.path
         if named.xxh3 is None:
             return
-        kind = KeyKind.SPLIT if isinstance(named, Add) else KeyKind.SEGMENT
-        for parsed in self.inventory.of(kind):
+        for parsed in self.inventory.of(_KINDS[type(named)]):
             if parsed.key != named.path and self.inventory.objects[parsed.key].size == named.size:
                 yield parsed.key
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storage_core.log.actions import Action, Add, Remove
+from storage_core.log.actions import Action, Add, IndexSegment, Remove, Translation
 from storage_core.log.encoding.action_json import read_actions, write_actions
 
 
@@ -15,17 +15,20 @@ from storage_core.log.encoding.action_json import read_actions, write_actions
 class Rewrite:
     """The splits that were written and those that leave for them; nothing is committed yet. Travels as JSON.
 
-    `rows_in` were read. Bytes are encoded file sizes.
+    `rows_in` were read. Bytes are encoded file sizes. `translations` say where the rows went, for indexes, to which
+    `segments` that covered them join.
     """
 
     adds: tuple[Add, ...]
     removes: tuple[Remove, ...]
     rows_in: int
+    translations: tuple[Translation, ...] = ()
+    segments: tuple[IndexSegment, ...] = ()
 
     @property
     def actions(self) -> list[Action]:
         """The actions that must go into one commit."""
-        return [*self.removes, *self.adds]
+        return [*self.removes, *self.adds, *self.translations, *self.segments]
 
     @property
     def rows_out(self) -> int:
@@ -53,7 +56,13 @@ class Rewrite:
 
     def to_object(self) -> dict[str, Any]:
         """Return the JSON object from which `from_object` makes an equal record."""
-        return {"adds": write_actions(self.adds), "removes": write_actions(self.removes), "rowsIn": self.rows_in}
+        return {
+            "adds": write_actions(self.adds),
+            "removes": write_actions(self.removes),
+            "rowsIn": self.rows_in,
+            "translations": write_actions(self.translations),
+            "segments": write_actions(self.segments),
+        }
 
     @staticmethod
     def from_object(body: Mapping[str, Any]) -> Rewrite:
@@ -62,4 +71,6 @@ class Rewrite:
             adds=read_actions(body["adds"], Add, "rewrite"),
             removes=read_actions(body["removes"], Remove, "rewrite"),
             rows_in=body["rowsIn"],
+            translations=read_actions(body["translations"], Translation, "rewrite"),
+            segments=read_actions(body["segments"], IndexSegment, "rewrite"),
         )

@@ -10,6 +10,7 @@ import pyarrow as pa
 from storage_core.ids import Ids
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.keys import Positions
 from storage_core.rows.order import sort_indices
 from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.timeseries_id import with_series
@@ -21,6 +22,8 @@ from storage_core.split.lineage import APPENDED, Lineage
 from storage_core.split.rolling_writer import Expected, RollingWriter
 from storage_core.split.writer import SplitHead, SplitWriter
 
+_PLACE = "\0place"  # no column has such a name
+
 
 def sort_and_write(
     store: ObjectStore,
@@ -30,8 +33,11 @@ def sort_and_write(
     ids: Ids,
     now_ms: int,
     lineage: Lineage = APPENDED,
+    placed: list[Positions] | None = None,
 ) -> list[Add]:
     """Write rows in any order as sorted splits: one window each, about the target size each, ids fresh.
+
+    `placed` is given the places in `rows` that the rows of the splits had, in the order of the splits.
 
     Rows that arrive get the `timeseries_id` that they lack (`rows.timeseries_id`); rows of a merge have it or not.
     A batch that straddles window boundaries is split before anything is written. No rows, no splits. One PUT per split;
@@ -39,8 +45,13 @@ def sort_and_write(
     """
     adds: list[Add] = []
     arrived = with_series(rows, context.order) if lineage.operation == APPENDED.operation else rows
+    if placed is not None:
+        arrived = arrived.append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
     for window, part in _by_window(arrived, context):
         ordered = _ordered(part, context.order)
+        if placed is not None:
+            placed.append(ordered.column(_PLACE).to_numpy())
+            ordered = ordered.drop_columns([_PLACE])
         head = SplitHead(context=context, window=window, now_ms=now_ms, lineage=lineage)
         expected = Expected(
             rows=ordered.num_rows,

@@ -12,7 +12,6 @@ from storage_core.compaction.work import OPERATION
 from storage_core.gc.collect import CollectionReport
 from storage_core.gc.collect import collect as run_collector
 from storage_core.index import catch_up as indexing
-from storage_core.log.actions import Action
 from storage_core.region import idle, sorting
 from storage_core.region import merge as merging
 from storage_core.region.sorting import SortingTerms
@@ -89,15 +88,10 @@ def catch_up(table: Table) -> int:
     log = table.log
     snapshot = log.snapshot()
     plans = [indexing.plan(snapshot, each.name) for each in snapshot.config.indexes]
-    actions: list[Action] = []
-    built = 0
-    for plan in plans:
-        segments = [indexing.execute(table.store, work, ids=log.ids) for work in plan.work]
-        actions += plan.actions(segments)
-        built += len(segments)
-    if actions:
+    built = [indexing.execute(table.store, work, ids=log.ids) for plan in plans for work in plan.work]
+    if actions := indexing.actions_of(plans, built):
         log.commit(snapshot, actions, operation="CATCH UP")
-    return built
+    return len(built)
 
 
 def collect(table: Table, *, at_ms: int, horizon_ms: int) -> CollectionReport:

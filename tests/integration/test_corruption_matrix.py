@@ -124,6 +124,7 @@ def victims() -> dict[str, str]:
     return {
         **chosen,
         "segment": next(iter(head.segments)),
+        "translation": next(iter(head.translations)),
         "vector": next(
             str(add.deleted_rows.path) for add in head.splits.marked() if add.deleted_rows and add.deleted_rows.path
         ),
@@ -131,7 +132,7 @@ def victims() -> dict[str, str]:
         "newest version": versions[newest_version],
         "newest state": states[newest_state],
         "state of an older version": states[min(states)],
-        "live split": next(iter(head.splits)),
+        "live split": next(path for path, add in head.splits.items() if add.numMergeOps),
         "split of older versions": min(set(older.splits) - set(head.splits)),
         "newest region manifest": manifests[max(manifests)],
         "older region manifest": manifests[min(manifests)],

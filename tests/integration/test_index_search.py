@@ -28,7 +28,7 @@ from storage_core.formats import keys
 from storage_core.index import catch_up, segments
 from storage_core.index.cache import SegmentCache, open_cache
 from storage_core.index.catch_up import CatchUpWork
-from storage_core.log.actions import Action, IndexSegment, Metadata
+from storage_core.log.actions import Action, IndexSegment, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
@@ -82,7 +82,7 @@ class IndexedTable:
         actions: list[Action] = []
         for operation in merge_plan.plan(self.snapshot):
             result = compaction.execute(self.store, operation, ids=self.ids, now_ms=2)
-            actions += [*result.removes, *result.adds]
+            actions += result.actions
         assert actions
         self.snapshot = self.log.commit(self.snapshot, actions, operation="COMPACT").snapshot
 
@@ -90,7 +90,8 @@ class IndexedTable:
         plan = catch_up.plan(self.snapshot, index)
         items = [CatchUpWork.from_json(work.to_json()) for work in plan.work[splits]]
         built = [catch_up.execute(self.store, item, ids=self.ids) for item in items]
-        self.snapshot = self.log.commit(self.snapshot, plan.actions(built), operation="CATCH UP").snapshot
+        if actions := plan.actions(built):
+            self.snapshot = self.log.commit(self.snapshot, actions, operation="CATCH UP").snapshot
 
     def search(self, query: object, index: str, limit: int = 100_000) -> pa.Table:
         return search(self.store, self.snapshot, query, index=index, limit=limit)
@@ -327,15 +328,15 @@ def test_the_watermark_follows_the_oldest_split_that_is_not_covered(rows: list[R
     assert catch_up.watermark(table.snapshot, "text") == table.snapshot.version == 6
 
 
-def test_catch_up_removes_the_segments_whose_splits_were_compacted_away(rows: list[Row]) -> None:
+def test_catch_up_removes_the_segments_whose_rows_left_the_table(rows: list[Row]) -> None:
     table = IndexedTable()
     table.append(rows[:50])
     table.append(rows[50:100])
     table.catch_up("text")
     before = dict(table.snapshot.segments)
-    table.compact()
-    deleted = {path for path, segment in before.items() if segment.covers[0] not in table.snapshot.splits}
-    assert deleted
+    (gone,) = {each.covers[0] for each in list(before.values())[:1]}
+    table.snapshot = table.log.commit(table.snapshot, [Remove(path=gone)], operation="EXPIRE").snapshot
+    deleted = {path for path, segment in before.items() if segment.covers[0] == gone}
     assert set(catch_up.plan(table.snapshot, "text").stale) == deleted
     table.catch_up("text")
     assert catch_up.plan(table.snapshot, "text").empty
@@ -380,7 +381,7 @@ def test_explain_says_which_splits_come_from_segments_and_which_are_scanned(rows
     plan = explain_search(table.snapshot, index="text")
     assert table.store.requests == requests
     assert sorted(plan) == ["index", "kind", "scanned", "segments", "version", "watermark"]
-    assert plan["segments"] == {s.covers[0]: s.path for s in table.snapshot.segments.values()}
+    assert plan["segments"] == {s.covers[0]: [s.path] for s in table.snapshot.segments.values()}
     assert sorted(plan["segments"]) == covered
     assert plan["scanned"] == sorted(set(table.snapshot.splits) - set(covered))
     assert (plan["version"], plan["watermark"]) == (3, 2)

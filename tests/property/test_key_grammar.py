@@ -26,6 +26,7 @@ built_keys = st.one_of(
     st.builds(keys.split_key, windows, st.just(True), uuids),
     st.builds(keys.split_key, st.none(), st.just(False), uuids),
     st.builds(keys.segment_key, index_names, uuids),
+    st.builds(keys.translation_key, uuids),
     st.builds(keys.region_manifest_key, uuids, numbers),
     st.builds(keys.region_hint_key, uuids),
     st.builds(keys.wal_entry_key, uuids, numbers),
@@ -58,6 +59,8 @@ def rebuild(parsed: ParsedKey) -> str:
             return keys.vector_key(window, windowed, vector_id)
         case ParsedKey(kind=KeyKind.SEGMENT, index=str(index), id=str(segment_id)):
             return keys.segment_key(index, segment_id)
+        case ParsedKey(kind=KeyKind.TRANSLATION, id=str(translation_id)):
+            return keys.translation_key(translation_id)
         case ParsedKey(kind=KeyKind.REGION_MANIFEST, region=str(region), version=int(version)):
             return keys.region_manifest_key(region, version)
         case ParsedKey(kind=KeyKind.REGION_HINT, region=str(region)):

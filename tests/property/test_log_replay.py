@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
-from storage_core.log.actions import Action, Fence, MergedGenerations, MergeSkip, RemoveIndexSegment, Txn
+from storage_core.log.actions import (
+    Action,
+    Fence,
+    MergedGenerations,
+    MergeSkip,
+    RemoveIndexSegment,
+    RemoveTranslation,
+    Txn,
+)
 from storage_core.log.checkpoints.root import manifest_keys, read_state
 from storage_core.log.listing import list_log
 from storage_core.log.snapshot import Snapshot
@@ -15,7 +23,7 @@ from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
 from tests.support.clock import START_MS, ManualClock
-from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, split
+from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, split, translation
 from tests.support.scale import scaled
 
 SMALL = st.integers(0, 3)
@@ -41,7 +49,7 @@ class LogMachine(RuleBasedStateMachine):
         added=st.integers(0, 3),
         removed=SMALL,
         indexed=st.booleans(),
-        progress=st.sets(st.sampled_from(["txn", "fence", "generation", "skip", "drop"])),
+        progress=st.sets(st.sampled_from(["txn", "fence", "generation", "skip", "drop", "move", "idle"])),
         step=st.sampled_from([-3_600_000, -1, 0, 1, 1000]),
         behind=SMALL,
     )
@@ -66,6 +74,7 @@ class LogMachine(RuleBasedStateMachine):
     def _progress(self, kinds: set[str], version: int, deleted: list[str]) -> list[Action]:
         kept = [name for name in self.live if name not in deleted]
         segments = sorted(self.returned[-1].segments)
+        moved = sorted(self.returned[-1].translations)
         region, merged = f"g{version % 2}", self.returned[-1].merged_generations
         possible: dict[str, list[Action]] = {
             "txn": [Txn(appId=f"job{version % 3}", version=version)],
@@ -75,6 +84,8 @@ class LogMachine(RuleBasedStateMachine):
                 MergeSkip(path=split(name).path, skipTimestamp=version, reason="r", operation="o") for name in kept[:1]
             ],
             "drop": [RemoveIndexSegment(index=INDEX.name, path=path) for path in segments[:1]],
+            "move": [translation(f"m{version}", {split(name).path: 3 for name in self.live}, f"o{version}")],
+            "idle": [Txn(appId="idle", version=version), *(RemoveTranslation(path=path) for path in moved[:1])],
         }
         return [action for kind in sorted(kinds) for action in possible[kind]]
 

@@ -66,10 +66,11 @@ def every_kind() -> EveryKind:
         _write(table, f"new-{number}")
         table.merge()
     older = table.snapshot
-    _compact(table)
     _catch_up(table)
-    _write(table, "last")
-    table.merge()
+    _compact(table)
+    for name in ("last", "very-last"):
+        _write(table, name)
+        table.merge()
     _catch_up(table)
     for snapshot in (older, table.snapshot):
         write_json_checkpoint(store, snapshot, in_parts=True)
@@ -163,4 +164,5 @@ def _catch_up(table: KeyedTable) -> None:
     snapshot = table.snapshot
     planned = catch_up.plan(snapshot, INDEX.name)
     built = [catch_up.execute(table.store, work, ids=table.ids) for work in planned.work]
-    table.log.commit(snapshot, planned.actions(built), operation="CATCH UP")
+    if actions := planned.actions(built):
+        table.log.commit(snapshot, actions, operation="CATCH UP")

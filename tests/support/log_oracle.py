@@ -24,6 +24,8 @@ from storage_core.log.actions import (
     Protocol,
     Remove,
     RemoveIndexSegment,
+    RemoveTranslation,
+    Translation,
     Txn,
 )
 from storage_core.log.encoding.codec import decode_version
@@ -121,6 +123,7 @@ def state_of(snapshot: Snapshot) -> State:
         "fences": dict(snapshot.fences),
         "generations": dict(snapshot.merged_generations),
         "segments": dict(snapshot.segments),
+        "translations": dict(snapshot.translations),
         "table": {"metadata": snapshot.metadata, "protocol": snapshot.protocol},
     }
 
@@ -136,7 +139,9 @@ def version_files(store: ObjectStore) -> MemoryStore:
 
 
 def _nothing() -> State:
-    return {name: {} for name in ("live", "skips", "txns", "fences", "generations", "segments", "table")}
+    return {
+        name: {} for name in ("live", "skips", "txns", "fences", "generations", "segments", "translations", "table")
+    }
 
 
 def _check_progress(before: State, action: Action) -> None:
@@ -173,6 +178,10 @@ def _applied(state: State, actions: list[Action]) -> State:
                 after["segments"][action.path] = action
             case RemoveIndexSegment():
                 del after["segments"][action.path]
+            case Translation():
+                after["translations"][action.path] = action
+            case RemoveTranslation():
+                del after["translations"][action.path]
             case Metadata():
                 after["table"]["metadata"] = action
             case Protocol():

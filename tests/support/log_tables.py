@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
-from storage_core.log.actions import Add, IndexSegment, Metadata, Remove
+from storage_core.log.actions import Add, IndexSegment, Metadata, Remove, Translation
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
@@ -75,6 +77,20 @@ def full_split() -> Add:
 def removal(name: str) -> Remove:
     """Return the removal of that split."""
     return Remove(path=split(name).path, deletionTimestamp=START_MS)
+
+
+def translation(name: str, inputs: Mapping[str, int], output: str) -> Translation:
+    """Return a translation of all rows of some splits, so many of each, to one split."""
+    return Translation(
+        path=f"_indices/_translations/{name}.map",
+        inputs=tuple(inputs),
+        inputRows=tuple(inputs.values()),
+        outputs=(output,),
+        movedRows=tuple(inputs.values()),
+        size=1,
+        xxh3="0",
+        footerOffset=0,
+    )
 
 
 def segment(name: str, *covered: str) -> IndexSegment:

@@ -25,14 +25,17 @@ from storage_core.log.actions import (
     Protocol,
     Remove,
     RemoveIndexSegment,
+    RemoveTranslation,
+    Translation,
     Txn,
 )
 
 ID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 SPLIT = keys.split_key(None, False, ID)
 SEGMENT = keys.segment_key("words", ID)
+TRANSLATION = keys.translation_key(ID)
 PLANTED = keys.split_key(3600, True, "7c9e6679-7425-40de-944b-e07fc1f90ae7")
-OWN_PATHS: Mapping[type[Action], str] = {Add: SPLIT, IndexSegment: SEGMENT}
+OWN_PATHS: Mapping[type[Action], str] = {Add: SPLIT, IndexSegment: SEGMENT, Translation: TRANSLATION}
 
 
 def can_hold_text(annotation: Any) -> bool:
@@ -68,8 +71,7 @@ def action_with(kind: type[Action], name: str, value: object) -> Action:
     }
     if kind in OWN_PATHS:
         values["path"] = OWN_PATHS[kind]
-    if kind is IndexSegment:
-        values["covers"] = ()
+    values |= {each.name: () for each in fields(kind) if each.name in values and str(each.type).startswith("tuple")}
     return kind(**(values | {name: value}))
 
 
@@ -83,16 +85,18 @@ def test_every_field_that_can_hold_a_key_keeps_it_or_is_listed_with_a_reason(
 ) -> None:
     keeps = (kind, name) not in NOT_KEEPING and (kind, ALL_FIELDS) not in NOT_KEEPING
     for value in planted(annotation):
-        if name == "path" and kind is IndexSegment:
-            assert SEGMENT in set(named_keys(action_with(kind, name, SEGMENT)))
+        if name == "path" and kind in (IndexSegment, Translation):
+            assert OWN_PATHS[kind] in set(named_keys(action_with(kind, name, OWN_PATHS[kind])))
         else:
             assert (PLANTED in set(named_keys(action_with(kind, name, value)))) is keeps
 
 
 def test_the_fields_that_keep_nothing_are_these_and_no_others() -> None:
-    whole = {CommitInfo, Protocol, Remove, RemoveIndexSegment, MergeSkip, Txn, Fence, MergedGenerations}
-    assert set(NOT_KEEPING) == {*((kind, ALL_FIELDS) for kind in whole), (IndexSegment, "covers")}
-    assert set(typing.get_args(Action)) - whole == {Add, IndexSegment, Metadata}
+    leaving = {Remove, RemoveIndexSegment, RemoveTranslation}
+    whole = {CommitInfo, Protocol, MergeSkip, Txn, Fence, MergedGenerations, *leaving}
+    moved = {(IndexSegment, "covers"), (IndexSegment, "origins"), (Translation, "inputs"), (Translation, "outputs")}
+    assert set(NOT_KEEPING) == {*((kind, ALL_FIELDS) for kind in whole), *moved}
+    assert set(typing.get_args(Action)) - whole == {Add, IndexSegment, Metadata, Translation}
 
 
 @pytest.mark.parametrize(

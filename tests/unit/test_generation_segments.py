@@ -164,6 +164,8 @@ def test_a_search_fetches_a_segment_once_and_opens_splits_with_hits_only(tmp_pat
     snapshot = table.snapshot
     (split,) = snapshot.splits
     (segment,) = [each for each in segment_keys(table) if "_gen_2/" in each]
+    (merged,) = snapshot.segments
+    (moved,) = snapshot.translations
     waiting = unmerged.capture(table.store, snapshot, include_wal=True).parts(snapshot)
 
     def requests(query: str) -> list[tuple[str, str]]:
@@ -171,9 +173,9 @@ def test_a_search_fetches_a_segment_once_and_opens_splits_with_hits_only(tmp_pat
         search(table.store, snapshot, query, index="words", unmerged=waiting, cache_dir=tmp_path)
         return [(each.request.kind, each.request.key) for each in table.store.trace[before:]]  # type: ignore[attr-defined]
 
-    assert requests("neap") == [("get", split), ("get", segment)]
+    assert requests("neap") == [("get", merged), ("get", segment)]
     assert requests("neap") == []
-    assert requests("ebb") == [("get", split)] * 2  # its keys for what supersedes them, its rows
+    assert requests("ebb") == [("get", moved), ("get", split), ("get", split)]  # its keys, for what is newer; its rows
 
 
 @pytest.mark.parametrize("kind", [Damage.MISSING, Damage.TRUNCATION, Damage.BIT_FLIP], ids=lambda each: each.name)

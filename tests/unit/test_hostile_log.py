@@ -68,9 +68,14 @@ ACTIONS: Mapping[str, dict[str, Any]] = {
     "mergedGenerations": {"region": "r", "generation": 1},
     "indexSegment": {
         "index": "i", "kind": "k", "path": PATH, "covers": ["a"], "size": 1, "xxh3": "f", "footerOffset": 1,
-        "numRecords": 1, "details": {"a": 1},
+        "numRecords": 1, "details": {"a": 1}, "origins": ["b"],
     },
     "removeIndexSegment": {"index": "i", "path": PATH},
+    "translation": {
+        "path": PATH, "inputs": ["a", "b"], "inputRows": [2, 1], "outputs": ["c"], "movedRows": [1, 1], "size": 1,
+        "xxh3": "f", "footerOffset": 1,
+    },
+    "removeTranslation": {"path": PATH},
 }  # fmt: skip
 
 # By the JSON type of a field: values that it cannot hold, however little a careless reader would mind.
@@ -81,6 +86,7 @@ WRONG: Mapping[type, list[object]] = {
     list: ["a", 1, {}, [1], ["a", None], [["a"]], [{}], [True]],
     dict: ["a", 1, [], [["a", "b"]]],
 }
+WRONG_COUNTS: list[object] = ["a", 1, {}, ["a"], [1, None], [[1]], [-1], [2**63], [True], [1.0]]
 _NO_METRICS: tuple[object, ...] = (None, [], -1, {}, 2**63)
 WRONG_INSIDE: Mapping[str, list[object]] = {
     "text": [{"a": 1}, {"a": {"b": "c"}}, {"a": ["b"]}, {"a": True}, {"a": 1.5}],
@@ -101,7 +107,8 @@ def _wrong_fields() -> list[tuple[str, str, object]]:
     found: list[tuple[str, str, object]] = []
     for action, body in ACTIONS.items():
         for field, value in body.items():
-            wrong = [*WRONG[type(value)], *WRONG_INSIDE.get(MAPS.get(field, ""), [])]
+            kind = WRONG_COUNTS if isinstance(value, list) and isinstance(value[0], int) else WRONG[type(value)]
+            wrong = [*kind, *WRONG_INSIDE.get(MAPS.get(field, ""), [])]
             found += [(action, field, each) for each in wrong]
     return found
 
@@ -127,6 +134,21 @@ def test_a_value_that_a_field_cannot_hold_is_named_by_key_line_and_field() -> No
             codec.decode_version(text.encode(), WHERE)
         assert f"{WHERE}, line 2" in str(caught.value), (action, field, value)
         assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("field", "counts", "named"),
+    [
+        ("inputRows", [2], "1 and 2 counts of 2 inputs and 1 outputs"),
+        ("movedRows", [1, 1, 0], "2 and 3 counts"),
+        ("movedRows", [1, 2], "2 rows moved of the 1 of b"),
+    ],
+)
+def test_counts_of_a_translation_that_contradict_each_other_are_refused(
+    field: str, counts: list[int], named: str
+) -> None:
+    with pytest.raises(Corrupt, match=named):
+        codec.decode_line(json.dumps({"translation": {**ACTIONS["translation"], field: counts}}), WHERE)
 
 
 @pytest.mark.parametrize("name", ACTIONS)

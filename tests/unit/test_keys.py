@@ -39,6 +39,7 @@ SPELLINGS = [
     (keys.vector_key(-900, True, UUID), f"splits/-900/{UUID}.dv", KeyKind.VECTOR),
     (keys.vector_key(None, False, UUID), f"splits/all/{UUID}.dv", KeyKind.VECTOR),
     (keys.segment_key("message", UUID), f"_indices/message/{UUID}.seg", KeyKind.SEGMENT),
+    (keys.translation_key(UUID), f"_indices/_translations/{UUID}.map", KeyKind.TRANSLATION),
     (keys.region_registry_key(), "_mem_wal/_regions.json", KeyKind.REGION_REGISTRY),
     (keys.region_manifest_key(UUID, 1), f"_mem_wal/{UUID}/manifest/{ONE}.binpb", KeyKind.REGION_MANIFEST),
     (keys.region_hint_key(UUID), f"_mem_wal/{UUID}/manifest/version_hint.json", KeyKind.REGION_HINT),

@@ -19,6 +19,8 @@ from storage_core.log.actions import (
     Protocol,
     Remove,
     RemoveIndexSegment,
+    RemoveTranslation,
+    Translation,
     Txn,
 )
 from storage_core.log.deletion_vector import inline
@@ -43,7 +45,16 @@ EVERY_ACTION: list[Action] = [
         index="i", kind="bitmap", path="_indices/i/s.seg", covers=("a", "b"), size=1, xxh3="0", footerOffset=0,
         numRecords=2, details={"terms": 3},
     ),
+    IndexSegment(
+        index="i", kind="bitmap", path="_indices/i/p.seg", covers=("o",), size=1, xxh3="0", footerOffset=0,
+        numRecords=2, origins=("a",),
+    ),
     RemoveIndexSegment(index="i", path="_indices/i/t.seg"),
+    Translation(
+        path="_indices/_translations/m.map", inputs=("a", "b"), inputRows=(3, 2), outputs=("o",), movedRows=(2, 2),
+        size=9, xxh3="0", footerOffset=5,
+    ),
+    RemoveTranslation(path="_indices/_translations/n.map"),
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from storage_core.settings.index import IndexDefinition
 ROWS = pa.table({"body": ["ebb tide", "flood"]})
 
 
-@pytest.mark.parametrize("tokenizer", ("default", "raw", "whitespace", "en_stem", "de_stem", "ngram_2_3"))
+@pytest.mark.parametrize("tokenizer", ["default", "raw", "whitespace", "en_stem", "de_stem", "ngram_2_3"])
 def test_the_meta_data_of_an_index_is_what_tantivy_writes(tmp_path: Path, tokenizer: str) -> None:
     builder = tantivy.SchemaBuilder()
     for column in ("body", "head"):

@@ -13,7 +13,7 @@ from here, as `keys.version_key(7)`.
 from __future__ import annotations
 
 from storage_core.formats.keys.grammar import parse
-from storage_core.formats.keys.indices import segment_key
+from storage_core.formats.keys.indices import segment_key, translation_key
 from storage_core.formats.keys.names import validate_table_name, validate_tag_name
 from storage_core.formats.keys.parsed import KeyKind, ParsedKey
 from storage_core.formats.keys.regions import (
@@ -80,6 +80,7 @@ __all__ = [
     "split_key",
     "state_key",
     "tags_key",
+    "translation_key",
     "validate_table_name",
     "validate_tag_name",
     "vector_key",

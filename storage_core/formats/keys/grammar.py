@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from storage_core.errors import InvalidInput
-from storage_core.formats.keys.indices import parse_segment
+from storage_core.formats.keys.indices import parse_index
 from storage_core.formats.keys.parsed import ParsedKey
 from storage_core.formats.keys.regions import parse_region
 from storage_core.formats.keys.splits import parse_split
@@ -16,7 +16,7 @@ from storage_core.formats.keys.upkeep import parse_gc, parse_lock, parse_probe, 
 _PARSERS: dict[str, Callable[[str, list[str]], ParsedKey | None]] = {
     "_transaction_log": parse_log,
     "splits": parse_split,
-    "_indices": parse_segment,
+    "_indices": parse_index,
     "_mem_wal": parse_region,
     "_gc": parse_gc,
     "_tags.json": parse_tags,

@@ -18,6 +18,7 @@ class KeyKind(StrEnum):
     SPLIT = "split"
     VECTOR = "vector"
     SEGMENT = "segment"
+    TRANSLATION = "translation"
     REGION_REGISTRY = "region_registry"
     REGION_MANIFEST = "region_manifest"
     REGION_HINT = "region_hint"
@@ -36,8 +37,8 @@ class ParsedKey:
     """A key of a known kind and the parts it was built from; parts that the kind does not have are None.
 
     `window` is None for the bucket of null timestamps and for tables without windows; `windowed` tells the two apart.
-    `id` is a split, vector, segment, quarantine, manifest or JSON checkpoint id; `entry` a WAL entry, or a part of the
-    last. `source` of a lock or quarantine entry is the encoded segment.
+    `id` is a split, vector, segment, translation, quarantine, manifest or JSON checkpoint id; `entry` a WAL entry, or a
+    part of the last. `source` of a lock or quarantine entry is the encoded segment.
     """
 
     kind: KeyKind

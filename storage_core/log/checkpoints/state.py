@@ -1,7 +1,8 @@
 """A snapshot as Avro state and back (docs/architecture/transaction-log.md, "Checkpoints").
 
 Pure mapping: the state holds everything that a snapshot holds, and equal snapshots give equal records in equal order.
-What the source's format has no field for (protocol, transactions, fences, merge progress, segments, skips) travels as
+What the source's format has no field for (protocol, transactions, fences, merge progress, segments, skips,
+translations) travels as
 action lines; splits travel as file entries.
 """
 
@@ -86,6 +87,7 @@ def snapshot_of(state: StateManifest, listed: ListedFiles, metadata: Metadata, w
         merged_generations=progress.merged_generations,
         segments=progress.segments,
         mergeskips=progress.mergeskips,
+        translations=progress.translations,
         checkpoint=Checkpointed(state.state_version, CheckpointKind.AVRO_STATE),
     )
 

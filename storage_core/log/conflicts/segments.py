@@ -1,4 +1,4 @@
-"""Index segments that a commit adds and removes, against the head it would follow."""
+"""Index segments and translations that a commit adds and removes, against the head it would follow."""
 
 from __future__ import annotations
 
@@ -7,27 +7,62 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from storage_core.errors import CommitConflict
-from storage_core.log.actions import Action, Add, IndexSegment, Metadata, RemoveIndexSegment
+from storage_core.log.actions import (
+    Action,
+    Add,
+    IndexSegment,
+    Metadata,
+    RemoveIndexSegment,
+    RemoveTranslation,
+    Translation,
+)
+from storage_core.log.moves import by_input, leads_to, reaches
 from storage_core.log.snapshot import Snapshot
 from storage_core.settings.table import TableConfig
 
 
-def without_stale_segments(actions: Sequence[Action], head: Snapshot) -> tuple[Action, ...]:
-    """Return the actions without the segments whose splits are all gone: nobody could ever use them.
+def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -> tuple[Action, ...]:
+    """Return the actions without those about segments and translations that the head has no use for.
 
-    A segment of which one split is left stays; it answers for that one. Raises `CommitConflict` when nothing is left.
+    Left out are a segment whose rows are in no live split, wherever they moved: nobody could ever use it; a translation
+    on a head without indexes; and the removal of a translation that is gone, or that a segment needs which the plan did
+    not see. Raises `CommitConflict` when nothing is left.
     """
-    added = {action.path for action in actions if isinstance(action, Add)}
-    kept = tuple(
+    if not any(isinstance(action, IndexSegment | Translation | RemoveTranslation) for action in actions):
+        return tuple(actions)
+    kept = _without_stale(actions, head)
+    needed = _needed_since(planned, head)
+    kept = [
         action
-        for action in actions
-        if not isinstance(action, IndexSegment)
-        or not action.covers
-        or any(path in added or path in head.splits for path in action.covers)
-    )
+        for action in kept
+        if not (isinstance(action, Translation) and not head.config.indexes)
+        and not (
+            isinstance(action, RemoveTranslation) and (action.path not in head.translations or action.path in needed)
+        )
+    ]
     if not kept:
         raise CommitConflict(f"every split that the new segments cover is gone at version {head.version}; plan again")
-    return kept
+    return tuple(kept)
+
+
+def _without_stale(actions: Sequence[Action], head: Snapshot) -> list[Action]:
+    added = {action.path for action in actions if isinstance(action, Add)}
+    own = [action for action in actions if isinstance(action, Translation)]
+    moved = by_input([*head.translations.values(), *own])
+    segments = [action for action in actions if isinstance(action, IndexSegment)]
+    stale = {
+        each.path
+        for each in segments
+        if each.covers and not reaches(each, added, moved) and not reaches(each, head.splits, moved)
+    }
+    return [action for action in actions if not (isinstance(action, IndexSegment) and action.path in stale)]
+
+
+def _needed_since(planned: Snapshot, head: Snapshot) -> frozenset[str]:
+    """The translations of the segments that joined since the plan."""
+    joined = [each for path, each in head.segments.items() if path not in planned.segments]
+    moved = by_input(head.translations.values()) if joined else {}
+    return leads_to([split for each in joined for split in each.covers], (), moved)[1]
 
 
 def check_segments(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -> None:
@@ -67,19 +102,28 @@ def _check_segment(segment: IndexSegment, planned: Snapshot, head: Snapshot) -> 
 
 
 def _check_coverage(added: Sequence[IndexSegment], removed: set[str], head: Snapshot) -> None:
-    """No split is covered twice by one index: a row would be found twice."""
+    """No split is covered twice by one index, and of parts of one split no two are over rows of one origin."""
     wanted = {segment.index for segment in added}
-    covered = {
-        (segment.index, split): path
-        for path, segment in head.segments.items()
-        if segment.index in wanted and path not in removed
-        for split in segment.covers
-    }
+    covered: dict[tuple[str, str], list[IndexSegment]] = {}
+    for path, segment in head.segments.items():
+        if segment.index in wanted and path not in removed:
+            for split in segment.covers:
+                covered.setdefault((segment.index, split), []).append(segment)
     for segment in added:
         for split in segment.covers:
-            other = covered.setdefault((segment.index, split), segment.path)
-            if other != segment.path:
-                raise CommitConflict(f"{split}: covered by {other} of index {segment.index!r} already; plan again")
+            others = covered.setdefault((segment.index, split), [])
+            for other in others:
+                if _overlap(segment, other):
+                    raise CommitConflict(
+                        f"{split}: covered by {other.path} of index {segment.index!r} already; plan again"
+                    )
+            others.append(segment)
+
+
+def _overlap(one: IndexSegment, other: IndexSegment) -> bool:
+    if one.origins is None or other.origins is None:
+        return True
+    return not set(one.origins).isdisjoint(other.origins)
 
 
 def _check_dropped(mine: Metadata, removed: set[str], planned: Snapshot, head: Snapshot) -> None:

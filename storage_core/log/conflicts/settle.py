@@ -25,11 +25,13 @@ from storage_core.log.actions import (
     Protocol,
     Remove,
     RemoveIndexSegment,
+    RemoveTranslation,
+    Translation,
     Txn,
     is_ours,
 )
 from storage_core.log.conflicts.requirements import RESTORES, MergeProgress, Requirement, TokenUnused
-from storage_core.log.conflicts.segments import check_segments, without_stale_segments
+from storage_core.log.conflicts.segments import check_segments, without_idle
 from storage_core.log.conflicts.settings import check_settings
 from storage_core.log.conflicts.splits import check_splits
 from storage_core.log.deletion_vector import VectorStorage, rows_of
@@ -82,6 +84,8 @@ def validated(actions: Sequence[Action]) -> tuple[Action, ...]:
         raise InvalidInput(error.found) from error
     _refuse_repeats("path", [action.path for action in written if isinstance(action, Add | Remove)])
     _refuse_repeats("segment", [each.path for each in written if isinstance(each, IndexSegment | RemoveIndexSegment)])
+    moves = [each.path for each in written if isinstance(each, Translation | RemoveTranslation)]
+    _refuse_repeats("translation", moves)
     _refuse_repeats("txn of", [action.appId for action in written if isinstance(action, Txn)])
     _refuse_repeats("fence of", [action.resource for action in written if isinstance(action, Fence)])
     _refuse_repeats("progress of region", [each.region for each in written if isinstance(each, MergedGenerations)])
@@ -98,7 +102,7 @@ def _require_openable(metadata: Metadata) -> None:
 def settle(plan: Plan, head: Snapshot) -> tuple[Action, ...] | None:
     """Return the actions to write after `head`, or None when the head already holds this work.
 
-    Index segments whose splits are all gone are left out; what a table has for the first time brings the feature that
+    Index segments whose rows are all gone are left out; what a table has for the first time brings the feature that
     keeps releases without it away. Raises `CommitConflict` when another commit invalidated the plan, `Fenced` when a
     higher token has committed, `Unsupported` when this release may not write the table.
     """
@@ -112,7 +116,7 @@ def settle(plan: Plan, head: Snapshot) -> tuple[Action, ...] | None:
     for requirement in plan.requirements:
         requirement.check(head)
     actions = _checked_splits(plan, head)  # last: to rebase takes requests
-    kept = without_stale_segments(actions, head)
+    kept = without_idle(actions, plan.planned, head)
     check_segments(kept, plan.planned, head)
     return with_features(kept, head.protocol)
 

@@ -22,12 +22,16 @@ from storage_core.log.actions import (
     MergeSkip,
     Remove,
     RemoveIndexSegment,
+    RemoveTranslation,
+    Translation,
     from_json_object,
     to_json_object,
 )
 from storage_core.log.encoding.safe_path import is_data_path
 from storage_core.log.interop.version_files import gzip_in
 from storage_core.repeated import repeated
+
+_OF_OBJECTS = (Add, Remove, MergeSkip, IndexSegment, RemoveIndexSegment, Translation, RemoveTranslation)
 
 MAX_EXPANDED_BYTES = 512 * 2**20
 MAX_LINE_BYTES = 16 * 2**20
@@ -105,14 +109,12 @@ def decode_line(line: str, where: str) -> Action:
     if not isinstance(value, dict):
         raise Corrupt(f"{where}: expected a JSON object, found {quoted(line)}", key=where)
     action = from_json_object(value, where)
-    match action:
-        case Add() | Remove() | MergeSkip() | IndexSegment() | RemoveIndexSegment():
-            if not is_data_path(action.path):
-                raise Corrupt(f"{where}: the path {quoted(action.path, 200)} leaves the table or its data", key=where)
-        case _:
-            return action
+    if isinstance(action, _OF_OBJECTS) and not is_data_path(action.path):
+        raise Corrupt(f"{where}: the path {quoted(action.path, 200)} leaves the table or its data", key=where)
     if isinstance(action, Add) and action.deletionVector is not None:
         _require_rows(action, where)
+    if isinstance(action, Translation):
+        _require_moves(action, where)
     return action
 
 
@@ -136,6 +138,18 @@ def _require_rows(add: Add, where: str) -> None:
     deleted = 0 if add.deletionVector is None else add.deletionVector.cardinality
     if add.numRecords is not None and deleted > add.numRecords:
         raise Corrupt(f"{where}: the deletion vector covers {deleted} rows of {add.numRecords}", key=where)
+
+
+def _require_moves(translation: Translation, where: str) -> None:
+    """The counts are those of the inputs and outputs, and no input gives more rows than it has."""
+    inputs, outputs = len(translation.inputs), len(translation.outputs)
+    if len(translation.inputRows) != inputs or len(translation.movedRows) != inputs * outputs:
+        counts = f"{len(translation.inputRows)} and {len(translation.movedRows)} counts"
+        raise Corrupt(f"{where}: {counts} of {inputs} inputs and {outputs} outputs", key=where)
+    for number, rows in enumerate(translation.inputRows):
+        moved = sum(translation.movedRows[number * outputs : (number + 1) * outputs])
+        if moved > rows:
+            raise Corrupt(f"{where}: {moved} rows moved of the {rows} of {translation.inputs[number]}", key=where)
 
 
 def _refuse_constant(name: str) -> None:

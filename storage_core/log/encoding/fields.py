@@ -111,6 +111,12 @@ def _texts(value: list[Any]) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _counts(value: list[Any]) -> tuple[int, ...]:
+    if value and (set(map(type, value)) != _COUNT or not 0 <= min(value) <= max(value) <= MAX_INT64):
+        raise _Misfit(f"is a list with a value that is no count; expected whole numbers from 0 to {MAX_INT64}")
+    return tuple(value)
+
+
 def _text_map(value: dict[str, Any]) -> dict[str, str]:
     return value if not value or set(map(type, value.values())) == _TEXT else _without_nulls(value, _TEXT, "text")
 
@@ -157,6 +163,7 @@ _KINDS: Mapping[str, tuple[type[Any], Callable[[Any], Any] | None]] = {
     "int": (int, None),
     "bool": (bool, None),
     "tuple[str, ...]": (list, _texts),
+    "tuple[int, ...]": (list, _counts),
     "Mapping[str, str]": (dict, _text_map),
     "Mapping[str, int]": (dict, _count_map),
     "Mapping[str, Any]": (dict, _json_object),

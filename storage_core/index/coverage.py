@@ -1,0 +1,214 @@
+"""Which segments answer for which live splits: for those they were built over, and for those that rows went to.
+
+All of it follows from the log, without a request: translations say how many rows went from where to where. Of a live
+split the segments are those over it, else those over the splits that its rows came from. Where several could answer for
+a row, that over the nearest split does, over all of it before over a part, then the first by path (decision 0115).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from storage_core.index.segments import DEFINITION, fingerprint_of
+from storage_core.log.actions import Add, IndexSegment, Translation
+from storage_core.log.snapshot import Snapshot
+from storage_core.settings.index import IndexDefinition
+
+REBUILD_SHARE = 0.2
+"""Segments of which a greater share of the rows is in no live split any more are built anew."""
+
+MOST_MOVES = 8
+"""Segments whose rows moved more often are built anew: a search composes as many translations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What an index answers for in a snapshot.
+
+    `segments` are those in use, by path. `answers` names those of each live split, `missing` are the live splits with
+    rows that none answers for, and `origins` says of each of them which splits these rows came from. `translations`
+    lead to the live splits from the segments, and from the origins of parts, built or missing. `stale` are segments
+    that no search of the snapshot uses, `rebuild` those in use that should be built anew. `without` is what it was
+    asked not to use.
+    """
+
+    definition: IndexDefinition
+    segments: Mapping[str, IndexSegment]
+    answers: Mapping[str, tuple[str, ...]]
+    missing: tuple[Add, ...]
+    origins: Mapping[str, tuple[str, ...]]
+    translations: Mapping[str, Translation]
+    stale: tuple[str, ...]
+    rebuild: frozenset[str]
+    without: frozenset[str] = frozenset()
+
+
+def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collection[str] = ()) -> Coverage:
+    """Return what the index covers of the snapshot. No request.
+
+    `without` are paths of segments and translations that are not to be used. A usable segment was built under
+    `definition`, and has as many rows as its split, or as the part of it.
+    """
+    traces = _Traces.of(snapshot, definition, without)
+    for path in sorted(snapshot.splits):
+        traces.follow(path)
+    own = (path for path, segment in snapshot.segments.items() if segment.index == definition.name)
+    return Coverage(
+        definition=definition,
+        segments={path: snapshot.segments[path] for path in sorted(traces.live_rows)},
+        answers={split: tuple(sorted(paths)) for split, paths in traces.answers.items()},
+        missing=tuple(snapshot.splits[path] for path in traces.origins),
+        origins={split: tuple(sorted(atoms)) for split, atoms in traces.origins.items()},
+        translations={path: snapshot.translations[path] for path in sorted(traces.translations)},
+        stale=tuple(sorted(path for path in own if path not in traces.live_rows)),
+        without=frozenset(without),
+        rebuild=frozenset(path for path in traces.live_rows if traces.needs_rebuild(snapshot.segments[path])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The segments of each split that answer for rows in it: one over all of it, else some over parts."""
+
+    whole: Mapping[str, IndexSegment]
+    parts: Mapping[str, Sequence[IndexSegment]]
+
+    @staticmethod
+    def of(segments: Collection[IndexSegment]) -> Nearest:
+        """Return them; where two are over the same rows, the first by path is used."""
+        whole: dict[str, IndexSegment] = {}
+        parts: dict[str, list[IndexSegment]] = defaultdict(list)
+        for each in sorted(segments, key=lambda each: each.path):
+            if each.origins is None:
+                for split in each.covers:
+                    whole.setdefault(split, each)
+            else:
+                parts[each.covers[0]].append(each)
+        return Nearest(whole, {split: found for split, found in parts.items() if split not in whole})
+
+
+def usable(segment: IndexSegment, rows: Mapping[str, int], fingerprint: str) -> bool:
+    """Tell whether a segment can answer under a definition, given the rows of all splits that are known."""
+    if segment.details.get(DEFINITION) != fingerprint or len(segment.covers) != 1:
+        return False
+    known = rows.get(segment.covers[0])
+    if known is None:
+        return False
+    return segment.numRecords == known if segment.origins is None else segment.numRecords <= known
+
+
+_MOST_DEPTH = 64  # of a log that somebody made up
+_NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """From a split to a live one: about which share of its rows went there, in how many moves, by what."""
+
+    live: str
+    moves: int = 0
+    share: float = 1.0
+    translations: frozenset[str] = _NONE
+
+    def beside(self, other: _Way) -> _Way:
+        """Both ways, of as many moves."""
+        return replace(self, share=self.share + other.share, translations=self.translations | other.translations)
+
+
+@dataclass(slots=True)
+class _Traces:
+    """Live splits followed back to segments; what was found so far.
+
+    `live_rows` are, by the path of a segment in use, about how many of its rows are in live splits. `to_missing` are
+    the translations to where rows without a segment came from, of the live split that is followed.
+    """
+
+    nearest: Nearest
+    into: Mapping[str, Translation]
+    rows: Mapping[str, int]
+    answers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    origins: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    translations: set[str] = field(default_factory=set)
+    to_missing: set[str] = field(default_factory=set)
+    live_rows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    moves: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    @staticmethod
+    def of(snapshot: Snapshot, definition: IndexDefinition, without: Collection[str]) -> _Traces:
+        translations = [each for path, each in snapshot.translations.items() if path not in without]
+        rows: dict[str, int] = {}
+        for translation in translations:
+            rows |= dict(zip(translation.outputs, translation.outputRows, strict=True))
+            rows |= dict(zip(translation.inputs, translation.inputRows, strict=True))
+        rows |= {path: add.numRecords or 0 for path, add in snapshot.splits.items()}
+        fingerprint = fingerprint_of(definition)
+        found = [
+            each
+            for path, each in snapshot.segments.items()
+            if each.index == definition.name and path not in without and usable(each, rows, fingerprint)
+        ]
+        ordered = sorted(translations, key=lambda each: each.path, reverse=True)
+        into = {split: each for each in ordered for split in each.outputs}
+        return _Traces(Nearest.of(found), into, rows)
+
+    def follow(self, live: str) -> None:
+        """Note which segments answer for a live split, and where the rows of it came from that have none."""
+        level = {(live, _NONE): _Way(live)}
+        for _ in range(_MOST_DEPTH):
+            deeper: dict[tuple[str, frozenset[str]], _Way] = {}
+            for (split, answered), way in level.items():
+                for behind, further in self._behind(split, answered, way):
+                    known = deeper.get(behind)
+                    deeper[behind] = further if known is None else known.beside(further)
+            level = deeper
+        for (split, _), way in level.items():
+            self._miss(split, way)
+        if live in self.answers:  # else all of the split is missing, and no part of it
+            self.translations |= self.to_missing
+        self.to_missing.clear()
+
+    def _behind(
+        self, split: str, answered: frozenset[str], way: _Way
+    ) -> Iterator[tuple[tuple[str, frozenset[str]], _Way]]:
+        """What to follow from a split on, for which no segment over all of it answers.
+
+        Nor over a part nearer to the live split, which are over the rows that came from those `answered`.
+        """
+        whole = self.nearest.whole.get(split)
+        if whole is not None:
+            self._use(whole, way, self.rows[split])
+            return
+        for part in self.nearest.parts.get(split, ()):
+            self._use(part, way, part.numRecords)
+            answered |= frozenset(part.origins or ())
+        translation = self.into.get(split)
+        if translation is None and split not in answered:
+            self._miss(split, way)
+        if translation is None or split in answered:
+            return
+        output = translation.outputs.index(split)
+        for number, source in enumerate(translation.inputs):
+            moved = translation.moved(number, output)
+            further = way.translations | {translation.path}
+            if moved and source in answered:
+                self.translations |= further  # without them nothing tells that the origins of a part are these rows
+            elif moved:
+                share = way.share * moved / translation.inputRows[number]
+                yield (source, answered), _Way(way.live, way.moves + 1, share, further)
+
+    def needs_rebuild(self, segment: IndexSegment) -> bool:
+        """Whether too few of its rows are live, or they moved too often."""
+        gone = segment.numRecords - self.live_rows[segment.path]
+        return gone > REBUILD_SHARE * segment.numRecords or self.moves[segment.path] > MOST_MOVES
+
+    def _miss(self, split: str, way: _Way) -> None:
+        self.origins[way.live].add(split)
+        self.to_missing |= way.translations
+
+    def _use(self, segment: IndexSegment, way: _Way, rows: int) -> None:
+        self.answers[way.live].add(segment.path)
+        self.live_rows[segment.path] += way.share * rows
+        self.moves[segment.path] = max(self.moves[segment.path], way.moves)
+        self.translations |= way.translations

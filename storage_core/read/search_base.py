@@ -1,0 +1,294 @@
+"""What a source of a search is, and what those of the base share: rows of live splits, which are hidden or moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.errors import Corrupt, NotFound
+from storage_core.formats.translation_map import TranslationMap
+from storage_core.index.cache import SegmentCache
+from storage_core.index.coverage import Coverage, Nearest
+from storage_core.index.native_errors import REBUILD
+from storage_core.index.places import Places, Ways
+from storage_core.index.segments import ROWS, part_rows
+from storage_core.log.actions import Add, IndexSegment, Translation
+from storage_core.log.moves import by_input
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.overlay import Overlay
+from storage_core.read.row_group_pruning import leading_bounds
+from storage_core.read.search_kept import Kept
+from storage_core.read.search_order import Between, first_column, least
+from storage_core.rows.sortable import has_leading_keys
+from storage_core.split import pages
+from storage_core.split.conform import conform_split
+from storage_core.split.opened import corrupt_on_failure
+from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
+
+_LOW_BYTES = 500  # of a bound and its name
+_FETCHED_AT_ONCE = 8
+
+_Value = TypeVar("_Value")
+
+
+class Source(Protocol):
+    """Rows that an index counts from 0."""
+
+    @property
+    def name(self) -> str:
+        """Text that fixes what is in the files of the index."""
+        ...
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The paths of the splits of the base that the rows are in; none where they are in none."""
+        ...
+
+    @property
+    def fetched_bytes(self) -> int | None:
+        """How large the segment is that `directory` fetches; None where it has the rows indexed."""
+        ...
+
+    def directory(self) -> Path:
+        """Return the directory with the files of the index over all the rows."""
+        ...
+
+    def low(self) -> Any:
+        """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
+        ...
+
+    def between(self, rows: Sequence[int]) -> Between | None:
+        """Return what is known of these rows for less than `take` costs; None for nothing."""
+        ...
+
+    def deleted(self) -> BitMap:
+        """Return the rows that are no answer, whatever an index says of them."""
+        ...
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        """Return these columns of these rows under the schema of the table, in its and in this order."""
+        ...
+
+
+class Unusable(Exception):  # noqa: N818  # never leaves a search
+    """A segment or translation is damaged or gone, and what it would have answered is to be read from splits."""
+
+    def __init__(self, path: str, why: object) -> None:
+        """`path` is the object's, `why` the error that reading it raised."""
+        super().__init__(str(why))
+        self.path = path
+
+
+@contextmanager
+def usable(path: str) -> Iterator[None]:
+    """Raise `Unusable` for an object that the block finds damaged or gone."""
+    try:
+        yield
+    except (Corrupt, NotFound) as error:
+        raise Unusable(path, error) from error
+
+
+class Base:
+    """The live splits of a snapshot, for the sources of one search. Threads may share one."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        snapshot: Snapshot,
+        covered: Coverage,
+        overlay: Overlay,
+        *,
+        cache: SegmentCache,
+        kept: Kept,
+    ) -> None:
+        """Look at nothing yet."""
+        self.store, self.snapshot, self.covered, self.cache = store, snapshot, covered, cache
+        self._kept, self._first = kept, first_column(snapshot)
+        self._nearest = Nearest.of(covered.segments.values())
+        self._moved = by_input(covered.translations.values())
+        self._reading = _Locks()
+        self._hidden, self._unanswered = _Once[BitMap](), _Once[BitMap]()
+        self._overlay = overlay
+
+    def hidden(self, split: str) -> BitMap:
+        """Return the rows of a split that are no answer; see `Overlay.deleted`, which is asked once per split."""
+        return self._hidden(
+            split, lambda: self._overlay.deleted(self.store, self.snapshot, self.snapshot.splits[split])
+        )
+
+    def unanswered(self, split: str) -> BitMap:
+        """Return the rows of a split that no segment answers for. Requests: those of the maps that lead to it."""
+        answering = [self.covered.segments[path] for path in self.covered.answers.get(split, ())]
+        rows = self.snapshot.splits[split].numRecords or 0
+
+        def found() -> BitMap:
+            self._fetch_maps(answering)
+            return self._ways.unanswered(split, rows, answering)
+
+        return self._unanswered(split, found)
+
+    def places(self, segment: IndexSegment) -> Places:
+        """Return where the rows of a segment are. One GET per translation on the way that is not cached.
+
+        Raises `Unusable` for a translation, or a segment over a part, that is damaged or gone.
+        """
+        at = (self.snapshot.table_id, self.snapshot.version, self.covered.without)
+        name = (segment.path, segment.xxh3, "places", *at)
+
+        def found() -> Places:
+            self._fetch_maps([segment])
+            return self._ways.places(segment)
+
+        return self._kept.values.made(name, Places, found, lambda each: each.size_bytes)
+
+    def deleted(self, places: Places) -> BitMap:
+        """Return the rows of a segment that are in no live split, or hidden there."""
+        found = places.nowhere
+        for split in places.splits:
+            hidden = self.hidden(split)
+            if hidden:
+                own, there = places.within(split)
+                at = np.isin(there, np.array(hidden.to_array(), np.int64))
+                found |= BitMap(own[at].astype(np.uint32))
+        return found
+
+    def gap(self, split: str, rows: BitMap | None = None) -> Path:
+        """Return the directory with the files of the index over a split, or these rows of it, made on the fly."""
+        add = self.snapshot.splits[split]
+        return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema, rows=rows)
+
+    def low(self, split: str) -> Any:
+        """Return what no row of a split orders below, as `search_order.least`. No request."""
+        kept, add = self._kept.values, self.snapshot.splits[split]
+        name = (split, add.xxh3, "low", self._first.name, str(self._first.type))
+        found = kept.get(name)
+        if found is None:
+            found = (least(add, self.snapshot),)
+            kept.keep(name, found, _LOW_BYTES)
+        return cast("tuple[Any]", found)[0]
+
+    def between(self, split: str, rows: Sequence[int]) -> Between | None:
+        """Return what is known of the order of rows of a split's file for less than `take` costs; None for nothing.
+
+        By the keys of its pages, which are kept, or by the bounds of row groups that are fetched by ranges.
+        """
+        add = self.snapshot.splits[split].as_written
+        if not has_leading_keys(self._first.type):
+            return None
+        path = self._kept.verified.path(self.store, add)
+        if path is not None:
+            return self._keys(add, path, rows) if _is_ours(add) else None
+        if add.footerXxh3 is None or add.size <= WHOLE_SPLIT_BYTES:
+            return None
+        with corrupt_on_failure(add):
+            footer = self._kept.verified.footers.of(self.store, add).file
+        require_within(rows, footer.num_rows, split)
+        bounds = leading_bounds(footer, self._first)
+        ends = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)])
+        groups = np.searchsorted(ends, rows, side="right")
+        return None if bounds is None else (bounds[0][groups], bounds[1][groups])
+
+    def _keys(self, add: Add, path: Path, rows: Sequence[int]) -> Between:
+        require_within(rows, add.numRecords or 0, add.path)
+        places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
+        keys = pages.leading_keys(self.store, add, path, places, field=self._first, kept=self._kept.values)[order]
+        self._kept.verified.recheck(self.store, [(add, path)])
+        return keys, keys
+
+    def take(self, split: str, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        """Return these columns of these rows of a split's file, under the table's schema, in its and in this order."""
+        add = self.snapshot.splits[split].as_written  # an index counts the file's rows
+        path = self._kept.verified.path(self.store, add)
+        places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
+        if path is not None and _is_ours(add):
+            require_within(rows, add.numRecords or 0, split)
+            found = pages.take(self.store, add, path, places, columns=columns, kept=self._kept.values)
+        else:
+            whole = path is not None or add.size <= WHOLE_SPLIT_BYTES
+            opened = open_split(self.store, add, whole=whole, file_path=path, footers=self._kept.verified.footers)
+            require_within(rows, opened.rows, split)
+            found = opened.take(places, columns)
+        if not found.num_columns:  # of a split that is older than all of these columns
+            found = pa.table({"": pa.nulls(len(places))})
+        wanted = chosen(self.snapshot.schema, columns)
+        taken = conform_split(found, wanted).take(pa.array(order))
+        self._kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
+        # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
+        return cast("pa.Table", taken.cast(wanted))
+
+    @property
+    def _ways(self) -> Ways:
+        # Not kept: it refers to this object, which then would go, with the files of its searchers, when Python likes.
+        return Ways(self.snapshot.splits, self._nearest, self._moved, self._map, self._part)
+
+    def _fetch_maps(self, segments: Iterable[IndexSegment]) -> None:
+        """Have the maps behind these segments at hand, fetched side by side."""
+        needed = {each.path: each for segment in segments for each in self._ways.translations(segment)}
+        for _ in prefetch(self._map, needed.values(), _FETCHED_AT_ONCE):
+            pass
+
+    def _map(self, translation: Translation) -> TranslationMap:
+        def read() -> TranslationMap:
+            with usable(translation.path):
+                return self.cache.translation(self.store, translation)
+
+        name = (translation.path, translation.xxh3)
+        with self._reading(translation.path):
+            return self._kept.values.made(name, TranslationMap, read, lambda each: each.size_bytes)
+
+    def _part(self, segment: IndexSegment) -> BitMap:
+        with usable(segment.path):
+            directory = self.cache.segment(self.store, segment)
+            return part_rows((directory / ROWS).read_bytes(), segment)
+
+
+class _Locks:
+    """Locks by name."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._locks: dict[str, Lock] = {}
+
+    def __call__(self, name: str) -> Lock:
+        with self._lock:
+            return self._locks.setdefault(name, Lock())
+
+
+class _Once(Generic[_Value]):
+    """Values by name, each made once, however many threads ask at the same time."""
+
+    def __init__(self) -> None:
+        self._making = _Locks()
+        self._values: dict[str, _Value] = {}
+
+    def __call__(self, name: str, make: Callable[[], _Value]) -> _Value:
+        with self._making(name):
+            if name not in self._values:
+                self._values[name] = make()
+            return self._values[name]
+
+
+def _is_ours(add: Add) -> bool:
+    """Of a split without a checksum another writer laid out the pages as it liked."""
+    return add.xxh3 is not None and add.numRecords is not None
+
+
+def chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
+    """Return the fields of these columns."""
+    return pa.schema([each for each in schema if each.name in columns])
+
+
+def require_within(rows: Sequence[int], count: int, where: str) -> None:
+    """Raise `Corrupt` when an index names a row that is not there."""
+    if max(rows) >= count:
+        found = f"the index names row {max(rows)} of {where}, which has {count} rows"
+        raise Corrupt(found, advice=REBUILD, key=where)

@@ -1,0 +1,192 @@
+"""Segments of generations become those of the base: a merge indexes nothing, and no catch-up does what it did."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from storage_core.fsck.check import fsck
+from storage_core.gc.collect import collect
+from storage_core.index import catch_up
+from storage_core.index.coverage import coverage
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.read.search import search
+from storage_core.region import sorting
+from storage_core.region.options import WriterOptions
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
+from tests.support.clock import ManualClock
+from tests.support.keyed_table import KeyedTable
+
+ID = pa.field("id", pa.string(), nullable=False)
+SCHEMA = pa.schema([ID, ("at", pa.timestamp("us", "UTC")), ("text", pa.string()), ("n", pa.int64())])
+TEXT = IndexDefinition("text", "fulltext", ("text",))
+NUMBERS = IndexDefinition("numbers", "bitmap", ("n",))
+CONFIG = TableConfig(
+    primary_key=("id",),
+    time_column="at",
+    window_seconds=3600,
+    sort_schema="n|timestamp/V2",
+    indexes=(TEXT, NUMBERS),
+    version_retention_ms=1_000,
+    gc_horizon_ms=1_000,
+)
+
+
+def row(number: int) -> dict[str, object]:
+    at = dt.datetime.fromtimestamp(3600 * (number % 2) + number * 7_919 % 1_000, dt.UTC)
+    return {"id": f"k{number * 7_919 % 10_007:05}", "at": at, "text": f"word{number % 5} tide", "n": number % 3}
+
+
+def written(*numbers: range, config: TableConfig = CONFIG) -> KeyedTable:
+    """A generation per range of rows, nothing merged."""
+    clock = ManualClock(step_ms=1)
+    table = KeyedTable(MemoryStore("followed", clock=clock), clock=clock).create(SCHEMA, config)
+    for each in numbers:
+        put(table, each)
+    return table
+
+
+def put(table: KeyedTable, numbers: range) -> None:
+    with table.writer(WriterOptions(segment_rows=1)) as writer:
+        writer.put([row(number) for number in numbers])
+        writer.flush()
+
+
+def require_exact(table: KeyedTable, head: Snapshot) -> None:
+    """Every search of the base finds the rows that it holds, as an index that was built anew does."""
+    rows = table.base_rows(head)
+    for index, query, wanted in (
+        ("text", "word1", [each["id"] for each in rows if "word1" in str(each["text"])]),
+        ("text", "tide", [each["id"] for each in rows if "tide" in str(each["text"])]),
+        ("numbers", 2, [each["id"] for each in rows if each["n"] == 2]),
+    ):
+        found = search(table.store, head, query, index=index, limit=10_000)
+        assert sorted(found.column("id").to_pylist()) == sorted(map(str, wanted)), (index, query)
+
+
+def built_by_catch_ups(table: KeyedTable, *indexes: IndexDefinition) -> int:
+    """Catch these indexes up, or all, and return how many rows that indexed."""
+    count = 0
+    for index in indexes or (TEXT, NUMBERS):
+        snapshot = table.snapshot
+        plan = catch_up.plan(snapshot, index.name)
+        built = [catch_up.execute(table.store, work, ids=table.ids) for work in plan.work]
+        count += sum(each.numRecords for each in built)
+        if actions := plan.actions(built):
+            table.log.commit(snapshot, actions, operation="CATCH UP")
+        assert catch_up.watermark(table.snapshot, index.name) == table.snapshot.version
+    return count
+
+
+def test_a_merge_leaves_nothing_to_index() -> None:
+    table = written(range(100), range(100, 250))
+    table.merge()
+    head = table.snapshot
+    assert {catch_up.watermark(head, each.name) for each in (TEXT, NUMBERS)} == {head.version}
+    assert len(head.segments) == 4
+    assert built_by_catch_ups(table) == 0
+    require_exact(table, head)
+    for query in ("word1", "word2 tide"):
+        answers = [
+            search(table.store, each, query, index="text", limit=1_000) for each in (head, replace(head, segments={}))
+        ]
+        assert answers[0].equals(answers[1])
+
+
+def test_rows_are_followed_through_merges_and_compactions() -> None:
+    table = written(range(100), range(100, 200))
+    table.merge()
+    put(table, range(200, 300))
+    table.merge()
+    assert table.compact() is not None
+    head = table.snapshot
+    assert {catch_up.watermark(head, each.name) for each in (TEXT, NUMBERS)} == {head.version}
+    require_exact(table, head)
+    assert built_by_catch_ups(table) == 0
+
+
+def test_rows_that_a_merge_made_anew_are_indexed_and_no_others() -> None:
+    table = written(range(100))
+    table.merge()
+    with table.writer(WriterOptions(segment_rows=1)) as writer:
+        writer.put([row(number) for number in range(100, 160)])
+        writer.patch([{"id": row(number)["id"], "text": "word1 patched"} for number in range(5)])
+        writer.delete([str(row(number)["id"]) for number in range(5, 9)])
+        writer.flush()
+    table.merge()
+    head = table.snapshot
+    assert coverage(head, TEXT).missing
+    require_exact(table, head)
+    assert built_by_catch_ups(table) == 2 * 5
+    require_exact(table, table.snapshot)
+
+
+def test_of_rows_that_a_later_generation_changes_the_later_segment_answers() -> None:
+    table = written(range(100))
+    with table.writer(WriterOptions(segment_rows=1)) as writer:
+        writer.put([{**row(number), "text": "word1 newer"} for number in range(10)])
+        writer.patch([{"id": row(number)["id"], "n": 2} for number in range(10, 15)])
+        writer.flush()
+    table.merge()
+    require_exact(table, table.snapshot)
+    assert built_by_catch_ups(table) == 2 * 5
+
+
+def test_a_generation_that_was_mostly_superseded_is_not_followed() -> None:
+    table = written(range(100), range(90))
+    table.merge()
+    require_exact(table, table.snapshot)
+    assert {each.numRecords for each in table.snapshot.segments.values()} == {90}
+    assert built_by_catch_ups(table) == 2 * 10
+
+
+@pytest.mark.parametrize("indexes", [(TEXT, NUMBERS), (TEXT,)])
+def test_a_part_keeps_the_translations_by_which_its_origins_are_known(indexes: tuple[IndexDefinition, ...]) -> None:
+    table = written(range(20), config=replace(CONFIG, indexes=indexes))
+    table.merge()
+    put(table, range(10))
+    table.merge()
+    table.compact()
+    # Half of the first generation is gone, so its segments are built anew.
+    assert built_by_catch_ups(table, *indexes) == 10 * len(indexes)
+    assert all(catch_up.plan(table.snapshot, each.name).empty for each in indexes)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_sorted_generation_is_followed_and_a_damaged_segment_is_not(
+    damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sorting, "SEGMENT_ROWS", 1)
+    table = written(range(50), range(50, 120))
+    assert table.sort()
+    if damaged:
+        for info in list(table.store.list("_mem_wal/")):
+            if info.key.endswith(".seg"):
+                table.store.delete([info.key])
+    table.merge()
+    require_exact(table, table.snapshot)
+    assert built_by_catch_ups(table) == (2 * 120 if damaged else 0)
+
+
+def test_what_a_merge_moved_outlives_the_generations_that_it_came_from() -> None:
+    table = written(range(100), range(100, 200))
+    table.merge()
+    for _ in range(3):
+        table.clock.now += 10_000
+        table.log.checkpoint(table.snapshot)
+        collect(table.store, table.log, clock=table.clock)
+    assert not [info for info in table.store.list("_mem_wal/") if info.key.endswith(".seg")]
+    require_exact(table, table.snapshot)
+    assert fsck(table.store, clock=table.clock, deep=True).clean
+
+
+def test_a_table_without_indexes_merges_as_before() -> None:
+    table = written(range(20), config=replace(CONFIG, indexes=()))
+    table.merge()
+    assert (table.snapshot.translations, table.snapshot.segments) == ({}, {})
+    assert not list(table.store.list("_indices/"))

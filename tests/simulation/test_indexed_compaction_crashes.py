@@ -1,0 +1,98 @@
+"""A compaction or catch-up of an indexed table ends at any request, before and after it takes effect.
+
+Every search finds what a scan finds then, the next run does what is left, and the collector takes what nobody named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from storage_core.fsck.check import fsck
+from storage_core.fsck.report import Kind
+from storage_core.gc.collect import collect
+from storage_core.index import catch_up
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.indexed_table import CONFIG, TAG_VALUES, IndexedTable, watermarks
+
+TARGET = 600
+Run = Callable[[IndexedTable], object]
+
+
+def compact(table: IndexedTable) -> None:
+    table.compact(target_bytes=TARGET)
+
+
+def index(table: IndexedTable) -> None:
+    table.catch_up()
+
+
+RUNS: Mapping[str, Run] = {"compaction": compact, "catch-up after it": index}
+
+
+@cache
+def start(name: str) -> MemoryStore:
+    """Three splits, of which one is not indexed and one has deleted rows; compacted where that went before."""
+    store = MemoryStore("indexed")
+    table = IndexedTable(store, replace(CONFIG, version_retention_ms=0, gc_horizon_ms=0))
+    for split in range(2):
+        table.append([(0, TAG_VALUES[row % 4], ("ebb", "tide", "flood tide")[row % 3]) for row in range(9 + split)])
+    table.catch_up()
+    table.append([(0, "x", "tide") for _ in range(5)])
+    first = min(table.snapshot.splits)
+    table.delete({first: [2]})
+    if name != "compaction":
+        compact(table)
+    return store
+
+
+@cache
+def requests(name: str) -> int:
+    store = FaultStore(copy_of(start(name)))
+    RUNS[name](IndexedTable(store, seed=2))
+    return len(store.trace)
+
+
+@pytest.mark.parametrize("side", list(CrashFault))
+@pytest.mark.parametrize("name", RUNS)
+def test_it_may_end_at_any_request(name: str, side: CrashFault) -> None:
+    judged: list[frozenset[str]] = []
+    for number in range(requests(name)):
+        objects = copy_of(start(name))
+        store = FaultStore(objects)
+        store.at(number, side)
+        with pytest.raises(Crash):
+            RUNS[name](IndexedTable(store, seed=2))
+        left = frozenset(info.key for info in objects.list(""))
+        if left not in judged:  # requests that only read leave the same objects behind
+            judged.append(left)
+            _judge(objects)
+    assert len(judged) >= 4, "nothing, each object, and the version"
+
+
+def _judge(left: ObjectStore) -> None:
+    table = IndexedTable(left, seed=3)
+    table.require_exact(table.snapshot)
+    marks, version = watermarks(table.snapshot), table.snapshot.version
+    if len(table.snapshot.splits) == 3:
+        compact(table)
+        assert all(now >= marks[each] for each, now in watermarks(table.snapshot).items())
+    table.require_exact(table.snapshot)
+    table.catch_up()
+    assert all(catch_up.plan(table.snapshot, each).empty for each in marks)
+    table.require_exact(table.snapshot)
+    table.log.checkpoint(table.snapshot)
+    collect(left, table.log, clock=ManualClock(START_MS + 10**9, step_ms=1))
+    head = table.snapshot
+    assert head.version >= version
+    assert {info.key for info in left.list("_indices/")} == {*head.segments, *head.translations}
+    table.require_exact(head)
+    findings = fsck(left, clock=ManualClock(START_MS + 10**10), deep=True).findings
+    assert [each for each in findings if each.kind is not Kind.UNREFERENCED] == []
