@@ -19,6 +19,7 @@ from storage_core.rows.windows import parse_duration, validate_duration
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData, LatePolicy
 from storage_core.settings.table import CHANGEABLE, TableConfig
+from storage_core.settings.vector_options import beside_kind
 
 
 def check_definition(schema: pa.Schema, config: TableConfig) -> None:
@@ -159,7 +160,10 @@ def late_setting(late_data: object) -> LateData | None:
 
 
 def index_definitions(indexes: Sequence[IndexDefinition | Mapping[str, object]]) -> tuple[IndexDefinition, ...]:
-    """Return the definitions, each a record or a mapping with `name`, `kind`, `columns` and maybe `options`."""
+    """Return the definitions, each a record or a mapping with `name`, `kind`, `columns` and maybe `options`.
+
+    The options of a vector index may stand beside its `kind`.
+    """
     if not isinstance(indexes, list | tuple):
         raise InvalidInput(f"indexes are a list of definitions, found {indexes!r}")
     return tuple(_index_definition(each) for each in indexes)
@@ -171,7 +175,7 @@ def _index_definition(index: object) -> IndexDefinition:
     if not isinstance(index, Mapping):
         raise InvalidInput(f"an index is a mapping with name, kind and columns, found {index!r}")
     try:
-        columns, options = index["columns"], index.get("options", {})
+        columns, options = index["columns"], beside_kind(index).get("options", {})
         name, kind = str(index["name"]), str(index["kind"])
     except KeyError as error:
         raise InvalidInput(f"the index {dict(index)} lacks {error}; give name, kind and columns") from error

@@ -22,8 +22,12 @@ WRITER_VERSION = 4
 OWN_FEATURE = "tidemark"
 VECTORS_FEATURE = "deletionVectors"
 REGIONS_FEATURE = "regionSpecs"
+VECTOR_COLUMNS_FEATURE = "vectorColumns"
 FEATURES = frozenset(
-    {"avroState", "multiPartCheckpoint", "schemaDeduplication", OWN_FEATURE, REGIONS_FEATURE, VECTORS_FEATURE}
+    {
+        *("avroState", "multiPartCheckpoint", "schemaDeduplication"),
+        *(OWN_FEATURE, REGIONS_FEATURE, VECTORS_FEATURE, VECTOR_COLUMNS_FEATURE),
+    }
 )
 
 

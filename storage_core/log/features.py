@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from storage_core.log.actions import OWN_FEATURE, REGIONS_FEATURE, VECTORS_FEATURE, Action, Add, Metadata, Protocol
+from storage_core.log.actions import (
+    OWN_FEATURE,
+    REGIONS_FEATURE,
+    VECTOR_COLUMNS_FEATURE,
+    VECTORS_FEATURE,
+    Action,
+    Add,
+    Metadata,
+    Protocol,
+)
+from storage_core.rows.schema import VECTOR
 from storage_core.settings.region_fields import REGIONS_KEY
 
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
@@ -39,8 +49,11 @@ def _needed_by(action: Action) -> Iterable[str]:
     match action:
         case Add() if action.deletionVector is not None:
             yield VECTORS_FEATURE  # without it rows that are gone are returned, and written back
-        case Metadata() if REGIONS_KEY in action.configuration:
-            yield REGIONS_FEATURE  # without it writers claim, and readers look into, the region of the whole table
+        case Metadata():
+            if REGIONS_KEY in action.configuration:
+                yield REGIONS_FEATURE  # without it writers claim, and readers look into, the region of the whole table
+            if VECTOR in action.schemaString:
+                yield VECTOR_COLUMNS_FEATURE  # without it writers let in lists of any length
         case _:
             pass
 
