@@ -135,9 +135,9 @@ def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
         return exact_array(values, field.type)
     except (TypeError, ValueError, OverflowError) as error:
         row, found = _first_misfit(values, field.type) or (None, error)
-        where = "a value" if row is None else f"the value of row {row}"
+        where = "" if row is None else f" (row {row})"
         raise InvalidInput(
-            f"column {field.name!r}: {where} does not fit the type {type_text(field.type)}: {found}",
+            f"column {field.name!r}: a value does not fit the type {type_text(field.type)}: {found}{where}",
             column=field.name,
             row=row,
         ) from error

@@ -29,7 +29,7 @@ class Turn:
 
     def __call__(self, vectors: Floats) -> Floats:
         """Return the vectors turned."""
-        given, found, at = vectors[:, self.order], np.empty_like(vectors), 0
+        given, found, at = np.take(vectors, self.order, axis=1), np.empty(vectors.shape, np.float32), 0
         for matrix in self.matrices:
             end = at + len(matrix)
             np.matmul(given[:, at:end], matrix, out=found[:, at:end])
