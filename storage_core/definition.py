@@ -15,6 +15,7 @@ from storage_core.region.spec import check_spec
 from storage_core.rows import sort_order, sort_schema
 from storage_core.rows.fold import merging
 from storage_core.rows.schema import to_schema_string
+from storage_core.rows.vectors import type_text
 from storage_core.rows.windows import parse_duration, validate_duration
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData, LatePolicy
@@ -39,6 +40,9 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     for role, name in named:
         if name not in schema.names:
             raise InvalidInput(f"{role} names the column {name!r}; the table has {schema.names}", column=name)
+    if nested := [name for name in config.primary_key if pa.types.is_nested(schema.field(name).type)]:
+        kind = type_text(schema.field(nested[0]).type)
+        raise InvalidInput(f"primary_key names {nested[0]!r} of type {kind}, which has no order", column=nested[0])
     check_spec(config.region_spec, schema, config.primary_key)
     check_maps(schema, config)
     _check_bloom_filters(schema, config)

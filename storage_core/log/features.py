@@ -18,7 +18,7 @@ from storage_core.log.actions import (
     Metadata,
     Protocol,
 )
-from storage_core.rows.schema import VECTOR
+from storage_core.rows.vectors import VECTOR
 from storage_core.settings.region_fields import REGIONS_KEY
 
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)

@@ -25,7 +25,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted, shortened
 from storage_core.rows.incoming import require_each_once
-from storage_core.rows.vectors import MOST_DIMENSIONS, is_vector, listed, require_dimensions, type_text, vector_type
+from storage_core.rows.vectors import VECTOR, is_vector, listed, require_dimensions, type_text, vector_of
 from storage_core.wording import counted
 
 _ARROW_BY_SPARK: Mapping[str, pa.DataType] = {
@@ -43,9 +43,6 @@ _ARROW_BY_SPARK: Mapping[str, pa.DataType] = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 _SPARK_BY_ARROW: Mapping[pa.DataType, str] = {arrow: spark for spark, arrow in _ARROW_BY_SPARK.items()}
-VECTOR = "tidemark.vector"
-"""The entry in the metadata of a field that has the dimensions of its vectors."""
-
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,3})\s*,\s*(-?\d{1,3})\s*\)", re.ASCII)
 
 
@@ -217,18 +214,13 @@ def _struct_to_spark(fields: Any, where: str) -> dict[str, Any]:
         "fields": [
             {
                 "name": field.name,
-                "type": _to_spark(_listed(field.type, where), f"{where}{field.name}"),
+                "type": _to_spark(field.type if where else listed(field.type), f"{where}{field.name}"),
                 "nullable": field.nullable or bool(where),
                 "metadata": {VECTOR: field.type.list_size} if is_vector(field.type) and not where else {},
             }
             for field in fields
         ],
     }
-
-
-def _listed(type_: pa.DataType, where: str) -> pa.DataType:
-    """A vector as the list that it is for Spark; inside of another type there is none."""
-    return type_ if where else listed(type_)
 
 
 def _to_spark(type_: pa.DataType, where: str) -> str | dict[str, Any]:
@@ -272,18 +264,8 @@ def _fields_from_spark(struct: Mapping[str, Any], where: str) -> Iterator[pa.Fie
         seen.add(name)
         kind = _from_spark(type_, f"{where}{name}")
         if not where and VECTOR in (metadata := field.get("metadata") or {}):
-            kind = _vector_from_spark(kind, metadata[VECTOR], name)
+            kind = vector_of(kind, metadata[VECTOR], name)
         yield pa.field(name, kind, nullable=bool(nullable) or bool(where))
-
-
-def _vector_from_spark(kind: pa.DataType, dimensions: object, name: str) -> pa.DataType:
-    if not pa.types.is_list(kind) or kind.value_type != pa.float32():
-        raise InvalidInput(f"column {name!r} is a vector and has the type {kind}, expected array<float>", column=name)
-    if type(dimensions) is not int or not 1 <= dimensions <= MOST_DIMENSIONS:
-        raise InvalidInput(
-            f"column {name!r} is a vector of {quoted(dimensions)} numbers, expected 1 to {MOST_DIMENSIONS}", column=name
-        )
-    return vector_type(dimensions)
 
 
 def _is_unicode(text: str) -> bool:

@@ -16,8 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 
 MOST_DIMENSIONS = 16_384
+
+VECTOR = "tidemark.vector"
+"""The entry in the metadata of a field of Spark's schema that has the dimensions of its vectors."""
 
 NULL_INSIDE = "a number of the vector is null"
 NOT_FINITE = "a number of the vector is NaN or infinite"
@@ -92,6 +96,17 @@ def faults(column: pa.ChunkedArray | pa.Array, *, nonzero: bool) -> Iterator[tup
         zero: Mask = valid & ~numbers.any(axis=1)
         if zero.any():
             yield ZERO, zero
+
+
+def vector_of(kind: pa.DataType, dimensions: object, name: str) -> pa.DataType:
+    """Return the type of the vectors that a list is by the metadata of its field. Raises `InvalidInput`."""
+    if not pa.types.is_list(kind) or kind.value_type != pa.float32():
+        raise InvalidInput(f"column {name!r} is a vector and has the type {kind}, expected array<float>", column=name)
+    if type(dimensions) is not int or not _is_size(dimensions):
+        raise InvalidInput(
+            f"column {name!r} is a vector of {quoted(dimensions)} numbers, expected 1 to {MOST_DIMENSIONS}", column=name
+        )
+    return vector_type(dimensions)
 
 
 def require_sound(table: pa.Table, nonzero: Collection[str] = ()) -> pa.Table:

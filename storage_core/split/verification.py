@@ -12,8 +12,8 @@ from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.log.actions import Add
 from storage_core.log.schema_registry import schema_hash
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows.schema import VECTOR, from_schema_string, to_schema_string
-from storage_core.rows.vectors import is_vector, listed
+from storage_core.rows.schema import from_schema_string, to_schema_string
+from storage_core.rows.vectors import VECTOR, is_vector, listed
 from storage_core.split.metadata import FORMAT, PREFIX
 
 

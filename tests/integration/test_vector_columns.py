@@ -101,11 +101,16 @@ def test_no_other_list_of_a_fixed_size_is_a_column_and_no_vector_is_inside_of_on
         to_schema_string(pa.schema([("v", type_)]))
 
 
-@pytest.mark.parametrize("role", ["primary_key", "time_column", "bloom_filters", "bitmap", "regions"])
+@pytest.mark.parametrize(
+    "role", ["primary_key", "key with time", "sort_schema", "time_column", "bloom_filters", "bitmap", "regions"]
+)
 def test_a_vector_orders_and_divides_nothing(tmp_path: Path, role: str) -> None:
-    schema = pa.schema([pa.field(each.name, each.type, nullable=False) for each in SCHEMA])
+    at = pa.field("at", pa.timestamp("us", "UTC"))
+    schema = pa.schema([pa.field(each.name, each.type, nullable=False) for each in [*SCHEMA, at]])
     every: dict[str, dict[str, Any]] = {
         "primary_key": {"primary_key": ["embedding"]},
+        "key with time": {"primary_key": ["embedding", "at"], "time_column": "at"},
+        "sort_schema": {"time_column": "at", "sort_schema": "embedding|timestamp/V2"},
         "time_column": {"time_column": "embedding"},
         "bloom_filters": {"bloom_filters": ["embedding"]},
         "bitmap": {"indexes": [{"name": "b", "kind": "bitmap", "columns": ["embedding"]}]},
@@ -208,6 +213,21 @@ def test_what_is_appended_is_read_by_every_way_to_read(uri: str) -> None:
     changed = pa.Table.from_batches(table.changes(0, table.version))
     assert by_id(changed.select(SCHEMA.names)) == expected
     assert fsck(table.store, clock=SystemClock(), deep=True).findings == ()
+
+
+def test_a_condition_may_be_about_vectors(uri: str) -> None:
+    table = Table.create(uri, SCHEMA)
+    table.append(ROWS)
+    found = {
+        "embedding IS NULL": [2],
+        "NOT (embedding IS NULL)": [1, 3, 4],
+        "embedding = [1, 2, 3]": [1],
+        "embedding IN ([1, 2, 3]::FLOAT[3])": [1],
+        "embedding[1] > 0.2": [1, 3],
+        "array_distance(embedding, [0, 0, 0]::FLOAT[3]) < 1": [3, 4],
+    }
+    for condition, ids in found.items():
+        assert sorted(table.scan(filter=condition).to_arrow().column("id").to_pylist()) == ids, condition
 
 
 def test_rows_of_a_file_whose_columns_are_others_are_read_beside_them(uri: str) -> None:

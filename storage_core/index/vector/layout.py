@@ -1,4 +1,4 @@
-"""How a segment of vectors is laid out in its files; see docs/spec.md, "Vector segments".
+"""How a segment of vectors is laid out in its files; see docs/spec.md, section 13.1.
 
 Rows are ordered by cluster, and by their number in it; blocks of them are what is read and verified by itself.
 

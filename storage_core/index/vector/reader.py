@@ -121,7 +121,7 @@ class Reader:
         the index, `Corrupt` for a block that is not what was written. Requests: those of `Parts.read`, once for the
         blocks and once for a second look.
         """
-        wanted = self._asked(query, k)
+        wanted = self._query(query, k)
         counted = self._counted(allowed)
         blocks = self._looked_into(wanted, counted, COARSE * k, nprobe)
         if not len(blocks):
@@ -145,7 +145,7 @@ class Reader:
             return np.arange(self.head.rows)
         return np.concatenate([np.arange(self._ends[each] - self._sizes[each], self._ends[each]) for each in blocks])
 
-    def _asked(self, query: npt.ArrayLike, k: int) -> _Query:
+    def _query(self, query: npt.ArrayLike, k: int) -> _Query:
         try:
             wanted = np.asarray(query, np.float32)
         except (TypeError, ValueError) as error:
