@@ -12,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
@@ -27,7 +28,7 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.rows.vectors import Floats, vector_type
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.vector_options import Metric, Quantization, VectorOptions
-from tests.support.damage import flip_bit
+from tests.support.damage import flip_bit, truncate
 from tests.support.scale import scaled
 
 METRICS = get_args(Metric)
@@ -204,6 +205,15 @@ def test_distances_by_codes_are_about_those_of_the_metric() -> None:
         rows, distances = opened(vectors, definition(metric)).candidates(query, 5)
         exact = vector.exact(query, vectors[rows], metric)
         assert np.abs(distances - exact).max() <= 0.02 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-15, 1e15, 1e30])
+@pytest.mark.parametrize("metric", METRICS)
+def test_vectors_whose_squares_are_no_numbers_of_32_bits_are_found_as_well(metric: str, scale: float) -> None:
+    vectors, queries = made(300, 24) * np.float32(scale), made(10, 24, seed=3) * np.float32(scale)
+    for quantization in ("rotated", "scalar", "none"):
+        reader = opened(vectors, definition(metric, quantization))
+        assert recall(reader, vectors, queries) >= 0.99
 
 
 def test_duplicates_are_found_together() -> None:
@@ -441,6 +451,28 @@ def test_files_that_cannot_be_a_segment_are_refused(name: str, data: bytes) -> N
     _, files = small()
     with pytest.raises(Corrupt, match=WHERE):
         vector.check({**files, name: data}, definition(), rows=40, where=WHERE)
+
+
+def test_forged_files_give_rows_of_the_split_or_a_typed_error() -> None:
+    """Whoever may write objects may forge checksums, too: what a search returns are rows, or it says what is wrong."""
+    for quantization in QUANTIZATIONS:
+        book, files = small(quantization)
+        for seed in range(scaled(60)):
+            random = Random(seed)
+            name = random.choice(sorted(files))
+            forged = {**files, name: random.choice([flip_bit, truncate])(files[name], random)}
+            for part in {"blocks.bin", "second.bin"} & {name}:
+                table = np.frombuffer(forged["clusters.bin"], layout.BLOCK).copy()
+                table[part.removesuffix(".bin")] = xxhash.xxh3_64_intdigest(forged[part])
+                forged["clusters.bin"] = table.tobytes()
+            try:
+                vector.check(forged, definition("l2", quantization), rows=40, where=WHERE)
+                reader = vector.Reader(vector.InMemory(forged), book, where=WHERE, rows=40)
+                rows, _ = reader.candidates(np.ones(8), 5, BitMap(range(60)))
+            except (Corrupt, Unsupported):
+                continue
+            assert len({*rows.tolist()}) == len(rows)
+            assert {*rows.tolist()} <= {*range(40)}
 
 
 def test_a_segment_over_other_rows_or_with_other_files_is_refused() -> None:

@@ -57,7 +57,7 @@ def from_coarse(codes: Bytes) -> Whole:
 def fine(vectors: Floats) -> Whole:
     """Return 8 bits per dimension; a vector of zeros has zeros."""
     greatest = np.abs(vectors).max(axis=1, initial=0.0)[:, None]
-    return np.rint(vectors * (GREATEST / np.where(greatest > 0, greatest, 1))).astype(np.int8)
+    return np.rint(vectors / np.where(greatest > 0, greatest, 1) * GREATEST).astype(np.int8)
 
 
 def padded_size(dimensions: int) -> int:
@@ -76,7 +76,7 @@ def query_code(query: Floats, size: int) -> tuple[Whole, float]:
     """Return a rotated query as bytes, padded to `size`, and the number that a unit of them stands for."""
     greatest = float(np.abs(query).max(initial=0.0)) or 1.0
     whole = np.zeros(size, np.int8)
-    whole[: len(query)] = np.rint(query * (GREATEST / greatest))
+    whole[: len(query)] = np.rint(query / np.float32(greatest) * GREATEST)
     return whole, greatest / GREATEST
 
 

@@ -80,7 +80,7 @@ class Ranged:
             while end > runs[at][1]:
                 at += 1
             begin = runs[at][0]
-            found.append(memoryview(pieces[at])[start - begin : end - begin])
+            found.append(memoryview(pieces[at][start - begin : end - begin]))  # a copy: a part does not hold the rest
         return found
 
 

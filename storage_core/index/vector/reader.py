@@ -78,12 +78,17 @@ class Reader:
     what cannot be a segment, also when the codebook is another than the one that made its codes.
     """
 
-    def __init__(self, parts: Parts, codebook: Codebook, *, where: str, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(
+        self, parts: Parts, codebook: Codebook, *, where: str, rows: int | None = None, kept_bytes: int = KEPT_BYTES
+    ) -> None:
+        """`rows` is how many the split has, None where nobody knows."""
         self._parts, self._codebook, self._where = parts, codebook, where
         opened = parts.whole((HEAD, CLUSTERS, ROWS))
         self.head = Head.from_bytes(opened[HEAD], where=where)
         if self.head.codebook != codebook.identity or self.head.clusters not in (0, len(codebook.centroids)):
             raise damaged(where, f"its codes are of codebook {self.head.codebook}, expected {codebook.identity}")
+        if rows is not None and self.head.of != rows:
+            raise damaged(where, f"it is over {self.head.of} rows, expected {rows}")
         if len(opened[ROWS]) != expected_bytes(self.head, ROWS):
             raise damaged(where, f"{ROWS} has {len(opened[ROWS])} bytes")
         self._table = table_of(opened[CLUSTERS], self.head, where=where)
@@ -121,23 +126,28 @@ class Reader:
         the index, `Corrupt` for a block that is not what was written. Requests: those of `Parts.read`, once for the
         blocks and once for a second look.
         """
-        wanted = self._query(query, k)
-        counted = self._counted(allowed)
-        blocks = self._looked_into(wanted, counted, COARSE * k, nprobe)
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `_apart`
+            return self._found(self._query(query, k), k, (self._counted(allowed), nprobe), second=second)
+
+    def _found(
+        self, query: _Query, k: int, where: tuple[npt.NDArray[np.bool_] | None, int | None], *, second: bool
+    ) -> tuple[Rows, Distances]:
+        counted, nprobe = where
+        blocks = self._looked_into(query, counted, COARSE * k, nprobe)
         if not len(blocks):
             return np.zeros(0, np.int64), np.zeros(0, np.float64)
         places = self._places(blocks)
         counts = slice(None) if counted is None else counted[places]
         if self.head.quantization == "none":
-            return self._answer(places[counts], self._exact(wanted, blocks)[counts], k)
-        offsets, products = self._coarse(wanted, blocks)
+            return self._answer(places[counts], self._exact(query, blocks)[counts], k)
+        offsets, products = self._coarse(query, blocks)
         places, offsets, products = places[counts], offsets[counts], products[counts]
         most = COARSE * k
         if self.head.quantization == "rotated" and second and len(places) > FINE * k:
-            best = _best(offsets - products, most)
+            best = _best(_apart(offsets, products), most)
             places, offsets, most = places[best], offsets[best], FINE * k
-            products = self._second(wanted, places)
-        return self._answer(places, self._measured(wanted, offsets - products), most)
+            products = self._second(query, places)
+        return self._answer(places, self._measured(query, _apart(offsets, products)), most)
 
     def _places(self, blocks: Rows) -> Rows:
         """The places of the rows of the blocks."""
@@ -270,9 +280,16 @@ class Reader:
         for each, data in zip(missing, self._parts.read(name, ranges) if ranges else (), strict=True):
             require_block(data, name, int(self._table[name.removesuffix(".bin")][each]), where=self._where)
             value = decode(data, int(self._sizes[each]))
-            self._kept.keep((name, each), value, size(value))
+            self._kept.keep((name, each), value, size(value) + len(data))
             held[each] = value
         return list(held.values())  # type: ignore[arg-type]  # what is kept under a name was made by its own decoder
+
+
+def _apart(offsets: Floats, products: Floats) -> Floats:
+    """What tells rows apart. Where 32 bits do not hold it, a row is among the nearest, and its vector decides."""
+    greatest = float(np.finfo(np.float32).max)
+    apart: Floats = np.nan_to_num(offsets - products, nan=-greatest)
+    return apart
 
 
 def _best(values: npt.NDArray[np.floating], most: int) -> Rows:

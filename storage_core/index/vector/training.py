@@ -92,8 +92,8 @@ def coding_error(codebook: Codebook, vectors: Floats) -> float:
     whole = whole_of(codebook, placed)[1][:, : codebook.dimensions].astype(np.float32)
     squares, lengths = (np.einsum("ij,ij->i", each, each) for each in (placed, whole))
     products = np.einsum("ij,ij->i", placed, whole)
-    kept = np.square(products) / np.where(lengths > 0, lengths, 1)
-    return float(np.maximum(squares - kept, 0).mean(dtype=np.float64))
+    kept = np.square(products.astype(np.float64)) / np.where(lengths > 0, lengths, 1)
+    return float(np.nan_to_num(np.maximum(squares - kept, 0).mean(dtype=np.float64)))
 
 
 def imbalance(sizes: Sequence[int]) -> float:
