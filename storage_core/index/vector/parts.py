@@ -15,7 +15,7 @@ GAP_BYTES = 64 * 2**10
 """Pieces no farther apart are fetched by one request: it would take about as long to ask twice."""
 
 REQUEST_BYTES = 8 * 2**20
-_AT_ONCE = 8
+_AT_ONCE = 32
 
 
 class Parts(Protocol):
