@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, is_stream, pieces_of, read_whole, table_of
 from storage_core.rows.late import LateMetrics, LateRule
 from storage_core.rows.schema import conform
+from storage_core.rows.vectors import require_sound
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 
@@ -34,14 +35,14 @@ class Appended:
     late: LateMetrics = field(default_factory=LateMetrics)
 
 
-def fitting(rows: Rows, schema: pa.Schema) -> Iterator[pa.Table]:
+def fitting(rows: Rows, schema: pa.Schema, nonzero: Collection[str] = ()) -> Iterator[pa.Table]:
     """Yield the rows with exactly this schema, those of a stream piece by piece. Raises `InvalidInput` for one that
-    does not fit, by its number in its piece.
+    does not fit, by its number in its piece; `nonzero` as of `rows.vectors.require_sound`.
     """
     first = 0
     for piece in pieces_of(rows) if is_stream(rows) else (table_of(rows, schema),):
         try:
-            fits = within_calendar(conform(piece, schema))
+            fits = require_sound(within_calendar(conform(piece, schema)), nonzero)
         except InvalidInput as error:
             if not first:
                 raise
@@ -88,7 +89,7 @@ def put(log: TransactionLog, snapshot: Snapshot, rows: Rows) -> Appended:
     from storage_core.region.router import open_writer
     from storage_core.rows.key_limit import require_short_keys
 
-    (table,) = fitting(read_whole(rows), snapshot.schema)
+    (table,) = fitting(read_whole(rows), snapshot.schema, snapshot.config.nonzero_vectors)
     if table.num_rows == 0:
         return Appended(snapshot.version, "", 0, 0)
     require_keys(table, snapshot.config.primary_key)  # before a claim fences a live writer

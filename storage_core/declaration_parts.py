@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -16,15 +17,17 @@ from storage_core.ingest.landing import LandingFormat, LandingSpec
 from storage_core.objectstore.resolve import check_location
 from storage_core.rows import windows
 from storage_core.rows.schema import from_schema_string
+from storage_core.rows.vectors import dimensions_of, vector_type
 from storage_core.settings.compaction import CompactionSettings
-from storage_core.settings.index import IndexDefinition
+from storage_core.settings.index import IndexDefinition, IndexKind
 from storage_core.settings.late_data import LateData, LatePolicy
 from storage_core.settings.table import TableConfig
+from storage_core.settings.vector_options import VectorOptions, beside_kind
 
 PARTITION_FORMAT = "%Y-%m-%dT%H:%M"
 _COLUMN_TYPES = (
     "string, byte, short, int, long, float, double, boolean, date, timestamp, timestamp_ntz, decimal(p,s), binary, "
-    "map<key,value> of two of these"
+    "map<key,value> of two of these, vector(d)"
 )
 _SCALAR = r"\s*([a-z_]+(?:\(\d+,\s*\d+\))?)\s*"
 _MAP = re.compile(rf"map<{_SCALAR},{_SCALAR}>")
@@ -94,12 +97,23 @@ class ColumnDeclaration(Closed):
 
 
 class IndexDeclaration(Closed):
-    """One index: `kind` decides which `options` mean something."""
+    """One index: `kind` decides which `options` mean something; those of vectors may stand beside it."""
 
     name: str
-    kind: Literal["fulltext", "bitmap"]
+    kind: IndexKind
     columns: tuple[str, ...]
     options: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options_together(cls, value: object) -> object:
+        return beside_kind(value) if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.kind == "vector":
+            VectorOptions.of(self.name, self.options)
+        return self
 
     def definition(self) -> IndexDefinition:
         """Return the record that travels with the table. Raises `InvalidInput`."""
@@ -215,6 +229,9 @@ def below(root: Path, uri: str) -> str:
 
 def arrow_field(name: str, spark_type: str, *, nullable: bool = True) -> pa.Field:
     """Return the Arrow field of a column. Raises `InvalidInput` for an unknown type."""
+    dimensions = dimensions_of(spark_type)
+    if dimensions is not None:
+        return pa.field(name, vector_type(dimensions), nullable)
     kind: object = spark_type
     if entries := _MAP.fullmatch(spark_type):
         kind = {"type": "map", "keyType": entries[1], "valueType": entries[2], "valueContainsNull": True}

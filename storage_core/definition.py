@@ -15,10 +15,12 @@ from storage_core.region.spec import check_spec
 from storage_core.rows import sort_order, sort_schema
 from storage_core.rows.fold import merging
 from storage_core.rows.schema import to_schema_string
+from storage_core.rows.vectors import type_text
 from storage_core.rows.windows import parse_duration, validate_duration
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData, LatePolicy
 from storage_core.settings.table import CHANGEABLE, TableConfig
+from storage_core.settings.vector_options import beside_kind
 
 
 def check_definition(schema: pa.Schema, config: TableConfig) -> None:
@@ -38,6 +40,9 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     for role, name in named:
         if name not in schema.names:
             raise InvalidInput(f"{role} names the column {name!r}; the table has {schema.names}", column=name)
+    if nested := [name for name in config.primary_key if pa.types.is_nested(schema.field(name).type)]:
+        kind = type_text(schema.field(nested[0]).type)
+        raise InvalidInput(f"primary_key names {nested[0]!r} of type {kind}, which has no order", column=nested[0])
     check_spec(config.region_spec, schema, config.primary_key)
     check_maps(schema, config)
     _check_bloom_filters(schema, config)
@@ -159,7 +164,10 @@ def late_setting(late_data: object) -> LateData | None:
 
 
 def index_definitions(indexes: Sequence[IndexDefinition | Mapping[str, object]]) -> tuple[IndexDefinition, ...]:
-    """Return the definitions, each a record or a mapping with `name`, `kind`, `columns` and maybe `options`."""
+    """Return the definitions, each a record or a mapping with `name`, `kind`, `columns` and maybe `options`.
+
+    The options of a vector index may stand beside its `kind`.
+    """
     if not isinstance(indexes, list | tuple):
         raise InvalidInput(f"indexes are a list of definitions, found {indexes!r}")
     return tuple(_index_definition(each) for each in indexes)
@@ -171,7 +179,7 @@ def _index_definition(index: object) -> IndexDefinition:
     if not isinstance(index, Mapping):
         raise InvalidInput(f"an index is a mapping with name, kind and columns, found {index!r}")
     try:
-        columns, options = index["columns"], index.get("options", {})
+        columns, options = index["columns"], beside_kind(index).get("options", {})
         name, kind = str(index["name"]), str(index["kind"])
     except KeyError as error:
         raise InvalidInput(f"the index {dict(index)} lacks {error}; give name, kind and columns") from error

@@ -255,7 +255,9 @@ class Table:
         self._require_writable()
         if self.snapshot.config.kind == "keyed":
             return put(self._log, self.snapshot, rows)
-        appended, self._view.snapshot = append(self._log, self.snapshot, fitting(rows, self.schema))
+        appended, self._view.snapshot = append(
+            self._log, self.snapshot, fitting(rows, self.schema, self.config.nonzero_vectors)
+        )
         return appended
 
     @_loading

@@ -129,7 +129,8 @@ def _rows(table: Table, path: Path, file_format: Format) -> pa.Table:
     folder = str(path.parent)
     landed = LandedFile(path.name, path.stat().st_size, folder)
     spec = LandingSpec(uri=folder, format=file_format)
-    parsed = parse(landed, spec, table.schema, table.snapshot.config.time_column)
+    config = table.snapshot.config
+    parsed = parse(landed, spec, table.schema, config.time_column, nonzero=config.nonzero_vectors)
     if parsed.rejected:
         what = (
             "the file cannot be used"

@@ -19,6 +19,7 @@ from storage_core.rows import fingerprint
 from storage_core.rows.codes import is_blob_or_text
 from storage_core.rows.keys import Positions
 from storage_core.rows.statistics import used_values
+from storage_core.rows.vectors import is_vector, matrix
 
 Words = npt.NDArray[np.generic]
 
@@ -73,7 +74,8 @@ def require_same_values(name: str, inputs: Sequence[pa.Array], way: Route, taken
 def same_values(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool:
     """Whether every value of the inputs, one after the other, is in `taken` at the place that the route gives its row.
 
-    Bit by bit for numbers and times, value by value for strings and dictionaries, by a 64-bit hash for nested values.
+    Bit by bit for numbers, vectors and times, value by value for strings and dictionaries, by a 64-bit hash for other
+    nested values.
     """
     if not len(taken) == len(way.places) == sum(map(len, inputs)):
         return False
@@ -124,6 +126,9 @@ def _cells(column: pa.Array) -> Words:
     """A word or a row of words per cell, zero for null; of what has no fixed width a hash."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
+    if is_vector(column.type):
+        words: Words = matrix(column).view(np.uint32)
+        return np.where(_null_mask(column)[:, None], np.uint32(0), words) if column.null_count else words
     width = _bit_width(column.type)
     if width is None:
         return fingerprint.cells(column)
@@ -131,8 +136,8 @@ def _cells(column: pa.Array) -> Words:
     if buffer is None:
         return np.zeros(len(column), np.uint8)
     narrow = width <= _WORD_BITS
-    words = np.frombuffer(buffer, np.dtype(f"u{width // 8}")) if narrow else np.frombuffer(buffer, np.uint64)
-    cells: Words = words if narrow else words.reshape(-1, width // _WORD_BITS)
+    flat = np.frombuffer(buffer, np.dtype(f"u{width // 8}")) if narrow else np.frombuffer(buffer, np.uint64)
+    cells: Words = flat if narrow else flat.reshape(-1, width // _WORD_BITS)
     cells = cells[column.offset : column.offset + len(column)]
     if column.null_count:
         cells = cells.copy()

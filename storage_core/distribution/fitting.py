@@ -17,7 +17,13 @@ from storage_core.settings.region_fields import Region, RegionSpec
 def fit(records: pa.Table, target: Target) -> TypedRecords:
     """Return the records as those of the table, and those that do not fit. No request."""
     config = target.config
-    return typed_records(records, target.context.schema, key=config.primary_key, merged_maps=config.merged_maps)
+    return typed_records(
+        records,
+        target.context.schema,
+        key=config.primary_key,
+        merged_maps=config.merged_maps,
+        nonzero=config.nonzero_vectors,
+    )
 
 
 def by_region(records: pa.Table, ref: RawChunkRef, target: Target) -> Iterator[tuple[Region, pa.Table]]:

@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
-from storage_core.index import bitmap, fulltext, text_files
+from storage_core.index import bitmap, fulltext, text_files, vector
 from storage_core.index.native_errors import REBUILD
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
@@ -57,13 +57,16 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
             fulltext.validate(definition, schema)
         case "bitmap":
             bitmap.validate(definition, schema)
+        case "vector":
+            vector.validate(definition, schema)
         case _:
             assert_never(definition.kind)
 
 
 def fingerprint_of(definition: IndexDefinition) -> str:
     """Return text that is equal for definitions under which a segment has the same content."""
-    described = {"kind": definition.kind, "columns": list(definition.columns), "options": dict(definition.options)}
+    options = vector.options_of(definition).content if definition.kind == "vector" else dict(definition.options)
+    described = {"kind": definition.kind, "columns": list(definition.columns), "options": options}
     return json.dumps(described, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -92,6 +95,10 @@ def build_rows(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
             return fulltext.build(rows, definition)
         case "bitmap":
             return bitmap.build(rows, definition)
+        case "vector":
+            raise InvalidInput(
+                f"index {definition.name!r}: segments of vectors are built by `vector.build`, with the index's codebook"
+            )
         case _:
             assert_never(definition.kind)
 
@@ -179,6 +186,8 @@ def check(
             text_files.check(files, definition, rows=rows, where=where)
         case "bitmap":
             bitmap.check(files, definition, where=where)
+        case "vector":
+            vector.check(files, definition, rows=rows, where=where)
         case _:
             assert_never(definition.kind)
 

@@ -108,7 +108,13 @@ def _read(run: _Run, store: ObjectStore, work: IngestWork, *, ids: Ids, block_by
     landed, context = work.landed, run.context
     content = None if work.contents else ContentHash()
     blocks = parse_blocks(
-        landed, work.spec, context.schema, context.time_column, block_bytes=block_bytes, content=content
+        landed,
+        work.spec,
+        context.schema,
+        context.time_column,
+        nonzero=TableConfig.from_configuration(context.configuration).nonzero_vectors,
+        block_bytes=block_bytes,
+        content=content,
     )
     for block in blocks:
         if block.unreadable:

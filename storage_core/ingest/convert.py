@@ -8,7 +8,7 @@ its own form.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import duckdb
@@ -17,6 +17,7 @@ import pyarrow as pa
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.rows.calendar import BEYOND
+from storage_core.rows.vectors import NOT_FINITE, NULL_INSIDE, ZERO, is_vector, type_text
 from storage_core.settings.query import LONGEST_QUERY_SECONDS, QueryLimits
 from storage_core.system_errors import out_of_memory
 
@@ -25,6 +26,9 @@ CONVERSION = QueryLimits(seconds=LONGEST_QUERY_SECONDS, memory_bytes=2**31)
 
 _INTEGER_FORM = "[+-]?[0-9]+"
 _FLOAT_FORM = r"(?i)[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|nan"
+_VECTOR_FORM = r"(?i)\s*\[\s*(({number})(\s*,\s*({number}))*)?\s*\]\s*".replace(
+    "{number}", f"{_FLOAT_FORM.removeprefix('(?i)')}|null"
+)
 _INFINITE_FORM = r"(?i)[+-]?inf(inity)?"
 _DATE_FORM = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK_FORM = r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6}0*)?)?"
@@ -33,12 +37,16 @@ _ZONE_FORM = " ?(Z|z|[+-][0-9]{2}(:?[0-9]{2})?)"
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """What text must become, and how it reads: the time column, its strptime format, and the words for null."""
+    """What text must become, and how it reads: the time column, its strptime format, and the words for null.
+
+    `nonzero` are the vectors that must not be zero.
+    """
 
     schema: pa.Schema
     time_column: str | None = None
     time_format: str | None = None
     null_values: tuple[str, ...] = ()
+    nonzero: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ def _statement(present: pa.Schema, target: RowFormat) -> str:
     typed = [
         f"c{index}" if field.name in maps else _typed(f"c{index}", field, target) for index, field in enumerate(schema)
     ]
-    cases = [case for index, field in enumerate(schema) for case in _reasons(index, field)]
+    cases = [case for index, field in enumerate(schema) for case in _reasons(index, field, target.nonzero)]
     named = [f"t{index} AS {_quoted(field.name)}" for index, field in enumerate(schema)]
     reason = f"CASE {' '.join(cases)} END" if cases else "NULL"
     # Names and literals are quoted by `_quoted` and `_literal`; values never become part of the statement.
@@ -113,6 +121,8 @@ def _typed(value: str, field: pa.Field, target: RowFormat) -> str:
     if pa.types.is_timestamp(field.type) and field.name == target.time_column and target.time_format is not None:
         return f"TRY_CAST(try_strptime({value}, {_literal(target.time_format)}) AS {_sql_type(field)})"
     form = _form(field)
+    if is_vector(field.type):
+        return f"CASE WHEN regexp_full_match({value}, {_literal(_VECTOR_FORM)}) THEN TRY_CAST({value} AS FLOAT[]) END"
     cast = f"TRY_CAST({value} AS {_sql_type(field)})"
     if pa.types.is_floating(field.type):  # the cast makes infinity of what is too large
         cast = f"CASE WHEN NOT isinf({cast}) OR regexp_full_match({value}, {_literal(_INFINITE_FORM)}) THEN {cast} END"
@@ -157,19 +167,33 @@ def _sql_type(field: pa.Field) -> str:
     raise InvalidInput(f"column {field.name!r}: {type_} has no text form; land it as Parquet", column=field.name)
 
 
-def _reasons(index: int, field: pa.Field) -> Iterator[str]:
+def _reasons(index: int, field: pa.Field, nonzero: Collection[str]) -> Iterator[str]:
     if not field.nullable:
         yield f"WHEN c{index} IS NULL THEN {_literal(f'column {field.name}: a value is required')}"
     if not pa.types.is_string(field.type):
         reason = _literal(f"column {field.name}: not a valid {_readable(field.type)}")
         yield f"WHEN t{index} IS NULL AND c{index} IS NOT NULL THEN {reason}"
+    if is_vector(field.type):
+        yield from _vector_reasons(f"t{index}", field, is_nonzero=field.name in nonzero)
     if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):
         last = "9999-12-31" if pa.types.is_date(field.type) else "9999-12-31 23:59:59.999999"
         outside = f"NOT BETWEEN {_sql_type(field)} '0001-01-01' AND {_sql_type(field)} '{last}'"
         yield f"WHEN t{index} {outside} THEN {_literal(f'column {field.name}: {BEYOND}')}"
 
 
+def _vector_reasons(vector: str, field: pa.Field, *, is_nonzero: bool) -> Iterator[str]:
+    size, where = field.type.list_size, f"column {field.name}: "
+    begin, end = _literal(f"{where}a vector of "), _literal(f" numbers, the table has {type_text(field.type)}")
+    yield f"WHEN len({vector}) <> {size} THEN {begin} || len({vector}) || {end}"
+    yield f"WHEN list_count({vector}) < {size} THEN {_literal(where + NULL_INSIDE)}"
+    yield f"WHEN NOT isfinite(list_sum({vector})) THEN {_literal(where + NOT_FINITE)}"
+    if is_nonzero:
+        yield f"WHEN list_min({vector}) = 0 AND list_max({vector}) = 0 THEN {_literal(where + ZERO)}"
+
+
 def _readable(type_: pa.DataType) -> str:
+    if is_vector(type_):
+        return type_text(type_)
     return re.sub(r"\[.*\]|128", "", str(type_))
 
 

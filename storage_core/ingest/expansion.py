@@ -42,6 +42,8 @@ def plain_bytes(values: pa.Array) -> int:
         return plain_bytes(entries) + 4 * len(values)
     if kinds.is_list(type_) or kinds.is_large_list(type_):
         return plain_bytes(values.flatten()) + 4 * len(values)
+    if kinds.is_fixed_size_list(type_):
+        return int(plain_bytes(values.flatten()))
     if kinds.is_struct(type_):
         return sum(plain_bytes(each) for each in values.flatten())
     return int(values.nbytes)

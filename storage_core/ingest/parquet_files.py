@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import BinaryIO
 
@@ -23,6 +23,7 @@ from storage_core.ingest.rejection import Parsed, RejectedLine
 from storage_core.ingest.watched_stream import watched
 from storage_core.rows.calendar import BEYOND, as_text, beyond
 from storage_core.rows.schema import conform
+from storage_core.rows.vectors import faults, is_vector, with_lists, without_misfits
 from storage_core.system_errors import raise_refused
 
 _BATCH_ROWS = 250_000
@@ -35,16 +36,19 @@ _LARGEST_FOOTER = 32 * 2**20
 _MOST_FOOTER_ITEMS = 100_000
 
 
-def parquet_blocks(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[Parsed]:
+def parquet_blocks(
+    file: str, stream: BinaryIO, schema: pa.Schema, *, nonzero: Collection[str] = ()
+) -> Iterator[Parsed]:
     """Yield the records of a Parquet file, numbered from 1.
 
-    A record without a required value, or with a time beyond the calendar, is rejected. Raises `Corrupt` for a cut or
+    A record without a required value, with a time beyond the calendar, or with a list that is no vector of its column
+    is rejected; of the columns `nonzero`, also one of zeros. Raises `Corrupt` for a cut or
     damaged file, for one whose columns do not convert exactly to the table's, and for one that expands too far, and
     `Unavailable` where it is the system that refuses: the file may be sound.
     """
     first_number = 1
     for batch in _batches(file, stream, schema):
-        yield _rows(file, batch, first_number, schema)
+        yield _rows(file, batch, first_number, (schema, nonzero))
         first_number += batch.num_rows
 
 
@@ -109,15 +113,18 @@ def _batch_rows(opened: pq.ParquetFile, chunks: Mapping[int, Chunk]) -> int:
     return rows
 
 
-def _rows(file: str, batch: pa.RecordBatch, first_number: int, schema: pa.Schema) -> Parsed:
-    rows = _conformed(batch, schema)
+def _rows(file: str, batch: pa.RecordBatch, first_number: int, wanted: tuple[pa.Schema, Collection[str]]) -> Parsed:
+    schema, nonzero = wanted
+    given = pa.Table.from_batches([batch])
+    fitting, misfits = without_misfits(given, schema)
+    rows = _conformed(fitting, schema)
     rejected: list[RejectedLine] = []
     complete = np.ones(rows.num_rows, np.bool_)
-    for reason, found in _faults(rows, schema):
+    for reason, found in (*misfits, *_faults(rows, schema, nonzero)):
         faulty = found & complete
         complete &= ~faulty
         rejected += [
-            RejectedLine(file, first_number + int(index), reason, _values(rows, int(index)))
+            RejectedLine(file, first_number + int(index), reason, _values(with_lists(rows, given), int(index)))
             for index in np.flatnonzero(faulty)
         ]
     kept = rows.filter(pa.array(complete)) if rejected else rows
@@ -132,7 +139,7 @@ def _conformed(batch: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
         raise Corrupt(f"its columns are not those of the table ({shortened(str(error), 500)})") from error
 
 
-def _faults(rows: pa.Table, schema: pa.Schema) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+def _faults(rows: pa.Table, schema: pa.Schema, nonzero: Collection[str]) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
     """Yield why rows cannot be taken, and which, column by column."""
     for field in schema:
         column = rows.column(field.name)
@@ -141,6 +148,9 @@ def _faults(rows: pa.Table, schema: pa.Schema) -> Iterator[tuple[str, npt.NDArra
         outside = beyond(column)
         if outside is not None:
             yield f"column {field.name}: {BEYOND}", np.asarray(outside.fill_null(fill_value=False))
+        if is_vector(field.type):
+            for why, wrong in faults(column, nonzero=field.name in nonzero):
+                yield f"column {field.name}: {why}", wrong
 
 
 def _values(rows: pa.Table, index: int) -> str:

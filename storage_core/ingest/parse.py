@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import assert_never
 
 import duckdb
@@ -27,9 +27,16 @@ from storage_core.ingest.rejection import Parsed, RejectedLine
 from storage_core.system_errors import out_of_memory
 
 
-def parse(landed: LandedFile, spec: LandingSpec, schema: pa.Schema, time_column: str | None) -> Parsed:
+def parse(
+    landed: LandedFile,
+    spec: LandingSpec,
+    schema: pa.Schema,
+    time_column: str | None,
+    *,
+    nonzero: Collection[str] = (),
+) -> Parsed:
     """Return the whole file at once; see `parse_blocks`."""
-    blocks = list(parse_blocks(landed, spec, schema, time_column))
+    blocks = list(parse_blocks(landed, spec, schema, time_column, nonzero=nonzero))
     if blocks and blocks[-1].unreadable:
         return blocks[-1]
     rows = pa.concat_tables([schema.empty_table(), *(block.rows for block in blocks)])
@@ -42,6 +49,7 @@ def parse_blocks(
     schema: pa.Schema,
     time_column: str | None,
     *,
+    nonzero: Collection[str] = (),
     block_bytes: int = BLOCK_BYTES,
     content: ContentHash | None = None,
 ) -> Iterator[Parsed]:
@@ -50,9 +58,10 @@ def parse_blocks(
     Rows keep the order of the file. Unreadable are a cut or damaged gzip or Parquet file, one whose columns are not the
     table's, and one that changed since it was listed. Raises `NotFound` when the file is gone, `Unavailable` when the
     place cannot be read or memory does not suffice, and `InvalidInput` when the spec does not fit the schema: no file
-    could be read with it. `content` knows the file's bytes once the last block of a readable file was taken.
+    could be read with it. Vectors of the columns `nonzero` that are zero are rejected. `content` knows the file's bytes
+    once the last block of a readable file was taken.
     """
-    target = RowFormat(schema, time_column, spec.time_format, spec.null_values)
+    target = RowFormat(schema, time_column, spec.time_format, spec.null_values, nonzero=frozenset(nonzero))
     try:
         yield from _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
     except (Corrupt, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -77,7 +86,7 @@ def _blocks(
 ) -> Iterator[Parsed]:
     if spec.format == "parquet":
         with open_bytes(landed, content) as stream:
-            yield from parquet_blocks(landed.path, stream, target.schema)
+            yield from parquet_blocks(landed.path, stream, target.schema, nonzero=target.nonzero)
         return
     with open_text(landed, content) as stream:
         match spec.format:

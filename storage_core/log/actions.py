@@ -23,10 +23,11 @@ OWN_FEATURE = "tidemark"
 VECTORS_FEATURE = "deletionVectors"
 REGIONS_FEATURE = "regionSpecs"
 TRANSLATIONS_FEATURE = "translations"
+VECTOR_COLUMNS_FEATURE = "vectorColumns"
 FEATURES = frozenset(
     {
         *("avroState", "multiPartCheckpoint", "schemaDeduplication"),
-        *(OWN_FEATURE, REGIONS_FEATURE, TRANSLATIONS_FEATURE, VECTORS_FEATURE),
+        *(OWN_FEATURE, REGIONS_FEATURE, TRANSLATIONS_FEATURE, VECTORS_FEATURE, VECTOR_COLUMNS_FEATURE),
     }
 )
 

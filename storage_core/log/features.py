@@ -12,6 +12,7 @@ from storage_core.log.actions import (
     OWN_FEATURE,
     REGIONS_FEATURE,
     TRANSLATIONS_FEATURE,
+    VECTOR_COLUMNS_FEATURE,
     VECTORS_FEATURE,
     Action,
     Add,
@@ -19,6 +20,7 @@ from storage_core.log.actions import (
     Protocol,
     Translation,
 )
+from storage_core.rows.vectors import VECTOR
 from storage_core.settings.region_fields import REGIONS_KEY
 
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
@@ -49,8 +51,11 @@ def _needed_by(action: Action) -> Iterable[str]:
     match action:
         case Add() if action.deletionVector is not None:
             yield VECTORS_FEATURE  # without it rows that are gone are returned, and written back
-        case Metadata() if REGIONS_KEY in action.configuration:
-            yield REGIONS_FEATURE  # without it writers claim, and readers look into, the region of the whole table
+        case Metadata():
+            if REGIONS_KEY in action.configuration:
+                yield REGIONS_FEATURE  # without it writers claim, and readers look into, the region of the whole table
+            if VECTOR in action.schemaString:
+                yield VECTOR_COLUMNS_FEATURE  # without it writers let in lists of any length
         case Translation():
             yield TRANSLATIONS_FEATURE  # without it segments are taken for those of other rows, or for none
         case _:

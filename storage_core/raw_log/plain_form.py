@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core.rows.vectors import is_vector
+
 TAGGED = r'\{"\$(?:date|timestamp|local|decimal)":("[^"\\]*")\}'
 """A tag whose text alone is plain, too. It is no part of any text: there a quote has a backslash before it."""
 
@@ -88,7 +90,7 @@ def value_form(type_: pa.DataType) -> ValueForm:
 
 def _form(type_: pa.DataType) -> ValueForm | None:
     kinds = pa.types
-    if kinds.is_list(type_):
+    if kinds.is_list(type_) or is_vector(type_):
         return _list_form(type_)
     if kinds.is_date32(type_):
         text = _either(f'"{_DAY}"', rf'\{{"\$date":"{_DAY}"\}}')

@@ -6,7 +6,7 @@ reason to reject one, and leaves to the other whatever it is not sure of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from storage_core.formats.raw_chunk import OPERATIONS
 from storage_core.raw_log.plain_form import TAGGED, RowForm, row_form
 from storage_core.rows.codes import Mask
 from storage_core.rows.fold import FIELDS, OPERATION, field_lists, record_schema
+from storage_core.rows.vectors import faults, fitting, is_vector
 
 _TAG = '{"$'
 
@@ -31,7 +32,9 @@ class PlainRecords:
     records: pa.Table
 
 
-def plain_records(records: pa.Table, schema: pa.Schema, key: Sequence[str]) -> PlainRecords:
+def plain_records(
+    records: pa.Table, schema: pa.Schema, key: Sequence[str], nonzero: Collection[str] = ()
+) -> PlainRecords:
     """Return the records that are plain and have what the schema requires; `raw_log.read.one_by_one` takes the rest.
 
     `records` has the columns `RECORD_COLUMNS`. Time: two looks at every byte. Memory: the text and the columns.
@@ -50,7 +53,7 @@ def plain_records(records: pa.Table, schema: pa.Schema, key: Sequence[str]) -> P
         read = _read(found, form)
     if read is None:
         return nothing
-    kept = _complete(found, read, schema, key)
+    kept = _complete(found, read, schema, key) & _with_vectors(read, schema, nonzero)
     rows = read.filter(pa.array(kept)) if not kept.all() else read
     found = found.filter(pa.array(kept)) if not kept.all() else found
     return PlainRecords(matched[kept], _assembled(found, rows, form, schema))
@@ -118,6 +121,20 @@ def _complete(records: pa.Table, read: pa.Table, schema: pa.Schema, key: Sequenc
             absent &= _as_mask(pc.or_(pc.not_equal(records.column("operation"), "delete"), named))
         complete &= ~absent
     return complete
+
+
+def _with_vectors(read: pa.Table, schema: pa.Schema, nonzero: Collection[str]) -> Mask:
+    """Which records have a vector, or none, in each column of vectors: the expression says nothing of their size."""
+    sound = np.ones(read.num_rows, np.bool_)
+    for field in schema:
+        if is_vector(field.type) and field.name in read.column_names and not pa.types.is_null(read[field.name].type):
+            fits = np.flatnonzero(sound & fitting(read[field.name], field.type.list_size))
+            column = read[field.name].take(pa.array(fits)).cast(field.type)
+            sound[:] = False
+            sound[fits] = True
+            for _, wrong in faults(column, nonzero=field.name in nonzero):
+                sound[fits[wrong]] = False
+    return sound
 
 
 def _assembled(records: pa.Table, read: pa.Table, form: RowForm, schema: pa.Schema) -> pa.Table:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -23,6 +23,7 @@ from storage_core.rows.exact import exact_array
 from storage_core.rows.fold import FIELDS, OPERATION, Operation, merging, record_schema
 from storage_core.rows.key_limit import MAX_KEY_BYTES, beyond_limit, size_of_key, too_long
 from storage_core.rows.keys import Positions
+from storage_core.rows.vectors import faults, is_vector, type_text
 from storage_core.system_errors import raise_refused
 
 FEW = 128
@@ -67,26 +68,32 @@ class TypedRecords:
 
 
 def typed_records(
-    records: pa.Table, schema: pa.Schema, *, key: Sequence[str] = (), merged_maps: Sequence[str] = ()
+    records: pa.Table,
+    schema: pa.Schema,
+    *,
+    key: Sequence[str] = (),
+    merged_maps: Sequence[str] = (),
+    nonzero: Collection[str] = (),
 ) -> TypedRecords:
     """Return records (`RECORD_COLUMNS`) of one table under its schema, every value kept exactly or rejected.
 
     Values are exact by `rows.exact`. Text is taken for a date, moment or decimal when it is one in ISO form or digits,
     for JSON has none; a moment without a zone is UTC in a column of instants. A record is rejected when its fields are
     not those of the raw log, when it names a column that the schema lacks, when a value does not fit, when it lacks a
-    column of `key`, and when anything but a delete lacks a required column or has a key beyond `MAX_KEY_BYTES`. The
+    column of `key`, and when anything but a delete lacks a required column or has a key beyond `MAX_KEY_BYTES`; of the
+    columns `nonzero`, also when the vector is zero. The
     entries that a patch gives for a column of `merged_maps` are laid over those that are there (`rows.fold.merging`);
     given as null it becomes null.
     """
     if records.num_rows < FEW:
-        return one_by_one(records, schema, key=key, merged_maps=merged_maps).all
-    plain = plain_records(records, schema, key)
+        return one_by_one(records, schema, key=key, merged_maps=merged_maps, nonzero=nonzero).all
+    plain = plain_records(records, schema, key, nonzero)
     if any(beyond_limit(plain.records, name).any() for name in key):
-        return one_by_one(records, schema, key=key, merged_maps=merged_maps).all
+        return one_by_one(records, schema, key=key, merged_maps=merged_maps, nonzero=nonzero).all
     others = np.delete(np.arange(records.num_rows), plain.positions)
     if not len(others):
         return _of_all(records, plain.positions, plain.records, ())
-    rest = one_by_one(records.take(pa.array(others)), schema, key=key, merged_maps=merged_maps)
+    rest = one_by_one(records.take(pa.array(others)), schema, key=key, merged_maps=merged_maps, nonzero=nonzero)
     positions = np.concatenate([plain.positions, others[rest.positions]])
     order = np.argsort(positions)
     rows = pa.concat_tables([plain.records, rest.all.records]).take(pa.array(order))
@@ -102,13 +109,18 @@ class OneByOne:
 
 
 def one_by_one(
-    records: pa.Table, schema: pa.Schema, *, key: Sequence[str] = (), merged_maps: Sequence[str] = ()
+    records: pa.Table,
+    schema: pa.Schema,
+    *,
+    key: Sequence[str] = (),
+    merged_maps: Sequence[str] = (),
+    nonzero: Collection[str] = (),
 ) -> OneByOne:
     """Return what `typed_records` does: this says what it means, for every record there may be."""
     given = records.to_pylist()
     rows: list[dict[str, Any] | str] = [_row(each, schema, key) for each in given]
     for field in schema:
-        _check(rows, field)
+        _check(rows, field, nonzero=field.name in nonzero)
     _check_keys(given, rows, key)
     fitting = [(one, row) for one, row in zip(given, rows, strict=True) if isinstance(row, dict)]
     rejected = tuple(RejectedRecord.of(one, row) for one, row in zip(given, rows, strict=True) if isinstance(row, str))
@@ -185,18 +197,18 @@ def _type_within(type_: pa.DataType, name: str | None) -> pa.DataType:
         return type_ if name is None else type_.item_type
     if pa.types.is_struct(type_) and name in [field.name for field in type_.fields]:
         return type_.field(name).type
-    return type_.value_type if name is None and pa.types.is_list(type_) else pa.null()
+    return type_.value_type if name is None and (pa.types.is_list(type_) or is_vector(type_)) else pa.null()
 
 
-def _check(rows: list[dict[str, Any] | str], field: pa.Field) -> None:
+def _check(rows: list[dict[str, Any] | str], field: pa.Field, *, nonzero: bool) -> None:
     """Replace each row whose value does not fit the column by the reason. The column is tried as a whole first."""
     present = [
         (index, row[field.name]) for index, row in enumerate(rows) if isinstance(row, dict) and field.name in row
     ]
-    if _problem([value for _, value in present], field) is None:
+    if _problem([value for _, value in present], field, nonzero=nonzero) is None:
         return
     for index, value in present:
-        problem = _problem([value], field)
+        problem = _problem([value], field, nonzero=nonzero)
         if problem is not None:
             rows[index] = problem
 
@@ -209,12 +221,15 @@ def _check_keys(given: Sequence[Mapping[str, Any]], rows: list[dict[str, Any] | 
             rows[index] = next((too_long(name, size) for name, size in sizes if size > MAX_KEY_BYTES), row)
 
 
-def _problem(values: Sequence[Any], field: pa.Field) -> str | None:
+def _problem(values: Sequence[Any], field: pa.Field, *, nonzero: bool = False) -> str | None:
     try:
-        outside = beyond(exact_array(values, field.type))
+        array = exact_array(values, field.type)
+        outside = beyond(array)
     except (TypeError, ValueError, OverflowError, RecursionError, pa.ArrowException) as error:
         raise_refused(f"records of a raw log: column {field.name!r}", error)
-        return f"column {field.name!r}: a value does not fit the type {field.type}: {error}"
+        return f"column {field.name!r}: a value does not fit the type {type_text(field.type)}: {error}"
+    if is_vector(field.type):
+        return next((f"column {field.name!r}: {why}" for why, _ in faults(array, nonzero=nonzero)), None)
     return None if outside is None else f"column {field.name!r}: a value is {BEYOND}"
 
 

@@ -182,6 +182,8 @@ def _parse(
             return fulltext.parse(query, definition, syntax=syntax)
         case "bitmap":
             return bitmap.parse(query, definition, snapshot.schema)
+        case "vector":
+            raise InvalidInput(f"index {definition.name!r} holds vectors; a text or values cannot ask it")
         case _:
             assert_never(definition.kind)
 

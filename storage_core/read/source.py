@@ -24,6 +24,7 @@ from storage_core.engine.statement import TABLE
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.read.verified import UNKNOWN, Columns
+from storage_core.rows.vectors import is_vector, listed
 from storage_core.settings.query import QueryLimits
 from storage_core.split.conform import conform_split
 
@@ -98,6 +99,7 @@ class Source:
         """Whether the splits have the columns of the table, in its order: then a view is what is in the files."""
         names, types = self.rows.schema.names, self.rows.schema.types
         schemas = [columns.schema for columns in set(self.columns)]
+        types = [listed(each) for each in types]
         return (
             not self.unread
             and not self.rows.num_rows
@@ -109,10 +111,15 @@ class Source:
         parts = [f"FROM {_quoted(template)}"] if has_template else []
         parts += [f"{_null(self.rows.schema.names[0])} FROM range({self.unread})"] if self.unread else []
         parts += self._files(_quoted(deleted))
+        rows = " UNION ALL BY NAME ".join(parts)
+        vectors = [field for field in self.rows.schema if is_vector(field.type)]
+        if vectors:  # which are lists in the files
+            casts = (f"{_quoted(each.name)}::FLOAT[{each.type.list_size}] AS {_quoted(each.name)}" for each in vectors)
+            rows = f"SELECT * REPLACE ({', '.join(casts)}) FROM ({rows})"  # noqa: S608  # names are quoted
         return Relation(
             rows={template: self.rows} | ({} if self.deleted is None else {deleted: self.deleted}),
             files=tuple(path for _, path in self.splits),
-            views=(f"CREATE VIEW {_quoted(name)} AS {' UNION ALL BY NAME '.join(parts)}",),
+            views=(f"CREATE VIEW {_quoted(name)} AS {rows}",),
             same_types=((name, template),),
         )
 

@@ -5,7 +5,7 @@ Everything is refused before a byte is written, nothing after.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from storage_core.rows.fold import FIELDS, Operation, merging, record_schema
 from storage_core.rows.incoming import InMemory, Rows, is_stream, read_whole, table_of
 from storage_core.rows.key_limit import require_short_keys
 from storage_core.rows.schema import conform
+from storage_core.rows.vectors import require_sound
 
 Keys: TypeAlias = Rows | Sequence[object] | str | int
 
@@ -35,6 +36,8 @@ def require_keys(table: pa.Table, key: Sequence[str]) -> None:
 class RecordBuilder:
     """Builds records for one table: its row schema, the columns of its primary key in order, and its merged maps.
 
+    `nonzero` are the vectors that must not be zero.
+
     Every method returns a table with `rows.fold.record_schema` in the order of the input, or raises `InvalidInput` that
     names the column (and the first row, counted from 0) and changes nothing.
     """
@@ -42,6 +45,7 @@ class RecordBuilder:
     schema: pa.Schema
     key: tuple[str, ...]
     merged_maps: tuple[str, ...] = ()
+    nonzero: Collection[str] = ()
 
     def puts(self, rows: Rows) -> pa.Table:
         """Return one put per row. Nullable columns that are not given become null: a put is the whole row."""
@@ -93,7 +97,7 @@ class RecordBuilder:
         if operation is not Operation.DELETE:
             require_short_keys(table, self.key)
         operations = pa.array(np.full(table.num_rows, operation, dtype=np.int8))
-        columns = within_calendar(table).columns
+        columns = require_sound(within_calendar(table), self.nonzero).columns
         return pa.Table.from_arrays([operations, fields, *columns], schema=record_schema(self.schema))
 
     def _require_key(self, table: pa.Table, verb: str) -> None:

@@ -61,7 +61,9 @@ class RoutingWriter:
         self._store, self._snapshot, self._clock, self._ids = store, snapshot, clock, ids
         self._only = only
         config = snapshot.config
-        self._builder = RecordBuilder(snapshot.schema, config.primary_key, merged_maps=config.merged_maps)
+        self._builder = RecordBuilder(
+            snapshot.schema, config.primary_key, merged_maps=config.merged_maps, nonzero=config.nonzero_vectors
+        )
         self._writers: dict[str, RegionWriter] = {}
         self._home = HomeProcess()
         self._lock = threading.Lock()

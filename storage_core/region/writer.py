@@ -99,7 +99,8 @@ class RegionWriter:
         target = region or only_region(snapshot.table_id, snapshot.config.region_spec)
         claimed = claim(store, target, record_schema=record_schema(snapshot.schema), clock=clock, ids=ids)
         require_unmerged(claimed.manifest, snapshot)
-        builder = RecordBuilder(snapshot.schema, key, merged_maps=snapshot.config.merged_maps)
+        config = snapshot.config
+        builder = RecordBuilder(snapshot.schema, key, config.merged_maps, config.nonzero_vectors)
         late, indexes = LateRule.of(snapshot.config), snapshot.config.indexes
         return cls(claimed, builder=builder, ids=ids, options=options or WriterOptions(), late=late, indexes=indexes)
 

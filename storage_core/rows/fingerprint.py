@@ -17,6 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from storage_core.rows.codes import Unsigned, is_blob_or_text, null_mask, ordered_bits
+from storage_core.rows.vectors import Floats, is_vector, matrix
 
 _BATCH_ROWS = 65_536
 _WORD = (1 << 64) - 1
@@ -103,6 +104,8 @@ def _hashes(array: pa.Array) -> Unsigned:
     if kinds.is_map(type_):
         entries = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
         return _list_hashes(entries, np.asarray(array.offsets))
+    if is_vector(type_):
+        return _vector_hashes(matrix(array))
     if kinds.is_list(type_) or kinds.is_large_list(type_):
         return _list_hashes(array.values, np.asarray(array.offsets))
     if kinds.is_struct(type_):
@@ -145,6 +148,13 @@ def _list_hashes(values: pa.Array, offsets: npt.NDArray[np.int64]) -> Unsigned:
     first, last = int(offsets[0]), int(offsets[-1])
     elements = _cells(pa.chunked_array([values.slice(first, last - first)]), seed=1)
     return _sequence_hashes(elements, (offsets - first).astype(np.int64))
+
+
+def _vector_hashes(numbers: Floats) -> Unsigned:
+    """Multilinear hash of the numbers of each row, one zero and one NaN, as the words of 32 bits that they are."""
+    numbers = np.where(np.isnan(numbers), np.float32(np.nan), numbers) + np.float32(0)
+    coefficients = _mix(np.arange(1, numbers.shape[1] + 1, dtype=np.uint64) * _ODD) | np.uint64(1)
+    return _mix((numbers.view(np.uint32).astype(np.uint64) + np.uint64(1)) @ coefficients)
 
 
 def _sequence_hashes(elements: Unsigned, offsets: npt.NDArray[np.int64]) -> Unsigned:

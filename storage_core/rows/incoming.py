@@ -10,6 +10,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.repeated import repeated
 from storage_core.rows.exact import exact_array
+from storage_core.rows.vectors import type_text
 from storage_core.system_errors import of_the_system, unavailable
 
 PIECE_BYTES = 64 * 2**20
@@ -129,9 +130,24 @@ def _listed(rows: object) -> list[Mapping[str, object]]:
 
 
 def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
+    values = [row.get(field.name) for row in rows]
     try:
-        return exact_array([row.get(field.name) for row in rows], field.type)
+        return exact_array(values, field.type)
     except (TypeError, ValueError, OverflowError) as error:
+        row, found = _first_misfit(values, field.type) or (None, error)
+        where = "" if row is None else f" (row {row})"
         raise InvalidInput(
-            f"column {field.name!r}: a value does not fit the type {field.type}: {error}", column=field.name
+            f"column {field.name!r}: a value does not fit the type {type_text(field.type)}: {found}{where}",
+            column=field.name,
+            row=row,
         ) from error
+
+
+def _first_misfit(values: Sequence[object], type_: pa.DataType) -> tuple[int, Exception] | None:
+    """The first value that does not fit even by itself, and why."""
+    for row, each in enumerate(values):
+        try:
+            exact_array([each], type_)
+        except (TypeError, ValueError, OverflowError) as error:
+            return row, error
+    return None

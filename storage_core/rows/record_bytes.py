@@ -8,6 +8,7 @@ A row has a place in the table's schema for each column, and is charged for all 
 | of a fixed width | that width, at least 1 |
 | text, binary | 8 and its length |
 | list, map | 8 and what its elements take |
+| vector | what its numbers take |
 | struct | what its fields take |
 
 Rows that are laid out anew as one table never take more than the sum (`pa.Table.nbytes`): a bit or an offset that a
@@ -20,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as kinds
+
+from storage_core.rows.vectors import is_vector
 
 Bytes = npt.NDArray[np.int64]
 
@@ -44,6 +47,8 @@ def _sizes(array: pa.Array) -> Bytes:
         return np.diff(_text_offsets(array)) + (_PRESENCE + _OFFSET)
     if kinds.is_list(type_) or kinds.is_map(type_):
         return _of_elements(array) + (_PRESENCE + _OFFSET)
+    if is_vector(type_):
+        return _each(array, _PRESENCE + type_.list_size * (_PRESENCE + type_.value_type.bit_width // 8))
     if kinds.is_struct(type_):
         return sum((_sizes(array.field(index)) for index in range(type_.num_fields)), _each(array, _PRESENCE))
     return _each(array, _PRESENCE + max(1, type_.bit_width // 8))

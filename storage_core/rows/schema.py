@@ -7,9 +7,10 @@
 | float, double | float32, float64 | | timestamp | timestamp[us, UTC] |
 | string | string | | timestamp_ntz | timestamp[us] |
 | decimal(p,s) | decimal128(p, s) | | array, struct, map | list, struct, map |
+| array of float, with the metadata `tidemark.vector`: d | fixed-size list of d float32 | | | |
 
-Only columns can be required; the fields inside lists, structs and maps are always nullable, so that an old split can
-be read under a newer schema. Everything else is refused rather than approximated.
+Only columns can be vectors (`rows.vectors`) or required; the fields inside lists, structs and maps are always nullable,
+so that an old split can be read under a newer schema. Everything else is refused rather than approximated.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted, shortened
 from storage_core.rows.incoming import require_each_once
+from storage_core.rows.vectors import VECTOR, is_vector, listed, require_dimensions, type_text, vector_of
 from storage_core.wording import counted
 
 _ARROW_BY_SPARK: Mapping[str, pa.DataType] = {
@@ -129,13 +131,17 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     if not _is_exact(column.type, field.type):
         hint = _hint(column.type, field.type)
         raise InvalidInput(
-            f"column {field.name!r} has type {column.type}, the table has {field.type}; {hint}", column=field.name
+            f"column {field.name!r} has type {type_text(column.type)}, the table has {type_text(field.type)}; {hint}",
+            column=field.name,
         )
+    if is_vector(field.type):
+        require_dimensions(column, field)
     try:
         return _decoded(column, field.type).cast(field.type, safe=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidInput(
-            f"column {field.name!r}: a value of type {column.type} does not fit {field.type} exactly: {error}",
+            f"column {field.name!r}: a value of type {type_text(column.type)} does not fit {type_text(field.type)} "
+            f"exactly: {error}",
             column=field.name,
         ) from error
 
@@ -191,7 +197,7 @@ def _is_exact_nested(source: pa.DataType, target: pa.DataType) -> bool:
             and _is_exact(source.key_type, target.key_type)
             and _is_exact(source.item_type, target.item_type)
         )
-    if kinds.is_list(target):
+    if kinds.is_list(target) or is_vector(target):
         listed = kinds.is_list(source) or kinds.is_large_list(source) or kinds.is_fixed_size_list(source)
         return listed and _is_exact(source.value_type, target.value_type)
     if kinds.is_struct(target) and kinds.is_struct(source):
@@ -208,9 +214,9 @@ def _struct_to_spark(fields: Any, where: str) -> dict[str, Any]:
         "fields": [
             {
                 "name": field.name,
-                "type": _to_spark(field.type, f"{where}{field.name}"),
+                "type": _to_spark(field.type if where else listed(field.type), f"{where}{field.name}"),
                 "nullable": field.nullable or bool(where),
-                "metadata": {},
+                "metadata": {VECTOR: field.type.list_size} if is_vector(field.type) and not where else {},
             }
             for field in fields
         ],
@@ -234,7 +240,7 @@ def _to_spark(type_: pa.DataType, where: str) -> str | dict[str, Any]:
         }
     if kinds.is_list(type_):
         return {"type": "array", "elementType": _to_spark(type_.value_type, f"{where}.element"), "containsNull": True}
-    supported = [*_ARROW_BY_SPARK, "decimal(p,s)", "array", "struct", "map"]
+    supported = [*_ARROW_BY_SPARK, "decimal(p,s)", "array", "struct", "map", "a list of float32 of a fixed size"]
     raise InvalidInput(
         f"column {where!r} has the type {type_}, which tables do not hold; use one of {', '.join(supported)}",
         column=where,
@@ -256,7 +262,10 @@ def _fields_from_spark(struct: Mapping[str, Any], where: str) -> Iterator[pa.Fie
         if not isinstance(name, str) or not _is_unicode(name) or name in seen:
             raise InvalidInput(f"the schema string names a column {quoted(name)}: twice, or no valid text")
         seen.add(name)
-        yield pa.field(name, _from_spark(type_, f"{where}{name}"), nullable=bool(nullable) or bool(where))
+        kind = _from_spark(type_, f"{where}{name}")
+        if not where and VECTOR in (metadata := field.get("metadata") or {}):
+            kind = vector_of(kind, metadata[VECTOR], name)
+        yield pa.field(name, kind, nullable=bool(nullable) or bool(where))
 
 
 def _is_unicode(text: str) -> bool:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.rows import sort_schema
 from storage_core.rows.sort_schema import TIMESTAMP_NAMES, ColumnType, SortColumn
+from storage_core.rows.vectors import type_text
 from storage_core.settings.table import TableConfig
 
 TIME_ONLY = "timestamp/V2"
@@ -127,7 +128,9 @@ def _check_time_column(schema: pa.Schema, name: str) -> None:
 
 def _check_orderable(field: pa.Field) -> None:
     if pa.types.is_nested(field.type):
-        raise InvalidInput(f"the column {field.name!r} of type {field.type} has no order; leave it out of the sort")
+        raise InvalidInput(
+            f"the column {field.name!r} of type {type_text(field.type)} has no order; leave it out of the sort"
+        )
 
 
 def _is_whole(type_: pa.DataType) -> bool:

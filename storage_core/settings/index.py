@@ -12,7 +12,7 @@ from storage_core.settings.json_text import column_names, json_object, json_text
 
 INDEX_PREFIX = "tidemark.index."
 
-IndexKind = Literal["fulltext", "bitmap"]
+IndexKind = Literal["fulltext", "bitmap", "vector"]
 
 INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 

@@ -143,6 +143,12 @@ class TableConfig:
         """The map columns whose keys a patch merges, by name."""
         return tuple(sorted(name for name, mode in self.map_columns.items() if mode == "merge"))
 
+    @property
+    def nonzero_vectors(self) -> frozenset[str]:
+        """The vector columns whose values have a direction: those that an index compares by cosine."""
+        by_angle = (each for each in self.indexes if each.kind == "vector" and each.options.get("metric") == "cosine")
+        return frozenset(name for each in by_angle for name in each.columns)
+
     def index(self, name: str) -> IndexDefinition | None:
         """Return the definition of the index of this name, or None."""
         return next((each for each in self.indexes if each.name == name), None)

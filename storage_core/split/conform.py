@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.rows.vectors import is_vector, listed, require_dimensions, type_text
 
 
 def conform_split(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -21,9 +22,13 @@ def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     column = table.column(field.name)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
+    if is_vector(field.type) and column.type == listed(field.type):  # of a file that others wrote
+        require_dimensions(column, field)
+        column = column.cast(field.type)
     if column.type != field.type:
         raise InvalidInput(
-            f"column {field.name!r} is {column.type} in the split and {field.type} in the table; "
+            f"column {field.name!r} is {type_text(column.type)} in the split and {type_text(field.type)} in the "
+            "table; "
             "the split was written under another schema",
             column=field.name,
         )

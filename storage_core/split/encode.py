@@ -18,6 +18,7 @@ from storage_core.errors import InvalidInput
 from storage_core.formats.parquet_footer import MAGIC, footer_start
 from storage_core.rows.order import ranks
 from storage_core.rows.sort_order import SortOrder
+from storage_core.rows.vectors import is_vector
 from storage_core.split import chunk_checksums
 from storage_core.split.encodings import (
     CHOSEN_DICTIONARY_BYTES,
@@ -72,12 +73,14 @@ class FileWriter:
         self._without_statistics = frozenset(may_hold_nan)
         plain = plain_schema(schema)
         others = {name: each.value for name, each in encodings.items() if not by_dictionary(encodings, name)}
+        # no number of a vector comes again
+        without_dictionary = {*others, *(field.name for field in plain if is_vector(field.type))}
         self._writer = pq.ParquetWriter(
             self._sink.stream,
             self._schema,
             compression="zstd",
             compression_level=ZSTD_LEVEL,
-            use_dictionary=_leaves(plain, but=others) if others else True,
+            use_dictionary=_leaves(plain, but=without_dictionary) if without_dictionary else True,
             column_encoding=others or None,
             # the Arrow schema would bring dictionary types back on reading; the native types say everything
             store_schema=False,

@@ -16,6 +16,7 @@ from pyroaring import BitMap
 from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
 from storage_core.log.actions import Add
 from storage_core.rows.sort_order import OrderColumn
+from storage_core.rows.vectors import typed
 from storage_core.split.encode import has_float
 from storage_core.split.ranges import VerifiedChunks
 from storage_core.split.row_groups import Recorded, recorded
@@ -56,7 +57,7 @@ class OpenSplit:
         if not self._in_memory and self.row_groups:
             return pa.concat_tables(self.batches(columns))
         with corrupt_on_failure(self.add):
-            table = self._file.read(columns=self._present(columns), use_threads=True)
+            table = typed(self._file.read(columns=self._present(columns), use_threads=True), self.schema)
         return self._visible(table, 0)
 
     def batches(
@@ -109,7 +110,7 @@ class OpenSplit:
         with corrupt_on_failure(self.add):
             for batch in self._batches_from(group, batch_rows):
                 skipped = min(max(0, place - first), batch.num_rows)
-                rows = pa.Table.from_batches([batch.slice(skipped)])
+                rows = typed(pa.Table.from_batches([batch.slice(skipped)]), self.schema)
                 mask = visible(self.deleted, first + skipped, rows.num_rows)
                 places = np.arange(first + skipped, first + batch.num_rows)
                 first += batch.num_rows
@@ -142,6 +143,7 @@ class OpenSplit:
             if self._chunks is not None:
                 self._chunks.fetch(index, self._leaves(columns))
             rows = self._file.read_row_group(index, columns=self._present(columns), use_threads=self._in_memory)
+            rows = typed(rows, self.schema)
             if self._chunks is not None:
                 self._chunks.drop()
         expected = self._file.metadata.row_group(index).num_rows

@@ -23,6 +23,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import sortable
 from storage_core.rows.codes import Unsigned
 from storage_core.rows.keys import Positions
+from storage_core.rows.vectors import typed
 from storage_core.seekable import SeekableFile
 from storage_core.split import chunk_checksums
 from storage_core.split.conform import conform_split
@@ -183,7 +184,7 @@ class _Taking:
         )
         # a name with a dot in it is a path for Arrow, which may lead to more columns
         batches = file.iter_batches(stop - start, row_groups=[group], columns=list(names), use_threads=False)
-        return pa.Table.from_batches([next(batches)])
+        return typed(pa.Table.from_batches([next(batches)]), self._footer.schema)
 
     @cached_property
     def _footer(self) -> _Footer:

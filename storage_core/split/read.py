@@ -23,7 +23,7 @@ from storage_core.scratch import scratch
 from storage_core.split.opened import OpenSplit, corrupt_on_failure, parquet_file
 from storage_core.split.ranges import Footers, VerifiedChunks, whole_split
 from storage_core.split.vectors import deleted_rows
-from storage_core.split.verification import require_itself, require_known_format
+from storage_core.split.verification import columns_of, require_itself, require_known_format
 from storage_core.system_errors import typed
 
 WHOLE_SPLIT_BYTES = 8 * 2**20
@@ -85,10 +85,10 @@ def open_split(
         else:
             source = ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
         file = parquet_file(source, None if footer is None else footer.file)
-        schema = file.schema_arrow.remove_metadata()
+        entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
+        schema = columns_of(add, file.schema_arrow, entries)
         if as_dictionary:
             file = parquet_file(source, file.metadata, _stored_by_dictionary(schema, file.metadata))
-        entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
         if whole or footer is not None:  # only then a checksum vouches for what the footer says
             require_known_format(add, entries)
         require_itself(add, entries, schema, file.metadata)

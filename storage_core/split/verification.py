@@ -12,7 +12,8 @@ from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.log.actions import Add
 from storage_core.log.schema_registry import schema_hash
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows.schema import to_schema_string
+from storage_core.rows.schema import from_schema_string, to_schema_string
+from storage_core.rows.vectors import VECTOR, is_vector, listed
 from storage_core.split.metadata import FORMAT, PREFIX
 
 
@@ -32,6 +33,25 @@ def require_known_format(add: Add, metadata: Mapping[str, str]) -> None:
     written = metadata.get(PREFIX + "format", FORMAT)
     if written != FORMAT:
         raise Unsupported(f"{add.path}: split format {written!r}, this release reads {FORMAT}; upgrade", key=add.path)
+
+
+def columns_of(add: Add, columns: pa.Schema, metadata: Mapping[str, str]) -> pa.Schema:
+    """Return the columns of a file, those as vectors that are some in the schema that it records of its table."""
+    columns = columns.remove_metadata()
+    text = metadata.get(PREFIX + "table_schema", "")
+    if VECTOR not in text:
+        return columns
+    try:
+        recorded = from_schema_string(text)
+    except InvalidInput as error:
+        raise Corrupt(f"{add.path}: the schema that it records cannot be read: {error}", key=add.path) from error
+    types = {field.name: field.type for field in recorded if is_vector(field.type)}
+    return pa.schema(
+        [
+            field.with_type(types[field.name]) if field.type == listed(types.get(field.name, pa.null())) else field
+            for field in columns
+        ]
+    )
 
 
 def require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:

@@ -51,13 +51,16 @@ def _encoded() -> tuple[pa.Table, dict[str, Encoding]]:
         for encoding in candidates(type_):
             name = f"c{index}_{encoding.lower()}"
             columns[name], encodings[name] = values, encoding
+    vectors = [None if row % 7 == 0 else [row / 8, -row, 0.1] for row in range(ROWS)]
+    columns["vector"] = pa.array(vectors, pa.list_(pa.float32(), 3))  # whose encoding is nobody's choice
     return pa.table(columns), encodings
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
     rows, encodings = _encoded()
-    file = FileWriter(rows.schema, SortOrder((OrderColumn("row", descending=False),), "row"), encodings)
+    order = SortOrder((OrderColumn("row", descending=False),), "row")
+    file = FileWriter(rows.schema, order, encodings, may_hold_nan=["vector"])
     file.add(rows)
     folder = tmp_path_factory.mktemp("encodings")
     (folder / "split.parquet").write_bytes(file.finish({}))

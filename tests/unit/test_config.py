@@ -79,7 +79,7 @@ def test_an_index_is_found_by_its_name() -> None:
             "at most 3599999996400000",
         ),
         ({"tidemark.index.words": "[]"}, "tidemark.index.words"),
-        ({"tidemark.index.words": '{"kind": "vector", "columns": ["a"]}'}, "vector"),
+        ({"tidemark.index.words": '{"kind": "graph", "columns": ["a"]}'}, "graph"),
         ({"tidemark.index.words": '{"kind": "bitmap", "columns": []}'}, "covers no column"),
         ({"tidemark.index.words": '{"kind": "bitmap", "columns": ["a"], "options": 1}'}, "tidemark.index.words"),
         ({"tidemark.index.a/b": '{"kind": "bitmap", "columns": ["a"]}'}, "a/b"),

@@ -133,7 +133,7 @@ def test_the_declared_tables_of_the_repository_load() -> None:
         ("time_column: at\n", "", "tables/events.yaml:10: field `window`: a windowed table needs a time_column"),
         ("level|timestamp/V2", "level|", "tables/events.yaml:10: field `sort_schema`:"),
         ("columns: [text]", "columns: [txt]", "tables/events.yaml:12: field `indexes`: 'txt' is not among"),
-        ("kind: fulltext", "kind: vector", "tables/events.yaml:14: field `indexes.0.kind`:"),
+        ("kind: fulltext", "kind: graph", "tables/events.yaml:14: field `indexes.0.kind`:"),
         ("format: ndjson", "format: xml", "tables/events.yaml:19: field `landing.format`:"),
         ("format: ndjson", "format: pattern", "tables/events.yaml:17: field `landing`: format 'pattern': a pattern"),
         ("2024-01-02T00:00", "2024-01-02T00:07", "tables/events.yaml:20: field `partitions`: start and end must be"),

@@ -22,6 +22,7 @@ from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.local import LocalStore
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
@@ -362,3 +363,18 @@ def test_the_sort_keys_of_a_split_are_cut_to_bounds_of_its_rows(tmp_path: Path, 
     assert low == longest[:128]
     assert high == ("x" * 127 + "y" if longest[0] == "x" else None)
     assert audit(bench.log.store, bench.log.snapshot()).violations == ()
+
+
+def test_a_zero_vector_of_an_index_by_cosine_lands_in_quarantine(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.list_(pa.float32(), 2))])
+    by_angle = IndexDefinition("near", "vector", ("v",), {"metric": "cosine"})
+    bench = make_bench(tmp_path, TableConfig(indexes=(by_angle,)), schema)
+    (tmp_path / "landing").mkdir()
+    lines = ['{"id": 1, "v": [1, 2]}', '{"id": 2, "v": [0, 0]}', '{"id": 3, "v": [1]}', '{"id": 4}']
+    (tmp_path / "landing" / "a.ndjson").write_text("\n".join(lines))
+    bench.ingest()
+    assert bench.rows() == [1, 4]
+    assert [(line, reason.split(",")[0]) for _, line, reason in bench.quarantine()] == [
+        (2, "column v: the vector is zero"),
+        (3, "column v: a vector of 1 numbers"),
+    ]

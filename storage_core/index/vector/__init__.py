@@ -1,0 +1,33 @@
+"""Vector segments: nearest neighbours by l2, cosine or dot, from compact codes that exact vectors then rank.
+
+Pure but for `parts`: arrays to bytes and back. A codebook is trained once for an index version and shared by all of
+its segments, so that their distances compare and their rows can be moved from one to another as bytes.
+"""
+
+from storage_core.index.vector.codebook import Codebook
+from storage_core.index.vector.definition import options_of, validate
+from storage_core.index.vector.distances import exact
+from storage_core.index.vector.parts import InMemory, Parts, Ranged
+from storage_core.index.vector.reader import Reader, probes
+from storage_core.index.vector.segment import build, check, indexable
+from storage_core.index.vector.training import coding_error, imbalance, sample_rows, train, why_train_again
+
+__all__ = [
+    "Codebook",
+    "InMemory",
+    "Parts",
+    "Ranged",
+    "Reader",
+    "build",
+    "check",
+    "coding_error",
+    "exact",
+    "imbalance",
+    "indexable",
+    "options_of",
+    "probes",
+    "sample_rows",
+    "train",
+    "validate",
+    "why_train_again",
+]

@@ -1,0 +1,152 @@
+"""How a segment of vectors is laid out in its files; see docs/spec.md, section 13.2.
+
+Rows are ordered by cluster, and by their number in it; blocks of them are what is read and verified by itself.
+
+| File | Content |
+|---|---|
+| `head.json` | what the segment is: `Head` |
+| `clusters.bin` | a record per block: `BLOCK` |
+| `rows.bin` | the number of each row in the split, unsigned 32 bit |
+| `blocks.bin` | per block its rows' offsets and leans (32-bit floats), then their codes; under `none` their vectors |
+| `second.bin` | of `rotated` only: per block its rows' leans (32-bit floats), then 8 bits per dimension |
+
+A flat segment has blocks of `BLOCK_ROWS` rows of cluster 0. Everything is little endian.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, assert_never, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from storage_core.errors import Corrupt, Unsupported
+from storage_core.foreign_text import shortened
+from storage_core.index.native_errors import REBUILD
+from storage_core.index.vector.codes import PER_BYTE, padded_size
+from storage_core.rows.vectors import MOST_DIMENSIONS
+from storage_core.settings.vector_options import Metric, Quantization
+
+HEAD, CLUSTERS, ROWS, BLOCKS, SECOND = "head.json", "clusters.bin", "rows.bin", "blocks.bin", "second.bin"
+FORMAT = 1
+
+FLAT_BYTES = 16 * 2**20
+"""Codes up to so many bytes are read whole: that takes a search milliseconds, and one request."""
+
+BLOCK_ROWS = 8192
+
+BLOCK = np.dtype([("cluster", "<u4"), ("rows", "<u4"), ("blocks", "<u8"), ("second", "<u8")])
+"""A block: its cluster, its rows, and the xxh3-64 of what it has in `blocks.bin` and in `second.bin` (0 without)."""
+
+Table = npt.NDArray[np.void]
+_FLOAT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """`rows` of the split's `of` rows are in the segment; `codebook` is the identity of the one that made the codes.
+
+    `clusters` are those of the codebook, 0 for a flat segment.
+    """
+
+    rows: int
+    of: int
+    dimensions: int
+    metric: Metric
+    quantization: Quantization
+    codebook: str
+    clusters: int
+    format: int = FORMAT
+
+    def to_bytes(self) -> bytes:
+        """Return the content of `head.json`."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes | memoryview, *, where: str) -> Head:
+        """Return what `to_bytes` wrote. Raises `Corrupt` naming `where`, `Unsupported` for a newer format."""
+        try:
+            found: Mapping[str, Any] = json.loads(bytes(data))
+            if found["format"] != FORMAT:
+                raise Unsupported(
+                    f"{where}: format {found['format']!r} of a vector segment, this release reads {FORMAT}; upgrade",
+                    key=where,
+                )
+            head = Head(**found)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise damaged(where, f"{HEAD}: {type(error).__name__}: {error}") from error
+        if not head.is_sound:
+            raise damaged(where, f"{HEAD}: {found}")
+        return head
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether each field is what it can be."""
+        numbers = (self.rows, self.of, self.dimensions, self.clusters)
+        if not all(type(each) is int and 0 <= each < 2**32 for each in numbers):
+            return False
+        sized = self.rows <= self.of and 1 <= self.dimensions <= MOST_DIMENSIONS
+        known = self.metric in get_args(Metric) and self.quantization in get_args(Quantization)
+        return sized and known and isinstance(self.codebook, str)
+
+
+def files_of(quantization: Quantization) -> tuple[str, ...]:
+    """Return the names of the files of a segment, in the order in which they are packed."""
+    every = (HEAD, CLUSTERS, ROWS, BLOCKS)
+    return (*every, SECOND) if quantization == "rotated" else every
+
+
+def code_bytes(quantization: Quantization, dimensions: int) -> int:
+    """Return the bytes of a code; under `none` of a vector."""
+    match quantization:
+        case "rotated" | "product":
+            return padded_size(dimensions) // PER_BYTE
+        case "scalar":
+            return dimensions
+        case "none":
+            return _FLOAT * dimensions
+        case _:
+            assert_never(quantization)
+
+
+def row_bytes(quantization: Quantization, dimensions: int) -> int:
+    """Return what a row takes in `blocks.bin`."""
+    return code_bytes(quantization, dimensions) + (0 if quantization == "none" else 2 * _FLOAT)
+
+
+def second_bytes(quantization: Quantization, dimensions: int) -> int:
+    """Return what a row takes in `second.bin`."""
+    return _FLOAT + dimensions if quantization == "rotated" else 0
+
+
+def table_of(data: bytes | memoryview, head: Head, *, where: str) -> Table:
+    """Return the records of `clusters.bin`, found to be of a segment with this head. Raises `Corrupt`."""
+    if len(data) % BLOCK.itemsize:
+        raise damaged(where, f"{CLUSTERS} has {len(data)} bytes, no multiple of {BLOCK.itemsize}")
+    table = np.frombuffer(data, BLOCK)
+    rows, clusters = table["rows"].astype(np.int64), table["cluster"].astype(np.int64)
+    sound = int(rows.sum()) == head.rows and bool((rows > 0).all()) and bool((rows <= BLOCK_ROWS).all())
+    if not sound or (np.diff(clusters) < 0).any() or (clusters >= max(1, head.clusters)).any():
+        raise damaged(where, f"the blocks of {CLUSTERS} are not those of {head.rows} rows in {head.clusters} clusters")
+    return table
+
+
+def expected_bytes(head: Head, name: str) -> int | None:
+    """Return the length of a file of a segment with this head; None where the head does not say."""
+    match name:
+        case "rows.bin":
+            return 4 * head.rows
+        case "blocks.bin":
+            return head.rows * row_bytes(head.quantization, head.dimensions)
+        case "second.bin":
+            return head.rows * second_bytes(head.quantization, head.dimensions)
+        case _:
+            return None
+
+
+def damaged(where: str, what: str) -> Corrupt:
+    """Return the error for what cannot be the files of a segment of vectors."""
+    return Corrupt(f"{where}: not the files of a vector segment: {shortened(what)}", advice=REBUILD, key=where)

@@ -1,0 +1,299 @@
+"""Searching a segment of vectors: which clusters, then their codes, then a second look at the best of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
+
+from storage_core.errors import InvalidInput
+from storage_core.index.vector.codebook import Codebook
+from storage_core.index.vector.codes import Whole, dots, padded_size, query_code
+from storage_core.index.vector.distances import Distances, exact
+from storage_core.index.vector.layout import (
+    BLOCKS,
+    CLUSTERS,
+    HEAD,
+    ROWS,
+    SECOND,
+    Head,
+    damaged,
+    expected_bytes,
+    row_bytes,
+    second_bytes,
+    table_of,
+)
+from storage_core.index.vector.parts import Parts
+from storage_core.index.vector.segment import require_block, require_rows
+from storage_core.index.vector.whole import decoded
+from storage_core.rows.vectors import Floats
+from storage_core.split.kept_values import KeptValues
+
+COARSE = 40
+"""Candidates per row of the answer that are kept by their coarse codes, and that filtered clusters must hold."""
+
+FINE = 4
+"""Candidates per row of the answer that a second look leaves for exact vectors."""
+
+LEAST_PROBES = 32
+KEPT_BYTES = 256 * 2**20
+
+Rows = npt.NDArray[np.int64]
+_Loaded = TypeVar("_Loaded")
+
+
+def probes(clusters: int) -> int:
+    """Return into how many of so many clusters a search looks where nothing else is said."""
+    return max(LEAST_PROBES, math.ceil(3 * clusters / 16))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Query:
+    """A query as it was given, where codes are, and as bytes, of which one stands for `unit`."""
+
+    given: Floats
+    placed: Floats
+    code: Whole
+    unit: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """Codes of a block as whole numbers, with the offset and the lean of each row."""
+
+    offsets: Floats
+    leans: Floats
+    whole: Whole
+
+
+class Reader:
+    """One open segment. Safe for threads. What was read and decoded last is kept, up to `kept_bytes`.
+
+    Opening reads `head.json`, `clusters.bin` and `rows.bin`, which lie together. Raises `Corrupt` naming `where` for
+    what cannot be a segment, also when the codebook is another than the one that made its codes.
+    """
+
+    def __init__(
+        self, parts: Parts, codebook: Codebook, *, where: str, rows: int | None = None, kept_bytes: int = KEPT_BYTES
+    ) -> None:
+        """`rows` is how many the split has, None where nobody knows."""
+        self._parts, self._codebook, self._where = parts, codebook, where
+        opened = parts.whole((HEAD, CLUSTERS, ROWS))
+        self.head = Head.from_bytes(opened[HEAD], where=where)
+        if self.head.codebook != codebook.identity or self.head.clusters not in (0, len(codebook.centroids)):
+            raise damaged(where, f"its codes are of codebook {self.head.codebook}, expected {codebook.identity}")
+        if rows is not None and self.head.of != rows:
+            raise damaged(where, f"it is over {self.head.of} rows, expected {rows}")
+        if len(opened[ROWS]) != expected_bytes(self.head, ROWS):
+            raise damaged(where, f"{ROWS} has {len(opened[ROWS])} bytes")
+        self._table = table_of(opened[CLUSTERS], self.head, where=where)
+        self._sizes = self._table["rows"].astype(np.int64)
+        self._ends = np.cumsum(self._sizes)
+        self._rows = np.frombuffer(opened[ROWS], "<u4").astype(np.int64)
+        require_rows(self._rows.astype(np.uint32), self._sizes, self.head, where=where)
+        self._kept = KeptValues(kept_bytes)
+
+    @property
+    def cluster_sizes(self) -> Rows:
+        """The rows of each cluster of the codebook; of a flat segment none."""
+        found = np.zeros(self.head.clusters, np.int64)
+        if len(found):
+            np.add.at(found, self._table["cluster"], self._sizes)
+        return found
+
+    def candidates(
+        self,
+        query: npt.ArrayLike,
+        k: int,
+        allowed: BitMap | None = None,
+        nprobe: int | None = None,
+        *,
+        second: bool = True,
+    ) -> tuple[Rows, Distances]:
+        """Return rows among which the `k` nearest to the query most probably are, nearest first, and their distances.
+
+        Distances are those of the metric (`distances`), as codes tell them; the caller ranks by exact vectors. Under
+        `none` they are exact, and the rows are the k nearest of the clusters looked into. All rows that are as near as
+        the last are returned, so equal vectors are there or not together. `allowed` are the rows that count; others are
+        not returned. `nprobe` clusters are looked into that hold a row that counts, and more until they hold
+        `COARSE` · k; all of a flat segment. Without a `second` look, which reads 4 times as much per row as the first,
+        there are about `COARSE` · k rows instead of `FINE` · k. Raises `InvalidInput` for a query that is no vector of
+        the index, `Corrupt` for a block that is not what was written. Requests: those of `Parts.read`, once for the
+        blocks and once for a second look.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `_apart`
+            return self._found(self._query(query, k), k, (self._counted(allowed), nprobe), second=second)
+
+    def _found(
+        self, query: _Query, k: int, where: tuple[npt.NDArray[np.bool_] | None, int | None], *, second: bool
+    ) -> tuple[Rows, Distances]:
+        counted, nprobe = where
+        blocks = self._looked_into(query, counted, COARSE * k, nprobe)
+        if not len(blocks):
+            return np.zeros(0, np.int64), np.zeros(0, np.float64)
+        places = self._places(blocks)
+        counts = slice(None) if counted is None else counted[places]
+        if self.head.quantization == "none":
+            return self._answer(places[counts], self._exact(query, blocks)[counts], k)
+        offsets, products = self._coarse(query, blocks)
+        places, offsets, products = places[counts], offsets[counts], products[counts]
+        most = COARSE * k
+        if self.head.quantization == "rotated" and second and len(places) > FINE * k:
+            best = _best(_apart(offsets, products), most)
+            places, offsets, most = places[best], offsets[best], FINE * k
+            products = self._second(query, places)
+        return self._answer(places, self._measured(query, _apart(offsets, products)), most)
+
+    def _places(self, blocks: Rows) -> Rows:
+        """The places of the rows of the blocks."""
+        if len(blocks) == len(self._sizes):
+            return np.arange(self.head.rows)
+        return np.concatenate([np.arange(self._ends[each] - self._sizes[each], self._ends[each]) for each in blocks])
+
+    def _query(self, query: npt.ArrayLike, k: int) -> _Query:
+        try:
+            wanted = np.asarray(query, np.float32)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"the query is no vector of numbers: {error}") from error
+        if wanted.shape != (self.head.dimensions,) or not np.isfinite(wanted).all():
+            raise InvalidInput(
+                f"the query has the shape {wanted.shape}, or NaN or infinity in it; give {self.head.dimensions} numbers"
+            )
+        if self.head.metric == "cosine" and not wanted.any():
+            raise InvalidInput("the query is zero, which has no direction; an index by cosine finds nothing by it")
+        if k < 1:
+            raise InvalidInput(f"k is {k}; ask for at least one row")
+        placed = self._codebook.placed(wanted[None, :])[0]
+        code, unit = query_code(placed, padded_size(len(placed)))
+        return _Query(wanted, placed, code, unit)
+
+    def _counted(self, allowed: BitMap | None) -> npt.NDArray[np.bool_] | None:
+        """Of each place whether its row counts; None where all do."""
+        if allowed is None:
+            return None
+        is_allowed = np.zeros(self.head.of, np.bool_)
+        named = np.array(allowed, np.int64) if len(allowed) else np.zeros(0, np.int64)
+        is_allowed[named[named < self.head.of]] = True
+        return is_allowed[self._rows]
+
+    def _looked_into(self, query: _Query, counted: npt.NDArray[np.bool_] | None, most: int, nprobe: int | None) -> Rows:
+        """The blocks to look into, ascending."""
+        per_block = self._sizes
+        if counted is not None:
+            sums = np.append(0, np.cumsum(counted))
+            per_block = sums[self._ends] - sums[self._ends - self._sizes]
+        holding = per_block > 0
+        if self.head.clusters:
+            clusters = self._table["cluster"].astype(np.int64)
+            per_cluster = np.bincount(clusters, weights=per_block, minlength=self.head.clusters)
+            order = np.argsort(self._away(query), kind="stable")
+            order = order[per_cluster[order] > 0]
+            enough = int(np.searchsorted(np.cumsum(per_cluster[order]), most)) + 1
+            wanted = np.zeros(self.head.clusters, np.bool_)
+            wanted[order[: max(probes(self.head.clusters) if nprobe is None else nprobe, enough)]] = True
+            holding &= wanted[clusters]
+        return np.flatnonzero(holding)
+
+    def _away(self, query: _Query) -> Floats:
+        """How far each centroid is from the query, in some unit."""
+        book = self._codebook
+        if book.metric == "dot":
+            away: Floats = -(book.centroids @ (query.placed + book.turned(book.center)))
+        else:
+            away = np.einsum("ij,ij->i", book.centroids, book.centroids) - 2 * (book.centroids @ query.placed)
+        return away
+
+    def _exact(self, query: _Query, blocks: Rows) -> Distances:
+        def numbers(data: memoryview, rows: int) -> Floats:
+            return np.frombuffer(data, "<f4").reshape(rows, self.head.dimensions)
+
+        found = self._loaded(BLOCKS, blocks, numbers, lambda each: int(each.nbytes))
+        return np.concatenate([exact(query.given, each, self.head.metric) for each in found])
+
+    def _coarse(self, query: _Query, blocks: Rows) -> tuple[Floats, Floats]:
+        """Of each row of the blocks the offset, and what its product with the query takes from that."""
+
+        def block(data: memoryview, rows: int) -> _Block:
+            factors = np.frombuffer(data[: 8 * rows], "<f4")
+            codes = np.frombuffer(data[8 * rows :], np.uint8).reshape(rows, -1)
+            return _Block(factors[:rows], factors[rows:], decoded(self._codebook, codes))
+
+        found = self._loaded(BLOCKS, blocks, block, lambda each: int(each.whole.nbytes + 8 * len(each.whole)))
+        products = [self._products(query, each.leans, each.whole) for each in found]
+        return np.concatenate([each.offsets for each in found]), np.concatenate(products)
+
+    def _second(self, query: _Query, places: Rows) -> Floats:
+        """The products by the codes of 8 bits."""
+
+        def block(data: memoryview, rows: int) -> tuple[Floats, Whole]:
+            return np.frombuffer(data[: 4 * rows], "<f4"), np.frombuffer(data[4 * rows :], np.int8).reshape(rows, -1)
+
+        numbers = np.searchsorted(self._ends, places, side="right")
+        blocks = np.unique(numbers)
+        loaded = self._loaded(SECOND, blocks, block, lambda each: int(each[0].nbytes + each[1].nbytes))
+        found = np.zeros(len(places), np.float32)
+        for number, (leans, whole) in zip(blocks, loaded, strict=True):
+            mine = np.flatnonzero(numbers == number)
+            inside = places[mine] - (self._ends[number] - self._sizes[number])
+            found[mine] = self._products(query, leans[inside], whole[inside])
+        return found
+
+    def _products(self, query: _Query, leans: Floats, whole: Whole) -> Floats:
+        """What the distance of each row takes from its dot product with the query."""
+        times = np.float32(query.unit if self.head.metric == "dot" else 2 * query.unit)
+        return times * leans * dots(query.code[: whole.shape[1]], whole)
+
+    def _measured(self, query: _Query, distances: Floats) -> Distances:
+        """Distances of the metric, of what tells rows apart."""
+        book, wide = self._codebook, distances.astype(np.float64)
+        if book.metric == "dot":
+            return wide - float(query.given.astype(np.float64) @ book.center)
+        placed = query.placed.astype(np.float64)
+        squares = np.maximum(wide + float(placed @ placed), 0)
+        measured: Distances = np.sqrt(squares) if book.metric == "l2" else squares / 2
+        return measured
+
+    def _answer(self, places: Rows, distances: Distances, most: int) -> tuple[Rows, Distances]:
+        best = _best(distances, most)
+        rows, distances = self._rows[places[best]], distances[best]
+        order = np.lexsort((rows, distances))
+        return rows[order], distances[order]
+
+    def _loaded(
+        self,
+        name: str,
+        blocks: Rows,
+        decode: Callable[[memoryview, int], _Loaded],
+        size: Callable[[_Loaded], int],
+    ) -> list[_Loaded]:
+        """The blocks of a file, decoded; those that are not kept are read at once, and verified."""
+        held = {int(each): self._kept.get((name, int(each))) for each in blocks}
+        missing = [each for each, value in held.items() if value is None]
+        width = {BLOCKS: row_bytes, SECOND: second_bytes}[name](self.head.quantization, self.head.dimensions)
+        ends = [int(self._ends[each]) * width for each in missing]
+        ranges = [(end - int(self._sizes[each]) * width, end) for each, end in zip(missing, ends, strict=True)]
+        for each, data in zip(missing, self._parts.read(name, ranges) if ranges else (), strict=True):
+            require_block(data, name, int(self._table[name.removesuffix(".bin")][each]), where=self._where)
+            value = decode(data, int(self._sizes[each]))
+            self._kept.keep((name, each), value, size(value) + len(data))
+            held[each] = value
+        return list(held.values())  # type: ignore[arg-type]  # what is kept under a name was made by its own decoder
+
+
+def _apart(offsets: Floats, products: Floats) -> Floats:
+    """What tells rows apart. Where 32 bits do not hold it, a row is among the nearest, and its vector decides."""
+    greatest = float(np.finfo(np.float32).max)
+    apart: Floats = np.nan_to_num(offsets - products, nan=-greatest)
+    return apart
+
+
+def _best(values: npt.NDArray[np.floating], most: int) -> Rows:
+    """The places of the `most` smallest values, and of all that are as small as the greatest of these."""
+    if len(values) <= most:
+        return np.arange(len(values))
+    return np.flatnonzero(values <= np.partition(values, most - 1)[most - 1])
