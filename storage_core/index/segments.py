@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -89,6 +89,24 @@ def coverage(snapshot: Snapshot, definition: IndexDefinition) -> Coverage:
     return Coverage(definition=definition, segments=used, missing=missing, stale=tuple(stale))
 
 
+def covering(snapshot: Snapshot, definition: IndexDefinition) -> Callable[[Add], IndexSegment | None]:
+    """Return a function that gives the segment by which an index answers for a split, as `coverage` has it.
+
+    No request, and no manifest is read.
+    """
+    fingerprint = fingerprint_of(definition)
+    found: dict[str, list[IndexSegment]] = {}
+    for _, segment in sorted(snapshot.segments.items()):
+        is_current = segment.details.get(DEFINITION) == fingerprint
+        if segment.index == definition.name and is_current and len(segment.covers) == 1:
+            found.setdefault(segment.covers[0], []).append(segment)
+
+    def of(add: Add) -> IndexSegment | None:
+        return next((each for each in found.get(add.path, ()) if each.numRecords == (add.numRecords or 0)), None)
+
+    return of
+
+
 def fingerprint_of(definition: IndexDefinition) -> str:
     """Return text that is equal for definitions under which a segment has the same content."""
     described = {"kind": definition.kind, "columns": list(definition.columns), "options": dict(definition.options)}
@@ -155,17 +173,21 @@ def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
     Raises `Corrupt` when the object is not what was written, `NotFound` when it is gone.
     """
     where = segment.path
-    expected = bundle.Expected(
-        where=where,
+    files = bundle.unpack(store.get(where).data, expected_of(segment))
+    # A split of another writer may not say how many rows it has; its segment says 0.
+    check(files, segment.index, str(segment.details.get(DEFINITION)), rows=segment.numRecords or None, where=where)
+    return files
+
+
+def expected_of(segment: IndexSegment) -> bundle.Expected:
+    """Return what the log says of the object of a segment. Raises `Corrupt` as `segment_id` does."""
+    return bundle.Expected(
+        where=segment.path,
         identity=segment_id(segment),
         size=segment.size,
         footer_offset=segment.footerOffset,
         xxh3=segment.xxh3,
     )
-    files = bundle.unpack(store.get(where).data, expected)
-    # A split of another writer may not say how many rows it has; its segment says 0.
-    check(files, segment.index, str(segment.details.get(DEFINITION)), rows=segment.numRecords or None, where=where)
-    return files
 
 
 def check(

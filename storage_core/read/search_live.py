@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.index.fulltext import Hit
-from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.predicate import Filter
+from storage_core.read.bitmap_pruning import Answer
 from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_sources import Source
-from storage_core.settings.query import QueryLimits
 
 _AT_ONCE = 4
 
@@ -22,16 +20,15 @@ _AT_ONCE = 4
 class Live:
     """Takes hits, and returns those that are rows to be found, in their order.
 
-    Deleted rows are looked up of sources with hits only. Of the rows of hits the columns of the filter are read, so
-    what it costs is that of the hits until enough meet it, and not of the table.
+    Deleted rows are looked up of sources with hits only. What bitmap indexes do not tell of the rows of hits is read of
+    them: the columns of the filter. So what it costs is that of the hits until enough meet it, and not of the table.
     """
 
-    def __init__(
-        self, found: Sequence[Source], snapshot: Snapshot, wanted: Filter | None, limits: QueryLimits | None
-    ) -> None:
+    def __init__(self, found: Sequence[Source], wanted: RowFilter | None) -> None:
         self.sources = found
-        self._filter = None if wanted is None else RowFilter(snapshot, wanted, limits)
+        self._filter = wanted
         self._deleted: dict[int, BitMap] = {}
+        self._answers: dict[int, Answer] = {}
 
     def __call__(self, hits: list[Hit]) -> list[Hit]:
         """Return the hits that are rows to be found. Raises what `Source.take` and `RowFilter.mask` raise."""
@@ -54,13 +51,23 @@ class Live:
             self._filter.require_sound()
 
     def _filtered(self, hits: list[Hit], wanted: RowFilter) -> list[Hit]:
+        unknown = sorted({hit.source for hit in hits} - self._answers.keys())
+        found = prefetch(lambda source: wanted.by_bitmaps(self.sources[source].split), unknown, _AT_ONCE)
+        self._answers.update(zip(unknown, found, strict=True))
+        hits = [hit for hit in hits if (rows := self._answers[hit.source].rows) is None or hit.row in rows]
         places: dict[int, list[int]] = {}
         for place, hit in enumerate(hits):
-            places.setdefault(hit.source, []).append(place)
+            if not self._answers[hit.source].is_exact:
+                places.setdefault(hit.source, []).append(place)
+        return self._read(hits, places, wanted) if places else hits
+
+    def _read(self, hits: Sequence[Hit], places: Mapping[int, Sequence[int]], wanted: RowFilter) -> list[Hit]:
+        """Leave out of the hits at these places, by source, those whose rows do not meet the filter."""
 
         def taken(source: int) -> pa.Table:
             return self.sources[source].take([hits[place].row for place in places[source]], wanted.columns)
 
-        mask = wanted.mask(pa.concat_tables(prefetch(taken, places, _AT_ONCE)), len(hits))
-        order = np.array([place for own in places.values() for place in own], np.int64)
-        return [hits[place] for place in np.sort(order[mask]).tolist()]
+        read = np.array([place for own in places.values() for place in own], np.int64)
+        mask = np.ones(len(hits), np.bool_)
+        mask[read] = wanted.mask(pa.concat_tables(prefetch(taken, places, _AT_ONCE)), len(read))
+        return [hit for hit, is_met in zip(hits, mask.tolist(), strict=True) if is_met]

@@ -7,7 +7,7 @@ part as if they had one; generations likewise. A segment that is damaged or gone
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -19,15 +19,20 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats import generation_manifest
 from storage_core.formats.bundle import checksum
+from storage_core.index.bitmap import unpacked_bitmaps
 from storage_core.index.cache import SegmentCache
 from storage_core.index.native_errors import REBUILD
 from storage_core.index.segments import Coverage, build_rows, fingerprint_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.bitmap_rows import rows_that_meet
 from storage_core.read.overlay import Overlay, WholeRows
+from storage_core.read.predicate import Predicate
+from storage_core.read.pruning import conditions
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import least, order_of
 from storage_core.region import generation_segments
+from storage_core.settings.index import IndexDefinition
 from storage_core.split import pages
 from storage_core.split.conform import conform_split
 from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
@@ -57,6 +62,10 @@ class Source(Protocol):
 
     def directory(self) -> Path:
         """Return the directory with the files of the index over all the rows."""
+        ...
+
+    def matching(self, condition: Predicate) -> BitMap:
+        """Return the rows that meet a condition on columns of the index, which has bitmaps."""
         ...
 
     def low(self) -> Any:
@@ -124,8 +133,26 @@ class _Split:
                 return self.cache.segment(self.store, segment)
             except (Corrupt, NotFound) as error:
                 _logger.warning("segment %s is not usable, reading %s instead: %s", segment.path, self.path, error)
+        return self._gap()
+
+    def matching(self, condition: Predicate) -> BitMap:
+        segment, definition = self.covered.segments.get(self.path), self.covered.definition
+        if segment is not None:
+            try:
+                wanted = {each.column for each in conditions(condition)}
+                reading = self.kept.verified.bitmaps.reading(self.store, segment, definition)
+                return rows_that_meet(condition, reading.columns(wanted) or {}, self._count)
+            except (Corrupt, NotFound) as error:
+                _logger.warning("segment %s is not usable, reading %s instead: %s", segment.path, self.path, error)
+        return _unpacked(self._gap(), definition, condition, self._count)
+
+    def _gap(self) -> Path:
         add = self.snapshot.splits[self.path]
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema)
+
+    def _count(self) -> int:
+        add = self.snapshot.splits[self.path].as_written
+        return open_split(self.store, add, whole=False).rows if add.numRecords is None else add.numRecords
 
     def low(self) -> Any:
         kept, add = self.kept.values, self.snapshot.splits[self.path]
@@ -195,6 +222,9 @@ class _Generation:
             lambda: generation_segments.files(self.store, generation, definition, self.whole.rows),
         )
 
+    def matching(self, condition: Predicate) -> BitMap:
+        return _unpacked(self.directory(), self.covered.definition, condition, lambda: self.whole.rows.num_rows)
+
     def low(self) -> None:
         return None
 
@@ -231,6 +261,9 @@ class _Rest:
     def directory(self) -> Path:
         return self.cache.passing(build_rows(self.rows, self.covered.definition))
 
+    def matching(self, condition: Predicate) -> BitMap:
+        return _unpacked(self.directory(), self.covered.definition, condition, lambda: self.rows.num_rows)
+
     def low(self) -> None:
         return None
 
@@ -239,6 +272,12 @@ class _Rest:
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
         return _taken(self.rows, rows, columns)
+
+
+def _unpacked(directory: Path, definition: IndexDefinition, condition: Predicate, count: Callable[[], int]) -> BitMap:
+    wanted = {each.column for each in conditions(condition)}
+    columns = {name: unpacked_bitmaps(directory, definition, name) for name in wanted}
+    return rows_that_meet(condition, columns, count)
 
 
 def _chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
