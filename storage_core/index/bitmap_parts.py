@@ -7,7 +7,7 @@ small segment the bitmaps as well. Each part and each bitmap is verified by a ch
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,15 +19,18 @@ from storage_core.formats import bundle
 from storage_core.index import segments
 from storage_core.index.bitmap import ColumnBitmaps, ColumnValues, Numbers, column_files, column_values
 from storage_core.index.native_errors import REBUILD
-from storage_core.log.actions import IndexSegment
+from storage_core.log.actions import Add, IndexSegment
+from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
-from storage_core.split.ranges import requests_for
 
 TAIL_BYTES: Final = 128 * 2**10
 """Of the values before the directory so much is fetched with it."""
+
+GAP_BYTES: Final = 128 * 2**10
+"""Between bitmaps that are wanted so much is fetched with them, rather than by a request for each."""
 
 KEPT_BYTES: Final = 64 * 2**20
 """Of values and bitmaps that were asked for last, per table."""
@@ -35,6 +38,9 @@ KEPT_BYTES: Final = 64 * 2**20
 _AT_ONCE: Final = 4
 
 _Name = tuple[object, ...]
+
+SegmentOf = Callable[[Add], IndexSegment | None]
+"""The segment of an index that answers for a split, if one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +134,7 @@ class Reading:
         absent = [each for each in pieces if not self._is_in_tail(each)]
         cached = dict(zip(absent, self._cached.read(uri, segment.path, segment.xxh3, absent), strict=True))
         missing = [piece for piece, data in cached.items() if data is None]
-        ranges = requests_for(np.array([(each.start, each.end) for each in missing], np.int64).reshape(-1, 2))
+        ranges = _ranges(missing)
         read = all_of(lambda each: self._range(*each), ranges, _AT_ONCE)
         found: list[bytes] = []
         for piece in pieces:
@@ -178,6 +184,14 @@ class BitmapParts:
     def __init__(self, cached: CachedPieces, kept_bytes: int = KEPT_BYTES) -> None:
         self._cached = cached
         self._kept = KeptValues(kept_bytes)
+        self._covering: dict[str, tuple[Snapshot, IndexDefinition, SegmentOf]] = {}
+
+    def covering(self, snapshot: Snapshot, definition: IndexDefinition) -> SegmentOf:
+        """Return `segments.covering`, made once as long as neither is another. No request."""
+        found = self._covering.get(definition.name)
+        if found is None or found[0] is not snapshot or found[1] != definition:
+            found = self._covering[definition.name] = snapshot, definition, segments.covering(snapshot, definition)
+        return found[2]
 
     def holds(self, segment: IndexSegment, columns: Collection[str]) -> bool:
         """Return whether the values of these columns take no request."""
@@ -191,6 +205,17 @@ class BitmapParts:
         What it reads is kept; unless told not to, for one that only foretells what another will take.
         """
         return Reading(store, segment, definition, self._kept, self._cached if is_kept else NOT_CACHED, is_kept)
+
+
+def _ranges(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
+    """The ranges that hold ascending pieces, and small gaps between them: a request takes longer than those."""
+    found: list[tuple[int, int]] = []
+    for piece in pieces:
+        if found and piece.start - found[-1][1] <= GAP_BYTES:
+            found[-1] = (found[-1][0], piece.end)
+        else:
+            found.append((piece.start, piece.end))
+    return found
 
 
 def _name(segment: IndexSegment, *what: object) -> _Name:

@@ -1,14 +1,15 @@
 """Which rows of splits a filter can want, by the bitmap indexes of the table: asked where that can pay (decision 0118).
 
-An index is asked about the splits that the log's figures leave. What it leaves out could not be in an answer; what it
+An index is asked about the splits that the log's statistics leave. What it leaves out could not be in an answer; what it
 does not cover, and what a damaged segment would tell, is read as if there was no index.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,18 +19,18 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound, Unsupported
 from storage_core.index.bitmap import ColumnBitmaps
-from storage_core.index.bitmap_parts import TAIL_BYTES, BitmapParts, Reading
+from storage_core.index.bitmap_parts import TAIL_BYTES, BitmapParts, Reading, SegmentOf
 from storage_core.index.native_errors import REBUILD
-from storage_core.index.segments import covering
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.bitmap_rows import Rows, is_exact, useful
+from storage_core.read.bitmap_rows import Limits, Rows, is_exact, useful
 from storage_core.read.narrowed import Narrowed
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import PruneStep
 from storage_core.settings.index import IndexDefinition
+from storage_core.split import row_groups
 from storage_core.split.read import is_small
 from storage_core.split.vectors import deleted_rows
 from storage_core.wording import counted
@@ -81,7 +82,7 @@ UNKNOWN: Final = Answer()
 class _Index:
     definition: IndexDefinition
     columns: tuple[str, ...]
-    segment_of: Callable[[Add], IndexSegment | None]
+    segment_of: SegmentOf
 
 
 class Bitmaps:
@@ -120,7 +121,7 @@ class Bitmaps:
             own = tuple(column for column in definition.columns if column in wanted)
             wanted.difference_update(own)
             if own:
-                found.append(_Index(definition, own, covering(self._snapshot, definition)))
+                found.append(_Index(definition, own, self._parts.covering(self._snapshot, definition)))
         return found
 
     @cached_property
@@ -174,8 +175,8 @@ class Bitmaps:
                 what = f"{segment.path}: its values of {name!r} are {held.values.type}, expected {wanted}"
                 raise Corrupt(what, advice=REBUILD, key=segment.path)
         add = split.add
-        bounds = (split.most_values, split.most_bytes) if self._is_bounded else ()
-        found = Rows(columns, lambda: add.numRecords, *bounds).that_may_meet(self._predicate)
+        limits = Limits(split.most_values, split.most_bytes) if self._is_bounded else None
+        found = Rows(columns, lambda: add.numRecords, limits).that_may_meet(self._predicate)
         if not found:
             return found
         if add.numRecords is not None and found.max() >= add.numRecords:
@@ -235,8 +236,9 @@ class _Split:
 
     @property
     def cost(self) -> float:
-        """What fetching it costs, with its requests in bytes."""
-        return REQUEST_BYTES * (1 if is_small(self.add) else 2) + self.bytes
+        """What fetching it costs, with its requests in bytes: of the footer, and of each row group."""
+        groups = math.ceil((self.add.numRecords or 1) / row_groups.ROWS_PER_GROUP)
+        return REQUEST_BYTES * (1 if is_small(self.add) else 1 + groups) + self.bytes
 
     @property
     def most_bytes(self) -> int:

@@ -146,7 +146,7 @@ def test_what_no_segment_covers_is_read_and_the_plan_says_so(uri: str) -> None:
 def test_an_index_is_not_asked_where_that_costs_much_of_what_it_may_spare(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bitmap_pruning, "REQUEST_BYTES", 2**20)
+    monkeypatch.setattr(bitmap_pruning, "PAYS", 100)
     table = filled(uri)
     before = dict(table.store.requests)
     dear = "not asked about 4 splits: asking costs too much of what it may spare"
