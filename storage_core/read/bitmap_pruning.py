@@ -1,7 +1,7 @@
 """Which rows of splits a filter can want, by the bitmap indexes of the table: asked where that can pay (decision 0118).
 
-An index is asked about the splits that the log's statistics leave. What it leaves out could not be in an answer; what it
-does not cover, and what a damaged segment would tell, is read as if there was no index.
+An index is asked about the splits that the log's statistics leave. What it leaves out could not be in an answer; what
+it does not cover, and what a damaged segment would tell, is read as if there was no index.
 """
 
 from __future__ import annotations
@@ -132,6 +132,10 @@ class Bitmaps:
         columns = {name: self._snapshot.schema.field(name).type for each in self.indexes for name in each.columns}
         return is_exact(self._predicate, columns)
 
+    def is_local(self, add: Add) -> bool:
+        """Whether a split is a local file: nobody waits for its index."""
+        return self._store.local_path(add.path) is not None
+
     def of_split(self, add: Add) -> Answer:
         """Return what the indexes tell of a split. Requests: those of `bitmap_parts.Reading`, of each that is asked."""
         question = _Question(_Split(self._store, add, self._share))
@@ -257,7 +261,7 @@ def narrowed_by(bitmaps: Bitmaps, splits: Sequence[Add]) -> Narrowed:
     left, rows, told_by, held = list[Add](), dict[str, BitMap](), dict[str, int](), 0
     steps = [_Step() for _ in bitmaps.indexes]
     requests = size = 0
-    with closing(prefetch(bitmaps.of_split, splits, _AT_ONCE)) as answers:
+    with closing(prefetch(bitmaps.of_split, splits, 1 if bitmaps.is_local(splits[0]) else _AT_ONCE)) as answers:
         for add, found in zip(splits, answers, strict=True):
             requests, size = requests + found.requests, size + found.bytes
             for number, reason in found.not_asked.items():
