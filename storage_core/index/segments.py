@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -61,6 +61,24 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
             vector.validate(definition, schema)
         case _:
             assert_never(definition.kind)
+
+
+def covering(snapshot: Snapshot, definition: IndexDefinition) -> Callable[[Add], IndexSegment | None]:
+    """Return a function that gives the segment over all of a split by which an index answers for it, if one does.
+
+    It is that of `coverage`. No request, and no manifest is read.
+    """
+    fingerprint = fingerprint_of(definition)
+    found: dict[str, list[IndexSegment]] = {}
+    for _, segment in sorted(snapshot.segments.items()):
+        is_current = segment.details.get(DEFINITION) == fingerprint and segment.origins is None
+        if segment.index == definition.name and is_current and len(segment.covers) == 1:
+            found.setdefault(segment.covers[0], []).append(segment)
+
+    def of(add: Add) -> IndexSegment | None:
+        return next((each for each in found.get(add.path, ()) if each.numRecords == (add.numRecords or 0)), None)
+
+    return of
 
 
 def fingerprint_of(definition: IndexDefinition) -> str:
@@ -156,18 +174,22 @@ def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
     Raises `Corrupt` when the object is not what was written, `NotFound` when it is gone.
     """
     where = segment.path
-    expected = bundle.Expected(
-        where=where,
+    files = bundle.unpack(store.get(where).data, expected_of(segment))
+    indexed = files if segment.origins is None else _without_rows(files, segment)
+    # A split of another writer may not say how many rows it has; its segment says 0.
+    check(indexed, segment.index, str(segment.details.get(DEFINITION)), rows=segment.numRecords or None, where=where)
+    return files
+
+
+def expected_of(segment: IndexSegment) -> bundle.Expected:
+    """Return what the log says of the object of a segment. Raises `Corrupt` as `segment_id` does."""
+    return bundle.Expected(
+        where=segment.path,
         identity=segment_id(segment),
         size=segment.size,
         footer_offset=segment.footerOffset,
         xxh3=segment.xxh3,
     )
-    files = bundle.unpack(store.get(where).data, expected)
-    indexed = files if segment.origins is None else _without_rows(files, segment)
-    # A split of another writer may not say how many rows it has; its segment says 0.
-    check(indexed, segment.index, str(segment.details.get(DEFINITION)), rows=segment.numRecords or None, where=where)
-    return files
 
 
 def check(

@@ -20,6 +20,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
 from storage_core.read.fetching import fetched
+from storage_core.read.narrowed import Narrowed
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
@@ -48,15 +49,17 @@ def splits_source(
     columns: Collection[str] | None = None,
     predicate: Predicate | None = None,
     over: Over | None = None,
+    rows: Mapping[str, BitMap] | None = None,
 ) -> Source:
     """Return the splits as a source of rows, in their order; of columns other than `columns` the values may be null.
 
     The rows that lie `over` them are the source's too, and those are not that they or deletion vectors hide; one GET
     per vector that is stored.
 
-    Rows that cannot make `predicate` true may be left out. What is used of a split is verified before: on a local store
-    its file, against its length and checksum, and again when it is another than the one that `verified` remembers;
-    elsewhere what `fetched` says, with its requests, by each reading of the rows.
+    Rows that cannot make `predicate` true may be left out, and row groups without one of the `rows` that are wanted of
+    a split, by its path. What is used of a split is verified before: on a local store its file, against its length and
+    checksum, and again when it is another than the one that `verified` remembers; elsewhere what `fetched` says, with
+    its requests, by each reading of the rows.
     Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone; so does a reading.
     """
     newer = schema.empty_table() if over is None else over.rows
@@ -71,9 +74,11 @@ def splits_source(
         deleted = None if over is None else over.deleted
 
         def read() -> Generator[pa.RecordBatch]:
-            rows = fetched(store, splits, wanted, footers=verified.footers, deleted=deleted, predicate=predicate)
-            with closing(rows):
-                for table in rows:
+            found = fetched(
+                store, splits, wanted, footers=verified.footers, deleted=deleted, predicate=predicate, rows=rows
+            )
+            with closing(found):
+                for table in found:
                     yield from table.to_batches()
             yield from newer.select(wanted.names).to_batches()
 
@@ -119,9 +124,37 @@ def source_of(
         return (), Source(snapshot.schema.empty_table(), unread=snapshot.rows)
     splits = prune(snapshot, predicate)
     with query_errors(query, splits):
-        return splits, splits_source(
-            store, splits, snapshot.schema, verified=verified, columns=columns, predicate=predicate, over=over
+        found = narrowed(store, snapshot, predicate, splits, columns=columns, verified=verified)
+        return found.splits, splits_source(
+            store,
+            found.splits,
+            snapshot.schema,
+            verified=verified,
+            columns=columns,
+            predicate=predicate,
+            over=over,
+            rows=found.rows,
         )
+
+
+def narrowed(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    predicate: Predicate | None,
+    splits: Sequence[Add],
+    *,
+    columns: Collection[str] | None,
+    verified: Verified,
+    is_kept: bool = True,
+) -> Narrowed:
+    """Return what the table's bitmap indexes leave of splits: see `bitmap_pruning.narrowed`, and its `Bitmaps`."""
+    if predicate is None or not snapshot.segments:
+        return Narrowed(tuple(splits))
+    from storage_core.read.bitmap_pruning import Bitmaps, narrowed_by  # which tables without indexes do not need
+
+    names = columns_fetched(snapshot.schema, columns)
+    parts = verified.bitmaps
+    return narrowed_by(Bitmaps(store, snapshot, predicate, columns=names, parts=parts, is_kept=is_kept), tuple(splits))
 
 
 def columns_fetched(schema: pa.Schema, columns: Collection[str] | None) -> Sequence[str]:
