@@ -18,6 +18,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.column_names import in_columns
 from storage_core.read.literals import Limit, interval
 from storage_core.read.predicate import And, Beginning, Compare, Comparison, Instant, IsNull, Predicate, Scalar
 from storage_core.read.pruning import Leaf, conditions, possible
@@ -47,6 +48,7 @@ def matching_regions(store: ObjectStore, snapshot: Snapshot, *, predicate: Predi
     GET of the registry.
     """
     spec = snapshot.config.region_spec
+    predicate = in_columns(predicate, snapshot.schema.names)
     sources = {name for field in spec.fields for name in field.source_ids}
     if predicate is None or sources.isdisjoint(each.column for each in conditions(predicate)):
         return None

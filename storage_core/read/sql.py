@@ -17,6 +17,7 @@ from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_read
 from storage_core.read.plan import Plan, TablePlan, Watched
 from storage_core.read.planning import table_plan
@@ -117,6 +118,7 @@ def explain(
 def _plan(opened: Opened, tree: Node, name: str) -> TablePlan:
     predicate = where_of(tree, name)
     view = opened(predicate)
+    predicate = in_columns(predicate, view.snapshot.schema.names)
     columns = columns_read(tree, view.snapshot.schema.names, name)
     return table_plan(
         view.store,
@@ -145,6 +147,7 @@ def other_names(tables: object) -> list[str]:
 def _read(opened: Opened, tree: Node, name: str, text: str) -> _Read:
     predicate = where_of(tree, name)
     view = opened(predicate)
+    predicate = in_columns(predicate, view.snapshot.schema.names)
     splits, source = source_of(
         view.store,
         view.snapshot,

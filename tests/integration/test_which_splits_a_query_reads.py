@@ -1,0 +1,79 @@
+"""However a condition is written, a query reads the splits that can hold a row of its answer, and no others."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from storage_core.engine.session import session
+from tidemark import Table, col
+
+SPLITS = 20
+DAYS = [dt.datetime(2024, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=each, hours=5) for each in range(SPLITS)]
+ROWS = pa.table(
+    {
+        "n": pa.array(range(SPLITS)),
+        "Status": pa.array(range(SPLITS)),
+        "É": pa.array(range(SPLITS)),
+        "s": pa.array([f"s{each:02}" for each in range(SPLITS)]),
+        "ts": pa.array(DAYS, pa.timestamp("us", "UTC")),
+        "local": pa.array([each.replace(tzinfo=None) for each in DAYS], pa.timestamp("us")),
+        "pair": pa.array([{"n": SPLITS - each} for each in range(SPLITS)]),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """A split for each row."""
+    made = Table.create(str(tmp_path_factory.mktemp("which") / "t"), ROWS.schema)
+    for number in range(SPLITS):
+        made.append(ROWS.slice(number, 1))
+    return made
+
+
+def require_answer(table: Table, text: str, splits: int, tables: dict[str, Any] | None = None) -> None:
+    """The query answers as DuckDB does, of so many splits."""
+    connection = session()
+    for name, rows in {"t": ROWS, **(tables or {})}.items():
+        connection.from_arrow(rows).create(name)
+    found, expected = table.sql(text, tables=tables).to_arrow(), connection.sql(text).to_arrow_table()
+    if "order by" in text:
+        assert found.to_pylist() == expected.to_pylist()
+    else:
+        assert sorted(map(str, found.to_pylist())) == sorted(map(str, expected.to_pylist()))
+    assert found.schema.names == expected.schema.names
+    assert len(table.explain(text, tables=tables).splits) == splits, text
+
+
+@pytest.mark.parametrize(
+    ("condition", "splits"),
+    [
+        ("n = 3", 1),
+        ("N = 3", 1),
+        ("T.N = 3", 1),
+        ("status = 3", 1),
+        ('"STATUS" in (3, 5) or N = 7', 3),
+        ("Pair.N = 3", SPLITS),
+        ("S = 's03'", 1),
+    ],
+)
+def test_a_column_is_found_whatever_the_case_of_its_name(table: Table, condition: str, splits: int) -> None:
+    require_answer(table, f"select * from t where {condition}", splits)
+    assert len(table.scan(filter=condition).explain().splits) == splits
+
+
+@pytest.mark.parametrize("name", ["N", "STATUS", "status"])
+def test_a_filter_finds_a_column_whatever_the_case_of_its_name(table: Table, name: str) -> None:
+    wanted = ~(col(name) != 3)
+    assert len(table.scan(filter=wanted).explain().splits) == 1
+    assert table.scan(["n"], filter=wanted).to_arrow().to_pylist() == [{"n": 3}]
+
+
+def test_another_name_for_a_column_is_not_the_column(table: Table) -> None:
+    require_answer(table, "select n + 1 as N from t where N = 3", 1)
+    require_answer(table, 'select n + 1 as "é" from t where "é" = 3', SPLITS)
+    require_answer(table, "select n + 1 as m from t where M = 3", SPLITS)
