@@ -77,3 +77,47 @@ def test_another_name_for_a_column_is_not_the_column(table: Table) -> None:
     require_answer(table, "select n + 1 as N from t where N = 3", 1)
     require_answer(table, 'select n + 1 as "é" from t where "é" = 3', SPLITS)
     require_answer(table, "select n + 1 as m from t where M = 3", SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("condition", "splits"),
+    [
+        ("n = 3::bigint", 1),
+        ("n = cast('3' as bigint)", 1),
+        ("3::smallint = n", 1),
+        ("n = '3'::int", 1),
+        ("n < 2::int8", 2),
+        ("n = -3 + 6", 1),
+        ("n = -(-4 * 2) - 5", 1),
+        ("n between 1 + 1 and 2 * 2", 3),
+        ("n = 6 / 2", SPLITS),
+        ("n = '3.2'::bigint", SPLITS),
+        ("n = 3.4::bigint", SPLITS),
+        ("n = try_cast('3' as bigint)", SPLITS),
+        ("n is not distinct from 3", 1),
+        ("3 is not distinct from n", 1),
+        ("not (n is distinct from 3)", 1),
+        ("n is distinct from 3", SPLITS - 1),
+        ("n is not distinct from null", SPLITS),
+        ("n = any([3])", 1),
+        ("n = any([3, 2 + 3])", 2),
+        ("n = any([3, null])", SPLITS),
+        ("n = any([3.5, 3])", SPLITS),
+        ("not n = any([3])", SPLITS),
+        ("n = any(select unnest([3, 5]) limit 1)", 2),
+        ("not n = any(select unnest([3, 5]) limit 1)", SPLITS),
+        ("n <> all([3])", SPLITS),
+        ("ts::date = '2024-01-03'", 1),
+        ("cast(local as date) = date '2024-01-03'", 1),
+        ("ts::date in ('2024-01-03', '2024-01-05')", 2),
+        ("ts::date between '2024-01-03' and '2024-01-05'", 3),
+        ("ts::date >= timestamp '2024-01-19'", 2),
+        ("'2024-01-19' <= ts::date", 2),
+        ("ts::date = '2024-1-3'", SPLITS),
+        ("ts::date = timestamp '2024-01-03 05:00:00'", SPLITS),
+        ("not (ts::date <> '2024-01-03')", 1),
+        ("ts::date is not distinct from '2024-01-03'", 1),
+    ],
+)
+def test_a_value_is_understood_behind_casts_and_arithmetic(table: Table, condition: str, splits: int) -> None:
+    require_answer(table, f"select * from t where {condition}", splits)

@@ -103,6 +103,12 @@ TEXTS = [
     "t.n >= 2",
     "pair.n > 2",
     "not (pair.n <= 2 or n is null)",
+    *("n = 1::bigint", "N = '1'::int or I = 0", "d = 1::bigint", "f >= 1::tinyint", "g = 16777217::int", "w < 1::int8"),
+    *("n = -1 + 2", "n > 2 - -1 * 3", "f = 3 - 2", "z = -(1 + 2)"),
+    *("n is not distinct from 1", "not (s is distinct from '10')", "day is distinct from date '1970-01-01'"),
+    *("moment::date = '1970-01-01'", "naive::date = '1969-12-31'", "day::date = '1970-01-01'"),
+    *("naive::date < date '1970-01-01'", "moment::date <> '1970-01-01'", "not (moment::date <= '1969-12-31')"),
+    *("naive::date in ('1969-12-31', '1970-01-02')", "moment::date = timestamp '1970-01-01 00:30:00'"),
 ]
 ROW = st.fixed_dictionaries(
     {
