@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from decimal import Decimal
 
 from storage_core.engine.statement import check, parse
 from storage_core.engine.tree import Node, arguments, nodes_of
 from storage_core.errors import InvalidInput
+from storage_core.read.column_names import folded
 from storage_core.read.predicate import (
     MIRRORED,
     And,
@@ -62,77 +64,28 @@ def from_sql(text: str) -> Filter:
     node = parse(query, "filter")
     check(node, query, tables=["t"], what="filter")
     extra = [key for key in ("group_expressions", "modifiers", "having", "qualify", "sample") if node.get(key)]
-    shape = node.get("type") == "SELECT_NODE" and _is_plain_table(node.get("from_table"), "t")
+    source = node.get("from_table") or {}
+    is_plain = source.get("type") == "BASE_TABLE" and not (source["column_name_alias"] or source.get("alias"))
+    shape = node.get("type") == "SELECT_NODE" and is_plain and source["sample"] is None
     where = node.get("where_clause")
     if not shape or extra or where is None or any(each.get("class") == "SUBQUERY" for each in nodes_of(where)):
         raise InvalidInput(f"the filter {text!r} is not one condition over columns of the table", filter=text)
-    return Filter(_predicate(where, _Names("t")), (duckdb.SQLExpression(text),))
-
-
-def where_of(query: Node, table: str) -> Predicate | None:
-    """Return the condition that every row of `table` used by this query must meet, or None when there is no telling.
-
-    Of joined tables it is what the WHERE clause says of columns before which the name of the table stands.
-    """
-    where = query.get("where_clause")
-    if query.get("type") != "SELECT_NODE" or where is None or _reads(query, table) != 1:
-        return None
-    if query["sample"] is not None:  # which is taken before the condition applies
-        return None
-    source = query["from_table"]
-    read = _kept_of(source, table)
-    shadowed = any(entry["key"].lower() == table.lower() for entry in query["cte_map"]["map"])
-    if read is None or shadowed:
-        return None
-    return _predicate(where, _Names(str(read.get("alias") or table), is_joined=read is not source))
-
-
-def _kept_of(source: Node | None, table: str) -> Node | None:
-    """Where a FROM clause reads `table`, if of its rows only those count that the WHERE clause keeps.
-
-    A row of the other side of an outer join counts, with nulls, where no row of `table` meets it.
-    """
-    if source is None or source.get("type") != "JOIN":
-        return source if _is_plain_table(source, table) else None
-    if source["join_type"] not in ("INNER", "LEFT") or source["ref_type"] not in ("REGULAR", "CROSS"):
-        return None
-    sides = ("left", "right") if source["join_type"] == "INNER" else ("left",)
-    return next((found for side in sides if (found := _kept_of(source[side], table)) is not None), None)
+    return Filter(predicate_of(where, Names("t")), (duckdb.SQLExpression(text),))
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
-    """How columns of a table are named: with its name before them, or without where it is the only one."""
+class Names:
+    """How columns of a table are named: with its name before them, and those of `own` without; all where it is None."""
 
     table: str
-    is_joined: bool = False
+    own: Collection[str] | None = None
 
 
-def _reads(tree: object, table: str) -> int:
-    """Count the places of the tree that read `table`."""
-    return sum(
-        node.get("type") == "BASE_TABLE" and str(node.get("table_name")).lower() == table.lower()
-        for node in nodes_of(tree)
-    )
-
-
-def _is_plain_table(node: Node | None, table: str) -> bool:
-    return (
-        node is not None
-        and node.get("type") == "BASE_TABLE"
-        and str(node.get("table_name")).lower() == table.lower()
-        and not node.get("schema_name")
-        and not node.get("column_name_alias")
-        and node.get("sample") is None
-        and node.get("at_clause") is None
-    )
-
-
-def _predicate(node: Node, table: _Names) -> Predicate:
-    """Translate one condition; whatever is not understood becomes `Opaque`, which never prunes."""
+def predicate_of(node: Node, table: Names) -> Predicate:
+    """Return one condition as a predicate; whatever is not understood becomes `Opaque`, which never prunes."""
     kind = str(node["type"])
     if kind in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
-        children = tuple(_predicate(child, table) for child in node["children"])
+        children = tuple(predicate_of(child, table) for child in node["children"])
         return And(children) if kind == "CONJUNCTION_AND" else Or(children)
     if kind in _COMPARISONS:
         return _comparison(node, _COMPARISONS[kind], table)
@@ -144,7 +97,7 @@ def _predicate(node: Node, table: _Names) -> Predicate:
         low = _compare(node["input"], Comparison.GE, node["lower"], table)
         return And((low, _compare(node["input"], Comparison.LE, node["upper"], table)))
     if kind == "OPERATOR_NOT":
-        return negate(_predicate(node["children"][0], table))
+        return negate(predicate_of(node["children"][0], table))
     if kind in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"):
         column = _column(node["children"][0], table)
         return IsNull(column, negated=kind == "OPERATOR_IS_NOT_NULL") if column else Opaque(kind)
@@ -157,13 +110,13 @@ def _predicate(node: Node, table: _Names) -> Predicate:
     return Opaque(kind)
 
 
-def _comparison(node: Node, comparison: Comparison, table: _Names) -> Predicate:
+def _comparison(node: Node, comparison: Comparison, table: Names) -> Predicate:
     if _constant(node["right"]) is not None:
         return _compare(node["left"], comparison, node["right"], table)
     return _compare(node["right"], MIRRORED[comparison], node["left"], table)
 
 
-def _distinct(node: Node, table: _Names, *, negated: bool) -> Predicate:
+def _distinct(node: Node, table: Names, *, negated: bool) -> Predicate:
     """IS DISTINCT FROM a value, which a null is and, unlike to a comparison, is known to be."""
     differs = _comparison(node, Comparison.NE, table)
     if not isinstance(differs, Compare):
@@ -172,7 +125,7 @@ def _distinct(node: Node, table: _Names, *, negated: bool) -> Predicate:
     return negate(found) if negated else found
 
 
-def _any(node: Node, table: _Names) -> Predicate:
+def _any(node: Node, table: Names) -> Predicate:
     """What `n = any([3, 5])` says, which the parser makes a subquery; of other members than integers nothing."""
     unnested = [each for item in node["subquery"]["node"].get("select_list", ()) for each in _given(item, "unnest")]
     members = [each for item in unnested for each in _given(item, "list_value")]
@@ -188,7 +141,7 @@ def _given(node: Node, function: str) -> list[Node]:
     return arguments(node) if node.get("function_name") == function else []
 
 
-def _beginning(node: Node, table: _Names) -> Predicate:
+def _beginning(node: Node, table: Names) -> Predicate:
     """What a function of a text and its pattern, or its beginning, says of how the text begins."""
     given = [each["expression"] for each in node["arguments"]]
     column = _column(given[0], table) if len(given) == 2 else None
@@ -199,7 +152,7 @@ def _beginning(node: Node, table: _Names) -> Predicate:
     return Compare(column, Comparison.EQ, Beginning(text))
 
 
-def _compare(subject: Node, comparison: Comparison, constant: Node, table: _Names) -> Predicate:
+def _compare(subject: Node, comparison: Comparison, constant: Node, table: Names) -> Predicate:
     is_day = _type_cast_to(subject) == "DATE"
     column = _column(subject["child"] if is_day else subject, table)
     value = _day(constant) if is_day else _constant(constant)
@@ -213,14 +166,14 @@ def _day(constant: Node) -> Day | None:
     return Day(text) if isinstance(text, str) and _DAY.fullmatch(text) else None
 
 
-def _column(node: Node, table: _Names) -> str | None:
+def _column(node: Node, table: Names) -> str | None:
     """The column that is named; None for all else, such as a field of a struct."""
     if node["class"] != "COLUMN_REF":
         return None
     first, *rest = map(str, node["column_names"])
-    if rest and first.lower() == table.table.lower():
+    if rest and folded(first) == folded(table.table):
         first, *rest = rest
-    elif table.is_joined:
+    elif table.own is not None and folded(first) not in table.own:
         return None
     return None if rest else first
 

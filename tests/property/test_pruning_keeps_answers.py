@@ -26,7 +26,8 @@ from storage_core.log.files.columns import table_of
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.predicate import Filter, Predicate, col
 from storage_core.read.pruning import manifest_filter, prune_table
-from storage_core.read.sql_predicate import from_sql, where_of
+from storage_core.read.sql_predicate import from_sql
+from storage_core.read.sql_tables import where_of
 from storage_core.rows import statistics
 from storage_core.rows.sort_order import bind
 from storage_core.settings.table import TableConfig
