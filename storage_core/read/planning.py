@@ -14,6 +14,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read import pruning
 from storage_core.read.fetching import SPLITS_AT_ONCE
+from storage_core.read.first_rows import First, first_splits
 from storage_core.read.late_materialization import in_turn
 from storage_core.read.plan import TablePlan
 from storage_core.read.predicate import Predicate
@@ -36,6 +37,7 @@ def table_plan(
     columns: Collection[str] | None,
     verified: Verified,
     records: pa.Table | None = None,
+    first: First | None = None,
 ) -> TablePlan:
     """Return what `splits_source.source_of` would read of a table.
 
@@ -48,7 +50,7 @@ def table_plan(
     if not newer and is_counted(snapshot, columns):
         steps = [PruneStep("count", len(snapshot.splits), snapshot.bytes)]
     else:
-        left = pruning.explain(snapshot, predicate)
+        left = pruning.explain(snapshot, predicate) if first is None or newer else first_splits(snapshot, first)
         splits, steps = left.splits, [*left.steps]
         names = tuple(columns_fetched(snapshot.schema, columns))
         parts = list(prefetch(_Splits(store, snapshot, predicate, names, verified).part, splits, SPLITS_AT_ONCE))

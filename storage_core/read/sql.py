@@ -25,6 +25,7 @@ from storage_core.read.predicate import Predicate
 from storage_core.read.query_errors import TABLE, query_errors
 from storage_core.read.source import Source, answer
 from storage_core.read.splits_source import source_of
+from storage_core.read.sql_first import first_of
 from storage_core.read.sql_result import SqlResult
 from storage_core.read.sql_tables import where_of
 from storage_core.read.verified import Verified
@@ -140,6 +141,7 @@ def _plan(view: TableView, tree: Node, name: str, schemas: Mapping[str, pa.Schem
         columns=columns,
         verified=view.verified,
         records=view.records,
+        first=first_of(tree, name, view.snapshot.schema.names),
     )
 
 
@@ -166,6 +168,7 @@ def _read(view: TableView, tree: Node, name: str, *, schemas: Mapping[str, pa.Sc
         records=view.records,
         columns=columns_read(tree, view.snapshot.schema.names, name),
         query=text,
+        first=first_of(tree, name, view.snapshot.schema.names),
     )
     return _Read(source, splits, view)
 

@@ -121,3 +121,66 @@ def test_another_name_for_a_column_is_not_the_column(table: Table) -> None:
 )
 def test_a_value_is_understood_behind_casts_and_arithmetic(table: Table, condition: str, splits: int) -> None:
     require_answer(table, f"select * from t where {condition}", splits)
+
+
+@pytest.mark.parametrize(
+    ("text", "splits"),
+    [
+        ("select n from t order by n limit 1", 1),
+        ("from t order by N desc limit 2 offset 1", 3),
+        ("select s as m, n + 1 as more from t order by t.n nulls first, s limit 3", 3),
+        ("select x.n, 7 from t as x order by x.n desc nulls last limit 3", 3),
+        ("select ts from t order by ts desc limit 1", 1),
+        ("select local from t order by local limit 20", SPLITS),
+        ("from t order by n limit 0", 1),
+        ("select s from t order by s limit 1", SPLITS),
+        ("select -n as n from t order by n limit 1", SPLITS),
+        ("select -n as N from t order by n limit 1", SPLITS),
+        ("select pair.n from t order by n limit 1", SPLITS),
+        ("select struct_extract(pair, 'n') from t order by n limit 1", SPLITS),
+        ("select * replace (-n as n) from t order by n limit 1", SPLITS),
+        ("select n from t order by -n limit 1", SPLITS),
+        ("select n from t order by 1 limit 1", SPLITS),
+        ("select distinct n from t order by n limit 1", SPLITS),
+        ("select n, sum(n) over () from t order by n limit 1", SPLITS),
+        ("select n from t group by n order by n limit 1", SPLITS),
+        ("select n from t where n > 3 order by n limit 1", SPLITS - 4),
+        ("select n from t qualify row_number() over (order by n desc) = 1 order by n limit 1", SPLITS),
+        ("select n from t union all select n from t order by n limit 1", SPLITS),
+    ],
+)
+def test_the_first_rows_in_the_order_of_a_column_are_read_of_the_splits_that_have_them(
+    table: Table, text: str, splits: int
+) -> None:
+    require_answer(table, text, splits)
+
+
+@pytest.mark.parametrize(
+    ("text", "splits"),
+    [
+        ("select n from t limit 1", 1),
+        ("from t limit 3 offset 2", 5),
+        ("select n * 2 as n from t limit 30", SPLITS),
+        ("select n from t limit 0", 0),
+        ("select n from t offset 3", SPLITS),
+        ("select sum(n) from t limit 1", SPLITS),
+        ("select unnest([n, n]) from t limit 1", SPLITS),
+        ("select distinct n from t limit 20", SPLITS),
+    ],
+)
+def test_the_first_rows_as_they_come_are_read_of_the_first_splits(table: Table, text: str, splits: int) -> None:
+    whole, _, limits = text.partition(" t ")
+    numbers = dict(zip(limits.split()[::2], map(int, limits.split()[1::2]), strict=True))
+    offset, limit = numbers.get("offset", 0), numbers.get("limit", SPLITS)
+    rows = table.sql(f"{whole} t").to_arrow().to_pylist()
+    found = table.sql(text).to_arrow().to_pylist()
+    assert len(table.explain(text).splits) == splits
+    if "distinct" in text:
+        assert sorted(map(str, found)) == sorted(map(str, rows[offset : offset + limit]))
+    else:
+        assert found == rows[offset : offset + limit]
+
+
+def test_a_plan_names_what_the_first_rows_leave_out(table: Table) -> None:
+    for text, name in (("from t order by n limit 1", "order"), ("from t limit 1", "limit")):
+        assert [(step.name, step.splits) for step in table.explain(text).steps if step.splits] == [(name, SPLITS - 1)]
