@@ -64,8 +64,7 @@ def _behind(files: pa.Table, first: First, field: pa.Field, deleted: Counts) -> 
     kinds = pa.types
     if not any(each(field.type) for each in (kinds.is_integer, kinds.is_date, kinds.is_timestamp, kinds.is_decimal)):
         return none
-    [batch] = files.select(_READ).combine_chunks().to_batches() or [None]
-    bounds = None if batch is None else statistics_of(batch, pa.schema([field]))(field.name)
+    bounds = _bounds(files, field)
     if bounds is None:
         return none
     nulls, rows = (each.fill_null(-1).to_numpy() for each in (bounds.nulls, bounds.rows))
@@ -83,14 +82,24 @@ def _behind(files: pa.Table, first: First, field: pa.Field, deleted: Counts) -> 
     return found
 
 
+def _bounds(files: pa.Table, field: pa.Field) -> ColumnBounds | None:
+    """The bounds of a column in all splits; None where they are not all of one type."""
+    batches = files.select(_READ).to_batches()
+    parts = [each for batch in batches if (each := statistics_of(batch, pa.schema([field]))(field.name)) is not None]
+    lows, highs = [each.low() for each in parts], [each.high() for each in parts]
+    if len({each.type for each in (*lows, *highs)}) != 1:
+        return None
+    low, high = pa.concat_arrays(lows), pa.concat_arrays(highs)
+    nulls, rows = (pa.concat_arrays(each) for each in ([part.nulls for part in parts], [part.rows for part in parts]))
+    return ColumnBounds(field.type, lambda: low, lambda: high, nulls, rows)
+
+
 def _beyond(bounds: ColumnBounds, sure: Counts, wanted: int, first: First) -> Mask | None:
     """Tell of each split whether all values of it are beyond `wanted` rows; None where there are too few for that.
 
     Each split has `sure` rows at least that have a value. Rows with the value of the last one wanted are not beyond it.
     """
     near, far = (bounds.high(), bounds.low()) if first.descending else (bounds.low(), bounds.high())
-    if near.type != far.type:
-        return None
     order = pc.array_sort_indices(far, order="descending" if first.descending else "ascending").to_numpy()
     counts = np.where(far.is_valid().to_numpy(zero_copy_only=False), sure, 0)[order]
     place = int(np.searchsorted(np.cumsum(counts), max(wanted, 1)))

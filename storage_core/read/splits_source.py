@@ -21,6 +21,7 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
+from storage_core.read.exact_metrics import exact_metrics
 from storage_core.read.fetching import fetched
 from storage_core.read.first_rows import First, first_splits
 from storage_core.read.predicate import Predicate
@@ -110,13 +111,15 @@ def source_of(
     columns: Collection[str] | None,
     query: str,
     first: First | None = None,
+    asked: Collection[str] | None = None,
 ) -> tuple[Sequence[Add], Source]:
     """Return the splits whose rows a query may need, which errors name, and the rows.
 
-    Of columns other than `columns` the values may be null; where none is read, no split is. Where the query needs the
-    `first` rows only and there are no `records`, other splits may be left out. With `records`, they are
-    folded over the base: they are held in memory, the base is not (`overlay`). Requests besides those of
-    `splits_source`: those of `take_apart` and `Overlay.deleted`. Raises what they raise.
+    Of columns other than `columns` the values may be null; where none is read, no split is. With `records`, they are
+    folded over the base: they are held in memory, the base is not (`overlay`). Without them, a query that needs the
+    `first` rows only reads splits that have them, and one that needs metrics of `asked` columns none, where the log
+    tells them. Requests besides those of `splits_source`: those of `take_apart` and `Overlay.deleted`. Raises what they
+    raise.
     """
     over = None
     if records is not None and records.num_rows:
@@ -128,6 +131,8 @@ def source_of(
         over = Over(overlay.rest, overlay.touched, partial(overlay.deleted, store, snapshot))
     elif is_counted(snapshot, columns):
         return (), Source(snapshot.schema.empty_table(), unread=snapshot.rows)
+    elif asked is not None and (told := exact_metrics(snapshot, asked)) is not None:
+        return (), Source(snapshot.schema.empty_table(), unread=told.rows, ends=told.ends, values=told.values)
     splits = first_splits(snapshot, first).splits if first is not None and over is None else prune(snapshot, predicate)
     with query_errors(query, splits):
         return splits, splits_source(

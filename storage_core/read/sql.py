@@ -25,7 +25,7 @@ from storage_core.read.predicate import Predicate
 from storage_core.read.query_errors import TABLE, query_errors
 from storage_core.read.source import Source, answer
 from storage_core.read.splits_source import source_of
-from storage_core.read.sql_first import first_of
+from storage_core.read.sql_first import first_of, metrics_asked
 from storage_core.read.sql_result import SqlResult
 from storage_core.read.sql_tables import where_of
 from storage_core.read.verified import Verified
@@ -142,6 +142,7 @@ def _plan(view: TableView, tree: Node, name: str, schemas: Mapping[str, pa.Schem
         verified=view.verified,
         records=view.records,
         first=first_of(tree, name, view.snapshot.schema.names),
+        asked=metrics_asked(tree, name, view.snapshot.schema.names),
     )
 
 
@@ -169,6 +170,7 @@ def _read(view: TableView, tree: Node, name: str, *, schemas: Mapping[str, pa.Sc
         columns=columns_read(tree, view.snapshot.schema.names, name),
         query=text,
         first=first_of(tree, name, view.snapshot.schema.names),
+        asked=metrics_asked(tree, name, view.snapshot.schema.names),
     )
     return _Read(source, splits, view)
 

@@ -1,10 +1,10 @@
-"""What a query asks of a table by LIMIT: its first rows, where nothing comes between them and the answer."""
+"""What a query asks of a whole table: its first rows, by LIMIT, or metrics of its columns and nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage_core.engine.tree import Node, nodes_of
+from storage_core.engine.tree import Node, called_on, nodes_of
 from storage_core.read.column_names import folded
 from storage_core.read.first_rows import First
 from storage_core.read.sql_tables import is_plain_table
@@ -43,6 +43,32 @@ def first_of(tree: Node, table: str, names: Sequence[str]) -> First | None:
     return First(rows, column, descending=by["type"] == "DESCENDING", nulls_first=nulls_first)
 
 
+def metrics_asked(tree: Node, table: str, names: Sequence[str]) -> frozenset[str] | None:
+    """Return the columns `names` of which a query needs only `min`, `max` and `count`; None where it may need more."""
+    if not is_one_table(tree, table):
+        return None
+    called = _called(tree)
+    nodes = list(nodes_of(tree))
+    asked = [node["arguments"][0]["expression"] for node in nodes if _is_metric(node)]
+    found = [[name for name in names if _is_named(node, name, called)] for node in asked]
+    read = sum(node.get("class") in ("COLUMN_REF", "STAR", "POSITIONAL_REFERENCE", "WINDOW") for node in nodes)
+    if not found or len(asked) != read or any(len(each) != 1 for each in found):
+        return None
+    return frozenset(name for [name] in found)
+
+
+def _is_metric(node: Node) -> bool:
+    """Whether a node is `min`, `max` or `count` of a column, of all rows."""
+    return (
+        node.get("class") == "FUNCTION"
+        and str(node["function_name"]).lower() in ("min", "max", "count")
+        and len(node["arguments"]) == 1
+        and node["arguments"][0]["expression"]["class"] == "COLUMN_REF"
+        and not called_on(node)
+        and not (node["distinct"] or node["filter"] or node["order_bys"]["orders"])
+    )
+
+
 def is_one_table(tree: Node, table: str) -> bool:
     """Return whether a query is one SELECT from all rows of one table, whatever it makes of them."""
     selects = sum(node.get("type") in ("SELECT_NODE", "BASE_TABLE") for node in nodes_of(tree))
@@ -79,12 +105,16 @@ def _column(by: Node, tree: Node, names: Sequence[str]) -> str | None:
     """The column that an ORDER BY names, and no other thing of that name in the answer."""
     if by["class"] != "COLUMN_REF":
         return None
-    source = tree["from_table"]
-    called = folded(str(source.get("alias") or source["table_name"]))
+    called = _called(tree)
     found = [name for name in names if _is_named(by, name, called)]
     if len(found) != 1 or not all(_leaves_alone(item, found[0], called) for item in tree["select_list"]):
         return None
     return found[0]
+
+
+def _called(tree: Node) -> str:
+    source = tree["from_table"]
+    return folded(str(source.get("alias") or source["table_name"]))
 
 
 def _is_named(node: Node, column: str, table: str) -> bool:

