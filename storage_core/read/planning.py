@@ -13,7 +13,9 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read import pruning
+from storage_core.read.exact_metrics import exact_metrics
 from storage_core.read.fetching import SPLITS_AT_ONCE
+from storage_core.read.first_rows import First, first_splits
 from storage_core.read.late_materialization import first_and_rest
 from storage_core.read.plan import TablePlan
 from storage_core.read.predicate import Predicate
@@ -36,6 +38,8 @@ def table_plan(
     columns: Collection[str] | None,
     verified: Verified,
     records: pa.Table | None = None,
+    first: First | None = None,
+    asked: Collection[str] | None = None,
 ) -> TablePlan:
     """Return what `splits_source.source_of` would read of a table.
 
@@ -47,8 +51,10 @@ def table_plan(
     names, splits, parts = tuple[str, ...](), tuple[Add, ...](), list[_Part]()
     if not newer and is_counted(snapshot, columns):
         steps = [PruneStep("count", len(snapshot.splits), snapshot.bytes)]
+    elif not newer and asked is not None and exact_metrics(snapshot, asked) is not None:
+        steps = [PruneStep("metrics", len(snapshot.splits), snapshot.bytes)]
     else:
-        left = pruning.explain(snapshot, predicate)
+        left = pruning.explain(snapshot, predicate) if first is None or newer else first_splits(snapshot, first)
         splits, steps = left.splits, [*left.steps]
         names = tuple(columns_fetched(snapshot.schema, columns))
         parts = list(prefetch(_Splits(store, snapshot, predicate, names, verified).part, splits, SPLITS_AT_ONCE))

@@ -19,6 +19,7 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_of
 from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, reader_of, require_rows
 from storage_core.read.plan import Plan, Watched
@@ -140,7 +141,7 @@ class Scan(Conversions):
 
     @property
     def _predicate(self) -> Predicate | None:
-        return None if self.filter is None else self.filter.predicate
+        return None if self.filter is None else in_columns(self.filter.predicate, self.snapshot.schema.names)
 
     @property
     def _effective_limits(self) -> QueryLimits | None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from storage_core.engine.sandbox.pool import prepare
 from storage_core.engine.statement import TABLE
 from storage_core.log.snapshot import Snapshot
+from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_of
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import prune
@@ -41,7 +42,8 @@ class RowFilter:
     @cached_property
     def splits(self) -> frozenset[str]:
         """The paths of the splits that may hold a row that meets the filter. Requests: those of `pruning.prune`."""
-        return frozenset(add.path for add in prune(self._snapshot, self._wanted.predicate))
+        wanted = in_columns(self._wanted.predicate, self._snapshot.schema.names)
+        return frozenset(add.path for add in prune(self._snapshot, wanted))
 
     def require_sound(self) -> None:
         """Raise as `mask` does for a filter that was asked of no row, because none was found."""
