@@ -452,7 +452,9 @@ class Table:
 
         With `analyze` the query is run, its rows are thrown away as they come, and what it did is told beside.
         Requests: of each table those of its view, every manifest, and the footers of splits that are read by ranges
-        (`read.planning`), which are not kept: a read after it makes the requests that are foretold.
+        (`read.planning`), which are not kept: a read after it makes the requests that are foretold. Not counted are
+        those of opening the tables, and above `snapshot` those that find what newer records supersede
+        (`TablePlan.newer_records`).
         """
         from storage_core.read import sql
 

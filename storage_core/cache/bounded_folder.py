@@ -76,6 +76,11 @@ class BoundedFolder:
                 raise
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.path, _FOLDER)
+        except NotADirectoryError as error:
+            if self.path.is_symlink():
+                reason = "it is a link, which is not followed; name the folder that it leads to (TIDEMARK_CACHE_DIR)"
+                raise NotADirectoryError(errno.ENOTDIR, reason) from error
+            raise
         try:
             found = os.fstat(descriptor)
             if found.st_uid != os.geteuid() or found.st_mode & 0o022:

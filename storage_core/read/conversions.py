@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -27,11 +30,31 @@ def require_rows(batch_rows: object) -> None:
         raise InvalidInput(f"a batch has at least one row, found batch_rows={quoted(batch_rows)}")
 
 
-def parts(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+def parts(batches: Iterable[pa.RecordBatch], most: int) -> Generator[pa.RecordBatch]:
     """Yield the rows in batches of at most so many."""
     for batch in batches:
         for first in range(0, batch.num_rows, most):
             yield batch.slice(first, most)
+
+
+_READING: Final[weakref.WeakSet[Generator[pa.RecordBatch]]] = weakref.WeakSet()
+
+
+def reader_of(schema: pa.Schema, batches: Generator[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Return the batches as a stream, which ends when it is forgotten, and with the program.
+
+    Arrow closes no generator: `close` of the stream ends nothing.
+    """
+    _READING.add(batches)
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+@atexit.register
+def _end_all() -> None:
+    """End what is still read while its libraries are there: DuckDB tells at length of what outlives it."""
+    for batches in [*_READING]:
+        with suppress(ValueError):  # a thread that goes on at the end of the program is just reading
+            batches.close()
 
 
 class Conversions(ABC):
@@ -41,7 +64,10 @@ class Conversions(ABC):
 
     @abstractmethod
     def to_reader(self, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
-        """Return the rows as a stream of record batches of at most `batch_rows` rows; memory stays bounded."""
+        """Return the rows as a stream of record batches of at most `batch_rows` rows; memory stays bounded.
+
+        What reads ahead for it, and holds memory for that, ends when it is forgotten (`del`), not by its `close`.
+        """
 
     @abstractmethod
     def to_arrow(self) -> pa.Table:

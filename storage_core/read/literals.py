@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.read.predicate import Beginning, Instant, Scalar
+from storage_core.read.predicate import Beginning, Day, Instant, Literal, Scalar
 from storage_core.rows.bound_text import next_after_prefix
 from storage_core.rows.codes import Mask
 from storage_core.rows.sortable import float_keys, unless_false
@@ -32,6 +32,7 @@ DIGITS = 80
 _FINER_THAN_MICROSECONDS = re.compile(r"[.,]\d{7}")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
+MICROSECONDS_OF_A_DAY = 24 * 3600 * 10**6
 _EXACT = decimal.Context(prec=decimal.MAX_PREC, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
 # DuckDB's casts of decimals and huge integers to floats round more than once.
 _SLACK_ULPS = 2
@@ -45,11 +46,13 @@ class Interval:
     greatest: Limit
 
 
-def interval(value: Scalar | Instant | Beginning, column_type: pa.DataType) -> Interval | None:
+def interval(value: Literal, column_type: pa.DataType) -> Interval | None:
     """Return what the literal may stand for in a column of this type; None for one of another family."""
     kinds = pa.types
     if isinstance(value, Beginning):
         return _beginning(value.text) if kinds.is_string(column_type) else None
+    if isinstance(value, Day):
+        return _day(value.text) if kinds.is_date(column_type) or kinds.is_timestamp(column_type) else None
     if isinstance(value, Instant):
         if not (kinds.is_date(column_type) or kinds.is_timestamp(column_type)):
             return None
@@ -67,9 +70,7 @@ def interval(value: Scalar | Instant | Beginning, column_type: pa.DataType) -> I
     return None
 
 
-def points(
-    values: Iterable[Scalar | Instant | Beginning], column_type: pa.DataType, keys: pa.DataType
-) -> pa.Array | None:
+def points(values: Iterable[Literal], column_type: pa.DataType, keys: pa.DataType) -> pa.Array | None:
     """Return the keys that equal one of the literals; None where one of them may stand for several values.
 
     A literal that no value of the column equals has none.
@@ -203,6 +204,11 @@ def _instant(value: Scalar, *, whole_days: bool) -> Interval | None:
     if isinstance(value, dt.date):
         return _exactly(_microseconds(dt.datetime(value.year, value.month, value.day, tzinfo=dt.UTC)))
     return None
+
+
+def _day(text: str) -> Interval | None:
+    first = _instant(text, whole_days=True)
+    return None if first is None else Interval(first.least, int(first.least) + MICROSECONDS_OF_A_DAY - 1)
 
 
 def _microseconds(instant: dt.datetime) -> int:

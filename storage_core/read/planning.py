@@ -14,7 +14,9 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read import pruning
+from storage_core.read.exact_metrics import exact_metrics
 from storage_core.read.fetching import SPLITS_AT_ONCE
+from storage_core.read.first_rows import First, first_splits
 from storage_core.read.late_materialization import first_and_rest
 from storage_core.read.narrowed import Narrowed
 from storage_core.read.plan import TablePlan
@@ -38,6 +40,8 @@ def table_plan(
     columns: Collection[str] | None,
     verified: Verified,
     records: pa.Table | None = None,
+    first: First | None = None,
+    asked: Collection[str] | None = None,
 ) -> TablePlan:
     """Return what `splits_source.source_of` would read of a table.
 
@@ -49,8 +53,10 @@ def table_plan(
     names, splits, parts, left = tuple[str, ...](), tuple[Add, ...](), list[_Part](), Narrowed(())
     if not newer and is_counted(snapshot, columns):
         steps = [PruneStep("count", len(snapshot.splits), snapshot.bytes)]
+    elif not newer and asked is not None and exact_metrics(snapshot, asked) is not None:
+        steps = [PruneStep("metrics", len(snapshot.splits), snapshot.bytes)]
     else:
-        pruned = pruning.explain(snapshot, predicate)
+        pruned = pruning.explain(snapshot, predicate) if first is None or newer else first_splits(snapshot, first)
         left = narrowed(store, snapshot, predicate, pruned.splits, columns=columns, verified=verified, is_kept=False)
         splits, names = left.splits, tuple(columns_fetched(snapshot.schema, columns))
         parts = list(prefetch(_Splits(store, snapshot, predicate, names, verified, left).part, splits, SPLITS_AT_ONCE))

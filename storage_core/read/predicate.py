@@ -16,7 +16,7 @@ from decimal import Decimal
 from enum import StrEnum
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from storage_core.engine.constants import constant
 from storage_core.errors import InvalidInput
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import duckdb
 
 Scalar = bool | int | float | Decimal | str | bytes | dt.date | dt.datetime
+Literal: TypeAlias = "Scalar | Instant | Beginning | Day"
 
 
 class Comparison(StrEnum):
@@ -73,12 +74,19 @@ class Beginning:
 
 
 @dataclass(frozen=True, slots=True)
+class Day:
+    """Any time of a day in UTC, given as `2024-01-03`: what `ts::date = '2024-01-03'` says of a column of times."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Compare:
     """`column <comparison> value`; unknown (not true) where the column is null."""
 
     column: str
     comparison: Comparison
-    value: Scalar | Instant | Beginning
+    value: Literal
 
 
 @dataclass(frozen=True, slots=True)

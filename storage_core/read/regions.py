@@ -18,8 +18,9 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.literals import DIGITS, Limit, interval
-from storage_core.read.predicate import And, Beginning, Compare, Comparison, Instant, IsNull, Predicate, Scalar
+from storage_core.read.column_names import in_columns
+from storage_core.read.literals import DIGITS, MICROSECONDS_OF_A_DAY, Limit, interval
+from storage_core.read.predicate import And, Beginning, Compare, Comparison, Day, Instant, IsNull, Literal, Predicate
 from storage_core.read.pruning import Leaf, conditions, possible
 from storage_core.region.registry import known_regions
 from storage_core.region.spec import canonical, field_values, region_for, route
@@ -30,7 +31,6 @@ from storage_core.settings.region_fields import Region, RegionField, RegionSpec,
 
 _IN_ORDER = frozenset({TransformKind.IDENTITY, TransformKind.TRUNCATE, TransformKind.YEAR})
 _OTHERS = frozenset({Comparison.NE, Comparison.LT, Comparison.GT})
-_MICROSECONDS_OF_A_DAY = 24 * 3600 * 10**6
 _MOST_EXACT = 2**53  # as a float64 each integer up to here is itself
 
 
@@ -46,6 +46,7 @@ def matching_regions(store: ObjectStore, snapshot: Snapshot, *, predicate: Predi
     GET of the registry.
     """
     spec = snapshot.config.region_spec
+    predicate = in_columns(predicate, snapshot.schema.names)
     sources = {name for field in spec.fields for name in field.source_ids}
     if predicate is None or sources.isdisjoint(each.column for each in conditions(predicate)):
         return None
@@ -109,12 +110,12 @@ def _keeps_order(field: RegionField, source: pa.DataType) -> bool:
     return any(each(source) for each in (kinds.is_integer, kinds.is_string, kinds.is_date32, kinds.is_timestamp))
 
 
-def _limits(value: Scalar | Instant | Beginning, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
+def _limits(value: Literal, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
     """The least and the greatest value of the column that the literal may stand for; None where none can tell."""
     if pa.types.is_floating(type_) and type(value) is int and abs(value) <= _MOST_EXACT:
         value = float(value)
     found = interval(value, type_)
-    is_point = found is not None and not isinstance(value, Instant | Beginning) and found.least == found.greatest
+    is_point = found is not None and not isinstance(value, Instant | Beginning | Day) and found.least == found.greatest
     if is_point or (isinstance(value, bytes) and pa.types.is_binary(type_)):
         with suppress(TypeError, ValueError, OverflowError, pa.ArrowException):
             exact = exact_array([value], type_)
@@ -138,7 +139,7 @@ def _rounded(limit: Limit, type_: pa.DataType, *, up: bool = False) -> pa.Array:
     microseconds = int(limit)
     if not pa.types.is_date32(type_):
         return pa.array([microseconds], pa.int64()).cast(type_)
-    days = -(-microseconds // _MICROSECONDS_OF_A_DAY) if up else microseconds // _MICROSECONDS_OF_A_DAY
+    days = -(-microseconds // MICROSECONDS_OF_A_DAY) if up else microseconds // MICROSECONDS_OF_A_DAY
     return pa.array([days], pa.int32()).cast(type_)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -19,8 +19,9 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_of
-from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, require_rows
+from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, reader_of, require_rows
 from storage_core.read.plan import Plan, Watched
 from storage_core.read.planning import table_plan
 from storage_core.read.predicate import Filter, Predicate
@@ -88,7 +89,7 @@ class Scan(Conversions):
         limits = self._effective_limits
         splits, source = self._source()
         if limits is None and source.fetched is not None:
-            return pa.RecordBatchReader.from_batches(self._schema, parts(self._as_fetched(source.fetched), batch_rows))
+            return reader_of(self._schema, parts(self._as_fetched(source.fetched), batch_rows))
         with query_errors("scan", splits, limits, files=source.splits):
             rows: Result | pa.RecordBatchReader
             if limits is None:
@@ -96,7 +97,7 @@ class Scan(Conversions):
             else:
                 rows = source.answer(self._text, limits, batch_rows=batch_rows)
                 rows.stream()
-        return pa.RecordBatchReader.from_batches(rows.schema, self._batches(rows, splits, source, limits))
+        return reader_of(rows.schema, self._batches(rows, splits, source, limits))
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as one Arrow table with the table's types."""
@@ -120,7 +121,7 @@ class Scan(Conversions):
         splits: Sequence[Add],
         source: Source,
         limits: QueryLimits | None,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Generator[pa.RecordBatch]:
         """The rows as they come; at the end the files are looked at again."""
         with query_errors("scan", splits, limits, files=source.splits):
             yield from rows
@@ -140,7 +141,7 @@ class Scan(Conversions):
 
     @property
     def _predicate(self) -> Predicate | None:
-        return None if self.filter is None else self.filter.predicate
+        return None if self.filter is None else in_columns(self.filter.predicate, self.snapshot.schema.names)
 
     @property
     def _effective_limits(self) -> QueryLimits | None:

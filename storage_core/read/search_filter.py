@@ -17,6 +17,7 @@ from storage_core.index.bitmap_parts import BitmapParts
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.bitmap_pruning import UNKNOWN, Answer, Bitmaps
+from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_of
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import prune
@@ -49,7 +50,8 @@ class RowFilter:
         names = snapshot.schema.names
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
-        self._bitmaps = Bitmaps(store, snapshot, wanted.predicate, columns=self.columns, parts=parts, is_bounded=False)
+        self._predicate = in_columns(wanted.predicate, names)
+        self._bitmaps = Bitmaps(store, snapshot, self._predicate, columns=self.columns, parts=parts, is_bounded=False)
         self._is_judged = self._bitmaps.is_exact  # whose values are those of the columns' types
         if not self._is_judged:
             prepare()  # while rows are found
@@ -57,7 +59,7 @@ class RowFilter:
     @cached_property
     def splits(self) -> frozenset[str]:
         """The paths of the splits that may hold a row that meets the filter. Requests: those of `pruning.prune`."""
-        return frozenset(add.path for add in prune(self._snapshot, self._wanted.predicate))
+        return frozenset(add.path for add in prune(self._snapshot, self._predicate))
 
     def by_bitmaps(self, split: str) -> Answer:
         """Return what bitmap indexes tell of the rows of a split. Requests: those of `Bitmaps.of_split`."""

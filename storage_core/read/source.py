@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 _TEMPLATE = "tidemark_template_"
 _DELETED = "tidemark_deleted_"
 _FETCHED = "tidemark_fetched_"
+_ENDS = "tidemark_ends_"
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
 # And a folder on the way to a table may be called `year=2026`, which is no column of it.
@@ -66,6 +67,9 @@ class Source:
     deleted: pa.Table | None = None
     """The places of deleted rows: of a split in `splits`, and of the row in it."""
     unread: int = 0
+    ends: pa.Table | None = None
+    """Of unread rows: two, with the least and the greatest value of columns, of which so many have one: `values`."""
+    values: Mapping[str, int] = field(default_factory=dict)
 
     def relation(self, name: str = TABLE) -> Relation:
         """Return the view of this name: the columns of the table in its order, null where a split has none."""
@@ -109,7 +113,7 @@ class Source:
     def _relation(self, name: str, *, has_template: bool) -> Relation:
         template, deleted = f"{_TEMPLATE}{name}", f"{_DELETED}{name}"
         parts = [f"FROM {_quoted(template)}"] if has_template else []
-        parts += [f"{_null(self.rows.schema.names[0])} FROM range({self.unread})"] if self.unread else []
+        parts += [self._unread(name)] if self.unread else []
         parts += self._files(_quoted(deleted))
         rows = " UNION ALL BY NAME ".join(parts)
         vectors = [field for field in self.rows.schema if is_vector(field.type)]
@@ -117,11 +121,26 @@ class Source:
             casts = (f"{_quoted(each.name)}::FLOAT[{each.type.list_size}] AS {_quoted(each.name)}" for each in vectors)
             rows = f"SELECT * REPLACE ({', '.join(casts)}) FROM ({rows})"  # noqa: S608  # names are quoted
         return Relation(
-            rows={template: self.rows} | ({} if self.deleted is None else {deleted: self.deleted}),
+            rows={template: self.rows}
+            | ({} if self.deleted is None else {deleted: self.deleted})
+            | ({} if self.ends is None else {f"{_ENDS}{name}{at}": self.ends.slice(at, 1) for at in (0, 1)}),
             files=tuple(path for _, path in self.splits),
             views=(f"CREATE VIEW {_quoted(name)} AS {rows}",),
             same_types=((name, template),),
         )
+
+    def _unread(self, name: str) -> str:
+        """Rows as a table of SQL: of a column first its least value, then the greatest as often as it has another."""
+        if self.ends is None:
+            return f"{_null(self.rows.schema.names[0])} FROM range({self.unread})"
+        low, high = (_quoted(f"{_ENDS}{name}{at}") for at in (0, 1))
+        columns = (
+            f"CASE WHEN numbers.place < {min(count, 1)} THEN low.{column} "
+            f"WHEN numbers.place < {count} THEN high.{column} END AS {column}"
+            for column, count in zip(map(_quoted, self.values), self.values.values(), strict=True)
+        )
+        rows = f"range({self.unread}) AS numbers(place), {low} AS low, {high} AS high"
+        return f"SELECT {', '.join(columns)} FROM {rows}"  # noqa: S608  # names are quoted, the others are numbers
 
     def _files(self, deleted: str) -> Iterator[str]:
         """The rows of the splits, as tables of SQL: of those with the same columns at a time."""

@@ -19,7 +19,9 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
+from storage_core.read.exact_metrics import exact_metrics
 from storage_core.read.fetching import fetched
+from storage_core.read.first_rows import First, first_splits
 from storage_core.read.narrowed import Narrowed
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import prune
@@ -50,8 +52,11 @@ def splits_source(
     predicate: Predicate | None = None,
     over: Over | None = None,
     rows: Mapping[str, BitMap] | None = None,
+    in_order: bool = False,
 ) -> Source:
-    """Return the splits as a source of rows, in their order; of columns other than `columns` the values may be null.
+    """Return the splits as a source of rows, in their order where `in_order` or not read from a local disk.
+
+    Of columns other than `columns` the values may be null.
 
     The rows that lie `over` them are the source's too, and those are not that they or deletion vectors hide; one GET
     per vector that is stored.
@@ -87,7 +92,9 @@ def splits_source(
     if len(set(kinds)) > _MOST_KINDS:
         kinds = [UNKNOWN] * len(kinds)
     number = {each: place for place, each in enumerate(dict.fromkeys(kinds))}
-    found = sorted(zip(splits, kinds, strict=True), key=lambda each: (each[0].path in hidden, number[each[1]]))
+    found = list(zip(splits, kinds, strict=True))
+    if not in_order:
+        found.sort(key=lambda each: (each[0].path in hidden, number[each[1]]))
     return Source(
         newer,
         splits=tuple((add, paths[add.path]) for add, _ in found),
@@ -105,12 +112,16 @@ def source_of(
     records: pa.Table | None,
     columns: Collection[str] | None,
     query: str,
+    first: First | None = None,
+    asked: Collection[str] | None = None,
 ) -> tuple[Sequence[Add], Source]:
     """Return the splits whose rows a query may need, which errors name, and the rows.
 
     Of columns other than `columns` the values may be null; where none is read, no split is. With `records`, they are
-    folded over the base: they are held in memory, the base is not (`overlay`). Requests besides those of
-    `splits_source`: those of `take_apart` and `Overlay.deleted`. Raises what they raise.
+    folded over the base: they are held in memory, the base is not (`overlay`). Without them, a query that needs the
+    `first` rows only reads splits that have them, and one that needs metrics of `asked` columns none, where the log
+    tells them. Requests besides those of `splits_source`: those of `take_apart` and `Overlay.deleted`. Raises what they
+    raise.
     """
     over = None
     if records is not None and records.num_rows:
@@ -122,7 +133,9 @@ def source_of(
         over = Over(overlay.rest, overlay.touched, partial(overlay.deleted, store, snapshot))
     elif is_counted(snapshot, columns):
         return (), Source(snapshot.schema.empty_table(), unread=snapshot.rows)
-    splits = prune(snapshot, predicate)
+    elif asked is not None and (told := exact_metrics(snapshot, asked)) is not None:
+        return (), Source(snapshot.schema.empty_table(), unread=told.rows, ends=told.ends, values=told.values)
+    splits = first_splits(snapshot, first).splits if first is not None and over is None else prune(snapshot, predicate)
     with query_errors(query, splits):
         found = narrowed(store, snapshot, predicate, splits, columns=columns, verified=verified)
         return found.splits, splits_source(
@@ -134,6 +147,7 @@ def source_of(
             predicate=predicate,
             over=over,
             rows=found.rows,
+            in_order=first is not None,
         )
 
 

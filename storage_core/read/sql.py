@@ -17,6 +17,7 @@ from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_read
 from storage_core.read.plan import Plan, TablePlan, Watched
 from storage_core.read.planning import table_plan
@@ -24,8 +25,9 @@ from storage_core.read.predicate import Predicate
 from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source, answer
 from storage_core.read.splits_source import source_of
-from storage_core.read.sql_predicate import where_of
+from storage_core.read.sql_first import first_of, metrics_asked
 from storage_core.read.sql_result import SqlResult
+from storage_core.read.sql_tables import where_of
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
 
@@ -75,9 +77,11 @@ def query(
     prepare()  # a process starts while the text is checked, as most are sound
     text, tree = _checked(text, parameters, tables)
     limits = QueryLimits() if limits is None else limits
+    views = _views(tables, tree)
+    schemas = _schemas(views)
     read = {
-        name: _Read(Source(table)) if isinstance(table, pa.Table) else _read(table, tree, name, text)
-        for name, table in tables.items()
+        name: _Read(Source(view)) if isinstance(view, pa.Table) else _read(view, tree, name, schemas=schemas, text=text)
+        for name, view in views.items()
     }
     splits = [add for each in read.values() for add in each.splits]
     files = [file for each in read.values() for file in each.source.splits]
@@ -108,15 +112,26 @@ def explain(
     those of `table_plan` and of opening the tables, and where it is run those that the analysis tells.
     """
     checked, tree = _checked(text, parameters, tables)
-    plan = Plan(tuple(_plan(opened, tree, name) for name, opened in tables.items() if not isinstance(opened, pa.Table)))
+    views = _views(tables, tree)
+    schemas = _schemas(views)
+    found = ((name, view) for name, view in views.items() if isinstance(view, TableView))
+    plan = Plan(tuple(_plan(view, tree, name, schemas) for name, view in found))
     if analyze is None:
         return plan
     return plan.analyzed(analyze, lambda: query(tables, checked, limits=limits).to_reader())
 
 
-def _plan(opened: Opened, tree: Node, name: str) -> TablePlan:
-    predicate = where_of(tree, name)
-    view = opened(predicate)
+def _views(tables: Mapping[str, Opened | pa.Table], tree: Node) -> Mapping[str, TableView | pa.Table]:
+    """What is read by each name. Before they are opened it is not known which columns tables have."""
+    return {name: each if isinstance(each, pa.Table) else each(where_of(tree, name)) for name, each in tables.items()}
+
+
+def _schemas(views: Mapping[str, TableView | pa.Table]) -> Mapping[str, pa.Schema]:
+    return {name: each.schema if isinstance(each, pa.Table) else each.snapshot.schema for name, each in views.items()}
+
+
+def _plan(view: TableView, tree: Node, name: str, schemas: Mapping[str, pa.Schema]) -> TablePlan:
+    predicate = in_columns(where_of(tree, name, schemas), view.snapshot.schema.names)
     columns = columns_read(tree, view.snapshot.schema.names, name)
     return table_plan(
         view.store,
@@ -126,6 +141,8 @@ def _plan(opened: Opened, tree: Node, name: str) -> TablePlan:
         columns=columns,
         verified=view.verified,
         records=view.records,
+        first=first_of(tree, name, view.snapshot.schema.names),
+        asked=metrics_asked(tree, name, view.snapshot.schema.names),
     )
 
 
@@ -142,9 +159,8 @@ def other_names(tables: object) -> list[str]:
     return list(tables)
 
 
-def _read(opened: Opened, tree: Node, name: str, text: str) -> _Read:
-    predicate = where_of(tree, name)
-    view = opened(predicate)
+def _read(view: TableView, tree: Node, name: str, *, schemas: Mapping[str, pa.Schema], text: str) -> _Read:
+    predicate = in_columns(where_of(tree, name, schemas), view.snapshot.schema.names)
     splits, source = source_of(
         view.store,
         view.snapshot,
@@ -153,6 +169,8 @@ def _read(opened: Opened, tree: Node, name: str, text: str) -> _Read:
         records=view.records,
         columns=columns_read(tree, view.snapshot.schema.names, name),
         query=text,
+        first=first_of(tree, name, view.snapshot.schema.names),
+        asked=metrics_asked(tree, name, view.snapshot.schema.names),
     )
     return _Read(source, splits, view)
 

@@ -6,20 +6,23 @@ closes the condition and goes on (`1=1) union select …`), or that holds a subq
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from storage_core.engine.statement import TABLE, check, parse
-from storage_core.engine.tree import Node, nodes_of
+from storage_core.engine.tree import Node, arguments, nodes_of
 from storage_core.errors import InvalidInput
+from storage_core.read.column_names import folded
 from storage_core.read.predicate import (
     MIRRORED,
     And,
     Beginning,
     Compare,
     Comparison,
+    Day,
     Filter,
     Instant,
     IsNull,
@@ -43,6 +46,11 @@ _BEGINNINGS = {"~~", "^@", "starts_with", "prefix"}
 _WILDCARD = re.compile("[%_]")
 _LONGEST_NUMBER = 100
 """Python refuses to read digits without end, and no column holds so many."""
+_BITS = {"TINYINT": 8, "SMALLINT": 16, "INT2": 16, "INTEGER": 32, "INT": 32, "INT4": 32, "BIGINT": 64, "INT8": 64}
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_DISTINCT = {"COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM"}
+_ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _TEMPORAL_CASTS = {"DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE"}
 
 
@@ -57,87 +65,42 @@ def from_sql(text: str) -> Filter:
     node = parse(query, "filter")
     check(node, query, tables=[TABLE], what="filter")
     extra = [key for key in ("group_expressions", "modifiers", "having", "qualify", "sample") if node.get(key)]
-    shape = node.get("type") == "SELECT_NODE" and _is_plain_table(node.get("from_table"), TABLE)
+    source = node.get("from_table") or {}
+    is_plain = source.get("type") == "BASE_TABLE" and not (source["column_name_alias"] or source.get("alias"))
+    shape = node.get("type") == "SELECT_NODE" and is_plain and source["sample"] is None
     where = node.get("where_clause")
     if not shape or extra or where is None or any(each.get("class") == "SUBQUERY" for each in nodes_of(where)):
         raise InvalidInput(f"the filter {text!r} is not one condition over columns of the table", filter=text)
-    return Filter(_predicate(where, _Names(TABLE)), (duckdb.SQLExpression(text),))
-
-
-def where_of(query: Node, table: str) -> Predicate | None:
-    """Return the condition that every row of `table` used by this query must meet, or None when there is no telling.
-
-    Of joined tables it is what the WHERE clause says of columns before which the name of the table stands.
-    """
-    where = query.get("where_clause")
-    if query.get("type") != "SELECT_NODE" or where is None or _reads(query, table) != 1:
-        return None
-    if query["sample"] is not None:  # which is taken before the condition applies
-        return None
-    source = query["from_table"]
-    read = _kept_of(source, table)
-    shadowed = any(entry["key"].lower() == table.lower() for entry in query["cte_map"]["map"])
-    if read is None or shadowed:
-        return None
-    return _predicate(where, _Names(str(read.get("alias") or table), is_joined=read is not source))
-
-
-def _kept_of(source: Node | None, table: str) -> Node | None:
-    """Where a FROM clause reads `table`, if of its rows only those count that the WHERE clause keeps.
-
-    A row of the other side of an outer join counts, with nulls, where no row of `table` meets it.
-    """
-    if source is None or source.get("type") != "JOIN":
-        return source if _is_plain_table(source, table) else None
-    if source["join_type"] not in ("INNER", "LEFT") or source["ref_type"] not in ("REGULAR", "CROSS"):
-        return None
-    sides = ("left", "right") if source["join_type"] == "INNER" else ("left",)
-    return next((found for side in sides if (found := _kept_of(source[side], table)) is not None), None)
+    return Filter(predicate_of(where, Names(TABLE)), (duckdb.SQLExpression(text),))
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
-    """How columns of a table are named: with its name before them, or without where it is the only one."""
+class Names:
+    """How columns of a table are named: with its name before them, and those of `own` without; all where it is None."""
 
     table: str
-    is_joined: bool = False
+    own: Collection[str] | None = None
 
 
-def _reads(tree: object, table: str) -> int:
-    """Count the places of the tree that read `table`."""
-    return sum(
-        node.get("type") == "BASE_TABLE" and str(node.get("table_name")).lower() == table.lower()
-        for node in nodes_of(tree)
-    )
-
-
-def _is_plain_table(node: Node | None, table: str) -> bool:
-    return (
-        node is not None
-        and node.get("type") == "BASE_TABLE"
-        and str(node.get("table_name")).lower() == table.lower()
-        and not node.get("schema_name")
-        and not node.get("column_name_alias")
-        and node.get("sample") is None
-        and node.get("at_clause") is None
-    )
-
-
-def _predicate(node: Node, table: _Names) -> Predicate:
-    """Translate one condition; whatever is not understood becomes `Opaque`, which never prunes."""
+def predicate_of(node: Node, table: Names) -> Predicate:
+    """Return one condition as a predicate; whatever is not understood becomes `Opaque`, which never prunes."""
     kind = str(node["type"])
     if kind in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
-        children = tuple(_predicate(child, table) for child in node["children"])
+        children = tuple(predicate_of(child, table) for child in node["children"])
         return And(children) if kind == "CONJUNCTION_AND" else Or(children)
     if kind in _COMPARISONS:
         return _comparison(node, _COMPARISONS[kind], table)
+    if kind in _DISTINCT:
+        return _distinct(node, table, negated=kind == "COMPARE_NOT_DISTINCT_FROM")
+    if kind == "SUBQUERY":
+        return _any(node, table)
     if kind == "COMPARE_BETWEEN":
         if not _are_alike([node["lower"], node["upper"]]):
             return Opaque(kind)
         low = _compare(node["input"], Comparison.GE, node["lower"], table)
         return And((low, _compare(node["input"], Comparison.LE, node["upper"], table)))
     if kind == "OPERATOR_NOT":
-        return negate(_predicate(node["children"][0], table))
+        return negate(predicate_of(node["children"][0], table))
     if kind in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"):
         column = _column(node["children"][0], table)
         return IsNull(column, negated=kind == "OPERATOR_IS_NOT_NULL") if column else Opaque(kind)
@@ -159,51 +122,94 @@ def _are_alike(constants: Sequence[Node]) -> bool:
     return None not in values and len(types) <= 1 and are_alike(values)
 
 
-def _comparison(node: Node, comparison: Comparison, table: _Names) -> Predicate:
-    if _column(node["left"], table) is not None:
+def _comparison(node: Node, comparison: Comparison, table: Names) -> Predicate:
+    if _constant(node["right"]) is not None:
         return _compare(node["left"], comparison, node["right"], table)
     return _compare(node["right"], MIRRORED[comparison], node["left"], table)
 
 
-def _beginning(node: Node, table: _Names) -> Predicate:
+def _distinct(node: Node, table: Names, *, negated: bool) -> Predicate:
+    """IS DISTINCT FROM a value, which a null is and, unlike to a comparison, is known to be."""
+    differs = _comparison(node, Comparison.NE, table)
+    if not isinstance(differs, Compare):
+        return differs
+    found = Or((IsNull(differs.column), differs))
+    return negate(found) if negated else found
+
+
+def _any(node: Node, table: Names) -> Predicate:
+    """What `n = any([3, 5])` says, which the parser makes a subquery; of other members than integers nothing."""
+    unnested = [each for item in node["subquery"]["node"].get("select_list", ()) for each in _given(item, "unnest")]
+    members = [each for item in unnested for each in _given(item, "list_value")]
+    is_list = len(unnested) == 1 and members and all(_integer(each) is not None for each in members)
+    if not is_list or node["subquery_type"] != "ANY" or node["comparison_type"] != "COMPARE_EQUAL":
+        return Opaque("ANY")
+    found = (_compare(node["child"], Comparison.EQ, each, table) for each in members)
+    return And((Or(tuple(found)), Opaque("ANY")))  # some of the members, for a subquery may go on
+
+
+def _given(node: Node, function: str) -> list[Node]:
+    """What this function is called with, where the node calls it."""
+    return arguments(node) if node.get("function_name") == function else []
+
+
+def _beginning(node: Node, table: Names) -> Predicate:
     """What a function of a text and its pattern, or its beginning, says of how the text begins."""
-    arguments = [each["expression"] for each in node["arguments"]]
-    column = _column(arguments[0], table) if len(arguments) == 2 else None
-    pattern = _constant(arguments[1]) if column is not None else None
+    given = [each["expression"] for each in node["arguments"]]
+    column = _column(given[0], table) if len(given) == 2 else None
+    pattern = _constant(given[1]) if column is not None else None
     if column is None or not isinstance(pattern, str):
         return Opaque(str(node["function_name"]))
     text = _WILDCARD.split(pattern, maxsplit=1)[0] if node["function_name"] == "~~" else pattern
     return Compare(column, Comparison.EQ, Beginning(text))
 
 
-def _compare(subject: Node, comparison: Comparison, constant: Node, table: _Names) -> Predicate:
-    column, value = _column(subject, table), _constant(constant)
+def _compare(subject: Node, comparison: Comparison, constant: Node, table: Names) -> Predicate:
+    is_day = _type_cast_to(subject) == "DATE"
+    column = _column(subject["child"] if is_day else subject, table)
+    value = _day(constant) if is_day else _constant(constant)
     return Opaque(str(comparison)) if column is None or value is None else Compare(column, comparison, value)
 
 
-def _column(node: Node, table: _Names) -> str | None:
+def _day(constant: Node) -> Day | None:
+    """The day that a date, or the first moment of a day, is compared as with a date."""
+    value = _constant(constant)
+    text = value.text if isinstance(value, Instant) else value
+    return Day(text) if isinstance(text, str) and _DAY.fullmatch(text) else None
+
+
+def _column(node: Node, table: Names) -> str | None:
     """The column that is named; None for all else, such as a field of a struct."""
     if node["class"] != "COLUMN_REF":
         return None
     first, *rest = map(str, node["column_names"])
-    if rest and first.lower() == table.table.lower():
+    if rest and folded(first) == folded(table.table):
         first, *rest = rest
-    elif table.is_joined:
+    elif table.own is not None and folded(first) not in table.own:
         return None
     return None if rest else first
 
 
+def _type_cast_to(node: Node) -> str | None:
+    """The name of the type that a value is cast to; None for what is no cast, and for one that may fail."""
+    is_cast = node["class"] == "CAST" and not node["try_cast"]
+    return str(node["type_expr"].get("type_name", "")).upper() if is_cast else None
+
+
 def _constant(node: Node) -> Scalar | Instant | None:
-    """Return a literal's value, or None for what is none, and for casts to other than dates, times and DOUBLE."""
-    if node["class"] == "CAST" and not node["try_cast"]:
-        name = str(node["type_expr"].get("type_name", "")).upper()
+    """Return the value of a literal, a cast to an integer, DOUBLE, a date or a time, or a sum; None for all else."""
+    name = _type_cast_to(node)
+    if name is not None:
         inner = _constant(node["child"])
+        if name in _BITS:
+            whole = int(inner) if isinstance(inner, str) and _WHOLE.fullmatch(inner) else inner
+            return whole if type(whole) is int and _fits(whole, _BITS[name]) else None
         if name == "DOUBLE" and isinstance(inner, int | float | Decimal) and not isinstance(inner, bool):
             return float(inner)
         rounds = name == "DATE" and isinstance(inner, str) and len(inner) != len("2015-05-17")
         return Instant(inner) if name in _TEMPORAL_CASTS and isinstance(inner, str) and not rounds else None
     if node["class"] != "CONSTANT":
-        return None
+        return _integer(node)
     literal = node["literal"]
     match literal.get("kind"):
         case "INTEGER":
@@ -220,3 +226,26 @@ def _constant(node: Node) -> Scalar | Instant | None:
             return str(literal["text"]).lower() == "true"
         case _:
             return None
+
+
+def _integer(node: Node) -> int | None:
+    """Return the value of a literal of DuckDB's type INTEGER, and of such added, taken away or multiplied; else None.
+
+    What is more than the type holds is an error of the query, on its way too.
+    """
+    if node["class"] == "CONSTANT":
+        value = _constant(node)
+    elif node.get("is_operator") and node["function_name"] in _ARITHMETIC:
+        numbers = [_integer(each) for each in arguments(node)]
+        known = [each for each in numbers if each is not None]
+        if len(known) < len(numbers) or len(known) not in (1, 2) or (len(known) == 1 and node["function_name"] != "-"):
+            return None
+        value = -known[0] if len(known) == 1 else _ARITHMETIC[node["function_name"]](*known)
+    else:
+        return None
+    return value if type(value) is int and _fits(value, _BITS["INTEGER"]) else None
+
+
+def _fits(value: int, bits: int) -> bool:
+    least: int = -(2 ** (bits - 1))
+    return least <= value < -least

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from storage_core.engine.tree import shown
 from storage_core.errors import InvalidInput, Unavailable
-from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, require_rows
+from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, reader_of, require_rows
 
 AT_ONCE_BYTES = 32 * 2**20
 """So much of an answer is read before `sql` returns, and with it what is wrong with most queries."""
@@ -52,7 +52,7 @@ class SqlResult(Conversions):
         rest, held = self._rest, self._batches
         if rest is not None:
             self._rest = self._held = None
-        return pa.RecordBatchReader.from_batches(self.schema, parts(chain(held, rest or ()), batch_rows))
+        return reader_of(self.schema, parts(chain(held, rest or ()), batch_rows))
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as one Arrow table. Raises `Unavailable` when they are more than `memory_bytes`."""

@@ -203,6 +203,24 @@ def test_a_stream_without_end_is_read_as_far_as_it_is_wanted() -> None:
         list(asked(endless, "select count(*) from t", seconds=0.5))
 
 
+@pytest.mark.parametrize(
+    "stream",
+    [
+        "table.scan(filter='a >= 0').to_reader()",
+        "table.scan(filter='a >= 0').fetch_batches(10)",
+        "table.scan().to_reader(10)",
+        "table.sql('select a, repeat(s, 300) as s from t').to_reader()",
+    ],
+)
+@pytest.mark.parametrize("then", ["", "next(stream)"])
+def test_a_program_that_ends_in_mid_stream_says_nothing(tmp_path: Path, stream: str, then: str) -> None:
+    made = Table.create(str(tmp_path / "t"), SCHEMA)
+    made.append(pa.table([pa.array(range(100_000)), ["row"] * 100_000], schema=SCHEMA))
+    program = f"import tidemark\ntable = tidemark.Table.open({made.uri!r})\nstream = {stream}\n{then}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_process_that_is_killed_ends_the_reading() -> None:
     with asked(endless, "from t") as answer:
         next(answer)

@@ -26,7 +26,8 @@ from storage_core.log.files.columns import table_of
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.predicate import Filter, Predicate, col
 from storage_core.read.pruning import manifest_filter, prune_table
-from storage_core.read.sql_predicate import from_sql, where_of
+from storage_core.read.sql_predicate import from_sql
+from storage_core.read.sql_tables import where_of
 from storage_core.rows import statistics
 from storage_core.rows.sort_order import bind
 from storage_core.settings.table import TableConfig
@@ -120,6 +121,12 @@ TEXTS = [
     "t.n >= 2",
     "pair.n > 2",
     "not (pair.n <= 2 or n is null)",
+    *("n = 1::bigint", "N = '1'::int or I = 0", "d = 1::bigint", "f >= 1::tinyint", "g = 16777217::int", "w < 1::int8"),
+    *("n = -1 + 2", "n > 2 - -1 * 3", "f = 3 - 2", "z = -(1 + 2)"),
+    *("n is not distinct from 1", "not (s is distinct from '10')", "day is distinct from date '1970-01-01'"),
+    *("moment::date = '1970-01-01'", "naive::date = '1969-12-31'", "day::date = '1970-01-01'"),
+    *("naive::date < date '1970-01-01'", "moment::date <> '1970-01-01'", "not (moment::date <= '1969-12-31')"),
+    *("naive::date in ('1969-12-31', '1970-01-02')", "moment::date = timestamp '1970-01-01 00:30:00'"),
 ]
 ROW = st.fixed_dictionaries(
     {

@@ -17,7 +17,8 @@ from storage_core.log.checkpoints.manifest_info import bounds_of
 from storage_core.log.files.columns import ManifestBounds, table_of
 from storage_core.read.predicate import Compare, Comparison, Filter, Predicate, col
 from storage_core.read.pruning import PruneStep, manifest_filter, prune_table
-from storage_core.read.sql_predicate import from_sql, where_of
+from storage_core.read.sql_predicate import from_sql
+from storage_core.read.sql_tables import where_of
 
 SCHEMA = pa.schema(
     {
