@@ -7,17 +7,20 @@ small segment the bitmaps as well. Each part and each bitmap is verified by a ch
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from pyroaring import BitMap
 
 from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Piece
 from storage_core.errors import Corrupt
 from storage_core.formats import bundle
 from storage_core.index import segments
 from storage_core.index.bitmap import ColumnBitmaps, ColumnValues, Numbers, column_files, column_values
+from storage_core.index.bitmap_moves import Moves, map_name
+from storage_core.index.coverage import Answering, AnsweringOf, answering
 from storage_core.index.native_errors import REBUILD
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
@@ -38,9 +41,6 @@ KEPT_BYTES: Final = 64 * 2**20
 _AT_ONCE: Final = 4
 
 _Name = tuple[object, ...]
-
-SegmentOf = Callable[[Add], IndexSegment | None]
-"""The segment of an index that answers for a split, if one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,6 @@ class Reading:
     definition: IndexDefinition
     _kept: KeptValues
     _cached: CachedPieces
-    _keeps: bool
     requests: int = 0
     read_bytes: int = 0
     _own: dict[_Name, object] = field(default_factory=dict)
@@ -106,6 +105,15 @@ class Reading:
                 found[name] = _Column(read, bitmaps)
                 self._keep(found[name], read.size_bytes, name)
         return {name: self._bitmaps(name, each) for name, each in found.items()}
+
+    def part_rows(self) -> BitMap:
+        """Return the rows of its split that the segment was built over, which is over a part. Raises as `columns`."""
+        found = self._found(segments.ROWS)
+        if not isinstance(found, bytes):
+            part = self._directory().part(segments.ROWS)
+            [found] = self._bytes([_Span(part.offset, part.offset + part.length, part.xxh3)])
+            self._keep(found, len(found), segments.ROWS)
+        return segments.part_rows(found, self.segment)
 
     def _bitmaps(self, name: str, column: _Column) -> ColumnBitmaps:
         def read(places: Numbers) -> Sequence[bytes]:
@@ -192,8 +200,7 @@ class Reading:
 
     def _keep(self, value: object, size: int, *name: object) -> None:
         self._own[name] = value
-        if self._keeps:
-            self._kept.keep(_name(self.segment, *name), value, size)
+        self._kept.keep(_name(self.segment, *name), value, size)
 
 
 class BitmapParts:
@@ -202,27 +209,33 @@ class BitmapParts:
     def __init__(self, cached: CachedPieces, kept_bytes: int = KEPT_BYTES) -> None:
         self._cached = cached
         self._kept = KeptValues(kept_bytes)
-        self._covering: dict[str, tuple[Snapshot, IndexDefinition, SegmentOf]] = {}
+        self._answering: dict[str, tuple[Snapshot, IndexDefinition, AnsweringOf]] = {}
 
-    def covering(self, snapshot: Snapshot, definition: IndexDefinition) -> SegmentOf:
-        """Return `segments.covering`, made once as long as neither is another. No request."""
-        found = self._covering.get(definition.name)
+    def that_forget(self) -> BitmapParts:
+        """Return parts that begin with what these keep, for one that foretells what these would take."""
+        found = BitmapParts(NOT_CACHED)
+        found._kept, found._answering = self._kept.copy(), self._answering
+        return found
+
+    def answering(self, snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
+        """Return `coverage.answering`, made once as long as neither is another. No request."""
+        found = self._answering.get(definition.name)
         if found is None or found[0] is not snapshot or found[1] != definition:
-            found = self._covering[definition.name] = snapshot, definition, segments.covering(snapshot, definition)
+            found = self._answering[definition.name] = snapshot, definition, answering(snapshot, definition)
         return found[2]
 
-    def holds(self, segment: IndexSegment, columns: Collection[str]) -> bool:
-        """Return whether the values of these columns take no request."""
-        return all(self._kept.get(_name(segment, column)) is not None for column in columns)
+    def holds(self, found: Answering, columns: Collection[str]) -> bool:
+        """Return whether the values of these columns, and the maps, take no request."""
+        names = [_name(segment, column) for segment in found.segments for column in columns]
+        return all(self._kept.get(name) is not None for name in (*names, *map(map_name, found.translations)))
 
-    def reading(
-        self, store: ObjectStore, segment: IndexSegment, definition: IndexDefinition, *, is_kept: bool = True
-    ) -> Reading:
-        """Return a reading of a segment that was built under `definition`.
+    def reading(self, store: ObjectStore, segment: IndexSegment, definition: IndexDefinition) -> Reading:
+        """Return a reading of a segment that was built under `definition`. What it reads is kept."""
+        return Reading(store, segment, definition, self._kept, self._cached)
 
-        What it reads is kept; unless told not to, for one that only foretells what another will take.
-        """
-        return Reading(store, segment, definition, self._kept, self._cached if is_kept else NOT_CACHED, is_kept)
+    def moves(self, store: ObjectStore, add: Add, found: Answering) -> Moves:
+        """Return the ways to a split from the segments that answer for it. What they take is kept."""
+        return Moves(store, add, found, self._kept, self._cached)
 
 
 def _ranges(spans: Sequence[_Span]) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -61,24 +61,6 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
             vector.validate(definition, schema)
         case _:
             assert_never(definition.kind)
-
-
-def covering(snapshot: Snapshot, definition: IndexDefinition) -> Callable[[Add], IndexSegment | None]:
-    """Return a function that gives the segment over all of a split by which an index answers for it, if one does.
-
-    It is that of `coverage`. No request, and no manifest is read.
-    """
-    fingerprint = fingerprint_of(definition)
-    found: dict[str, list[IndexSegment]] = {}
-    for _, segment in sorted(snapshot.segments.items()):
-        is_current = segment.details.get(DEFINITION) == fingerprint and segment.origins is None
-        if segment.index == definition.name and is_current and len(segment.covers) == 1:
-            found.setdefault(segment.covers[0], []).append(segment)
-
-    def of(add: Add) -> IndexSegment | None:
-        return next((each for each in found.get(add.path, ()) if each.numRecords == (add.numRecords or 0)), None)
-
-    return of
 
 
 def fingerprint_of(definition: IndexDefinition) -> str:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -19,21 +17,19 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound, Unsupported
 from storage_core.index.bitmap import ColumnBitmaps
-from storage_core.index.bitmap_parts import TAIL_BYTES, BitmapParts, Reading, SegmentOf
+from storage_core.index.bitmap_moves import Moves
+from storage_core.index.bitmap_parts import TAIL_BYTES, BitmapParts, Reading
+from storage_core.index.coverage import Answering, AnsweringOf
 from storage_core.index.native_errors import REBUILD
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.bitmap_rows import Limits, Rows, is_exact, useful
-from storage_core.read.narrowed import Narrowed
 from storage_core.read.predicate import Predicate
-from storage_core.read.pruning import PruneStep
 from storage_core.settings.index import IndexDefinition
 from storage_core.split import row_groups
 from storage_core.split.read import is_small
 from storage_core.split.vectors import deleted_rows
-from storage_core.wording import counted
 
 _logger = logging.getLogger(__name__)
 
@@ -49,10 +45,6 @@ LOCAL_BYTES: Final = 2**20
 MOST_VALUES, LOCAL_VALUES = 1_000, 64
 """Bitmaps that are united of one column of a split, and of a local one: who wants more values wants most rows."""
 
-HELD_BYTES: Final = 64 * 2**20
-"""Of the rows that are remembered of all splits; of those beyond it nothing is."""
-
-_AT_ONCE: Final = 16
 _UNCOVERED: Final = "no segment covers them"
 _DEAR: Final = "asking costs too much of what it may spare"
 _UNUSABLE: Final = "their segments are damaged or gone"
@@ -82,7 +74,7 @@ UNKNOWN: Final = Answer()
 class _Index:
     definition: IndexDefinition
     columns: tuple[str, ...]
-    segment_of: SegmentOf
+    answering_of: AnsweringOf
 
 
 class Bitmaps:
@@ -106,8 +98,7 @@ class Bitmaps:
         self._store = store
         self._snapshot = snapshot
         self._predicate = predicate
-        self._parts = parts
-        self._is_kept = is_kept
+        self._parts = parts if is_kept else parts.that_forget()
         self._is_bounded = is_bounded
         self._share = min(1.0, len(columns) / max(1, len(snapshot.schema.names)))
         self.indexes = [] if predicate is None or not snapshot.segments else [*self._useful(predicate)]
@@ -121,7 +112,7 @@ class Bitmaps:
             own = tuple(column for column in definition.columns if column in wanted)
             wanted.difference_update(own)
             if own:
-                found.append(_Index(definition, own, self._parts.covering(self._snapshot, definition)))
+                found.append(_Index(definition, own, self._parts.answering(self._snapshot, definition)))
         return found
 
     @cached_property
@@ -151,26 +142,71 @@ class Bitmaps:
     def _refusal(self, question: _Question, number: int) -> str | None:
         """Ask one index, and return None; or why it was not asked."""
         index, split = self.indexes[number], question.split
-        segment = index.segment_of(split.add)
-        refused = _UNCOVERED if segment is None else self._refused(split, segment, index)
-        if segment is None or refused is not None:
-            return refused
-        reading = self._parts.reading(self._store, segment, index.definition, is_kept=self._is_kept)
-        question.readings.append(reading)
+        answering = index.answering_of(split.add)
+        if answering is None:
+            return _UNCOVERED
+        if self._is_dear(split, answering, index):
+            return _DEAR
         try:
-            found = reading.columns(index.columns, most_bytes=split.most_bytes if self._is_bounded else None)
-            if found is None:
-                return _DEAR
-            rows = self._rows(split, {**question.columns, **found}, segment)
+            has_told = self._told(question, answering, index)
         except (Corrupt, NotFound, Unsupported) as error:
-            _logger.warning("segment %s is not usable, reading %s without it: %s", segment.path, split.add.path, error)
+            paths = ", ".join(each.path for each in answering.segments)
+            _logger.warning("segment %s is not usable, reading %s without it: %s", paths, split.add.path, error)
             return _UNUSABLE
-        question.columns.update(found)
-        question.rows = rows
+        if not has_told:
+            return _DEAR
         question.told_by = number if question.told_by is None else question.told_by
         return None
 
-    def _rows(self, split: _Split, columns: Mapping[str, ColumnBitmaps], segment: IndexSegment) -> BitMap | None:
+    def _told(self, question: _Question, answering: Answering, index: _Index) -> bool:
+        """Have an index tell of a split; return False where its values alone cost too much."""
+        split, found = question.split, dict[str, Mapping[str, ColumnBitmaps]]()
+        most = split.most_bytes // len(answering.segments) if self._is_bounded else None
+        limits = None if most is None else Limits(split.most_values, most)
+        readings = {each.path: self._parts.reading(self._store, each, index.definition) for each in answering.segments}
+        question.readings += readings.values()
+        for segment in answering.segments:
+            columns = readings[segment.path].columns(index.columns, most_bytes=most)
+            if columns is None:
+                return False
+            found[segment.path] = columns
+        if not answering.translations:
+            [segment], [columns] = answering.segments, found.values()
+            rows = self._rows({**question.columns, **columns}, segment, split.add.numRecords, limits)
+            question.columns.update(columns)
+        else:
+            rows = self._moved(
+                question,
+                answering,
+                readings,
+                {each.path: self._rows(found[each.path], each, each.numRecords, limits) for each in answering.segments},
+            )
+        if rows is not None:
+            rows = self._live(split.add, rows)
+            question.rows = rows if question.rows is None else rows & question.rows
+        return True
+
+    def _moved(
+        self,
+        question: _Question,
+        answering: Answering,
+        readings: Mapping[str, Reading],
+        matching: Mapping[str, BitMap | None],
+    ) -> BitMap | None:
+        """The rows of a split that may match, of which the segments number others; None where all may."""
+        question.is_joint = False
+        if all(each is None for each in matching.values()):
+            return None
+        moves = self._parts.moves(self._store, question.split.add, answering)
+        question.readings.append(moves)
+        left = moves.left(matching, lambda segment: readings[segment.path].part_rows())
+        question.is_joint = left.is_told and len(self.indexes) == 1
+        return left.rows
+
+    def _rows(
+        self, columns: Mapping[str, ColumnBitmaps], segment: IndexSegment, count: int | None, limits: Limits | None
+    ) -> BitMap | None:
+        """The rows of a segment, which has so many, that may meet the predicate by these columns; None for all."""
         if self._predicate is None:
             return None
         for name, held in columns.items():
@@ -178,40 +214,45 @@ class Bitmaps:
             if held.values.type != wanted:
                 what = f"{segment.path}: its values of {name!r} are {held.values.type}, expected {wanted}"
                 raise Corrupt(what, advice=REBUILD, key=segment.path)
-        add = split.add
-        limits = Limits(split.most_values, split.most_bytes) if self._is_bounded else None
-        found = Rows(columns, lambda: add.numRecords, limits).that_may_meet(self._predicate)
-        if not found:
-            return found
-        if add.numRecords is not None and found.max() >= add.numRecords:
-            what = f"{segment.path}: it names row {found.max()} of {add.path}, which has {add.numRecords} rows"
+        found = Rows(columns, lambda: count, limits).that_may_meet(self._predicate)
+        if found and count is not None and found.max() >= count:
+            what = f"{segment.path}: it names row {found.max()} of {segment.covers[0]}, which has {count} rows"
             raise Corrupt(what, advice=REBUILD, key=segment.path)
-        vector = add.deleted_rows
-        # A vector that is stored takes a request, which is made for the rows that are left.
-        return found - deleted_rows(self._store, add) if vector is not None and vector.path is None else found
+        return found
 
-    def _refused(self, split: _Split, segment: IndexSegment, index: _Index) -> str | None:
-        """Why the index is not asked about a split; None where it is."""
-        if self._parts.holds(segment, index.columns):
-            return None
+    def _live(self, add: Add, rows: BitMap) -> BitMap:
+        """Without those that a vector in the log hides: one that is stored takes a request, made for what is left."""
+        vector = add.deleted_rows
+        is_at_hand = rows and vector is not None and vector.path is None
+        return rows - deleted_rows(self._store, add) if is_at_hand else rows
+
+    def _is_dear(self, split: _Split, answering: Answering, index: _Index) -> bool:
+        """Whether asking costs too much of what it may spare."""
+        if self._parts.holds(answering, index.columns):
+            return False
         if split.is_local:
-            return _DEAR if split.bytes < LOCAL_BYTES else None
-        return _DEAR if PAYS * (REQUEST_BYTES + min(segment.size, TAIL_BYTES)) > split.cost else None
+            return split.bytes < LOCAL_BYTES
+        sizes = [min(each.size, TAIL_BYTES) for each in answering.segments]
+        sizes += [each.size for each in answering.translations]
+        return PAYS * (REQUEST_BYTES * len(sizes) + sum(sizes)) > split.cost
 
 
 @dataclass(slots=True)
 class _Question:
-    """What was read of the indexes of a split so far, and what they told."""
+    """What was read of the indexes of a split so far, and what they told: `is_joint` where of all columns together."""
 
     split: _Split
     columns: dict[str, ColumnBitmaps] = field(default_factory=dict)
     rows: BitMap | None = None
     told_by: int | None = None
     not_asked: dict[int, str] = field(default_factory=dict)
-    readings: list[Reading] = field(default_factory=list)
+    readings: list[Reading | Moves] = field(default_factory=list)
+    is_joint: bool = True
 
     def answer(self, *, is_exact: bool) -> Answer:
-        is_known = self.rows is not None and not self.not_asked and self.split.add.numRecords is not None
+        is_known = (
+            self.rows is not None and self.is_joint and not self.not_asked and self.split.add.numRecords is not None
+        )
         return Answer(
             rows=self.rows,
             is_exact=is_exact and is_known,
@@ -252,43 +293,3 @@ class _Split:
     @property
     def most_values(self) -> int:
         return LOCAL_VALUES if self.is_local else MOST_VALUES
-
-
-def narrowed_by(bitmaps: Bitmaps, splits: Sequence[Add]) -> Narrowed:
-    """Return which of the splits, and which rows of them, may be wanted. Requests: those of `Bitmaps.of_split`."""
-    if not bitmaps.indexes or not splits:
-        return Narrowed(tuple(splits))
-    left, rows, told_by, held = list[Add](), dict[str, BitMap](), dict[str, int](), 0
-    steps = [_Step() for _ in bitmaps.indexes]
-    requests = size = 0
-    with closing(prefetch(bitmaps.of_split, splits, 1 if bitmaps.is_local(splits[0]) else _AT_ONCE)) as answers:
-        for add, found in zip(splits, answers, strict=True):
-            requests, size = requests + found.requests, size + found.bytes
-            for number, reason in found.not_asked.items():
-                steps[number].not_asked[reason] += 1
-            if found.rows is not None and not found.rows and found.told_by is not None:
-                steps[found.told_by].splits += 1
-                steps[found.told_by].bytes += add.size
-                continue
-            left.append(add)
-            held += 0 if found.rows is None else _bytes_of(found.rows, add)
-            if found.rows is not None and found.told_by is not None and held <= HELD_BYTES:
-                rows[add.path], told_by[add.path] = found.rows, found.told_by
-    done = [step.done(index) for step, index in zip(steps, bitmaps.indexes, strict=True)]
-    return Narrowed(tuple(left), rows, told_by, tuple(done), requests, size)
-
-
-@dataclass(slots=True)
-class _Step:
-    splits: int = 0
-    bytes: int = 0
-    not_asked: Counter[str] = field(default_factory=Counter)
-
-    def done(self, index: _Index) -> PruneStep:
-        notes = [f"not asked about {counted(number, 'split')}: {why}" for why, number in self.not_asked.items()]
-        return PruneStep(f"bitmap index {index.definition.name}", self.splits, self.bytes, note="; ".join(notes))
-
-
-def _bytes_of(rows: BitMap, add: Add) -> int:
-    """About what rows take: two bytes each, or a bit for every row of the split."""
-    return min(2 * len(rows), (add.numRecords or 2**32) // 8)

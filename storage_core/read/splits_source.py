@@ -161,10 +161,11 @@ def narrowed(
     verified: Verified,
     is_kept: bool = True,
 ) -> Narrowed:
-    """Return what the table's bitmap indexes leave of splits: see `bitmap_pruning.narrowed`, and its `Bitmaps`."""
+    """Return what the table's bitmap indexes leave of splits: see `bitmap_narrowing.narrowed_by`."""
     if predicate is None or not snapshot.segments:
         return Narrowed(tuple(splits))
-    from storage_core.read.bitmap_pruning import Bitmaps, narrowed_by  # which tables without indexes do not need
+    from storage_core.read.bitmap_narrowing import narrowed_by  # which tables without indexes do not need
+    from storage_core.read.bitmap_pruning import Bitmaps
 
     names = columns_fetched(snapshot.schema, columns)
     parts = verified.bitmaps

@@ -143,6 +143,42 @@ def test_what_no_segment_covers_is_read_and_the_plan_says_so(uri: str) -> None:
     assert table.refresh().scan(["n"], filter=f"host = '{RARE}'").to_arrow().num_rows == 2
 
 
+def test_segments_of_what_was_compacted_leave_out_as_much_as_foretold(uri: str) -> None:
+    table = filled(uri, splits=3)
+    compact(table)
+    table.append(batch(3))  # which no segment covers
+    for splits, groups, left_out in ((2, 8, 16), (1, 8, 16)):
+        table = Table.open(uri)
+        plan = table.scan(filter=f"host = '{RARE}'").explain()
+        assert (len(plan.splits), plan["t"].row_groups) == (splits, groups)
+        assert [(each.splits, each.row_groups) for each in plan.steps if each.name == STEP] == [(0, left_out)]
+        requests, read = table.store.requests["get"], table.store.bytes_read
+        assert table.scan(filter=f"host = '{RARE}'").to_arrow().num_rows == 2
+        taken = (table.store.requests["get"] - requests, table.store.bytes_read - read)
+        assert taken == (plan.requests, plan.read_bytes)
+        compact(table)  # rows without a segment are a part of a split now
+    catch_up(table)
+    assert any(each.origins for each in table.refresh().snapshot.segments.values())
+    table = Table.open(uri)
+    assert table.scan(filter=f"host = '{RARE}'").explain()["t"].row_groups == 2
+    assert table.scan(filter=f"host = '{RARE}'").to_arrow().num_rows == 2
+    hits = table.search("line", index="words", columns=["n"], limit=3, filter=f"host = '{RARE}'")
+    assert sorted(hits.column("n").to_pylist()) == [2 * ROWS + 1_500, 2 * ROWS + 4_200]
+
+
+def test_a_translation_that_is_damaged_is_a_warning_and_its_split_is_read(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = filled(uri, splits=3)
+    compact(table)
+    [path] = table.refresh().snapshot.translations
+    data = bytearray(table.store.get(path).data)
+    data[len(data) // 2] ^= 1
+    table.store.put(path, bytes(data), Overwrite())
+    assert table.scan(filter=f"host = '{RARE}'").to_arrow().num_rows == 2
+    assert path in caplog.text
+
+
 def test_an_index_is_not_asked_where_that_costs_much_of_what_it_may_spare(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from storage_core.errors import Corrupt, InvalidInput
 from storage_core.formats import bundle
 from storage_core.index import bitmap, bitmap_parts, segments
 from storage_core.index.bitmap_parts import BitmapParts
+from storage_core.index.coverage import Answering
 from storage_core.log.actions import IndexSegment
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -94,11 +95,11 @@ def test_rows_of_conditions_are_those_of_duckdb(query: str) -> None:
 def test_values_take_one_request_and_bitmaps_one_more_with_their_bytes_alone() -> None:
     store, segment = stored(bitmap.build(rows(), DEFINITION))
     parts = BitmapParts(NOT_CACHED)
-    assert not parts.holds(segment, ["n"])
+    assert not parts.holds(Answering((segment,)), ["n"])
     assert found(parts, store, segment, {"n": -1}) == []
     tail = segment.size - segment.footerOffset + 2**16
     assert (store.requests["get"], store.bytes_read) == (1, tail)
-    assert parts.holds(segment, ["n"])
+    assert parts.holds(Answering((segment,)), ["n"])
     found(parts, store, segment, {"n": 5})
     assert (store.requests["get"], store.bytes_read - tail < 200) == (2, True)
     found(parts, store, segment, {"n": [5, -1]})
@@ -108,7 +109,7 @@ def test_values_take_one_request_and_bitmaps_one_more_with_their_bytes_alone() -
 def test_a_reading_that_foretells_keeps_nothing_and_says_what_it_took() -> None:
     store, segment = stored(bitmap.build(rows(), DEFINITION))
     parts = BitmapParts(NOT_CACHED)
-    readings = [parts.reading(store, segment, DEFINITION, is_kept=False) for _ in range(2)]
+    readings = [parts.that_forget().reading(store, segment, DEFINITION) for _ in range(2)]
     for reading in readings:
         columns = reading.columns(["n"])
         assert columns is not None
