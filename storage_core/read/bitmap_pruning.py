@@ -148,17 +148,17 @@ class Bitmaps:
         if self._is_dear(split, answering, index):
             return _DEAR
         try:
-            has_told = self._told(question, answering, index)
+            is_answered = self._has_answer(question, answering, index)
         except (Corrupt, NotFound, Unsupported) as error:
             paths = ", ".join(each.path for each in answering.segments)
             _logger.warning("segment %s is not usable, reading %s without it: %s", paths, split.add.path, error)
             return _UNUSABLE
-        if not has_told:
+        if not is_answered:
             return _DEAR
         question.told_by = number if question.told_by is None else question.told_by
         return None
 
-    def _told(self, question: _Question, answering: Answering, index: _Index) -> bool:
+    def _has_answer(self, question: _Question, answering: Answering, index: _Index) -> bool:
         """Have an index tell of a split; return False where its values alone cost too much."""
         split, found = question.split, dict[str, Mapping[str, ColumnBitmaps]]()
         most = split.most_bytes // len(answering.segments) if self._is_bounded else None
