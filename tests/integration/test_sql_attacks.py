@@ -430,8 +430,8 @@ def test_what_ends_the_process_or_doubles_with_each_level_is_refused(table: Tabl
 
 @pytest.mark.parametrize(("text", "setting"), LONG)
 def test_a_query_that_takes_too_long_ends_with_the_name_of_the_setting(table: Table, text: str, setting: str) -> None:
-    with pytest.raises(Unavailable, match=f"longer than 0.5 seconds.*raise `{setting}`"):
-        table.sql(text, limits=QueryLimits(seconds=0.5))
+    with pytest.raises(Unavailable, match=f"longer than 0.1 seconds.*raise `{setting}`"):
+        table.sql(text, limits=QueryLimits(seconds=0.1))
     assert table.sql("select 1 as one", limits=QueryLimits(seconds=60)).to_pylist() == [{"one": 1}]
 
 
