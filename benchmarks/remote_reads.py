@@ -99,11 +99,11 @@ class _Written:
         """One query by both readers, thrice."""
         place = replace(self._place, endpoint=slow)
         readers: tuple[Theirs | Ours, ...] = (Theirs(place), Ours(place, root))
-        for asked, aim in (("cold", COLD_AIM), ("again", WARM_AIM), (f"after {COMMITS} commits", WARM_AIM)):
-            for _ in range(COMMITS if asked.startswith("after") else 0):
+        for moment, aim in (("cold", COLD_AIM), ("again", WARM_AIM), (f"after {COMMITS} commits", WARM_AIM)):
+            for _ in range(COMMITS if moment.startswith("after") else 0):
                 self._table.append(self._rows.slice(0, 10))
-            label = f"{self._label}, {name}, {asked}"
-            theirs, ours = (_asked(reader, query, slow) for reader in readers)
+            label = f"{self._label}, {name}, {moment}"
+            theirs, ours = (asked(reader, query, slow) for reader in readers)
             if theirs.rows != ours.rows:
                 raise AssertionError(f"{query}: {theirs.rows} rows by DataFusion, {ours.rows} by us")
             ratio = theirs.taken_ms / ours.taken_ms
@@ -115,7 +115,9 @@ class _Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
+class Answer:
+    """What a query took, and how many rows came back."""
+
     taken_ms: float
     rows: int
     requests: int = 0
@@ -123,12 +125,13 @@ class _Answer:
     bytes: int = 0
 
 
-def _asked(reader: Ours | Theirs, query: str, slow: str) -> _Answer:
+def asked(reader: Ours | Theirs, query: str, slow: str) -> Answer:
+    """Ask a query through the slow server, which counts."""
     _counted(slow)
     started = time.perf_counter()
     found = reader.sql(query)
     taken_ms = 1000 * (time.perf_counter() - started)
-    return _Answer(taken_ms=taken_ms, rows=found.num_rows, **_counted(slow))
+    return Answer(taken_ms=taken_ms, rows=found.num_rows, **_counted(slow))
 
 
 def _counted(endpoint: str) -> dict[str, int]:

@@ -22,6 +22,7 @@ BENCHMARKS = (
     "compaction_questions",
     "reads",
     "remote_reads",
+    "bitmaps",
     "read_memory",
     "read_client",
     "startup",

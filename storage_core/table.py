@@ -402,13 +402,14 @@ class Table:
         All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly.
         Deleted and superseded rows are never found, and weigh in scores until they are compacted away (decision 0094).
         A full-text query that does not parse (`can't`), or names no column of the index, asks for any of its words;
-        with `syntax="strict"` it is refused. `filter`, `columns`, `consistency` and `limits` are those of `scan`: only
-        rows that meet the filter count towards `limit` and `offset`, the number of best rows to leave out. Rows with
-        equal scores have one order, so pages of one version neither overlap nor leave a row out. Unpacked segments stay
-        in `cache_dir`, a folder that nobody else may write to; None keeps them for this call only. Open searchers and
-        decoded pages are kept with this object, in bounded memory and temporary files (`index.searchers`,
-        `split.kept_values`). Raises `NotFound` for an unknown index, `InvalidInput` for an unknown column and for a
-        query or filter that cannot be read.
+        with `syntax="strict"` it is refused. A bitmap index takes a value, a list of them, or by column one of these or
+        conditions, as in `{"status": {">=": 500}}` (`read.bitmap_query`). `filter`, `columns`, `consistency` and
+        `limits` are those of `scan`: only rows that meet the filter count towards `limit` and `offset`, the number of
+        best rows to leave out. Rows with equal scores have one order, so pages of one version neither overlap nor leave
+        a row out. Unpacked segments stay in `cache_dir`, a folder that nobody else may write to; None keeps them for
+        this call only. Open searchers, decoded pages and bitmaps are kept with this object, in bounded memory and
+        temporary files (`index.searchers`, `split.kept_values`). Raises `NotFound` for an unknown index, `InvalidInput`
+        for an unknown column and for a query or filter that cannot be read.
         """
         from storage_core.read.scan import chosen_columns, wanted_filter
         from storage_core.read.search import search

@@ -77,7 +77,12 @@ def sql(
 
 def search(
     uri: Uri,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="Words for full text; 404 or 404,500 for a bitmap.")],
+    query: Annotated[
+        str,
+        typer.Argument(
+            metavar="QUERY", help='Words for full text; for a bitmap 404 or 404,500 or {"status": {">=": 500}}.'
+        ),
+    ],
     *,
     index: Index,
     limit: Limit = 10,

@@ -1,42 +1,96 @@
 """Bitmap segments: for every value of a column, the set of row numbers of one split that hold it.
 
-Files per indexed column `i`: `values-<i>.arrow`, an Arrow file with the distinct values and, per value, where its
-bitmap lies; `bitmaps-<i>.bin`, the bitmaps one after the other in the portable Roaring format. Nulls are in no bitmap.
+Files per indexed column `i`: `bitmaps-<i>.bin`, bitmaps one after the other in the portable Roaring format, and
+`values-<i>.arrow`, an Arrow file with the distinct values, null last where there is one, and, per value, where its
+bitmap lies and the xxh3-64 of it, so that one can be read and verified by itself. Values are behind all bitmaps, at the
+end of a segment, where one request finds them with the directory. Segments of earlier releases have neither checksums
+of bitmaps nor a bitmap of nulls.
 """
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, InvalidInput
-from storage_core.foreign_text import quoted, shortened
-from storage_core.headroom import require_headroom
+from storage_core.foreign_text import shortened
 from storage_core.index.native_errors import REBUILD
+from storage_core.rows.codes import Mask
+from storage_core.rows.sortable import sortable
 from storage_core.settings.index import IndexDefinition
-from storage_core.system_errors import of_the_system, out_of_memory, unavailable
+from storage_core.system_errors import of_the_system
 
-_COPIES = 8  # of a text, of which each character may take four bytes, and its Arrow forms
+_DAYS = 10**8  # beyond these no date of a condition is, and microseconds have no number
+_COLUMNS = ["value", "offset", "length"]
 _MAGIC_BYTES = 8  # of an Arrow file, with the padding behind it
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """Rows whose column holds one of `values`, for every column named; no value is null. Make it with `parse`."""
+Numbers = npt.NDArray[np.int64]
 
-    values: Mapping[str, pa.Array]
+
+@dataclass(frozen=True, slots=True)
+class ColumnValues:
+    """The distinct values of a column of some rows as keys of `rows.sortable`, and of the bitmap of each the place.
+
+    Where some rows have no value, a place more is that of their bitmap. `checksums` are the xxh3-64 of the bitmaps;
+    None in segments of earlier releases, in which nulls are in no bitmap.
+    """
+
+    type: pa.DataType
+    keys: pa.Array
+    offsets: Numbers
+    lengths: Numbers
+    checksums: npt.NDArray[np.uint64] | None
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory, about."""
+        return int(self.keys.nbytes + 3 * self.lengths.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBitmaps:
+    """The values of a column, and the bitmaps, which `read` returns encoded by their places, ascending.
+
+    What is asked raises what `read` raises, and `Corrupt`, which names `where`, for what is no bitmap.
+    """
+
+    values: ColumnValues
+    where: str
+    read: Callable[[Numbers], Sequence[bytes | memoryview]]
+
+    def rows(self, chosen: Mask) -> BitMap:
+        """Return the rows that hold one of the values that are chosen, by their places."""
+        places = np.flatnonzero(chosen)
+        encoded = self.read(places) if len(places) else []
+        with _damage(self.where):
+            return BitMap.union(BitMap(), *(BitMap.deserialize(bytes(each)) for each in encoded))
+
+    def places(self, chosen: Mask, *, with_nulls: bool) -> Mask:
+        """Return of which places the bitmaps are needed for the rows of some values, and of those with none."""
+        values = self.values
+        if with_nulls and values.checksums is None:
+            return np.ones(len(values.lengths), np.bool_)
+        return np.append(chosen, np.full(len(values.lengths) - len(chosen), with_nulls))
+
+    def nulls(self, count: Callable[[], int | None]) -> BitMap | None:
+        """Return which rows hold no value; None where that takes the number of rows, and `count` does not tell it."""
+        chosen = np.zeros(len(self.values.keys), np.bool_)
+        if self.values.checksums is not None:
+            return self.rows(self.places(chosen, with_nulls=True))
+        rows = count()
+        return None if rows is None else BitMap(range(rows)) - self.rows(self.places(chosen, with_nulls=True))
 
 
 def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
@@ -61,16 +115,17 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
 
     The same rows give the same bytes. One Python step per distinct value, none per row.
     """
-    files: dict[str, bytes] = {}
+    files, values_files = dict[str, bytes](), dict[str, bytes]()
     for position, column in enumerate(definition.columns):
         values, bitmaps = _bitmaps(rows.column(column))
         encoded = [bitmap.serialize() for bitmap in bitmaps]
         lengths = np.array([len(each) for each in encoded], dtype=np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])[:-1] if len(lengths) else lengths
-        table = pa.table({"value": values, "offset": pa.array(offsets), "length": pa.array(lengths)})
-        files[_values_name(position)] = _arrow_file(table)
+        checksums = pa.array([xxhash.xxh3_64_intdigest(each) for each in encoded], pa.uint64())
+        columns = {"value": values, "offset": pa.array(offsets), "length": pa.array(lengths), "xxh3": checksums}
+        values_files[_values_name(position)] = _arrow_file(pa.table(columns))
         files[_bitmaps_name(position)] = b"".join(encoded)
-    return files
+    return files | values_files
 
 
 def check(files: Mapping[str, bytes | memoryview], definition: IndexDefinition, *, where: str) -> None:
@@ -83,41 +138,50 @@ def check(files: Mapping[str, bytes | memoryview], definition: IndexDefinition, 
     if names != files.keys():
         raise _damaged(where, f"its files are {sorted(files)}, expected {sorted(names)}")
     for position in positions:
-        with _damage(where):
-            table = _values(pa.BufferReader(files[_values_name(position)]))
-            offsets, lengths = (table.column(name).to_numpy() for name in ("offset", "length"))
-            ends = np.cumsum(lengths, dtype=np.int64)
-            end = int(ends[-1]) if len(ends) else 0
-            if (lengths < 0).any() or (offsets != ends - lengths).any() or end != len(files[_bitmaps_name(position)]):
-                raise ValueError(f"the bitmaps of {_values_name(position)} do not lie one after the other")
+        values = files[_values_name(position)]
+        column_values(values, size=len(files[_bitmaps_name(position)]), where=where)
 
 
-def matching_rows(directory: Path, definition: IndexDefinition, condition: Condition) -> list[int]:
-    """Return, ascending, the row numbers of an unpacked segment that meet the condition. Raises `Corrupt`."""
-    found: BitMap | None = None
-    for column, wanted in condition.values.items():
-        position = definition.columns.index(column)
-        rows = _union(directory, position, wanted)
-        found = rows if found is None else found & rows
-    return [] if found is None else list(found)
+def column_files(definition: IndexDefinition, column: str) -> tuple[str, str]:
+    """Return the names of the two files of a column of the index: its values, and their bitmaps."""
+    position = definition.columns.index(column)
+    return _values_name(position), _bitmaps_name(position)
 
 
-def parse(query: object, definition: IndexDefinition, schema: pa.Schema) -> Condition:
-    """Return the condition that a query asks for: a value, several of them (any matches), or columns with values (all).
+def column_values(data: bytes | memoryview, *, size: int, where: str) -> ColumnValues:
+    """Return the values of a column from their file, of which the bitmaps have `size` bytes together.
 
-    Text is `404`, `404,500`, a JSON list, or a JSON object of columns. Values are read by the type of the column;
-    timestamps as ISO 8601. An index over several columns takes an object only. Raises `InvalidInput` when a value does
-    not read, is null, or a column is not in the index.
+    Raises `Corrupt`, which names `where`, for what cannot be that.
     """
-    decoded = _decode_text(query, definition) if isinstance(query, str) else query
-    if not isinstance(decoded, Mapping):
-        if len(definition.columns) > 1:
-            example = json.dumps({name: ["…"] for name in definition.columns}, ensure_ascii=False)
-            raise _refused(definition, f"it covers several columns; ask for some of them as {example}")
-        decoded = {definition.columns[0]: decoded}
-    if not decoded:
-        raise _refused(definition, "the query names no column")
-    return Condition(values={name: _value_array(name, each, definition, schema) for name, each in decoded.items()})
+    with _damage(where):
+        table = _values(pa.BufferReader(data))
+        offsets, lengths = (table.column(name).to_numpy() for name in ("offset", "length"))
+        ends = np.cumsum(lengths, dtype=np.int64)
+        if (lengths < 0).any() or (offsets != ends - lengths).any() or (ends[-1] if len(ends) else 0) != size:
+            raise ValueError("its bitmaps do not lie one after the other")
+        checksums = table.column("xxh3").to_numpy() if "xxh3" in table.column_names else None
+        kind = table.schema.field("value").type
+        known = table.column("value").combine_chunks().drop_null()
+        return ColumnValues(kind, _keys(known), offsets, lengths, checksums)
+
+
+def bitmaps_within(values: ColumnValues, bitmaps: bytes | memoryview, *, where: str) -> ColumnBitmaps:
+    """Return the bitmaps of a column whose file is in memory."""
+    offsets, lengths, data = values.offsets, values.lengths, memoryview(bitmaps)
+
+    def read(places: Numbers) -> Sequence[memoryview]:
+        spans = zip(offsets[places].tolist(), lengths[places].tolist(), strict=True)
+        return [data[offset : offset + length] for offset, length in spans]
+
+    return ColumnBitmaps(values, where, read)
+
+
+def unpacked_bitmaps(directory: Path, definition: IndexDefinition, column: str) -> ColumnBitmaps:
+    """Return the bitmaps of a column from the files in a directory. Raises `Corrupt` for what cannot be those."""
+    with _damage(directory.name):
+        values, bitmaps = ((directory / name).read_bytes() for name in column_files(definition, column))
+    found = column_values(values, size=len(bitmaps), where=directory.name)
+    return bitmaps_within(found, bitmaps, where=directory.name)
 
 
 def _indexable(kind: pa.DataType) -> bool:
@@ -127,27 +191,22 @@ def _indexable(kind: pa.DataType) -> bool:
 
 
 def _bitmaps(column: pa.ChunkedArray) -> tuple[pa.Array, list[BitMap]]:
-    """Return the distinct values in order of first appearance and the rows of each."""
+    """Return the distinct values in order of first appearance, null last where there is one, and the rows of each."""
     values = column.unique().drop_null()
-    codes = pc.fill_null(pc.index_in(column, value_set=values), -1).to_numpy()
+    codes = pc.fill_null(pc.index_in(column, value_set=values), len(values)).to_numpy()
     by_code = np.argsort(codes, kind="stable").astype(np.uint32)
-    bounds = np.searchsorted(codes[by_code], np.arange(len(values) + 1))
+    bounds = np.searchsorted(codes[by_code], np.arange(len(values) + 1 + (column.null_count > 0)))
+    if column.null_count:
+        bounds[-1] = len(codes)
+        values = pa.concat_arrays([values, pa.nulls(1, values.type)])
     return values, [BitMap(by_code[start:end]) for start, end in pairwise(bounds)]
 
 
-def _union(directory: Path, position: int, wanted: pa.Array) -> BitMap:
-    found = BitMap()
-    with _damage(directory.name):
-        with pa.memory_map(str(directory / _values_name(position))) as source:
-            table = _values(source)
-            places = pc.index_in(wanted, value_set=table.column("value")).drop_null()
-            ranges = table.select(["offset", "length"]).take(places)
-            spans = list(zip(ranges.column("offset").to_pylist(), ranges.column("length").to_pylist(), strict=True))
-        with (directory / _bitmaps_name(position)).open("rb") as file:
-            for offset, length in spans:
-                file.seek(offset)
-                found |= BitMap.deserialize(file.read(length))
-    return found
+def _keys(values: pa.Array) -> pa.Array:
+    if pa.types.is_date(values.type):
+        days = np.clip(values.view(pa.int32()).to_numpy(), -_DAYS, _DAYS)
+        values = pa.array(days, pa.int32()).view(values.type)
+    return sortable(values)
 
 
 def _values(source: pa.NativeFile) -> pa.Table:
@@ -158,13 +217,18 @@ def _values(source: pa.NativeFile) -> pa.Table:
         raise ValueError("it holds other messages than plain record batches")
     source.seek(_MAGIC_BYTES)
     table = pa.ipc.open_stream(source).read_all()
-    if table.schema.names != ["value", "offset", "length"] or not _indexable(table.schema.field("value").type):
+    *names, last = table.schema.names
+    if [*names, *([] if last == "xxh3" else [last])] != _COLUMNS or not _indexable(table.schema.field("value").type):
         raise ValueError(f"the columns are {table.schema.names}")
     if {table.schema.field(name).type for name in ("offset", "length")} != {pa.int64()}:
         raise ValueError("offsets and lengths are not whole numbers")
+    if last == "xxh3" and table.schema.field(last).type != pa.uint64():
+        raise ValueError("checksums are not whole numbers")
     table.validate(full=True)
-    if any(column.null_count for column in table.columns):
-        raise ValueError("a value, offset or length is null")
+    values, *others = table.columns
+    nulls = values.null_count
+    if any(each.null_count for each in others) or nulls > (last == "xxh3") or (nulls and values[-1].is_valid):
+        raise ValueError("an offset, length or checksum is null, or a value before the last")
     return table
 
 
@@ -210,60 +274,6 @@ def _arrow_file(table: pa.Table) -> bytes:
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
     return bytes(sink.getvalue().to_pybytes())
-
-
-def _decode_text(text: str, definition: IndexDefinition) -> object:
-    stripped = text.strip()
-    if stripped[:1] not in ("[", "{"):
-        return [each.strip() for each in text.split(",")]
-    try:
-        return json.loads(stripped, parse_float=Decimal)
-    except (ValueError, RecursionError) as error:
-        reason = f"{quoted(text, 300)} is not JSON ({error}); write a value that starts with [ or {{ as a JSON list"
-        raise _refused(definition, reason) from error
-
-
-def _value_array(column: str, given: object, definition: IndexDefinition, schema: pa.Schema) -> pa.Array:
-    if column not in definition.columns:
-        raise _refused(definition, f"column {column!r} is not one of {', '.join(definition.columns)}")
-    kind = schema.field(column).type
-    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
-    if not listed:
-        raise _refused(definition, f"no value to look for in {column!r}")
-    size = sum(len(each) for each in listed if isinstance(each, str))
-    with require_headroom(f"values to look for in {column!r}", size=_COPIES * size):  # for which Arrow ends the process
-        return pa.array([_scalar(column, each, definition, kind).as_py() for each in listed], type=kind)
-
-
-def _scalar(column: str, value: object, definition: IndexDefinition, kind: pa.DataType) -> pa.Scalar:
-    """Every value goes through its text: Arrow parses text strictly, but cuts 404.5 down to an integer silently."""
-    if value is None:
-        raise _refused(definition, f"null is not a value; a bitmap holds no nulls of {column!r}, filter with IS NULL")
-    if pa.types.is_string(kind) and not isinstance(value, str):
-        raise _refused(definition, f"{column!r} holds strings, found {quoted(value, 300)}; put it in quotes")
-    try:
-        return pa.scalar(_text(value), pa.string()).cast(kind)
-    except (pa.ArrowException, MemoryError, ValueError) as error:  # the last for half a character, or many digits
-        if out_of_memory(error):
-            raise unavailable(f"a value of {column!r}", error) from error
-        reason = f"{quoted(value, 300)} does not read as {kind} for {column!r}: {shortened(str(error))}"
-        raise _refused(definition, reason) from error
-
-
-def _text(value: object) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case datetime() | date():
-            return value.isoformat()
-        case Decimal():
-            return format(value, "f")
-        case _:
-            return str(value)
-
-
-def _refused(definition: IndexDefinition, reason: str) -> InvalidInput:
-    return InvalidInput(f"bitmap query on index {definition.name!r}: {reason}", index=definition.name)
 
 
 def _values_name(position: int) -> str:

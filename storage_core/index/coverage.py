@@ -8,7 +8,7 @@ a row, that over the nearest split does, over all of it before over a part, then
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from storage_core.index.segments import DEFINITION, fingerprint_of
@@ -51,7 +51,7 @@ def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collec
     `without` are paths of segments and translations that are not to be used. A usable segment was built under
     `definition`, and has as many rows as its split, or as the part of it.
     """
-    traces = _Traces.of(snapshot, definition, without)
+    traces = _Traces.of(snapshot, definition, snapshot.splits.values(), without)
     for path in sorted(snapshot.splits):
         traces.follow(path)
     own = (path for path, segment in snapshot.segments.items() if segment.index == definition.name)
@@ -66,6 +66,48 @@ def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collec
         without=frozenset(without),
         rebuild=frozenset(path for path in traces.live_rows if traces.needs_rebuild(snapshot.segments[path])),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """The segments that answer for rows of a live split, and the translations that lead to it from them.
+
+    Without `translations` it is one segment over all of the split.
+    """
+
+    segments: tuple[IndexSegment, ...]
+    translations: tuple[Translation, ...] = ()
+
+
+AnsweringOf = Callable[[Add], Answering | None]
+"""The segments of an index that answer for rows of a live split, if any do."""
+
+
+def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
+    """Return a function that gives the segments by which an index answers for a split, as `coverage` has them.
+
+    No request, and no manifest is read.
+    """
+    fingerprint, whole = fingerprint_of(definition), defaultdict[str, list[IndexSegment]](list)
+    for _, segment in sorted(snapshot.segments.items()):
+        is_current = segment.details.get(DEFINITION) == fingerprint and segment.origins is None
+        if segment.index == definition.name and is_current and len(segment.covers) == 1:
+            whole[segment.covers[0]].append(segment)
+    traces = _Traces.of(snapshot, definition, ())
+
+    def of(add: Add) -> Answering | None:
+        own = next((each for each in whole.get(add.path, ()) if each.numRecords == (add.numRecords or 0)), None)
+        if own is not None:
+            return Answering((own,))
+        if add.path not in traces.into:
+            return None
+        traced = traces.again()
+        traced.follow(add.path)
+        found = tuple(snapshot.segments[path] for path in sorted(traced.answers[add.path]))
+        ways = tuple(snapshot.translations[path] for path in sorted(traced.translations))
+        return Answering(found, ways) if found else None
+
+    return of
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +178,16 @@ class _Traces:
     moves: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     @staticmethod
-    def of(snapshot: Snapshot, definition: IndexDefinition, without: Collection[str]) -> _Traces:
+    def of(
+        snapshot: Snapshot, definition: IndexDefinition, splits: Iterable[Add], without: Collection[str] = ()
+    ) -> _Traces:
+        """Begin. Of other live splits than these only those are known that translations name."""
         translations = [each for path, each in snapshot.translations.items() if path not in without]
         rows: dict[str, int] = {}
         for translation in translations:
             rows |= dict(zip(translation.outputs, translation.outputRows, strict=True))
             rows |= dict(zip(translation.inputs, translation.inputRows, strict=True))
-        rows |= {path: add.numRecords or 0 for path, add in snapshot.splits.items()}
+        rows |= {add.path: add.numRecords or 0 for add in splits}
         fingerprint = fingerprint_of(definition)
         found = [
             each
@@ -152,6 +197,10 @@ class _Traces:
         ordered = sorted(translations, key=lambda each: each.path, reverse=True)
         into = {split: each for each in ordered for split in each.outputs}
         return _Traces(Nearest.of(found), into, rows)
+
+    def again(self) -> _Traces:
+        """Return one that has followed none yet."""
+        return _Traces(self.nearest, self.into, self.rows)
 
     def follow(self, live: str) -> None:
         """Note which segments answer for a live split, and where the rows of it came from that have none."""

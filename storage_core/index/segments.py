@@ -156,18 +156,22 @@ def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
     Raises `Corrupt` when the object is not what was written, `NotFound` when it is gone.
     """
     where = segment.path
-    expected = bundle.Expected(
-        where=where,
+    files = bundle.unpack(store.get(where).data, expected_of(segment))
+    indexed = files if segment.origins is None else _without_rows(files, segment)
+    # A split of another writer may not say how many rows it has; its segment says 0.
+    check(indexed, segment.index, str(segment.details.get(DEFINITION)), rows=segment.numRecords or None, where=where)
+    return files
+
+
+def expected_of(segment: IndexSegment) -> bundle.Expected:
+    """Return what the log says of the object of a segment. Raises `Corrupt` as `segment_id` does."""
+    return bundle.Expected(
+        where=segment.path,
         identity=segment_id(segment),
         size=segment.size,
         footer_offset=segment.footerOffset,
         xxh3=segment.xxh3,
     )
-    files = bundle.unpack(store.get(where).data, expected)
-    indexed = files if segment.origins is None else _without_rows(files, segment)
-    # A split of another writer may not say how many rows it has; its segment says 0.
-    check(indexed, segment.index, str(segment.details.get(DEFINITION)), rows=segment.numRecords or None, where=where)
-    return files
 
 
 def check(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Final
 
@@ -14,7 +14,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.late_materialization import read_late
 from storage_core.read.predicate import Predicate
-from storage_core.read.row_group_pruning import groups_left
+from storage_core.read.row_group_pruning import groups_left, groups_with
 from storage_core.split.conform import conform_split
 from storage_core.split.opened import OpenSplit, Piece
 from storage_core.split.ranges import Footers
@@ -37,12 +37,14 @@ def fetched(
     footers: Footers,
     deleted: Callable[[Add], BitMap] | None = None,
     predicate: Predicate | None = None,
+    rows: Mapping[str, BitMap] | None = None,
 ) -> Generator[pa.Table]:
     """Yield the visible rows in the order of the splits, as they come, with the columns of `schema`, which it types.
 
     Not visible are those that `deleted` returns, by default those that the split's deletion vector hides.
 
-    Rows that cannot make `predicate` true may be left out: row groups by their bounds, and where that spares much
+    Rows that cannot make `predicate` true may be left out: row groups by their bounds, those without one of the `rows`
+    of their split where it has some, and where that spares much
     (`late_materialization`) the rest by the columns that it names, which are fetched first. A split up to
     `SMALL_SPLIT_BYTES`, or of an earlier release, is one GET, and verified whole. Of another its footer is one, unless
     `footers` holds it, and each row group as many as its columns lie apart; both are verified before they are decoded.
@@ -60,11 +62,13 @@ def fetched(
             for split in found:
                 is_ours = split.add.footerXxh3 is not None
                 groups = groups_left(split.footer, predicate, schema) if is_ours else None
+                if groups is not None and rows is not None and split.add.path in rows:
+                    groups = groups_with(rows[split.add.path], split.footer, groups)
                 yield from split.pieces(schema.names, groups)
 
     with (
         closing(pieces()) as wanted,
         closing(read_late(wanted, predicate, schema, at_once=PIECES_AT_ONCE, most=HELD_BYTES)) as read,
     ):
-        for rows in read:
-            yield conform_split(rows, schema)
+        for table in read:
+            yield conform_split(table, schema)

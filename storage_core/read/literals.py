@@ -10,6 +10,7 @@ import datetime as dt
 import decimal
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -67,6 +68,22 @@ def interval(value: Literal, column_type: pa.DataType) -> Interval | None:
     if kinds.is_date(column_type) or kinds.is_timestamp(column_type):
         return _instant(value, whole_days=kinds.is_date(column_type))
     return None
+
+
+def points(values: Iterable[Literal], column_type: pa.DataType, keys: pa.DataType) -> pa.Array | None:
+    """Return the keys that equal one of the literals; None where one of them may stand for several values.
+
+    A literal that no value of the column equals has none.
+    """
+    found: list[pa.Scalar] = []
+    for value in values:
+        wanted = interval(value, column_type)
+        if wanted is None or wanted.least != wanted.greatest:
+            return None
+        low, high = (_on_grid(wanted.least, keys, up=up) for up in (False, True))
+        if low is not None and low == high:
+            found.append(low)
+    return pa.array([each.as_py() for each in found], keys)
 
 
 def at_most(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:

@@ -180,7 +180,8 @@ def analysis(watched: Collection[Watched], read: Callable[[], int]) -> Analysis:
 
 def _left_out(step: PruneStep) -> str:
     parts = ((step.splits, "split"), (step.row_groups, "row group"), (step.bytes, "byte"))
-    return ", ".join(counted(number, noun) for number, noun in parts if number) or "nothing"
+    found = ", ".join(counted(number, noun) for number, noun in parts if number) or "nothing"
+    return f"{found}; {step.note}" if step.note else found
 
 
 def _split(add: Add) -> dict[str, object]:

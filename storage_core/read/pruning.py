@@ -51,12 +51,16 @@ Step = tuple[str, Callable[[pa.RecordBatch], Leaf]]
 
 @dataclass(frozen=True, slots=True)
 class PruneStep:
-    """What one step left out: its name, and the splits, row groups of splits that are left, and bytes it removed."""
+    """What one step left out: its name, and the splits, row groups of splits that are left, and bytes it removed.
+
+    `note` says where the step could not be taken, and why.
+    """
 
     name: str
     splits: int
     bytes: int
     row_groups: int = 0
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

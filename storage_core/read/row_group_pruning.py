@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyroaring import BitMap
 
 from storage_core.read.bounds import ColumnBounds, Source
 from storage_core.read.predicate import Predicate
@@ -35,6 +36,13 @@ def groups_left(footer: pq.FileMetaData, predicate: Predicate | None, schema: pa
         return groups
     left: list[int] = np.flatnonzero(possible(predicate, by_bounds(_bounds_in(footer, schema)), len(groups))).tolist()
     return left
+
+
+def groups_with(rows: BitMap, footer: pq.FileMetaData, groups: Sequence[int]) -> Sequence[int]:
+    """Return those of the row groups, ascending, that hold one of these rows of the file."""
+    ends = np.cumsum([footer.row_group(index).num_rows for index in range(footer.num_row_groups)]).tolist()
+    firsts = [0, *ends[:-1]]
+    return [group for group in groups if rows.range_cardinality(firsts[group], ends[group])]
 
 
 def _bounds_in(footer: pq.FileMetaData, schema: pa.Schema) -> Source:

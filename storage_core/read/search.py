@@ -20,7 +20,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.headroom import QUERY_BYTES, require_headroom
-from storage_core.index import bitmap, catch_up, fulltext, segments
+from storage_core.index import catch_up, fulltext, segments
 from storage_core.index.cache import SegmentCache, open_cache
 from storage_core.index.coverage import Coverage, coverage
 from storage_core.index.fulltext import Hit
@@ -28,8 +28,10 @@ from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
+from storage_core.read import bitmap_query
 from storage_core.read.overlay import take_apart
 from storage_core.read.search_base import Source, Unusable
+from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best
@@ -37,7 +39,7 @@ from storage_core.read.search_sources import sources
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
-    from storage_core.read.predicate import Filter
+    from storage_core.read.predicate import Filter, Predicate
     from storage_core.region.unmerged import Unmerged
     from storage_core.settings.query import QueryLimits
 
@@ -91,19 +93,21 @@ def search(
     Full text scores by BM25 (`fulltext.parse` has the syntax) over all rows of the splits, the whole rows of each
     unmerged generation, and what the other records make of the base. Rows that are deleted or superseded weigh in the
     statistics until their split is written anew or their generation merged, and are never returned; decision 0094 has
-    the bound. Every bitmap match scores 1.0 (`bitmap.parse`). The score column is `_score` where the table has a column
-    `score`. Unpacked segments stay in `cache_dir`; None keeps them for this call only. What `kept` has of earlier
-    searches is neither fetched, opened nor decoded again.
+    the bound. Every bitmap match scores 1.0 (`bitmap_query.parse`). The score column is `_score` where the table has a
+    column `score`. Unpacked segments stay in `cache_dir`; None keeps them for this call only. What `kept` has of
+    earlier searches is neither fetched, opened nor decoded again.
 
     Raises `NotFound` for an unknown index, `InvalidInput` for a query or filter that cannot be read, a limit below 1 or
     an offset below 0, `Corrupt` and `SnapshotExpired` for damaged and vanished splits; a segment like that is not used,
     with a warning. `Unavailable` when the machine lacks disk, memory or open files, or the filter passes a limit.
-    Requests: one GET per split or generation with a segment that is not cached. Per split with hits that are better
-    than the last, or as good and by its bounds not behind it, one: of a split above 8 MiB ranged ones instead, for its
-    footer and the row groups with hits, and of a local file none, which is hashed unless `kept` knows it, and of which
-    the pages with hits are decoded. Of hits that score as the last those are left out that are behind it by their
-    first column (decision 0111). With a filter as much for its columns, of all hits until enough of them meet it.
-    One per stored deletion vector of splits with such hits; and those of `overlay.take_apart`.
+    Requests: one GET per split or generation with a segment that is not cached, and of a bitmap segment those of
+    `bitmap_parts.Reading`. Per split with hits that are better than the last, or as good and by its bounds not behind
+    it, one: of a split above 8 MiB ranged ones instead, for its footer and the row groups with hits, and of a local
+    file none, which is hashed unless `kept` knows it, and of which the pages with hits are decoded. Of hits that score
+    as the last those are left out that are behind it by their first column (decision 0111). With a filter as much for
+    its columns, of all hits until enough of them meet it: none where bitmap indexes answer it wholly, which takes the
+    requests of `Bitmaps.of_split`. One per stored deletion vector of splits with such hits; and those of
+    `overlay.take_apart`.
     """
     kept = kept or Kept()
     definition = segments.definition_of(snapshot, index)
@@ -119,15 +123,15 @@ def search(
 
     def best(covered: Coverage, cached: SegmentCache) -> Best:
         found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
-        live = Live(found, snapshot, filter, limits)
-        match parsed:
-            case fulltext.TextQuery():
-                with kept.searchers.searcher(definition, found, cached.root) as searcher:
-                    matches = _text_matches(live, parsed, most, searcher)
-            case bitmap.Condition():
-                matches = _bitmap_matches(live, parsed, most, definition)
-            case _:
-                assert_never(parsed)
+        wanted = None
+        if filter is not None:
+            wanted = RowFilter(store, snapshot, filter, limits=limits, parts=kept.verified.bitmaps)
+        live = Live(found, wanted)
+        if isinstance(parsed, fulltext.TextQuery):
+            with kept.searchers.searcher(definition, found, cached.root) as searcher:
+                matches = _text_matches(live, parsed, most, searcher)
+        else:
+            matches = _bitmap_matches(live, parsed, most)
         rows = _best(found, matches, Best(snapshot, most, names))
         live.require_sound()
         return rows
@@ -174,14 +178,14 @@ def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
 
 def _parse(
     query: object, definition: IndexDefinition, snapshot: Snapshot, syntax: object
-) -> fulltext.TextQuery | bitmap.Condition:
+) -> fulltext.TextQuery | Predicate:
     match definition.kind:
         case "fulltext":
             if not isinstance(query, str):
                 raise InvalidInput(f"full-text index {definition.name!r} takes a query as text, found {query!r}")
             return fulltext.parse(query, definition, syntax=syntax)
         case "bitmap":
-            return bitmap.parse(query, definition, snapshot.schema)
+            return bitmap_query.parse(query, definition, snapshot.schema)
         case "vector":
             raise InvalidInput(f"index {definition.name!r} holds vectors; a text or values cannot ask it")
         case _:
@@ -206,12 +210,11 @@ def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Se
     )
 
 
-def _bitmap_matches(live: Live, condition: bitmap.Condition, most: int, definition: IndexDefinition) -> _Matches:
+def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Matches:
     """Only the sources that are asked for are opened, so those behind the answer stay closed."""
 
     def matching(source: int) -> list[Hit]:
-        found = bitmap.matching_rows(live.sources[source].directory(), definition, condition)
-        return [Hit(source=source, row=row, score=_MATCH) for row in found]
+        return [Hit(source=source, row=row, score=_MATCH) for row in live.sources[source].matching(condition)]
 
     def hits(sources: Sequence[int]) -> Mapping[int, Sequence[Hit]]:
         asked = [each for each in sources if not live.excludes(each)]

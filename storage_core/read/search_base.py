@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound
-from storage_core.formats.translation_map import TranslationMap
+from storage_core.formats.translation_map import Rows, TranslationMap
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage, Nearest
 from storage_core.index.native_errors import REBUILD
@@ -24,7 +24,10 @@ from storage_core.log.moves import by_input
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.bitmap_rows import rows_that_meet
 from storage_core.read.overlay import Overlay
+from storage_core.read.predicate import Predicate
+from storage_core.read.pruning import conditions
 from storage_core.read.row_group_pruning import leading_bounds
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between, first_column, least
@@ -38,6 +41,10 @@ _LOW_BYTES = 500  # of a bound and its name
 _FETCHED_AT_ONCE = 8
 
 _Value = TypeVar("_Value")
+
+
+InSplit = tuple[str, Rows, Rows]
+"""The path of a split, the places of rows among some, and the rows of the split's file that they are."""
 
 
 class Source(Protocol):
@@ -62,12 +69,20 @@ class Source(Protocol):
         """Return the directory with the files of the index over all the rows."""
         ...
 
+    def matching(self, condition: Predicate) -> BitMap:
+        """Return the rows that meet a condition on columns of the index, which has bitmaps."""
+        ...
+
     def low(self) -> Any:
         """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
         ...
 
     def between(self, rows: Sequence[int]) -> Between | None:
         """Return what is known of these rows for less than `take` costs; None for nothing."""
+        ...
+
+    def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
+        """Return each split of the base with some of these rows."""
         ...
 
     def deleted(self) -> BitMap:
@@ -160,6 +175,15 @@ class Base:
                 at = np.isin(there, np.array(hidden.to_array(), np.int64))
                 found |= BitMap(own[at].astype(np.uint32))
         return found
+
+    def matching(self, segment: IndexSegment, condition: Predicate, count: Callable[[], int]) -> BitMap:
+        """Return the rows of a segment of bitmaps, of which there are `count`, that meet a condition on its columns.
+
+        Requests: those of `bitmap_parts.Reading`. Raises `Corrupt`, `NotFound` and `Unsupported` as it does.
+        """
+        wanted = {each.column for each in conditions(condition)}
+        reading = self._kept.verified.bitmaps.reading(self.store, segment, self.covered.definition)
+        return rows_that_meet(condition, reading.columns(wanted) or {}, count)
 
     def gap(self, split: str, rows: BitMap | None = None) -> Path:
         """Return the directory with the files of the index over a split, or these rows of it, made on the fly."""

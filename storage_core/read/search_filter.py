@@ -1,4 +1,7 @@
-"""The filter of a search: which of some rows meet it, told by DuckDB in a process that can do nothing else."""
+"""The filter of a search: which of some rows meet it.
+
+Bitmap indexes tell of rows by their places. DuckDB tells of all others, in a process that can do nothing else.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ import pyarrow as pa
 
 from storage_core.engine.sandbox.pool import prepare
 from storage_core.engine.statement import TABLE
+from storage_core.index.bitmap_parts import BitmapParts
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.bitmap_pruning import UNKNOWN, Answer, Bitmaps
 from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_of
 from storage_core.read.predicate import Filter
@@ -27,9 +33,16 @@ class RowFilter:
     columns: Sequence[str]
     """Those that the filter reads, and one at least."""
 
-    def __init__(self, snapshot: Snapshot, wanted: Filter, limits: QueryLimits | None) -> None:
-        """Start the process that is asked later. Raises `Unavailable` where the system gives none."""
-        prepare()  # while rows are found
+    def __init__(
+        self,
+        store: ObjectStore,
+        snapshot: Snapshot,
+        wanted: Filter,
+        *,
+        limits: QueryLimits | None,
+        parts: BitmapParts,
+    ) -> None:
+        """Start the process that may be asked later. Raises `Unavailable` where the system gives none."""
         self._snapshot = snapshot
         self._wanted = wanted
         self._limits = QueryLimits() if limits is None else limits
@@ -37,17 +50,24 @@ class RowFilter:
         names = snapshot.schema.names
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
-        self._was_asked = False
+        self._predicate = in_columns(wanted.predicate, names)
+        self._bitmaps = Bitmaps(store, snapshot, self._predicate, columns=self.columns, parts=parts, is_bounded=False)
+        self._is_judged = self._bitmaps.is_exact  # whose values are those of the columns' types
+        if not self._is_judged:
+            prepare()  # while rows are found
 
     @cached_property
     def splits(self) -> frozenset[str]:
         """The paths of the splits that may hold a row that meets the filter. Requests: those of `pruning.prune`."""
-        wanted = in_columns(self._wanted.predicate, self._snapshot.schema.names)
-        return frozenset(add.path for add in prune(self._snapshot, wanted))
+        return frozenset(add.path for add in prune(self._snapshot, self._predicate))
+
+    def by_bitmaps(self, split: str) -> Answer:
+        """Return what bitmap indexes tell of the rows of a split. Requests: those of `Bitmaps.of_split`."""
+        return self._bitmaps.of_split(self._snapshot.splits[split]) if self._bitmaps.indexes else UNKNOWN
 
     def require_sound(self) -> None:
         """Raise as `mask` does for a filter that was asked of no row, because none was found."""
-        if not self._was_asked:
+        if not self._is_judged:
             self.mask(self._snapshot.schema.empty_table(), 0)
 
     def mask(self, rows: pa.Table, count: int) -> Mask:
@@ -55,7 +75,7 @@ class RowFilter:
 
         Raises `InvalidInput` where the filter cannot be evaluated, `Unavailable` where it passes a limit.
         """
-        self._was_asked = True
+        self._is_judged = True
         place = "place"
         while place in self._condition.lower() or place in map(str.lower, self._snapshot.schema.names):
             place += "_"

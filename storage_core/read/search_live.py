@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.index.fulltext import Hit
-from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.predicate import Filter
+from storage_core.read.bitmap_pruning import Answer
 from storage_core.read.search_base import Source
 from storage_core.read.search_filter import RowFilter
-from storage_core.settings.query import QueryLimits
+from storage_core.rows.codes import Mask
 
 _AT_ONCE = 4
 
@@ -22,16 +21,15 @@ _AT_ONCE = 4
 class Live:
     """Takes hits, and returns those that are rows to be found, in their order.
 
-    Deleted rows are looked up of sources with hits only. Of the rows of hits the columns of the filter are read, so
-    what it costs is that of the hits until enough meet it, and not of the table.
+    Deleted rows are looked up of sources with hits only. What bitmap indexes do not tell of the rows of hits is read of
+    them: the columns of the filter. So what it costs is that of the hits until enough meet it, and not of the table.
     """
 
-    def __init__(
-        self, found: Sequence[Source], snapshot: Snapshot, wanted: Filter | None, limits: QueryLimits | None
-    ) -> None:
+    def __init__(self, found: Sequence[Source], wanted: RowFilter | None) -> None:
         self.sources = found
-        self._filter = None if wanted is None else RowFilter(snapshot, wanted, limits)
+        self._filter = wanted
         self._deleted: dict[int, BitMap] = {}
+        self._answers: dict[str, Answer] = {}
 
     def __call__(self, hits: list[Hit]) -> list[Hit]:
         """Return the hits that are rows to be found. Raises what `Source.take` and `RowFilter.mask` raise."""
@@ -54,13 +52,34 @@ class Live:
             self._filter.require_sound()
 
     def _filtered(self, hits: list[Hit], wanted: RowFilter) -> list[Hit]:
+        """Those that meet the filter: of hits in splits that bitmap indexes tell of, by their rows there."""
         places: dict[int, list[int]] = {}
         for place, hit in enumerate(hits):
             places.setdefault(hit.source, []).append(place)
+        in_split = [
+            (split, np.array(own, np.int64)[which], there)
+            for source, own in places.items()
+            for split, which, there in self.sources[source].in_splits([hits[place].row for place in own])
+        ]
+        unknown = sorted({split for split, _, _ in in_split} - self._answers.keys())
+        found = prefetch(wanted.by_bitmaps, unknown, _AT_ONCE)
+        self._answers.update(zip(unknown, found, strict=True))
+        met, is_told = np.ones(len(hits), np.bool_), np.zeros(len(hits), np.bool_)
+        for split, own_places, there in in_split:
+            answer = self._answers[split]
+            if answer.rows is not None:
+                met[own_places] = [row in answer.rows for row in there.tolist()]
+            is_told[own_places] = answer.is_exact
+        left = {source: [place for place in own if met[place] and not is_told[place]] for source, own in places.items()}
+        self._read(hits, {source: own for source, own in left.items() if own}, wanted, met)
+        return [hit for hit, is_met in zip(hits, met.tolist(), strict=True) if is_met]
+
+    def _read(self, hits: Sequence[Hit], places: Mapping[int, Sequence[int]], wanted: RowFilter, met: Mask) -> None:
+        """Note which hits at these places, by source, have rows that meet the filter."""
 
         def taken(source: int) -> pa.Table:
             return self.sources[source].take([hits[place].row for place in places[source]], wanted.columns)
 
-        mask = wanted.mask(pa.concat_tables(prefetch(taken, places, _AT_ONCE)), len(hits))
-        order = np.array([place for own in places.values() for place in own], np.int64)
-        return [hits[place] for place in np.sort(order[mask]).tolist()]
+        if places:
+            read = np.array([place for own in places.values() for place in own], np.int64)
+            met[read] = wanted.mask(pa.concat_tables(prefetch(taken, places, _AT_ONCE)), len(read))

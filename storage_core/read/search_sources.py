@@ -8,7 +8,7 @@ damaged or gone is one that is not there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,23 @@ from storage_core.errors import Corrupt, NotFound
 from storage_core.formats import generation_manifest
 from storage_core.formats.bundle import checksum
 from storage_core.formats.translation_map import Rows
+from storage_core.index.bitmap import unpacked_bitmaps
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
 from storage_core.index.segments import build_rows, fingerprint_of
 from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.bitmap_rows import rows_that_meet
 from storage_core.read.overlay import Overlay, WholeRows
-from storage_core.read.search_base import Base, Source, chosen, require_within, usable
+from storage_core.read.predicate import Predicate
+from storage_core.read.pruning import conditions
+from storage_core.read.search_base import Base, InSplit, Source, chosen, require_within, usable
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between
 from storage_core.region import generation_segments
+from storage_core.settings.index import IndexDefinition
+from storage_core.split.read import open_split
 
 _logger = logging.getLogger(__name__)
 
@@ -104,11 +110,27 @@ class _Split:
                 _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
         return self.base.gap(self.path)
 
+    def matching(self, condition: Predicate) -> BitMap:
+        if self.segment is not None:
+            try:
+                return self.base.matching(self.segment, condition, self._count)
+            except (Corrupt, NotFound) as error:
+                found = (self.segment.path, self.path, error)
+                _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
+        return _unpacked(self.base.gap(self.path), self.base.covered.definition, condition, self._count)
+
+    def _count(self) -> int:
+        add = self.base.snapshot.splits[self.path].as_written
+        return open_split(self.base.store, add, whole=False).rows if add.numRecords is None else add.numRecords
+
     def low(self) -> Any:
         return self.base.low(self.path)
 
     def between(self, rows: Sequence[int]) -> Between | None:
         return self.base.between(self.path, rows)
+
+    def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
+        return [(self.path, np.arange(len(rows)), np.array(rows, np.int64))]
 
     def deleted(self) -> BitMap:
         return self.base.hidden(self.path)
@@ -137,37 +159,40 @@ class _Moved:
         with usable(self.segment.path):
             return self.base.cache.segment(self.base.store, self.segment)
 
+    def matching(self, condition: Predicate) -> BitMap:
+        with usable(self.segment.path):
+            return self.base.matching(self.segment, condition, lambda: self.segment.numRecords)
+
     def low(self) -> Any:
         lows = [self.base.low(split) for split in self.splits]
         return None if None in lows else min(lows)
 
     def between(self, rows: Sequence[int]) -> Between | None:
         least, most = np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.uint64)
-        for split, own, there in self._places(rows):
-            found = self.base.between(split, there)
+        for split, own, there in self.in_splits(rows):
+            found = self.base.between(split, there.tolist())
             if found is None:
                 return None
             least[own], most[own] = found
         return least, most
+
+    def in_splits(self, rows: Sequence[int]) -> Iterator[InSplit]:
+        require_within(rows, self.segment.numRecords, self.segment.path)
+        places, wanted = self.base.places(self.segment), np.array(rows, np.int64)
+        split = places.split[wanted]
+        for number in np.unique(split).tolist():
+            own = np.flatnonzero(split == number)
+            yield places.splits[number], own, places.row[wanted[own]].astype(np.int64)
 
     def deleted(self) -> BitMap:
         return self.base.deleted(self.base.places(self.segment))
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
         parts, order = [], []
-        for split, own, there in self._places(rows):
-            parts.append(self.base.take(split, there, columns))
+        for split, own, there in self.in_splits(rows):
+            parts.append(self.base.take(split, there.tolist(), columns))
             order.append(own)
         return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
-
-    def _places(self, rows: Sequence[int]) -> Iterator[tuple[str, Rows, list[int]]]:
-        """Yield each split with some of these rows: which of them, and the rows of its file that they are."""
-        require_within(rows, self.segment.numRecords, self.segment.path)
-        places, wanted = self.base.places(self.segment), np.array(rows, np.int64)
-        split = places.split[wanted]
-        for number in np.unique(split).tolist():
-            own = np.flatnonzero(split == number)
-            yield places.splits[number], own, places.row[wanted[own]].tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +218,19 @@ class _PartOfSplit:
     def directory(self) -> Path:
         return self.base.gap(self.path, self.base.unanswered(self.path))
 
+    def matching(self, condition: Predicate) -> BitMap:
+        return _unpacked(self.directory(), self.base.covered.definition, condition, lambda: len(self._rows()))
+
     def low(self) -> Any:
         return self.base.low(self.path)
 
     def between(self, rows: Sequence[int]) -> Between | None:
         return self.base.between(self.path, self._rows()[np.array(rows, np.int64)].tolist())
+
+    def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
+        own = self._rows()
+        require_within(rows, len(own), self.path)
+        return [(self.path, np.arange(len(rows)), own[np.array(rows, np.int64)])]
 
     def deleted(self) -> BitMap:
         hidden = np.array(self.base.hidden(self.path).to_array(), np.int64)
@@ -246,11 +279,17 @@ class _Generation:
             lambda: generation_segments.files(self.store, generation, definition, self.whole.rows),
         )
 
+    def matching(self, condition: Predicate) -> BitMap:
+        return _unpacked(self.directory(), self.covered.definition, condition, lambda: self.whole.rows.num_rows)
+
     def low(self) -> None:
         return None
 
     def between(self, _: Sequence[int]) -> None:
         return None
+
+    def in_splits(self, _: Sequence[int]) -> Iterable[InSplit]:
+        return ()
 
     def deleted(self) -> BitMap:
         return self.whole.deleted
@@ -285,17 +324,29 @@ class _Rest:
     def directory(self) -> Path:
         return self.cache.passing(build_rows(self.rows, self.covered.definition))
 
+    def matching(self, condition: Predicate) -> BitMap:
+        return _unpacked(self.directory(), self.covered.definition, condition, lambda: self.rows.num_rows)
+
     def low(self) -> None:
         return None
 
     def between(self, _: Sequence[int]) -> None:
         return None
 
+    def in_splits(self, _: Sequence[int]) -> Iterable[InSplit]:
+        return ()
+
     def deleted(self) -> BitMap:
         return BitMap()
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
         return _taken(self.rows, rows, columns)
+
+
+def _unpacked(directory: Path, definition: IndexDefinition, condition: Predicate, count: Callable[[], int]) -> BitMap:
+    wanted = {each.column for each in conditions(condition)}
+    columns = {name: unpacked_bitmaps(directory, definition, name) for name in wanted}
+    return rows_that_meet(condition, columns, count)
 
 
 def _taken(whole: pa.Table, rows: Sequence[int], columns: Collection[str]) -> pa.Table:

@@ -22,6 +22,7 @@ from storage_core.objectstore.prefetch import all_of
 from storage_core.read.exact_metrics import exact_metrics
 from storage_core.read.fetching import fetched
 from storage_core.read.first_rows import First, first_splits
+from storage_core.read.narrowed import Narrowed
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
@@ -50,6 +51,7 @@ def splits_source(
     columns: Collection[str] | None = None,
     predicate: Predicate | None = None,
     over: Over | None = None,
+    rows: Mapping[str, BitMap] | None = None,
     in_order: bool = False,
 ) -> Source:
     """Return the splits as a source of rows, in their order where `in_order` or not read from a local disk.
@@ -59,9 +61,10 @@ def splits_source(
     The rows that lie `over` them are the source's too, and those are not that they or deletion vectors hide; one GET
     per vector that is stored.
 
-    Rows that cannot make `predicate` true may be left out. What is used of a split is verified before: on a local store
-    its file, against its length and checksum, and again when it is another than the one that `verified` remembers;
-    elsewhere what `fetched` says, with its requests, by each reading of the rows.
+    Rows that cannot make `predicate` true may be left out, and row groups without one of the `rows` that are wanted of
+    a split, by its path. What is used of a split is verified before: on a local store its file, against its length and
+    checksum, and again when it is another than the one that `verified` remembers; elsewhere what `fetched` says, with
+    its requests, by each reading of the rows.
     Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone; so does a reading.
     """
     newer = schema.empty_table() if over is None else over.rows
@@ -76,9 +79,11 @@ def splits_source(
         deleted = None if over is None else over.deleted
 
         def read() -> Generator[pa.RecordBatch]:
-            rows = fetched(store, splits, wanted, footers=verified.footers, deleted=deleted, predicate=predicate)
-            with closing(rows):
-                for table in rows:
+            found = fetched(
+                store, splits, wanted, footers=verified.footers, deleted=deleted, predicate=predicate, rows=rows
+            )
+            with closing(found):
+                for table in found:
                     yield from table.to_batches()
             yield from newer.select(wanted.names).to_batches()
 
@@ -132,16 +137,39 @@ def source_of(
         return (), Source(snapshot.schema.empty_table(), unread=told.rows, ends=told.ends, values=told.values)
     splits = first_splits(snapshot, first).splits if first is not None and over is None else prune(snapshot, predicate)
     with query_errors(query, splits):
-        return splits, splits_source(
+        found = narrowed(store, snapshot, predicate, splits, columns=columns, verified=verified)
+        return found.splits, splits_source(
             store,
-            splits,
+            found.splits,
             snapshot.schema,
             verified=verified,
             columns=columns,
             predicate=predicate,
             over=over,
+            rows=found.rows,
             in_order=first is not None,
         )
+
+
+def narrowed(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    predicate: Predicate | None,
+    splits: Sequence[Add],
+    *,
+    columns: Collection[str] | None,
+    verified: Verified,
+    is_kept: bool = True,
+) -> Narrowed:
+    """Return what the table's bitmap indexes leave of splits: see `bitmap_narrowing.narrowed_by`."""
+    if predicate is None or not snapshot.segments:
+        return Narrowed(tuple(splits))
+    from storage_core.read.bitmap_narrowing import narrowed_by  # which tables without indexes do not need
+    from storage_core.read.bitmap_pruning import Bitmaps
+
+    names = columns_fetched(snapshot.schema, columns)
+    parts = verified.bitmaps
+    return narrowed_by(Bitmaps(store, snapshot, predicate, columns=names, parts=parts, is_kept=is_kept), tuple(splits))
 
 
 def columns_fetched(schema: pa.Schema, columns: Collection[str] | None) -> Sequence[str]:

@@ -18,6 +18,7 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 
 if TYPE_CHECKING:
+    from storage_core.index.bitmap_parts import BitmapParts
     from storage_core.split.ranges import Footers
 
 _HASH_BLOCK_BYTES = 4 * 2**20
@@ -52,8 +53,8 @@ class Verified:
     DuckDB checks neither length nor checksums of what it reads, and a flipped bit may come back as another value
     (lesson 61). So each file is hashed before DuckDB sees it for the first time, and again when it is another file or
     was written to: device, inode, size and the times of the last change are remembered, and looked at each time. Of
-    splits that are no local files it holds the footers that were read last; what is fetched of them goes through
-    `cached`. All splits are of one store.
+    splits that are no local files it holds the footers that were read last, and columns of bitmap indexes; what is
+    fetched of either goes through `cached`. All splits are of one store.
     """
 
     def __init__(self, cached: CachedPieces = NOT_CACHED) -> None:
@@ -67,6 +68,13 @@ class Verified:
         from storage_core.split.ranges import Footers  # and Parquet
 
         return Footers(self.cached)
+
+    @cached_property
+    def bitmaps(self) -> BitmapParts:
+        """Columns of bitmap indexes over the splits."""
+        from storage_core.index.bitmap_parts import BitmapParts
+
+        return BitmapParts(self.footers.cached)
 
     def path(self, store: ObjectStore, add: Add) -> Path | None:
         """Return the local file of a split that is sound, or None when the store has no file of it."""

@@ -68,6 +68,13 @@ def test_the_small_benchmark_of_remote_reads_prints_what_every_query_costs_both_
             assert counts[0] >= counts[1], "a wave is a request at least"
 
 
+def test_the_small_benchmark_of_bitmaps_prints_every_query_with_the_index_and_without() -> None:
+    metrics = _metrics("bitmaps")
+    assert {metric["against"] for metric in metrics} == {"DuckDB read_parquet", "ours", "without the index"}
+    for unit in ("ms", "requests", "MiB"):
+        assert any(metric["name"].endswith(f"a rare value, {unit}") for metric in metrics), unit
+
+
 def test_the_small_benchmark_of_read_clients_prints_every_work_beside_both_peers() -> None:
     metrics = _metrics("read_client")
     assert {metric["against"] for metric in metrics} == {"boto3", "obstore"}

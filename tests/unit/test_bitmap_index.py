@@ -11,6 +11,8 @@ import pytest
 
 from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.index import bitmap
+from storage_core.read.bitmap_query import parse
+from storage_core.read.bitmap_rows import rows_that_meet
 from storage_core.settings.index import IndexDefinition
 from tests.support.limits import address_space, limited
 
@@ -44,7 +46,9 @@ def found(tmp_path: Path, query: object, *columns: str) -> list[int]:
     definition = index(*columns)
     for name, data in bitmap.build(ROWS, definition).items():
         (tmp_path / name).write_bytes(data)
-    return bitmap.matching_rows(tmp_path, definition, bitmap.parse(query, definition, SCHEMA))
+    condition = parse(query, definition, SCHEMA)
+    unpacked = {each: bitmap.unpacked_bitmaps(tmp_path, definition, each) for each in columns}
+    return list(rows_that_meet(condition, unpacked, lambda: ROWS.num_rows))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +96,10 @@ def test_a_column_of_nulls_only_matches_nothing(tmp_path: Path) -> None:
     rows = pa.table({"status": pa.nulls(3, pa.int32())})
     for name, data in bitmap.build(rows, definition).items():
         (tmp_path / name).write_bytes(data)
-    assert bitmap.matching_rows(tmp_path, definition, bitmap.parse("404", definition, SCHEMA)) == []
+    unpacked = {"status": bitmap.unpacked_bitmaps(tmp_path, definition, "status")}
+    asked = {"404": [], '{"status": {"is null": true}}': [0, 1, 2], '{"status": {"<>": 404}}': []}
+    for query, rows_found in asked.items():
+        assert list(rows_that_meet(parse(query, definition, SCHEMA), unpacked, lambda: 3)) == rows_found
 
 
 def test_the_same_rows_in_other_chunks_give_the_same_files() -> None:
@@ -126,7 +133,7 @@ def test_a_query_that_does_not_read_is_refused_with_the_reason(
     columns: tuple[str, ...], query: object, reason: str
 ) -> None:
     with pytest.raises(InvalidInput, match=reason):
-        bitmap.parse(query, index(*columns), SCHEMA)
+        parse(query, index(*columns), SCHEMA)
 
 
 def test_a_float_column_and_an_option_are_refused() -> None:
@@ -139,7 +146,6 @@ def test_a_float_column_and_an_option_are_refused() -> None:
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 def test_compressed_values_are_corrupt_before_they_are_expanded(tmp_path: Path, compression: str) -> None:
     definition = IndexDefinition("one", "bitmap", ("text",))
-    schema = pa.schema([("text", pa.string())])
     rows = pa.table({"text": ["x" * 50_000_000, "y"]})
     files = bitmap.build(rows, definition)
     bitmap.check(files, definition, where="here")
@@ -154,7 +160,7 @@ def test_compressed_values_are_corrupt_before_they_are_expanded(tmp_path: Path, 
     with pytest.raises(Corrupt, match="plain record batches"):
         bitmap.check(bomb, definition, where="here")
     with pytest.raises(Corrupt, match="plain record batches"):
-        bitmap.matching_rows(tmp_path, definition, bitmap.parse("y", definition, schema))
+        bitmap.unpacked_bitmaps(tmp_path, definition, "text")
     assert pa.default_memory_pool().bytes_allocated() <= before
 
 
@@ -164,11 +170,11 @@ def test_compressed_values_are_corrupt_before_they_are_expanded(tmp_path: Path, 
 def test_a_value_that_no_text_or_number_can_hold_is_refused_briefly(value: object) -> None:
     definition = IndexDefinition("one", "bitmap", ("status",))
     with pytest.raises(InvalidInput) as raised:
-        bitmap.parse(value, definition, SCHEMA)
+        parse(value, definition, SCHEMA)
     assert len(str(raised.value)) < 2_000
 
 
 def test_a_value_for_which_memory_is_lacking_is_unavailable() -> None:
     value = "x" * 2**28
     with limited(*address_space(2**27)), pytest.raises(Unavailable, match="Cannot allocate memory"):
-        bitmap.parse([value], index("method"), SCHEMA)
+        parse([value], index("method"), SCHEMA)

@@ -1,0 +1,106 @@
+"""Which rows of a live split may match, by segments of bitmaps over other splits, or over parts of it.
+
+A segment tells which of its own rows may; maps of translations say where those are now (decision 0115).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+import numpy as np
+from pyroaring import BitMap
+
+from storage_core.cache.pieces import CachedPieces, Piece
+from storage_core.formats.translation_map import TranslationMap
+from storage_core.index.coverage import Answering
+from storage_core.index.places import Places, Ways, read_map
+from storage_core.log.actions import Add, IndexSegment, Translation
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
+from storage_core.split.kept_values import KeptValues
+
+_AT_ONCE: Final = 4
+_FOLLOWING: Final = Lock()
+"""Following takes some 30 bytes per row of a segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The `rows` of a split that may match; `is_told` where a segment answers for every row of it."""
+
+    rows: BitMap
+    is_told: bool
+
+
+@dataclass(slots=True)
+class Moves:
+    """The ways to a live split; `requests` and `read_bytes` are what their maps took, if nothing was on disk."""
+
+    store: ObjectStore
+    add: Add
+    answering: Answering
+    kept: KeptValues
+    cached: CachedPieces
+    requests: int = 0
+    read_bytes: int = 0
+
+    def left(self, matching: Mapping[str, BitMap | None], part_of: Callable[[IndexSegment], BitMap]) -> Left:
+        """Return the rows of the split that may match, given those of each segment by its path; None for all of them.
+
+        `part_of` returns the rows that a segment over a part was built over. A row that no segment answers for may
+        match. One GET per translation that is not kept. Raises `Corrupt` and `NotFound` for one that is damaged or
+        gone, and what `part_of` raises.
+        """
+        translations = self.answering.translations
+        maps = dict(zip(translations, all_of(self._map, translations, _AT_ONCE), strict=True))
+        parts = {each.path: part_of(each) for each in self.answering.segments if each.origins is not None}
+        ways = Ways.of(
+            {self.add.path},
+            self.answering.segments,
+            translations,
+            map_of=maps.__getitem__,
+            part_of=lambda segment: parts[segment.path],
+        )
+        rows = self.add.numRecords or 0
+        may, told = np.ones(rows, np.bool_), 0
+        for segment in self.answering.segments:
+            places = self._places(segment, ways)
+            if self.add.path not in places.splits:
+                continue
+            own, there = places.within(self.add.path)
+            told += len(own)
+            met = matching[segment.path]
+            if met is not None:
+                of_segment = np.zeros(segment.numRecords, np.bool_)
+                of_segment[np.array(met.to_array(), np.int64)] = True
+                may[there] = of_segment[own]
+        return Left(BitMap(np.flatnonzero(may).astype(np.uint32)), told == rows)
+
+    def _places(self, segment: IndexSegment, ways: Ways) -> Places:
+        beside = [each.path for each in self.answering.segments] + [each.path for each in self.answering.translations]
+        name = (segment.path, segment.xxh3, "places in", self.add.path, *beside)
+        with _FOLLOWING:
+            return self.kept.made(name, Places, lambda: ways.places(segment), lambda each: each.size_bytes)
+
+    def _map(self, translation: Translation) -> TranslationMap:
+        def fetched() -> bytes:
+            self.requests += 1
+            self.read_bytes += translation.size
+            return self.store.get(translation.path).data
+
+        def read() -> TranslationMap:
+            where = (self.store.uri, translation.path, translation.xxh3)
+            return read_map(
+                self.cached.made(*where, Piece(0, translation.size, translation.xxh3), fetch=fetched), translation
+            )
+
+        name = map_name(translation)
+        return self.kept.made(name, TranslationMap, read, lambda each: each.size_bytes)
+
+
+def map_name(translation: Translation) -> tuple[object, ...]:
+    """Return the name under which the map of a translation is kept."""
+    return translation.path, translation.xxh3, "map"

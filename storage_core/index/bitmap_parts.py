@@ -1,0 +1,253 @@
+"""Columns of bitmap segments: of a segment the values that a read asks about, and of the bitmaps those that it wants.
+
+The values lie before the directory at the end of a segment, so one request of `TAIL_BYTES` finds both in most, and in a
+small segment the bitmaps as well. Each part and each bitmap is verified by a checksum of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from pyroaring import BitMap
+
+from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Piece
+from storage_core.errors import Corrupt
+from storage_core.formats import bundle
+from storage_core.index import segments
+from storage_core.index.bitmap import ColumnBitmaps, ColumnValues, Numbers, column_files, column_values
+from storage_core.index.bitmap_moves import Moves, map_name
+from storage_core.index.coverage import Answering, AnsweringOf, answering
+from storage_core.index.native_errors import REBUILD
+from storage_core.log.actions import Add, IndexSegment
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
+from storage_core.settings.index import IndexDefinition
+from storage_core.split.kept_values import KeptValues
+
+TAIL_BYTES: Final = 128 * 2**10
+"""Of the values before the directory so much is fetched with it."""
+
+GAP_BYTES: Final = 128 * 2**10
+"""Between bitmaps that are wanted so much is fetched with them, rather than by a request for each."""
+
+KEPT_BYTES: Final = 64 * 2**20
+"""Of values and bitmaps that were asked for last, per table."""
+
+_AT_ONCE: Final = 4
+
+_Name = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """What is kept of a column: its values, and where the part with its bitmaps is in the object."""
+
+    values: ColumnValues
+    bitmaps: bundle.Part
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The bytes from `start` to `end` of the object, which have this xxh3-64, in hexadecimal digits."""
+
+    start: int
+    end: int
+    xxh3: str
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    @property
+    def piece(self) -> Piece:
+        return Piece(self.start, self.end, self.xxh3)
+
+
+@dataclass(slots=True)
+class Reading:
+    """One reading of a segment; `requests` and `read_bytes` are what it took, or would have with no cache on disk.
+
+    Columns take no request before they are asked for, and no bitmap of them does.
+    """
+
+    store: ObjectStore
+    segment: IndexSegment
+    definition: IndexDefinition
+    _kept: KeptValues
+    _cached: CachedPieces
+    requests: int = 0
+    read_bytes: int = 0
+    _own: dict[_Name, object] = field(default_factory=dict)
+    _tail: bytes = b""
+    _start: int = 0
+
+    def columns(self, names: Collection[str], *, most_bytes: int | None = None) -> Mapping[str, ColumnBitmaps] | None:
+        """Return these columns; None where values that are not in the tail take more than `most_bytes`.
+
+        One GET where one is not kept, and one more for values that are not in the tail. Raises `Corrupt` for what is
+        not what was written, `NotFound` for what is gone, `Unsupported` for a newer format.
+        """
+        found = {name: each for name in names if isinstance(each := self._found(name), _Column)}
+        missing = [name for name in names if name not in found]
+        if missing:
+            directory = self._directory()
+            parts = {name: [directory.part(each) for each in column_files(self.definition, name)] for name in missing}
+            files = self._parts([values for values, _ in parts.values()], most_bytes)
+            if files is None:
+                return None
+            for name, (values, bitmaps) in parts.items():
+                read = column_values(files[values.name], size=bitmaps.length, where=self.segment.path)
+                found[name] = _Column(read, bitmaps)
+                self._keep(found[name], read.size_bytes, name)
+        return {name: self._bitmaps(name, each) for name, each in found.items()}
+
+    def part_rows(self) -> BitMap:
+        """Return the rows of its split that the segment was built over, which is over a part. Raises as `columns`."""
+        found = self._found(segments.ROWS)
+        if not isinstance(found, bytes):
+            part = self._directory().part(segments.ROWS)
+            [found] = self._bytes([_Span(part.offset, part.offset + part.length, part.xxh3)])
+            self._keep(found, len(found), segments.ROWS)
+        return segments.part_rows(found, self.segment)
+
+    def _bitmaps(self, name: str, column: _Column) -> ColumnBitmaps:
+        def read(places: Numbers) -> Sequence[bytes]:
+            kept = {place: self._found(name, place) for place in places.tolist()}
+            missing = np.array([place for place, data in kept.items() if data is None], np.int64)
+            for place, data in zip(missing.tolist(), self._encoded(column, missing), strict=True):
+                kept[place] = data
+                self._keep(data, len(data), name, place)
+            return [data for data in kept.values() if isinstance(data, bytes)]
+
+        return ColumnBitmaps(column.values, self.segment.path, read)
+
+    def _encoded(self, column: _Column, places: Numbers) -> Iterable[bytes]:
+        """These bitmaps of a column, verified: each by itself, or in the part that has all of them."""
+        values, part = column.values, column.bitmaps
+        if not len(places):
+            return []
+        starts, lengths = values.offsets[places] + part.offset, values.lengths[places]
+        if values.checksums is None:
+            files = self._parts([part], None) or {}
+            spans = zip(values.offsets[places].tolist(), lengths.tolist(), strict=True)
+            return [files[part.name][offset : offset + length] for offset, length in spans]
+        checksums = [f"{each:016x}" for each in values.checksums[places].tolist()]
+        places_in_object = zip(starts.tolist(), (starts + lengths).tolist(), checksums, strict=True)
+        return self._bytes([_Span(start, end, checksum) for start, end, checksum in places_in_object])
+
+    def _directory(self) -> bundle.Directory:
+        segment = self.segment
+        if not self._tail:
+            self._start = max(0, segment.footerOffset - TAIL_BYTES)
+            self._tail = self._range(self._start, segment.size) if self._start else self._whole()
+        return bundle.read_directory(self._tail[segment.footerOffset - self._start :], segments.expected_of(segment))
+
+    def _parts(self, parts: Sequence[bundle.Part], most_bytes: int | None) -> dict[str, bytes] | None:
+        spans = [_Span(part.offset, part.offset + part.length, part.xxh3) for part in parts]
+        if most_bytes is not None and sum(each.size for each in spans if not self._is_in_tail(each)) > most_bytes:
+            return None
+        return {part.name: data for part, data in zip(parts, self._bytes(spans), strict=True)}
+
+    def _bytes(self, spans: Sequence[_Span]) -> list[bytes]:
+        """The bytes of spans, ascending, each with the checksum that it should have."""
+        segment, uri = self.segment, self.store.uri
+        absent = [each for each in spans if not self._is_in_tail(each)]
+        held = self._cached.read(uri, segment.path, segment.xxh3, [each.piece for each in absent])
+        cached = dict(zip(absent, held, strict=True))
+        missing = [span for span, data in cached.items() if data is None]
+        ranges = _ranges(missing)
+        read = all_of(lambda each: self._range(*each), ranges, _AT_ONCE)
+        found: list[bytes] = []
+        for span in spans:
+            data = cached.get(span)
+            if data is None and self._is_in_tail(span):
+                data = self._tail[span.start - self._start : span.end - self._start]
+            elif data is None:
+                number = bisect_right(ranges, span.start, key=lambda each: each[0]) - 1
+                start = ranges[number][0]
+                data = read[number][span.start - start : span.end - start]
+            if bundle.checksum(data) != span.xxh3:
+                what = f"{segment.path}: expected xxh3-64 {span.xxh3} of the bytes {span.start} to {span.end}"
+                raise Corrupt(f"{what}, found {bundle.checksum(data)}", advice=REBUILD, key=segment.path)
+            found.append(data)
+        fresh = {*missing}
+        written = [(span.piece, data) for span, data in zip(spans, found, strict=True) if span in fresh]
+        self._cached.write(uri, segment.path, segment.xxh3, written)
+        return found
+
+    def _is_in_tail(self, span: _Span) -> bool:
+        return bool(self._tail) and span.start >= self._start
+
+    def _range(self, start: int, end: int) -> bytes:
+        self.requests += 1
+        self.read_bytes += end - start
+        return self.store.get_range(self.segment.path, start, end)
+
+    def _whole(self) -> bytes:
+        data = self.store.get(self.segment.path).data
+        self.requests += 1
+        self.read_bytes += len(data)
+        return data
+
+    def _found(self, *name: object) -> object | None:
+        found = self._own.get(name)
+        return self._kept.get(_name(self.segment, *name)) if found is None else found
+
+    def _keep(self, value: object, size: int, *name: object) -> None:
+        self._own[name] = value
+        self._kept.keep(_name(self.segment, *name), value, size)
+
+
+class BitmapParts:
+    """Values and bitmaps of segments of one store; those that were asked for last are kept. Safe for threads."""
+
+    def __init__(self, cached: CachedPieces, kept_bytes: int = KEPT_BYTES) -> None:
+        self._cached = cached
+        self._kept = KeptValues(kept_bytes)
+        self._answering: dict[str, tuple[Snapshot, IndexDefinition, AnsweringOf]] = {}
+
+    def that_forget(self) -> BitmapParts:
+        """Return parts that begin with what these keep, for one that foretells what these would take."""
+        found = BitmapParts(NOT_CACHED)
+        found._kept, found._answering = self._kept.copy(), self._answering
+        return found
+
+    def answering(self, snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
+        """Return `coverage.answering`, made once as long as neither is another. No request."""
+        found = self._answering.get(definition.name)
+        if found is None or found[0] is not snapshot or found[1] != definition:
+            found = self._answering[definition.name] = snapshot, definition, answering(snapshot, definition)
+        return found[2]
+
+    def holds(self, found: Answering, columns: Collection[str]) -> bool:
+        """Return whether the values of these columns, and the maps, take no request."""
+        names = [_name(segment, column) for segment in found.segments for column in columns]
+        return all(self._kept.get(name) is not None for name in (*names, *map(map_name, found.translations)))
+
+    def reading(self, store: ObjectStore, segment: IndexSegment, definition: IndexDefinition) -> Reading:
+        """Return a reading of a segment that was built under `definition`. What it reads is kept."""
+        return Reading(store, segment, definition, self._kept, self._cached)
+
+    def moves(self, store: ObjectStore, add: Add, found: Answering) -> Moves:
+        """Return the ways to a split from the segments that answer for it. What they take is kept."""
+        return Moves(store, add, found, self._kept, self._cached)
+
+
+def _ranges(spans: Sequence[_Span]) -> list[tuple[int, int]]:
+    """The ranges that hold ascending spans, and small gaps between them: a request takes longer than those."""
+    found: list[tuple[int, int]] = []
+    for span in spans:
+        if found and span.start - found[-1][1] <= GAP_BYTES:
+            found[-1] = (found[-1][0], span.end)
+        else:
+            found.append((span.start, span.end))
+    return found
+
+
+def _name(segment: IndexSegment, *what: object) -> _Name:
+    return segment.path, segment.xxh3, *what
