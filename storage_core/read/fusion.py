@@ -66,18 +66,21 @@ def fusion_of(given: object) -> Fusion:
     return cast("Fusion", given)
 
 
-def weights_of(given: Mapping[str, float] | None, indexes: Sequence[str]) -> list[float]:
+def weights_of(given: Mapping[str, object] | None, indexes: Sequence[str]) -> list[float]:
     """Return a weight per index, 1 where none is given. Raises `InvalidInput` for what weighs nothing known."""
     known = {} if given is None else dict(given)
     if foreign := sorted(known.keys() - set(indexes)):
         raise InvalidInput(f"a weight is given for {quoted(foreign[0])}; this search asks {', '.join(indexes)}")
-    weights = [known.get(each, 1.0) for each in indexes]
-    for index, weight in zip(indexes, weights, strict=True):
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < np.inf:
-            raise InvalidInput(f"the weight of {index!r} is {quoted(weight)}; it is a number from 0 on")
+    weights = [_weight(each, known.get(each, 1.0)) for each in indexes]
     if not any(weights):
         raise InvalidInput("every weight is 0; at least one index has to rank what the others filter")
-    return [float(each) for each in weights]
+    return weights
+
+
+def _weight(index: str, given: object) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < np.inf:
+        raise InvalidInput(f"the weight of {index!r} is {quoted(given)}; it is a number from 0 on")
+    return float(given)
 
 
 def _reciprocal(ranking: Ranking) -> _Floats:
