@@ -33,6 +33,10 @@ class ArrowRows(Conversions):
         rows = other.to_arrow() if isinstance(other, ArrowRows) else other
         return isinstance(rows, pa.Table) and bool(self.to_arrow().equals(rows))
 
+    def equals(self, other: object) -> bool:
+        """Return whether the other is the same rows with the same schema."""
+        return self == other
+
     __hash__ = None  # type: ignore[assignment]  # as of an Arrow table
 
 

@@ -58,6 +58,10 @@ class Source(Protocol):
         """How large the segment is that `directory` fetches; None where it has the rows indexed."""
         ...
 
+    def count(self) -> int:
+        """Return the number of rows."""
+        ...
+
     def directory(self) -> Path:
         """Return the directory with the files of the index over all the rows."""
         ...
@@ -160,6 +164,13 @@ class Base:
                 at = np.isin(there, np.array(hidden.to_array(), np.int64))
                 found |= BitMap(own[at].astype(np.uint32))
         return found
+
+    def count(self, split: str) -> int:
+        """Return the rows of a split's file. No request, but for its footer where the log does not say."""
+        add = self.snapshot.splits[split].as_written
+        if add.numRecords is not None:
+            return add.numRecords
+        return open_split(self.store, add, whole=False, footers=self._kept.verified.footers).rows
 
     def gap(self, split: str, rows: BitMap | None = None) -> Path:
         """Return the directory with the files of the index over a split, or these rows of it, made on the fly."""

@@ -1,4 +1,4 @@
-"""Fusion of rankings: figures worked out by hand, and what may be asked for."""
+"""Fusion of rankings: numbers worked out by hand, and what may be asked for."""
 
 from __future__ import annotations
 

@@ -7,11 +7,12 @@ from storage_core.index.vector.codebook import Codebook
 from storage_core.index.vector.definition import options_of, validate
 from storage_core.index.vector.distances import exact
 from storage_core.index.vector.parts import InMemory, Parts, Ranged
-from storage_core.index.vector.reader import Reader, probes
+from storage_core.index.vector.reader import KEPT_BYTES, Reader, probes
 from storage_core.index.vector.segment import build, check, indexable
 from storage_core.index.vector.training import coding_error, imbalance, sample_rows, train, train_on, why_train_again
 
 __all__ = [
+    "KEPT_BYTES",
     "Codebook",
     "InMemory",
     "Parts",
