@@ -62,6 +62,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Questions": {
         "sql": reading.sql,
         "search": reading.search,
+        "recall": reading.recall,
         "get": reading.get,
         "explain": reading.explain,
     },

@@ -45,10 +45,12 @@ if TYPE_CHECKING:
     from storage_core.history.restore import Restored
     from storage_core.ingest.landing import LandingSpec
     from storage_core.log.history import HistoryEntry
+    from storage_core.read.arrow_rows import HeldRows
     from storage_core.read.history_pages import HistoryPage
     from storage_core.read.lookup_plan import LookupPlan
     from storage_core.read.plan import Plan, Watched
     from storage_core.read.predicate import Filter, Predicate
+    from storage_core.read.recall import Recall
     from storage_core.read.scan import Scan
     from storage_core.read.search_kept import Kept
     from storage_core.read.sql import Opened, TableView
@@ -384,9 +386,10 @@ class Table:
     @_loading
     def search(
         self,
-        query: object,
+        query: object = None,
         *,
-        index: str,
+        vector: object = None,
+        index: str | None = None,
         limit: int = 10,
         offset: int = 0,
         columns: Sequence[str] | None = None,
@@ -394,23 +397,29 @@ class Table:
         syntax: str = "lenient",
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
+        nprobe: int | None = None,
         cache_dir: Path | None = None,
         limits: QueryLimits | None = None,
-    ) -> pa.Table:
-        """Return the best `limit` rows for a query on an index, with a `score` column, best first.
+    ) -> HeldRows:
+        """Return the best `limit` rows for a query, or a vector, on an index, with a `score` column, best first.
 
-        All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly.
-        Deleted and superseded rows are never found, and weigh in scores until they are compacted away (decision 0094).
-        A full-text query that does not parse (`can't`), or names no column of the index, asks for any of its words;
-        with `syntax="strict"` it is refused. A bitmap index takes a value, a list of them, or by column one of these or
-        conditions, as in `{"status": {">=": 500}}` (`read.bitmap_query`). `filter`, `columns`, `consistency` and
-        `limits` are those of `scan`: only rows that meet the filter count towards `limit` and `offset`, the number of
-        best rows to leave out. Rows with equal scores have one order, so pages of one version neither overlap nor leave
-        a row out. Unpacked segments stay in `cache_dir`, a folder that nobody else may write to; None keeps them for
-        this call only. Open searchers, decoded pages and bitmaps are kept with this object, in bounded memory and
-        temporary files (`index.searchers`, `split.kept_values`). Raises `NotFound` for an unknown index, `InvalidInput`
-        for an unknown column and for a query or filter that cannot be read.
+        All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly, or
+        scored exactly by its vectors. Deleted and superseded rows are never found, and weigh in scores of full text
+        until they are compacted away (decision 0094). A full-text query that does not parse (`can't`), or names no
+        column of the index, asks for any of its words; with `syntax="strict"` it is refused. A bitmap index takes a
+        value, a list of them, or by column one of these or conditions, as in `{"status": {">=": 500}}`.
+        A `vector`, a list or an array of numbers, finds the nearest rows of those with one: `distance` is the metric's
+        own, `score` 1 - distance (cosine) or -distance (l2, dot), both from exact vectors; `nprobe` clusters of each
+        segment are looked into. `index` may be left out where one alone takes a vector, or a query.
+        `filter`, `columns`, `consistency` and `limits` are those of `scan`: only rows that meet the filter count
+        towards `limit` and `offset`, the number of best rows to leave out. Rows with equal scores have one order, so
+        pages of one version neither overlap nor leave a row out. Unpacked segments stay in `cache_dir`, a folder that
+        nobody else may write to; None keeps them for this call only. Open searchers, decoded pages and bitmaps are kept
+        with this object, in bounded memory and temporary files (`index.searchers`, `split.kept_values`). Raises
+        `NotFound` for an unknown index, `InvalidInput` for an unknown column and for a query, vector or filter that is
+        none.
         """
+        from storage_core.read.arrow_rows import HeldRows
         from storage_core.read.scan import chosen_columns, wanted_filter
         from storage_core.read.search import search
         from storage_core.read.search_kept import Kept
@@ -420,10 +429,11 @@ class Table:
         snapshot, captured = self._view.captured(at, consistency)
         chosen = chosen_columns(columns, snapshot.schema)
         unmerged = () if captured is None else captured.parts(snapshot)
-        return search(
+        found = search(
             self._store,
             snapshot,
             query,
+            vector=vector,
             index=index,
             limit=limit,
             offset=offset,
@@ -431,8 +441,48 @@ class Table:
             filter=wanted,
             limits=limits,
             syntax=syntax,
+            nprobe=nprobe,
             cache_dir=cache_dir,
             unmerged=unmerged,
+            kept=self._kept,
+        )
+        return HeldRows(found)
+
+    @_loading
+    def recall(
+        self,
+        index: str | None = None,
+        queries: object = None,
+        k: int = 10,
+        filter: Filter | str | None = None,  # noqa: A002  # as of `search`
+        *,
+        nprobe: int | None = None,
+        seed: int = 0,
+        cache_dir: Path | None = None,
+        limits: QueryLimits | None = None,
+    ) -> Recall:
+        """Return how many of the `k` nearest rows searches by vector find, measured against all rows of this version.
+
+        `queries` are vectors, or a number of rows drawn by `seed`, 100 by default, whose vectors they are. `filter`,
+        `nprobe`, `cache_dir` and `limits` are those of `search`; `index` may be left out where the table has one index
+        of vectors. All vectors are read once, in bounded memory. See `read.recall`.
+        """
+        from storage_core.read.recall import recall
+        from storage_core.read.scan import wanted_filter
+        from storage_core.read.search_kept import Kept
+
+        self._kept = self._kept or Kept(self._verified, values=self._view.kept)
+        return recall(
+            self._store,
+            self.snapshot,
+            index=index,
+            queries=queries,
+            k=k,
+            filter=wanted_filter(filter),
+            limits=limits,
+            nprobe=nprobe,
+            seed=seed,
+            cache_dir=cache_dir,
             kept=self._kept,
         )
 

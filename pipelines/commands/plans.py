@@ -28,7 +28,8 @@ def show_search(plan: dict[str, Any], *, as_json: bool) -> None:
         return
     answered, scanned = len(plan["segments"].keys() - {*plan["scanned"]}), len(plan["scanned"])
     output.line(f"index {plan['index']} ({plan['kind']}) at version {plan['version']}, watermark {plan['watermark']}")
-    output.line(f"  splits answered from segments: {answered:,}; read and indexed on the fly: {scanned:,}")
+    how = "scored exactly" if plan["kind"] == "vector" else "indexed on the fly"
+    output.line(f"  splits answered from segments: {answered:,}; read and {how}: {scanned:,}")
     sources = [{"split": split, "from": segment} for split, found in plan["segments"].items() for segment in found]
     sources += [{"split": split, "from": "the split itself"} for split in plan["scanned"]]
     shown = {"split": output.cell, "from": output.cell}

@@ -1,4 +1,4 @@
-"""Questions: `sql`, `search`, `get`, `explain`."""
+"""Questions: `sql`, `search`, `recall`, `get`, `explain`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri
 from pipelines.commands.caching import folder_of_segments
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 
 if TYPE_CHECKING:
     from storage_core.settings.query import QueryLimits
     from storage_core.table import Table
 
-Index = Annotated[str, typer.Option(metavar="NAME", help="The index that answers.")]
+Index = Annotated[str | None, typer.Option(metavar="NAME", help="The index that answers; needed where several could.")]
+Probes = Annotated[
+    int | None, typer.Option(metavar="N", help="Look into so many clusters of each segment; by default of the index.")
+]
 Syntax = Annotated[
     str, typer.Option(metavar="SYNTAX", help="lenient: a text that is no full-text query is words; strict: an error.")
 ]
@@ -78,51 +82,101 @@ def sql(
 def search(
     uri: Uri,
     query: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="QUERY", help='Words for full text; for a bitmap 404 or 404,500 or {"status": {">=": 500}}.'
         ),
-    ],
+    ] = None,
     *,
-    index: Index,
+    vector: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="Find the nearest rows: [0.1,0.2] or @file.npy, and no QUERY.")
+    ] = None,
+    index: Index = None,
     limit: Limit = 10,
     offset: Offset = 0,
     filter_: Filter = None,
     syntax: Syntax = "lenient",
+    nprobe: Probes = None,
     columns: Columns = None,
     at: At = None,
     consistency: Consistency = None,
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Find the best rows for a query on an index.
+    """Find the best rows for a query, or for a vector, on an index.
 
     All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
+    wanted = None if vector is None else _vector(vector)
     table = open_table(uri)
-    names = None if columns is None else _names_of(table, columns)
+    names = None if columns is None else _names_of(table, columns, by_vector=vector is not None)
     answer = table.search(
         query,
+        vector=wanted,
         index=index,
         limit=limit,
         offset=offset,
         columns=None if names is None else [name for name in names if name in table.schema.names] or None,
         filter=filter_,
         syntax=syntax,
+        nprobe=nprobe,
         at=at,
         consistency=consistency or "snapshot",
         cache_dir=folder_of_segments(),
     )
-    output.rows(answer if names is None else answer.select(names), as_json=as_json, everything=everything)
+    output.rows(answer.to_arrow() if names is None else answer.select(names), as_json=as_json, everything=everything)
 
 
-def _names_of(table: Table, columns: str) -> list[str]:
-    from storage_core.read.search import score_name
+def recall(
+    uri: Uri,
+    *,
+    index: Index = None,
+    queries: Annotated[int, typer.Option(metavar="N", help="Ask for the neighbours of so many rows.")] = 100,
+    k: Annotated[int, typer.Option("--k", metavar="N", help="Of each so many.")] = 10,
+    filter_: Filter = None,
+    nprobe: Probes = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Another one draws other rows.")] = 0,
+    at: At = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how many nearest rows are found.
 
-    known, names = [*table.schema.names, score_name(table.schema)], list(dict.fromkeys(columns.split(",")))
+    The vectors of some rows are searched for, and all rows are scored exactly beside it.
+    """
+    from dataclasses import asdict
+
+    found = open_table(uri, at).recall(
+        index, queries, k, filter_, nprobe=nprobe, seed=seed, cache_dir=folder_of_segments()
+    )
+    if as_json:
+        output.json_line(asdict(found))
+        return
+    output.line(f"index {found.index}: recall@{found.k} {found.recall:.4f} over {found.queries:,} queries")
+    output.line(f"  rows scored exactly: {found.rows:,}; candidates of all searches: {found.candidates:,}")
+
+
+def _names_of(table: Table, columns: str, *, by_vector: bool) -> list[str]:
+    from storage_core.read.search import added_names
+
+    added = added_names(table.schema)[: 2 if by_vector else 1]
+    known, names = [*table.schema.names, *added], list(dict.fromkeys(columns.split(",")))
     if unknown := [name for name in names if name not in known]:
         raise InvalidInput(f"--columns: there is no {', '.join(unknown)}; an answer has {', '.join(known)}")
     return names
+
+
+def _vector(text: str) -> object:
+    """The numbers of a JSON list, or of the file behind an @. Raises `InvalidInput`."""
+    import json
+
+    import numpy as np
+
+    try:
+        return np.load(text[1:], allow_pickle=False) if text.startswith("@") else json.loads(text)
+    except (OSError, ValueError, EOFError, RecursionError) as error:
+        raise InvalidInput(
+            f"--vector: {quoted(text)} is no list of numbers as JSON, and no file of numpy behind @: {error}"
+        ) from error
 
 
 def _limits(seconds: float | None, memory_mib: int | None, spill_mib: int | None) -> QueryLimits:

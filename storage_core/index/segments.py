@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 import pyarrow as pa
+import xxhash
 from pyroaring import BitMap
 
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
@@ -89,16 +90,19 @@ def build(
 
 
 def build_rows(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
-    """Return the files of a segment over rows in memory, which have at least the indexed columns. No request."""
+    """Return the files of a segment over rows in memory, which have at least the indexed columns. No request.
+
+    The same rows give the same files of vectors: their codebook is trained with a seed that the definition fixes.
+    """
     match definition.kind:
         case "fulltext":
             return fulltext.build(rows, definition)
         case "bitmap":
             return bitmap.build(rows, definition)
         case "vector":
-            raise InvalidInput(
-                f"index {definition.name!r}: segments of vectors are built by `vector.build`, with the index's codebook"
-            )
+            column = rows.column(definition.columns[0])
+            seed = xxhash.xxh3_64_intdigest(fingerprint_of(definition).encode())
+            return vector.build(column, vector.train_on(column, definition, seed), definition)
         case _:
             assert_never(definition.kind)
 

@@ -12,31 +12,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
-from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.index import catch_up, fulltext, segments
-from storage_core.index.cache import SegmentCache, open_cache
+from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage, coverage
 from storage_core.index.fulltext import Hit
 from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read import bitmap_query
 from storage_core.read.overlay import take_apart
-from storage_core.read.search_base import Source, Unusable
+from storage_core.read.search_attempts import attempted
+from storage_core.read.search_base import Source
 from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best
+from storage_core.read.search_question import VectorQuery, index_for, question
 from storage_core.read.search_sources import sources
-from storage_core.settings.index import IndexDefinition
+from storage_core.read.search_vectors import DISTANCE, add_nearest, with_distance
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter, Predicate
@@ -70,15 +70,17 @@ class _Matches:
 def search(
     store: ObjectStore,
     snapshot: Snapshot,
-    query: object,
+    query: object = None,
     *,
-    index: str,
+    vector: object = None,
+    index: str | None = None,
     limit: object = 10,
     offset: object = 0,
     columns: Sequence[str] | None = None,
     filter: Filter | None = None,  # noqa: A002  # as of `scan`
     limits: QueryLimits | None = None,
     syntax: object = fulltext.LENIENT,
+    nprobe: object = None,
     cache_dir: Path | None = None,
     unmerged: Sequence[Unmerged] = (),
     kept: Kept | None = None,
@@ -90,6 +92,9 @@ def search(
     Order: score descending, then by key; without one by the time column and then all others. So the same rows with the
     same scores give the same pages, wherever they are kept.
 
+    A `vector` finds its nearest rows: `score` is 1 - distance for cosine and -distance for l2 and dot, `distance` the
+    metric's own, both from exact vectors; `nprobe` clusters of each segment are looked into.
+
     Full text scores by BM25 (`fulltext.parse` has the syntax) over all rows of the splits, the whole rows of each
     unmerged generation, and what the other records make of the base. Rows that are deleted or superseded weigh in the
     statistics until their split is written anew or their generation merged, and are never returned; decision 0094 has
@@ -97,28 +102,28 @@ def search(
     column `score`. Unpacked segments stay in `cache_dir`; None keeps them for this call only. What `kept` has of
     earlier searches is neither fetched, opened nor decoded again.
 
-    Raises `NotFound` for an unknown index, `InvalidInput` for a query or filter that cannot be read, a limit below 1 or
-    an offset below 0, `Corrupt` and `SnapshotExpired` for damaged and vanished splits; a segment like that is not used,
-    with a warning. `Unavailable` when the machine lacks disk, memory or open files, or the filter passes a limit.
-    Requests: one GET per split or generation with a segment that is not cached, and of a bitmap segment those of
-    `bitmap_parts.Reading`. Per split with hits that are better than the last, or as good and by its bounds not behind
-    it, one: of a split above 8 MiB ranged ones instead, for its footer and the row groups with hits, and of a local
-    file none, which is hashed unless `kept` knows it, and of which the pages with hits are decoded. Of hits that score
-    as the last those are left out that are behind it by their first column (decision 0111). With a filter as much for
-    its columns, of all hits until enough of them meet it: none where bitmap indexes answer it wholly, which takes the
-    requests of `Bitmaps.of_split`. One per stored deletion vector of splits with such hits; and those of
-    `overlay.take_apart`.
+    Raises `NotFound` for an unknown index, `InvalidInput` where none is named and not exactly one takes a vector, or a
+    query, for a query, vector or filter that cannot be read, a limit below 1 or an offset below 0, `Corrupt` and
+    `SnapshotExpired` for damaged and vanished splits; a segment like that is not used, with a warning. `Unavailable`
+    when the machine lacks disk, memory or open files, or the filter passes a limit.
+    Requests: those of `search_vectors.add_nearest` for a vector. Else one GET per split or generation with a segment
+    that is not cached, and of a bitmap segment those of `bitmap_parts.Reading`. Per split with hits that are better
+    than the last, or as good and by its bounds not behind it, one: of a split above 8 MiB ranged ones instead, for its
+    footer and the row groups with hits, and of a local file none, which is hashed unless `kept` knows it, and of which
+    the pages with hits are decoded. Of hits that score as the last those are left out that are behind it by their first
+    column (decision 0111). With a filter as much for its columns, of all hits until enough of them meet it: none where
+    bitmap indexes answer it wholly, which takes the requests of `Bitmaps.of_split`. One per stored deletion vector of
+    splits with such hits; and those of `overlay.take_apart`.
     """
     kept = kept or Kept()
-    definition = segments.definition_of(snapshot, index)
-    parsed = _parse(query, definition, snapshot, syntax)
+    definition = index_for(snapshot, index, by_vector=vector is not None)
+    parsed = question(definition, snapshot, query=query, vector=vector, syntax=syntax, nprobe=nprobe)
     if not _is_number(limit, least=1):
         raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
     if not _is_number(offset, least=0):
         raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
     most = cast("int", limit) + cast("int", offset)
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
-    covered = kept.coverage(snapshot, definition)
     overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
 
     def best(covered: Coverage, cached: SegmentCache) -> Best:
@@ -126,42 +131,37 @@ def search(
         wanted = None
         if filter is not None:
             wanted = RowFilter(store, snapshot, filter, limits=limits, parts=kept.verified.bitmaps)
-        live = Live(found, wanted)
-        if isinstance(parsed, fulltext.TextQuery):
-            with kept.searchers.searcher(definition, found, cached.root) as searcher:
-                matches = _text_matches(live, parsed, most, searcher)
-        else:
-            matches = _bitmap_matches(live, parsed, most)
-        rows = _best(found, matches, Best(snapshot, most, names))
+        live, rows = Live(found, wanted), Best(snapshot, most, names)
+        match parsed:
+            case fulltext.TextQuery():
+                with kept.searchers.searcher(definition, found, cached.root) as searcher:
+                    _add_best(found, _text_matches(live, parsed, most, searcher), rows)
+            case VectorQuery():
+                add_nearest(live, parsed, rows, most, readers=kept.readers)
+            case _:
+                _add_best(found, _bitmap_matches(live, parsed, most), rows)
         live.require_sound()
         return rows
 
-    with (
-        require_headroom(f"search of index {index!r}", size=QUERY_BYTES),
-        open_cache(cache_dir) as cached,
-    ):
-        unusable: set[str] = set()
-        while True:
-            try:
-                found = best(covered, cached)
-            except Unusable as gone:
-                _logger.warning("%s is not usable, reading splits instead: %s", gone.path, gone)
-                unusable.add(gone.path)
-                covered = coverage(snapshot, definition, without=unusable)
-            else:
-                return found.answer(names, offset=cast("int", offset), score=score_name(snapshot.schema))
+    rows = attempted(best, snapshot, definition, kept=kept, cache_dir=cache_dir)
+    score, distance = added_names(snapshot.schema)
+    found = rows.answer(names, offset=cast("int", offset), score=score)
+    if not isinstance(parsed, VectorQuery):
+        return found
+    return with_distance(found, parsed.metric, score=score, distance=distance)
 
 
-def score_name(schema: pa.Schema) -> str:
-    """Return the name of the column with the score in the answers of a table."""
-    return f"_{SCORE}" if SCORE in schema.names else SCORE
+def added_names(schema: pa.Schema) -> tuple[str, str]:
+    """Return what answers call the score and, of searches by vector, the distance: names that no column has."""
+    score, distance = (f"_{name}" if name in schema.names else name for name in (SCORE, DISTANCE))
+    return score, distance
 
 
 def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
     """Return which splits a search would answer from segments and which it would index on the fly. No request.
 
     Plain data: `index, kind, version, watermark, segments` (split path ▸ paths of the segments that answer for rows of
-    it) and `scanned` (paths of the splits with other rows).
+    it) and `scanned` (paths of the splits with other rows, which are indexed on the fly, of vectors scored exactly).
     Raises `NotFound` for an unknown index, `InvalidInput` for one that does not fit the schema.
     """
     definition = segments.definition_of(snapshot, index)
@@ -174,22 +174,6 @@ def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
         "segments": {split: list(paths) for split, paths in sorted(covered.answers.items())},
         "scanned": [add.path for add in covered.missing],
     }
-
-
-def _parse(
-    query: object, definition: IndexDefinition, snapshot: Snapshot, syntax: object
-) -> fulltext.TextQuery | Predicate:
-    match definition.kind:
-        case "fulltext":
-            if not isinstance(query, str):
-                raise InvalidInput(f"full-text index {definition.name!r} takes a query as text, found {query!r}")
-            return fulltext.parse(query, definition, syntax=syntax)
-        case "bitmap":
-            return bitmap_query.parse(query, definition, snapshot.schema)
-        case "vector":
-            raise InvalidInput(f"index {definition.name!r} holds vectors; a text or values cannot ask it")
-        case _:
-            assert_never(definition.kind)
 
 
 def _is_number(given: object, *, least: int) -> bool:
@@ -230,7 +214,7 @@ def _by_source(hits: Sequence[Hit]) -> dict[int, list[Hit]]:
     return found
 
 
-def _best(found: Sequence[Source], matches: _Matches, best: Best) -> Best:
+def _add_best(found: Sequence[Source], matches: _Matches, best: Best) -> None:
     """Read each source that has some of the best rows, or may have, once.
 
     Those that certainly have side by side; of the others more and more at a time, as long as rows are wanting.
@@ -253,7 +237,6 @@ def _best(found: Sequence[Source], matches: _Matches, best: Best) -> Best:
         group, others = others[:at_once], others[at_once:]
         add(group)
         at_once = 1 if best.is_full else min(2 * at_once, _AT_ONCE)
-    return best
 
 
 def _contending(

@@ -65,6 +65,10 @@ class Source(Protocol):
         """How large the segment is that `directory` fetches; None where it has the rows indexed."""
         ...
 
+    def count(self) -> int:
+        """Return the number of rows."""
+        ...
+
     def directory(self) -> Path:
         """Return the directory with the files of the index over all the rows."""
         ...
@@ -184,6 +188,13 @@ class Base:
         wanted = {each.column for each in conditions(condition)}
         reading = self._kept.verified.bitmaps.reading(self.store, segment, self.covered.definition)
         return rows_that_meet(condition, reading.columns(wanted) or {}, count)
+
+    def count(self, split: str) -> int:
+        """Return the rows of a split's file. No request, but for its footer where the log does not say."""
+        add = self.snapshot.splits[split].as_written
+        if add.numRecords is not None:
+            return add.numRecords
+        return open_split(self.store, add, whole=False, footers=self._kept.verified.footers).rows
 
     def gap(self, split: str, rows: BitMap | None = None) -> Path:
         """Return the directory with the files of the index over a split, or these rows of it, made on the fly."""

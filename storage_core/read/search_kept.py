@@ -11,10 +11,13 @@ from storage_core.read.verified import Verified
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
 
+READER_BYTES = 2**30
+"""Of open segments of vectors, per table: their files, and their codes decoded."""
+
 
 @dataclass(slots=True)
 class Kept:
-    """Open searchers, decoded pages, and what is known of the splits that were read; all of it bounded.
+    """Open searchers and segments of vectors, decoded pages, what is known of splits that were read; all of it bounded.
 
     It is of things that never change and are known by name and checksum, so a later version uses what still is of it.
     Threads may share one.
@@ -23,6 +26,7 @@ class Kept:
     verified: Verified = field(default_factory=Verified)
     searchers: Searchers = field(default_factory=Searchers)
     values: KeptValues = field(default_factory=KeptValues)
+    readers: KeptValues = field(default_factory=lambda: KeptValues(READER_BYTES))
     _covered: tuple[Snapshot, Coverage] | None = None
 
     def coverage(self, snapshot: Snapshot, definition: IndexDefinition) -> Coverage:

@@ -16,6 +16,7 @@ from storage_core.read.search_filter import RowFilter
 from storage_core.rows.codes import Mask
 
 _AT_ONCE = 4
+_FILTERED_ROWS = 2**18
 
 
 class Live:
@@ -30,6 +31,7 @@ class Live:
         self._filter = wanted
         self._deleted: dict[int, BitMap] = {}
         self._answers: dict[str, Answer] = {}
+        self._rows: dict[int, BitMap] = {}
 
     def __call__(self, hits: list[Hit]) -> list[Hit]:
         """Return the hits that are rows to be found. Raises what `Source.take` and `RowFilter.mask` raise."""
@@ -41,6 +43,17 @@ class Live:
         live = [hit for hit in hits if hit.source in admitted and hit.row not in self._deleted[hit.source]]
         return live if self._filter is None or not live else self._filtered(live, self._filter)
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether rows have to meet a filter."""
+        return self._filter is not None
+
+    def rows(self, source: int) -> BitMap:
+        """Return the rows of a source that are to be found. With a filter its columns of all live rows are read."""
+        if source not in self._rows:
+            self._rows[source] = self._found(source)
+        return self._rows[source]
+
     def excludes(self, source: int) -> bool:
         """Whether the filter leaves out every row of a source, by what the log says of it."""
         paths = self.sources[source].splits
@@ -50,6 +63,20 @@ class Live:
         """Raise `InvalidInput` for a filter that cannot be evaluated, also where it met no hit."""
         if self._filter is not None:
             self._filter.require_sound()
+
+    def _found(self, source: int) -> BitMap:
+        if self.excludes(source):
+            return BitMap()
+        own, wanted = self.sources[source], self._filter
+        live = BitMap(range(own.count())) - own.deleted()
+        if wanted is None:
+            return live
+        places, met = np.array(live.to_array(), np.int64), BitMap()
+        for at in range(0, len(places), _FILTERED_ROWS):
+            block = places[at : at + _FILTERED_ROWS]
+            mask = wanted.mask(own.take(block.tolist(), wanted.columns), len(block))
+            met |= BitMap(block[mask].astype(np.uint32))
+        return met
 
     def _filtered(self, hits: list[Hit], wanted: RowFilter) -> list[Hit]:
         """Those that meet the filter: of hits in splits that bitmap indexes tell of, by their rows there."""

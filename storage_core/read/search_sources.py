@@ -101,6 +101,9 @@ class _Split:
     def fetched_bytes(self) -> int | None:
         return None if self.segment is None else self.segment.size
 
+    def count(self) -> int:
+        return self.base.count(self.path)
+
     def directory(self) -> Path:
         if self.segment is not None:
             try:
@@ -154,6 +157,9 @@ class _Moved:
     @property
     def fetched_bytes(self) -> int:
         return self.segment.size
+
+    def count(self) -> int:
+        return self.segment.numRecords
 
     def directory(self) -> Path:
         with usable(self.segment.path):
@@ -215,6 +221,9 @@ class _PartOfSplit:
     def fetched_bytes(self) -> None:
         return None
 
+    def count(self) -> int:
+        return len(self.base.unanswered(self.path))
+
     def directory(self) -> Path:
         return self.base.gap(self.path, self.base.unanswered(self.path))
 
@@ -271,6 +280,9 @@ class _Generation:
         segment = generation_segments.usable(self.whole.generation, self.covered.definition, rows)
         return None if segment is None else segment.size
 
+    def count(self) -> int:
+        return int(self.whole.rows.num_rows)
+
     def directory(self) -> Path:
         generation, definition = self.whole.generation, self.covered.definition
         return self.cache.built(
@@ -320,6 +332,9 @@ class _Rest:
     @property
     def fetched_bytes(self) -> None:
         return None
+
+    def count(self) -> int:
+        return int(self.rows.num_rows)
 
     def directory(self) -> Path:
         return self.cache.passing(build_rows(self.rows, self.covered.definition))

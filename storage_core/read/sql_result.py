@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 
 from storage_core.engine.tree import shown
 from storage_core.errors import InvalidInput, Unavailable
-from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, reader_of, require_rows
+from storage_core.read.arrow_rows import ArrowRows
+from storage_core.read.conversions import BATCH_ROWS, parts, reader_of, require_rows
 
 AT_ONCE_BYTES = 32 * 2**20
 """So much of an answer is read before `sql` returns, and with it what is wrong with most queries."""
 
 
-class SqlResult(Conversions):
+class SqlResult(ArrowRows):
     """The rows that a query answers, which may be used as the Arrow table that they are.
 
     An answer of more than `AT_ONCE_BYTES` stays with the process that makes it until it is used: `to_reader` streams it
@@ -77,27 +78,6 @@ class SqlResult(Conversions):
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the Arrow table of all rows has by this name, such as `num_rows`, `column` and `to_pylist`."""
-        if name.startswith("_") or not hasattr(pa.Table, name):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        return getattr(self.to_arrow(), name)
-
-    def __getitem__(self, key: object) -> Any:
-        """Return a column, or rows, as an Arrow table does."""
-        return self.to_arrow()[key]
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.to_arrow())
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether the other is the same rows with the same schema."""
-        rows = other.to_arrow() if isinstance(other, SqlResult) else other
-        return isinstance(rows, pa.Table) and bool(self.to_arrow().equals(rows))
-
-    __hash__ = None  # type: ignore[assignment]  # as of an Arrow table
 
     def __repr__(self) -> str:
         """Show the rows that are held."""

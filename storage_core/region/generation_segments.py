@@ -48,10 +48,8 @@ def with_segments(
     """Return the generation with a segment per index, and their files by name. No request; none for no index.
 
     `records` are those of the generation in order. An index that cannot be built, for want of a column or of room for
-    scratch files, is left out with a warning: what only saves work must not fail a flush. Vectors are left out: their
-    segments need the codebook of the index.
+    scratch files, is left out with a warning: what only saves work must not fail a flush.
     """
-    indexes = [each for each in indexes if each.kind != "vector"]
     if not indexes:
         return generation, {}
     folded = fold.fold(records, key)

@@ -70,7 +70,14 @@ class Indexing:
 class IndexedTable:
     """A table in a store of its own. `retokenised` counts the rows that its catch-ups indexed."""
 
-    def __init__(self, store: ObjectStore | None = None, config: TableConfig = CONFIG, *, seed: int = 1) -> None:
+    def __init__(
+        self,
+        store: ObjectStore | None = None,
+        config: TableConfig = CONFIG,
+        *,
+        seed: int = 1,
+        schema: pa.Schema = SCHEMA,
+    ) -> None:
         """Create it, unless it is there."""
         self.clock = ManualClock(step_ms=1)
         self.store = MeteredStore(store or MemoryStore("indexed", clock=self.clock))
@@ -81,7 +88,7 @@ class IndexedTable:
         if not self.log.exists():
             configuration = config.to_configuration()
             self.log.create(
-                Metadata(id=self.ids.uuid(), schemaString=to_schema_string(SCHEMA), configuration=configuration)
+                Metadata(id=self.ids.uuid(), schemaString=to_schema_string(schema), configuration=configuration)
             )
 
     @property
@@ -96,8 +103,11 @@ class IndexedTable:
             at = dt.datetime.fromtimestamp(hour * 3600 + self._next % 3600, dt.UTC)
             made.append({"at": at, "id": self._next, "tag": tag, "words": words})
             self._next += 1
+        return self.add(pa.Table.from_pylist(made, schema=SCHEMA))
+
+    def add(self, table: pa.Table) -> Snapshot:
+        """Add rows, one split per window."""
         snapshot = self.snapshot
-        table = pa.Table.from_pylist(made, schema=SCHEMA)
         adds = sort_and_write(self.store, table, context=context_of(snapshot), ids=self.ids, now_ms=self.clock.now_ms())
         return self.log.commit(snapshot, adds, operation="APPEND").snapshot
 
@@ -132,11 +142,12 @@ class IndexedTable:
         for path, add in sorted(self.snapshot.splits.items()):
             windows.setdefault(add.windowStart, []).append(path)
         several = [paths for paths in windows.values() if len(paths) > 1]
-        return self.commit_merge(self.merge(several, target_bytes=target_bytes))
+        return self.commit_merge(self.merge(several, target_bytes=target_bytes)) if several else self.snapshot
 
     def compact_alone(self) -> Snapshot:
         """Write every split anew by itself."""
-        return self.commit_merge(self.merge([[path] for path in sorted(self.snapshot.splits)]))
+        paths = sorted(self.snapshot.splits)
+        return self.commit_merge(self.merge([[path] for path in paths])) if paths else self.snapshot
 
     def index(self, name: str) -> Indexing:
         """Execute what there is to catch up."""

@@ -68,7 +68,7 @@ def opened(vectors: Floats, index: IndexDefinition, *, flat_bytes: int = layout.
     book = vector.train(sample, index, 7, rows=len(vectors), flat_bytes=flat_bytes)
     files = vector.build(column(vectors), book, index, flat_bytes=flat_bytes)
     vector.check(files, index, rows=len(vectors), where=WHERE)
-    return vector.Reader(vector.InMemory(files), book, where=WHERE)
+    return vector.Reader(vector.InMemory(files), where=WHERE)
 
 
 def ranked(query: Floats, vectors: Floats, metric: Any, rows: np.ndarray[Any, Any]) -> list[int]:
@@ -162,7 +162,7 @@ def test_without_codes_the_answer_is_that_of_brute_force(
     files = vector.build(column(vectors, nulls), book, index)
     vector.check(files, index, rows=rows + 1, where=WHERE)
     allowed = BitMap(np.flatnonzero(random.random(rows + 1) < 0.5)) if filtered else None
-    found, distances = vector.Reader(vector.InMemory(files), book, where=WHERE).candidates(query, k, allowed)
+    found, distances = vector.Reader(vector.InMemory(files), where=WHERE).candidates(query, k, allowed)
     held = np.setdiff1d(np.arange(rows + 1), nulls)
     held = held[vectors[held].any(axis=1)] if metric == "cosine" else held
     held = held if allowed is None else np.intersect1d(held, np.array(allowed, np.int64))
@@ -229,7 +229,7 @@ def test_no_vector_at_all_is_a_segment_too() -> None:
     for vectors, nulls in ((made(0, 8), ()), (made(3, 8), (0, 1, 2))):
         files = vector.build(column(vectors, nulls), book, index)
         vector.check(files, index, rows=len(vectors), where=WHERE)
-        rows, distances = vector.Reader(vector.InMemory(files), book, where=WHERE).candidates(np.ones(8), 5)
+        rows, distances = vector.Reader(vector.InMemory(files), where=WHERE).candidates(np.ones(8), 5)
         assert (len(rows), len(distances)) == (0, 0)
 
 
@@ -239,7 +239,7 @@ def test_rows_of_other_writers_that_are_no_vectors_are_left_out() -> None:
     for metric, out in (("l2", {3, 5}), ("cosine", {3, 5, 7})):
         index = definition(metric)
         book = vector.train(np.delete(vectors, (3, 5, 7), axis=0), index, 1)
-        reader = vector.Reader(vector.InMemory(vector.build(column(vectors, (9,)), book, index)), book, where=WHERE)
+        reader = vector.Reader(vector.InMemory(vector.build(column(vectors, (9,)), book, index)), where=WHERE)
         rows, _ = reader.candidates(np.ones(4), 20)
         assert {*rows.tolist()} == {*range(20)} - out - {9}
 
@@ -267,8 +267,8 @@ Clustered = tuple[Floats, vector.Codebook, dict[str, bytes]]
 
 
 def test_few_clusters_hold_nearly_all_of_the_nearest(clustered: Clustered) -> None:
-    vectors, book, files = clustered
-    reader = vector.Reader(vector.InMemory(files), book, where=WHERE)
+    vectors, _, files = clustered
+    reader = vector.Reader(vector.InMemory(files), where=WHERE)
     assert reader.head.clusters == len(reader.cluster_sizes) == 89
     assert int(reader.cluster_sizes.sum()) == 8000
     assert recall(reader, vectors, made(50, 48, seed=5)) >= 0.99
@@ -278,8 +278,8 @@ def test_few_clusters_hold_nearly_all_of_the_nearest(clustered: Clustered) -> No
 
 @pytest.mark.parametrize("share", [0.5, 0.1, 0.01, 0.001])
 def test_a_filter_leaves_the_recall_as_it_is(clustered: Clustered, share: float) -> None:
-    vectors, book, files = clustered
-    reader = vector.Reader(vector.InMemory(files), book, where=WHERE)
+    vectors, _, files = clustered
+    reader = vector.Reader(vector.InMemory(files), where=WHERE)
     allowed = np.flatnonzero(np.random.default_rng(1).random(8000) < share)
     queries, hits, wanted = made(30, 48, seed=6), 0, min(10, len(allowed))
     for query in queries:
@@ -292,8 +292,8 @@ def test_a_filter_leaves_the_recall_as_it_is(clustered: Clustered, share: float)
 
 
 def test_a_filter_that_lies_far_from_the_query_is_looked_for_until_enough_is_found(clustered: Clustered) -> None:
-    vectors, book, files = clustered
-    reader = vector.Reader(vector.InMemory(files), book, where=WHERE)
+    vectors, _, files = clustered
+    reader = vector.Reader(vector.InMemory(files), where=WHERE)
     query = vectors[0]
     far = np.array(ranked(query, vectors, "l2", np.arange(8000))[-300:])
     rows, _ = reader.candidates(query, 10, BitMap(far), nprobe=1)
@@ -302,19 +302,19 @@ def test_a_filter_that_lies_far_from_the_query_is_looked_for_until_enough_is_fou
 
 
 def test_a_search_reads_the_clusters_it_looks_into_and_no_other(clustered: Clustered) -> None:
-    vectors, book, files = clustered
+    vectors, _, files = clustered
     store = MeteredStore(MemoryStore("ranges"))
     packed = bundle.pack(files, identity="s", properties={})
     store.put("s", packed.data, IfAbsent())
     expected = bundle.Expected(
         where="s", identity="s", size=len(packed.data), footer_offset=packed.footer_offset, xxh3=packed.xxh3
     )
-    whole = vector.Reader(vector.InMemory(files), book, where="s")
-    reader = vector.Reader(vector.Ranged(store, expected), book, where="s")
+    whole = vector.Reader(vector.InMemory(files), where="s")
+    reader = vector.Reader(vector.Ranged(store, expected), where="s")
     for query in vectors[:5]:
         assert reader.candidates(query, 10, nprobe=3)[0].tolist() == whole.candidates(query, 10, nprobe=3)[0].tolist()
     gets, read = store.requests["get"], store.bytes_read
-    fresh = vector.Reader(vector.Ranged(store, expected), book, where="s")
+    fresh = vector.Reader(vector.Ranged(store, expected), where="s")
     assert store.requests["get"] - gets == 2, "the directory, then what tells of the blocks"
     fresh.candidates(vectors[0], 10, nprobe=3, second=False)
     asked = store.requests["get"]
@@ -428,7 +428,7 @@ def checked_by_all(files: Mapping[str, bytes], quantization: str) -> None:
         where="s", identity="s", size=len(packed.data), footer_offset=packed.footer_offset, xxh3=packed.xxh3
     )
     for part in bundle.read_directory(packed.data[packed.footer_offset :], expected).parts:
-        if part.name in ("head.json", "clusters.bin", "rows.bin"):
+        if part.name in ("head.json", "clusters.bin", "row_numbers.bin", "codebook.bin"):
             bundle.verify_part(files[part.name], part, "s")
     vector.check(files, definition("l2", quantization), rows=40, where=WHERE)
 
@@ -441,8 +441,10 @@ def checked_by_all(files: Mapping[str, bytes], quantization: str) -> None:
         ("head.json", b"\xff"),
         ("clusters.bin", b"123"),
         ("clusters.bin", b""),
-        ("rows.bin", b""),
-        ("rows.bin", bytes(4 * 39)),
+        ("row_numbers.bin", b""),
+        ("row_numbers.bin", bytes(4 * 39)),
+        ("codebook.bin", b""),
+        ("codebook.bin", vector.train(made(40, 8), definition(), 2).to_bytes()),
         ("blocks.bin", b""),
         ("second.bin", b"x"),
     ],
@@ -456,7 +458,7 @@ def test_files_that_cannot_be_a_segment_are_refused(name: str, data: bytes) -> N
 def test_forged_files_give_rows_of_the_split_or_a_typed_error() -> None:
     """Whoever may write objects may forge checksums, too: what a search returns are rows, or it says what is wrong."""
     for quantization in QUANTIZATIONS:
-        book, files = small(quantization)
+        _, files = small(quantization)
         for seed in range(scaled(60)):
             random = Random(seed)
             name = random.choice(sorted(files))
@@ -467,7 +469,7 @@ def test_forged_files_give_rows_of_the_split_or_a_typed_error() -> None:
                 forged["clusters.bin"] = table.tobytes()
             try:
                 vector.check(forged, definition("l2", quantization), rows=40, where=WHERE)
-                reader = vector.Reader(vector.InMemory(forged), book, where=WHERE, rows=40)
+                reader = vector.Reader(vector.InMemory(forged), where=WHERE, rows=40)
                 rows, _ = reader.candidates(np.ones(8), 5, BitMap(range(60)))
             except (Corrupt, Unsupported):
                 continue
@@ -490,9 +492,9 @@ def test_a_reader_finds_a_damaged_block_and_another_codebook() -> None:
     for name in ("blocks.bin", "second.bin"):
         broken = {**files, name: flip_bit(files[name], Random(1))}
         with pytest.raises(Corrupt, match=f"block of {name}"):
-            vector.Reader(vector.InMemory(broken), book, where=WHERE).candidates(np.ones(8), 1)
+            vector.Reader(vector.InMemory(broken), where=WHERE).candidates(np.ones(8), 1)
     with pytest.raises(Corrupt, match="its codes are of codebook"):
-        vector.Reader(vector.InMemory(files), replace(book, seed=2), where=WHERE)
+        vector.Reader(vector.InMemory({**files, "codebook.bin": replace(book, seed=2).to_bytes()}), where=WHERE)
 
 
 def test_every_byte_of_a_codebook_counts() -> None:

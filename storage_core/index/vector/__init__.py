@@ -1,18 +1,18 @@
 """Vector segments: nearest neighbours by l2, cosine or dot, from compact codes that exact vectors then rank.
 
-Pure but for `parts`: arrays to bytes and back. A codebook is trained once for an index version and shared by all of
-its segments, so that their distances compare and their rows can be moved from one to another as bytes.
+Pure but for `parts`: arrays to bytes and back. A segment has the codebook that made its codes, trained on its own rows.
 """
 
 from storage_core.index.vector.codebook import Codebook
 from storage_core.index.vector.definition import options_of, validate
 from storage_core.index.vector.distances import exact
 from storage_core.index.vector.parts import InMemory, Parts, Ranged
-from storage_core.index.vector.reader import Reader, probes
+from storage_core.index.vector.reader import KEPT_BYTES, Reader, probes
 from storage_core.index.vector.segment import build, check, indexable
-from storage_core.index.vector.training import coding_error, imbalance, sample_rows, train, why_train_again
+from storage_core.index.vector.training import coding_error, imbalance, sample_rows, train, train_on, why_train_again
 
 __all__ = [
+    "KEPT_BYTES",
     "Codebook",
     "InMemory",
     "Parts",
@@ -28,6 +28,7 @@ __all__ = [
     "probes",
     "sample_rows",
     "train",
+    "train_on",
     "validate",
     "why_train_again",
 ]

@@ -1,4 +1,4 @@
-"""What all segments of an index version share: the rotation, the center, the centroids of clusters, the books of codes.
+"""What made the codes of a segment: the rotation, the center, the centroids of clusters, the books of codes.
 
 magic `TIDEMKV`, version byte `1`                                  8 bytes
 n, length of the header, unsigned 32 bit, little endian            4 bytes
@@ -36,7 +36,7 @@ _ENTRIES = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codebook:
-    """How vectors of one index version become codes.
+    """How the vectors of a segment become codes.
 
     `rows` is for how many it was trained, `error` the mean squared error of the codes of the sample
     (`training.coding_error`). `center` is subtracted before anything else. `centroids` are in the space of `placed`,

@@ -6,7 +6,8 @@ Rows are ordered by cluster, and by their number in it; blocks of them are what 
 |---|---|
 | `head.json` | what the segment is: `Head` |
 | `clusters.bin` | a record per block: `BLOCK` |
-| `rows.bin` | the number of each row in the split, unsigned 32 bit |
+| `row_numbers.bin` | the number of each row in the split, unsigned 32 bit |
+| `codebook.bin` | what made the codes: `Codebook` |
 | `blocks.bin` | per block its rows' offsets and leans (32-bit floats), then their codes; under `none` their vectors |
 | `second.bin` | of `rotated` only: per block its rows' leans (32-bit floats), then 8 bits per dimension |
 
@@ -30,7 +31,8 @@ from storage_core.index.vector.codes import PER_BYTE, padded_size
 from storage_core.rows.vectors import MOST_DIMENSIONS
 from storage_core.settings.vector_options import Metric, Quantization
 
-HEAD, CLUSTERS, ROWS, BLOCKS, SECOND = "head.json", "clusters.bin", "rows.bin", "blocks.bin", "second.bin"
+HEAD, CLUSTERS, ROWS, CODEBOOK = "head.json", "clusters.bin", "row_numbers.bin", "codebook.bin"
+BLOCKS, SECOND = "blocks.bin", "second.bin"
 FORMAT = 1
 
 FLAT_BYTES = 16 * 2**20
@@ -95,7 +97,7 @@ class Head:
 
 def files_of(quantization: Quantization) -> tuple[str, ...]:
     """Return the names of the files of a segment, in the order in which they are packed."""
-    every = (HEAD, CLUSTERS, ROWS, BLOCKS)
+    every = (HEAD, CLUSTERS, ROWS, CODEBOOK, BLOCKS)
     return (*every, SECOND) if quantization == "rotated" else every
 
 
@@ -137,7 +139,7 @@ def table_of(data: bytes | memoryview, head: Head, *, where: str) -> Table:
 def expected_bytes(head: Head, name: str) -> int | None:
     """Return the length of a file of a segment with this head; None where the head does not say."""
     match name:
-        case "rows.bin":
+        case "row_numbers.bin":
             return 4 * head.rows
         case "blocks.bin":
             return head.rows * row_bytes(head.quantization, head.dimensions)

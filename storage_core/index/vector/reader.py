@@ -12,12 +12,12 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
-from storage_core.index.vector.codebook import Codebook
 from storage_core.index.vector.codes import Whole, dots, padded_size, query_code
 from storage_core.index.vector.distances import Distances, exact
 from storage_core.index.vector.layout import (
     BLOCKS,
     CLUSTERS,
+    CODEBOOK,
     HEAD,
     ROWS,
     SECOND,
@@ -29,7 +29,7 @@ from storage_core.index.vector.layout import (
     table_of,
 )
 from storage_core.index.vector.parts import Parts
-from storage_core.index.vector.segment import require_block, require_rows
+from storage_core.index.vector.segment import codebook_of, require_block, require_rows
 from storage_core.index.vector.whole import decoded
 from storage_core.rows.vectors import Floats
 from storage_core.split.kept_values import KeptValues
@@ -74,19 +74,16 @@ class _Block:
 class Reader:
     """One open segment. Safe for threads. What was read and decoded last is kept, up to `kept_bytes`.
 
-    Opening reads `head.json`, `clusters.bin` and `rows.bin`, which lie together. Raises `Corrupt` naming `where` for
-    what cannot be a segment, also when the codebook is another than the one that made its codes.
+    Opening reads all but the blocks, which lie together. Raises `Corrupt` naming `where` for what cannot be a segment,
+    also when the codebook is another than the one that made its codes.
     """
 
-    def __init__(
-        self, parts: Parts, codebook: Codebook, *, where: str, rows: int | None = None, kept_bytes: int = KEPT_BYTES
-    ) -> None:
+    def __init__(self, parts: Parts, *, where: str, rows: int | None = None, kept_bytes: int = KEPT_BYTES) -> None:
         """`rows` is how many the split has, None where nobody knows."""
-        self._parts, self._codebook, self._where = parts, codebook, where
-        opened = parts.whole((HEAD, CLUSTERS, ROWS))
+        self._parts, self._where = parts, where
+        opened = parts.whole((HEAD, CLUSTERS, ROWS, CODEBOOK))
         self.head = Head.from_bytes(opened[HEAD], where=where)
-        if self.head.codebook != codebook.identity or self.head.clusters not in (0, len(codebook.centroids)):
-            raise damaged(where, f"its codes are of codebook {self.head.codebook}, expected {codebook.identity}")
+        self._codebook = codebook_of(opened[CODEBOOK], self.head, where=where)
         if rows is not None and self.head.of != rows:
             raise damaged(where, f"it is over {self.head.of} rows, expected {rows}")
         if len(opened[ROWS]) != expected_bytes(self.head, ROWS):

@@ -19,6 +19,7 @@ from storage_core.index.vector.layout import (
     BLOCK_ROWS,
     BLOCKS,
     CLUSTERS,
+    CODEBOOK,
     FLAT_BYTES,
     HEAD,
     ROWS,
@@ -91,7 +92,7 @@ class _Encoded:
     """The rows of a segment as columns of bytes, and the clusters that they are in."""
 
     def __init__(self, codebook: Codebook, numbers: Floats, rows: npt.NDArray[np.uint32], *, is_flat: bool) -> None:
-        self._rows = rows
+        self._codebook, self._rows = codebook, rows
         self._clusters = np.zeros(len(rows), np.int64)
         kinds = codebook.quantization, codebook.dimensions
         self._blocks = np.zeros((len(rows), row_bytes(*kinds)), np.uint8)
@@ -137,6 +138,7 @@ class _Encoded:
             HEAD: head.to_bytes(),
             CLUSTERS: table.tobytes(),
             ROWS: self._rows[order].astype("<u4").tobytes(),
+            CODEBOOK: self._codebook.to_bytes(),
             BLOCKS: b"".join(blocks),
         }
         return found | ({SECOND: b"".join(seconds)} if has_second else {})
@@ -162,6 +164,7 @@ def check(
         expected = expected_bytes(head, name)
         if expected is not None and len(files[name]) != expected:
             raise damaged(where, f"{name} has {len(files[name])} bytes, expected {expected}")
+    codebook_of(files[CODEBOOK], head, where=where)
     table = table_of(files[CLUSTERS], head, where=where)
     require_rows(np.frombuffer(files[ROWS], "<u4"), table["rows"].astype(np.int64), head, where=where)
     kind = head.quantization, head.dimensions
@@ -170,6 +173,17 @@ def check(
         for end, record in zip(ends.tolist(), table if width else (), strict=False):
             begin = end - int(record["rows"]) * width
             require_block(files[name][begin:end], name, int(record[name.removesuffix(".bin")]), where=where)
+
+
+def codebook_of(data: bytes | memoryview, head: Head, *, where: str) -> Codebook:
+    """Return the codebook of a segment, found to be the one that made its codes. Raises `Corrupt`."""
+    book = Codebook.from_bytes(data, where=where)
+    if book.identity != head.codebook:
+        raise damaged(where, f"its codes are of codebook {head.codebook}, it has {book.identity}")
+    fits = (book.metric, book.quantization, book.dimensions) == (head.metric, head.quantization, head.dimensions)
+    if not fits or head.clusters not in (0, len(book.centroids)):
+        raise damaged(where, f"its codebook is for {book.metric}, {book.quantization}, {book.dimensions} dimensions")
+    return book
 
 
 def require_rows(rows: npt.NDArray[np.uint32], sizes: Numbers, head: Head, *, where: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.index.vector.clusters import distances_to, in_a_row, k_means
@@ -14,8 +15,9 @@ from storage_core.index.vector.codebook import Codebook, normalized
 from storage_core.index.vector.definition import options_of
 from storage_core.index.vector.layout import FLAT_BYTES, row_bytes
 from storage_core.index.vector.product import train_books
+from storage_core.index.vector.segment import indexable
 from storage_core.index.vector.whole import whole_of
-from storage_core.rows.vectors import Floats
+from storage_core.rows.vectors import Floats, matrix
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.vector_options import VectorOptions
 
@@ -68,6 +70,27 @@ def train(
         found = k_means(placed[: SAMPLE_PER_CLUSTER * count], count, words, rounds=ROUNDS, start=begin)
         fresh = replace(fresh, centroids=in_a_row(found))
     return replace(fresh, error=coding_error(fresh, vectors))
+
+
+def train_on(vectors: pa.ChunkedArray | pa.Array, definition: IndexDefinition, seed: int) -> Codebook:
+    """Return a codebook for a column of vectors, trained on a sample of them; the same for the same rows and seed.
+
+    Of a column without a vector that can be indexed it is one that encodes any.
+    """
+    metric = options_of(definition).metric
+    rows = np.flatnonzero(indexable(vectors, metric))
+    drawn = np.argsort(np.random.PCG64(seed).random_raw(len(rows)), kind="stable")[: sample_rows(len(rows))]
+    sample = matrix(vectors)[rows[drawn]] if len(rows) else np.zeros((1, vectors.type.list_size), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        book = train(sample, definition, seed, rows=len(rows))
+    # Of numbers near the end of 32 bits a mean may be none of them: then rows are not divided into clusters.
+    is_sound = bool(np.isfinite(book.centroids).all())
+    return replace(
+        book,
+        centroids=book.centroids if is_sound else book.centroids[:0],
+        books=np.nan_to_num(book.books),
+        error=float(np.nan_to_num(book.error)),
+    )
 
 
 def sample_rows(rows: int) -> int:

@@ -1,0 +1,171 @@
+"""Recall of a vector index: how many of the nearest rows its searches find, against all rows scored exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
+from storage_core.index import vector
+from storage_core.index.cache import SegmentCache
+from storage_core.index.coverage import Coverage
+from storage_core.index.vector.distances import Distances
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.overlay import take_apart
+from storage_core.read.predicate import Filter
+from storage_core.read.search_attempts import attempted
+from storage_core.read.search_base import Source
+from storage_core.read.search_filter import RowFilter
+from storage_core.read.search_kept import Kept
+from storage_core.read.search_live import Live
+from storage_core.read.search_question import VectorQuery, index_for, question
+from storage_core.read.search_sources import sources
+from storage_core.read.search_vectors import Rows, block_rows, nearest_rows
+from storage_core.rows.vectors import Floats, matrix
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.query import QueryLimits
+
+USUAL_QUERIES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """The share `recall` of the `k` nearest rows that searches by so many `queries` found; 1 where there are no rows.
+
+    A row as near as the k-th is as good. `candidates` rows were ranked by exact vectors, in all searches together; of
+    `rows` rows with a vector, those that meet the filter, the nearest were told exactly.
+    """
+
+    index: str
+    k: int
+    recall: float
+    queries: int
+    candidates: int
+    rows: int
+
+
+def recall(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    *,
+    index: str | None = None,
+    queries: object = None,
+    k: object = 10,
+    filter: Filter | None = None,  # noqa: A002  # as of `search`
+    limits: QueryLimits | None = None,
+    nprobe: object = None,
+    seed: int = 0,
+    cache_dir: Path | None = None,
+    kept: Kept | None = None,
+) -> Recall:
+    """Return the recall of searches by vector over the rows of the snapshot that meet the filter.
+
+    `queries` are vectors, or the number of rows, drawn by `seed`, whose vectors they are; each finds its own row as
+    well. All vectors are read once for all queries. Memory: some blocks of vectors, and 8 bytes per row. Raises
+    `InvalidInput` for queries that are none, and what `search` raises.
+    """
+    kept, definition = kept or Kept(), index_for(snapshot, index, by_vector=True)
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise InvalidInput(f"k is {quoted(k)}; ask for at least one row")
+    given = _Given.of(queries, definition, snapshot, nprobe)
+    overlay = take_apart(store, snapshot, (), footers=kept.verified.footers)
+    wanted_rows = None
+    if filter is not None:
+        wanted_rows = RowFilter(store, snapshot, filter, limits=limits, parts=kept.verified.bitmaps)
+
+    def measured(covered: Coverage, cached: SegmentCache) -> Recall:
+        found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
+        live = Live(found, wanted_rows)
+        rows = [np.array(live.rows(each).to_array(), np.int64) for each in range(len(found))]
+        live.require_sound()
+        asked = given.queries or _drawn(found, rows, given, seed)
+        truth, count = _nearest_distances(found, rows, asked, k)
+        hits = wanted = candidates = 0
+        for query, farthest in zip(asked, truth, strict=True):
+            nearest, ranked = nearest_rows(live, query, k, readers=kept.readers)
+            candidates += ranked
+            wanted += len(farthest)
+            distances = np.concatenate([each.distances for each in nearest])
+            hits += min(len(farthest), int((distances <= farthest[-1]).sum())) if len(farthest) else 0
+        return Recall(
+            index=definition.name,
+            k=k,
+            recall=hits / wanted if wanted else 1.0,
+            queries=len(asked),
+            candidates=candidates,
+            rows=count,
+        )
+
+    return attempted(measured, snapshot, definition, kept=kept, cache_dir=cache_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The queries that were given, or how many are to be drawn, each like `pattern`."""
+
+    queries: Sequence[VectorQuery]
+    wanted: int
+    pattern: VectorQuery
+
+    @staticmethod
+    def of(queries: object, definition: IndexDefinition, snapshot: Snapshot, nprobe: object) -> _Given:
+        def asked(given: object) -> VectorQuery:
+            found = question(definition, snapshot, query=None, vector=given, syntax=None, nprobe=nprobe)
+            return cast("VectorQuery", found)
+
+        size = snapshot.schema.field(definition.columns[0]).type.list_size
+        pattern = asked(np.ones(size, np.float32))
+        queries = USUAL_QUERIES if queries is None else queries
+        if isinstance(queries, int) and not isinstance(queries, bool) and queries > 0:
+            return _Given((), queries, pattern)
+        if not isinstance(queries, list | tuple | np.ndarray) or not len(queries):
+            raise InvalidInput(f"queries are {quoted(queries)}; give vectors, or a number of rows, at least 1")
+        return _Given([asked(each) for each in queries], len(queries), pattern)
+
+
+def _drawn(found: Sequence[Source], rows: Sequence[Rows], given: _Given, seed: int) -> list[VectorQuery]:
+    """Queries by the vectors of rows that have one, drawn from all."""
+    ends = np.cumsum([len(each) for each in rows])
+    order = np.random.default_rng(seed).permutation(int(ends[-1]) if len(ends) else 0)
+    drawn: list[VectorQuery] = []
+    for at in range(0, len(order), given.wanted):
+        places = np.sort(order[at : at + given.wanted])
+        numbers = np.searchsorted(ends, places, side="right")
+        for number in np.unique(numbers).tolist():
+            inside = places[numbers == number] - (ends[number] - len(rows[number]))
+            vectors = _vectors(found[number], rows[number][inside], given.pattern)
+            drawn += [replace(given.pattern, vector=each) for each in vectors]
+        if len(drawn) >= given.wanted:
+            break
+    return drawn[: given.wanted]
+
+
+def _nearest_distances(
+    found: Sequence[Source], rows: Sequence[Rows], queries: Sequence[VectorQuery], k: int
+) -> tuple[list[Distances], int]:
+    """The distances of the k nearest rows of each query, ascending, and how many rows have a vector."""
+    nearest, count = [np.zeros(0, np.float64) for _ in queries], 0
+    if not queries:  # no row has a vector
+        return nearest, count
+    step = block_rows(len(queries[0].vector))
+    for source, own in zip(found, rows, strict=True):
+        for at in range(0, len(own), step):
+            vectors = _vectors(source, own[at : at + step], queries[0])
+            count += len(vectors)
+            for number, query in enumerate(queries):
+                distances = np.append(nearest[number], vector.exact(query.vector, vectors, query.metric))
+                nearest[number] = np.sort(distances)[:k]
+    return nearest, count
+
+
+def _vectors(source: Source, rows: Rows, query: VectorQuery) -> Floats:
+    """The vectors of those of the rows that have one."""
+    column = source.take(rows.tolist(), [query.column]).column(query.column)
+    found: Floats = matrix(column)[np.flatnonzero(vector.indexable(column, query.metric))]
+    return found

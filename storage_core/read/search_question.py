@@ -1,0 +1,102 @@
+"""What a search asks: which index, and its query as that kind of index takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+import numpy as np
+
+from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
+from storage_core.index import fulltext, segments
+from storage_core.index.vector import options_of
+from storage_core.log.snapshot import Snapshot
+from storage_core.read import bitmap_query
+from storage_core.read.predicate import Predicate
+from storage_core.rows.vectors import Floats
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.vector_options import Metric
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VectorQuery:
+    """The vector whose neighbours are asked for, in the `column` of an index, and how many clusters are looked into."""
+
+    vector: Floats
+    column: str
+    metric: Metric
+    nprobe: int | None
+
+
+Question = fulltext.TextQuery | Predicate | VectorQuery
+
+
+def index_for(snapshot: Snapshot, index: str | None, *, by_vector: bool) -> IndexDefinition:
+    """Return the definition of the index of this name, else of the only one that takes a vector, or does not.
+
+    Raises `NotFound` for an unknown name, `InvalidInput` where none or several fit, or the kind is another.
+    """
+    if index is None:
+        fitting = sorted(each.name for each in snapshot.config.indexes if (each.kind == "vector") is by_vector)
+        if len(fitting) != 1:
+            kind = "vector" if by_vector else "full-text or bitmap"
+            found = f"{len(fitting)} {kind} indexes ({', '.join(fitting)})" if fitting else f"no {kind} index"
+            raise InvalidInput(f"the table has {found}; name one with `index` (--index)")
+        index = fitting[0]
+    elif not isinstance(index, str):
+        raise InvalidInput(f"index is {quoted(index)}; give the name of one index")
+    definition = segments.definition_of(snapshot, index)
+    if (definition.kind == "vector") is not by_vector:
+        what = "a vector; a text or values cannot ask it" if definition.kind == "vector" else "a query, and no vector"
+        raise InvalidInput(f"index {index!r} ({definition.kind}) takes {what}", index=index)
+    return definition
+
+
+def question(
+    definition: IndexDefinition, snapshot: Snapshot, *, query: object, vector: object, syntax: object, nprobe: object
+) -> Question:
+    """Return what is asked of an index of this definition. Raises `InvalidInput`."""
+    if query is not None and vector is not None:
+        raise InvalidInput("a search takes a query or a vector, found both; ask once with each")
+    if nprobe is not None and definition.kind != "vector":
+        raise InvalidInput(f"nprobe is of searches by vector, and index {definition.name!r} is {definition.kind}")
+    match definition.kind:
+        case "fulltext":
+            if not isinstance(query, str):
+                raise InvalidInput(f"full-text index {definition.name!r} takes a query as text, found {query!r}")
+            return fulltext.parse(query, definition, syntax=syntax)
+        case "bitmap":
+            return bitmap_query.parse(query, definition, snapshot.schema)
+        case "vector":
+            return _vector_query(vector, definition, snapshot, nprobe)
+        case _:
+            assert_never(definition.kind)
+
+
+def _vector_query(given: object, definition: IndexDefinition, snapshot: Snapshot, nprobe: object) -> VectorQuery:
+    (column,), options = definition.columns, options_of(definition)
+    wanted = _numbers(given, definition.name)
+    dimensions = snapshot.schema.field(column).type.list_size
+    if wanted.shape != (dimensions,):
+        found = f"{len(wanted)} numbers" if wanted.ndim == 1 else f"an array of the shape {wanted.shape}"
+        raise InvalidInput(f"index {definition.name!r}: the vector has {found}, column {column!r} has {dimensions}")
+    if not np.isfinite(wanted).all():
+        raise InvalidInput(f"index {definition.name!r}: a number of the vector is NaN, infinite or beyond 32 bits")
+    if options.metric == "cosine" and not wanted.any():
+        raise InvalidInput(f"index {definition.name!r}: the vector is zero, which has no direction; it is by cosine")
+    if nprobe is not None and (isinstance(nprobe, bool) or not isinstance(nprobe, int) or nprobe < 1):
+        raise InvalidInput(f"nprobe is {quoted(nprobe)}; it is a number of clusters, at least 1")
+    return VectorQuery(wanted, column, options.metric, options.nprobe if nprobe is None else nprobe)
+
+
+def _numbers(given: object, index: str) -> Floats:
+    try:
+        found = np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"index {index!r}: the vector is no list of numbers: {error}") from error
+    if found.dtype.kind not in "fiu" or not found.ndim:
+        raise InvalidInput(f"index {index!r}: a vector is a list or an array of numbers, found {quoted(given)}")
+    with np.errstate(over="ignore"):
+        wanted: Floats = found.astype(np.float32)
+    return wanted

@@ -1,0 +1,149 @@
+"""Nearest rows: each source names candidates by its codes, and the exact vectors of the table decide.
+
+Sources without a segment are scored exactly, and so is a source of which a filter leaves few rows: that reads less
+than looking into clusters until enough of them are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage_core.index import vector
+from storage_core.index.vector.distances import Distances
+from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.search_base import Source
+from storage_core.read.search_live import Live
+from storage_core.read.search_order import Best
+from storage_core.read.search_question import VectorQuery
+from storage_core.rows.vectors import matrix
+from storage_core.settings.vector_options import Metric
+from storage_core.split.kept_values import KeptValues
+
+DISTANCE = "distance"
+
+LEAST_WINDOW = 40
+"""So many candidates at least are ranked by exact vectors, and `PER_ROW` for each row that is wanted."""
+
+PER_ROW = 4
+
+FEW_ROWS = 10_000
+FEW_SHARE = 0.02
+"""A source of which a filter leaves no more rows, or no greater share of them, is scored exactly."""
+
+BLOCK_BYTES = 2**26
+_BLOCK_ROWS = 65_536  # those of a row group, which is decoded as a whole
+_ADDED_ROWS = 10_000
+_AT_ONCE = 2
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Rows of a source and their distances, exact ones or as codes tell them."""
+
+    rows: Rows
+    distances: Distances
+    is_exact: bool = True
+
+
+def add_nearest(live: Live, query: VectorQuery, best: Best, most: int, *, readers: KeptValues) -> None:
+    """Add the rows of `nearest_rows` to the best; of each the score is -distance."""
+    found, _ = nearest_rows(live, query, most, readers=readers)
+    for source, each in zip(live.sources, found, strict=True):
+        for at in range(0, len(each.rows), _ADDED_ROWS):
+            part = slice(at, at + _ADDED_ROWS)
+            rows = source.take(each.rows[part].tolist(), best.columns)
+            best.add(rows, (0.0 - each.distances[part]).tolist())
+
+
+def nearest_rows(live: Live, query: VectorQuery, most: int, *, readers: KeptValues) -> tuple[list[Found], int]:
+    """Return of each source the rows that are among the `most` nearest, or as near as the last of them.
+
+    And how many rows were candidates that exact vectors ranked. `readers` keeps open segments by the names of sources.
+    Requests: those of `Source.directory` for each source with a segment; of the others, and for the vectors of
+    candidates, those of `Source.take`. Memory: a few blocks of `BLOCK_BYTES`, beside segments.
+    """
+    # A filter is asked of one source after the other: it has one process.
+    at_once = 1 if live.is_filtered else _AT_ONCE
+    sources = range(len(live.sources))
+    found = list(prefetch(lambda each: _candidates(live, each, query, most=most, readers=readers), sources, at_once))
+    nothing = Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
+    coded = [nothing if each.is_exact else each for each in found]
+    cut = nearest_of(coded, max(LEAST_WINDOW, PER_ROW * most))
+    for number, (source, each) in enumerate(zip(live.sources, cut, strict=True)):
+        if not found[number].is_exact:
+            found[number] = exactly(source, query, each.rows, len(each.rows))
+    return nearest_of(found, most), sum(len(each.rows) for each in found)
+
+
+def exactly(source: Source, query: VectorQuery, rows: Rows, most: int) -> Found:
+    """Return which of these rows are the `most` nearest, or as near as the last, by exact vectors, block by block."""
+    kept = Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
+    step = block_rows(len(query.vector))
+    for at in range(0, len(rows), step):
+        block = rows[at : at + step]
+        column = source.take(block.tolist(), [query.column]).column(query.column)
+        held = np.flatnonzero(vector.indexable(column, query.metric))
+        distances = vector.exact(query.vector, matrix(column)[held], query.metric)
+        joined = Found(np.append(kept.rows, block[held]), np.append(kept.distances, distances))
+        (kept,) = nearest_of([joined], most)
+    return kept
+
+
+def block_rows(dimensions: int) -> int:
+    """Return how many vectors of so many dimensions are read at once."""
+    return max(1, min(_BLOCK_ROWS, BLOCK_BYTES // (4 * dimensions)))
+
+
+def nearest_of(found: Sequence[Found], most: int) -> list[Found]:
+    """Return of each source the rows that are among the `most` nearest of all sources, or as near as the last."""
+    every = np.concatenate([each.distances for each in found]) if found else np.zeros(0)
+    if len(every) <= most:
+        return list(found)
+    farthest = np.partition(every, most - 1)[most - 1]
+    kept = [each.distances <= farthest for each in found]
+    return [Found(each.rows[own], each.distances[own], each.is_exact) for each, own in zip(found, kept, strict=True)]
+
+
+def with_distance(rows: pa.Table, metric: Metric, *, score: str, distance: str) -> pa.Table:
+    """Return the rows, whose score is -distance, with the score of the metric and with the distance."""
+    distances = 0.0 - rows.column(score).to_numpy()
+    scores = 1.0 - distances if metric == "cosine" else 0.0 - distances
+    scored = rows.set_column(rows.column_names.index(score), score, pa.array(scores))
+    return scored.append_column(distance, pa.array(distances))
+
+
+def _candidates(live: Live, number: int, query: VectorQuery, *, most: int, readers: KeptValues) -> Found:
+    source, allowed = live.sources[number], live.rows(number)
+    if not allowed:
+        return Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
+    count = source.count()
+    is_few = live.is_filtered and len(allowed) <= max(FEW_ROWS, FEW_SHARE * count)
+    if is_few or source.fetched_bytes is None:
+        return exactly(source, query, np.array(allowed.to_array(), np.int64), most)
+    reader = _reader(source, count, readers)
+    wanted = max(LEAST_WINDOW // PER_ROW, most)
+    rows, distances = reader.candidates(query.vector, wanted, None if len(allowed) == count else allowed, query.nprobe)
+    # What codes cannot tell apart is near until its vector says that it is not.
+    near = np.nan_to_num(distances, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    return Found(rows, near, is_exact=reader.head.quantization == "none")
+
+
+def _reader(source: Source, count: int, readers: KeptValues) -> vector.Reader:
+    """The open segment of a source, its files in memory."""
+
+    def opened() -> tuple[vector.Reader, int]:
+        files = {each.name: each.read_bytes() for each in source.directory().iterdir()}
+        reader = vector.Reader(vector.InMemory(files), where=source.name, rows=count)
+        decoded = min(vector.KEPT_BYTES, reader.head.rows * (reader.head.dimensions + 8))
+        return reader, sum(map(len, files.values())) + decoded
+
+    found = readers.made((source.name,), tuple, opened, lambda each: int(each[1]))
+    reader: vector.Reader = found[0]
+    return reader

@@ -1,0 +1,193 @@
+"""Searches by vector find what brute force finds: wherever rows are, and however far index and merge lag."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.read.predicate import Filter
+from storage_core.read.scan import wanted_filter
+from storage_core.read.search import search
+from storage_core.read.search_kept import Kept
+from storage_core.region.options import WriterOptions
+from storage_core.region.unmerged import capture
+from storage_core.rows.vectors import vector_type
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
+from tests.support.brute_force import Row, nearest
+from tests.support.indexed_table import IndexedTable
+from tests.support.keyed_table import KeyedTable
+from tests.support.scale import scaled
+
+METRICS = ("l2", "cosine", "dot")
+DIMENSIONS = 3
+INDEXES = (
+    *(IndexDefinition(each, "vector", ("v",), {"metric": each, "quantization": "none"}) for each in METRICS),
+    IndexDefinition("coded", "vector", ("v",)),
+)
+"""The coded one is exact, too: of so few rows all are candidates."""
+
+SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("id", pa.int64()), ("v", vector_type(DIMENSIONS))])
+CONFIG = TableConfig(time_column="at", sort_schema="id|timestamp/V2", window_seconds=3600, indexes=INDEXES)
+
+numbers = st.integers(-2, 2).map(float)
+vectors = st.none() | st.lists(numbers, min_size=DIMENSIONS, max_size=DIMENSIONS)
+queries = st.lists(numbers, min_size=DIMENSIONS, max_size=DIMENSIONS).filter(any)
+appends = st.tuples(st.just("append"), st.lists(st.tuples(st.integers(0, 1), vectors), min_size=1, max_size=8))
+others = st.sampled_from([("catch up",), ("compact",), ("compact alone",)])
+deletes = st.tuples(st.just("delete"), st.integers(0, 100), st.integers(0, 100))
+pages = st.tuples(st.integers(1, 12), st.integers(0, 6))
+
+_names = itertools.count()
+
+
+class VectorTable(IndexedTable):
+    """A table of vectors; every index has the same column."""
+
+    def take(self, step: tuple[Any, ...]) -> None:
+        match step:
+            case ("append", rows):
+                self._append(rows)
+            case ("catch up",):
+                self.catch_up(*(each.name for each in INDEXES))
+            case ("compact",):
+                self.compact()
+            case ("compact alone",):
+                self.compact_alone()
+            case (_, split, row):
+                self._delete(split, row)
+
+    def _append(self, rows: list[tuple[int, Any]]) -> None:
+        made = []
+        for hour, vector in rows:
+            at = dt.datetime.fromtimestamp(hour * 3600 + self._next // 2, dt.UTC)  # two rows of one time
+            made.append({"at": at, "id": self._next, "v": vector})
+            self._next += 1
+        self.add(pa.Table.from_pylist(made, schema=SCHEMA))
+
+    def _delete(self, split: int, row: int) -> None:
+        live = sorted(self.snapshot.splits.items())
+        if live:
+            path, add = live[split % len(live)]
+            rows = add.numRecords or 0
+            if add.visible_rows > 1:
+                self.delete({path: [row % rows]})
+
+
+def require_brute_force(
+    found: pa.Table, rows: list[Row], query: list[float], metric: str, *, page: tuple[int, int], order: Any
+) -> None:
+    limit, offset = page
+    expected = nearest(rows, query, metric, column="v", order=order)[offset : offset + limit]
+    got = found.to_pylist()
+    assert [row["id"] for row in got] == [row["id"] for _, row in expected]
+    assert [row["distance"] for row in got] == [away for away, _ in expected]
+    scores = [1 - away if metric == "cosine" else 0.0 - away for away, _ in expected]
+    assert [row["score"] for row in got] == scores
+    own = [{name: row[name] for name in row if name not in ("distance", "score")} for row in got]
+    assert own == [row for _, row in expected]
+
+
+def by_time(row: Row) -> Any:
+    return row["at"], row["id"]
+
+
+@pytest.mark.parametrize("limit_of_few", [0, 10_000])
+@settings(max_examples=scaled(25), deadline=None)
+@given(st.lists(appends | others | deletes, min_size=2, max_size=9), queries, pages, st.booleans())
+def test_a_search_finds_what_brute_force_finds(
+    limit_of_few: int, steps: list[tuple[Any, ...]], query: list[float], page: tuple[int, int], filtered: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage_core.read.search_vectors.FEW_ROWS", limit_of_few)
+        patch.setattr("storage_core.read.search_vectors.FEW_SHARE", 0.0)
+        patch.setattr("storage_core.read.search_vectors.BLOCK_BYTES", 4 * DIMENSIONS * 2)
+        table = VectorTable(MemoryStore(f"vectors-{next(_names)}"), CONFIG, schema=SCHEMA)
+        for step in steps:
+            table.take(step)
+        wanted = wanted_filter("id % 3 <> 1") if filtered else None
+        kept = Kept()
+        for _ in range(2):  # once opened, once kept
+            require_exact(table.store, table.snapshot, table.rows(table.snapshot), query, page, wanted, kept)
+
+
+def require_exact(
+    store: Any,
+    snapshot: Snapshot,
+    rows: list[Row],
+    query: list[float],
+    page: tuple[int, int],
+    wanted: Filter | None,
+    kept: Kept,
+) -> None:
+    live = [row for row in rows if wanted is None or row["id"] % 3 != 1]
+    for index in INDEXES:
+        limit, offset = page
+        found = search(
+            store, snapshot, vector=query, index=index.name, limit=limit, offset=offset, filter=wanted, kept=kept
+        )
+        metric = index.options.get("metric", "l2")
+        require_brute_force(found, live, query, metric, page=page, order=by_time)
+
+
+KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", vector_type(DIMENSIONS))])
+writes = st.tuples(st.sampled_from(["put", "patch", "reset", "delete"]), st.integers(0, 9), vectors)
+keyed_steps = st.lists(writes | st.sampled_from([("flush",), ("merge",), ("catch up",)]), min_size=4, max_size=20)
+
+
+@settings(max_examples=scaled(25), deadline=None)
+@given(keyed_steps, queries, pages)
+def test_rows_that_are_not_merged_are_found_at_each_level(
+    steps: list[tuple[Any, ...]], query: list[float], page: tuple[int, int]
+) -> None:
+    config = TableConfig(primary_key=("id",), indexes=INDEXES)
+    table = KeyedTable(MemoryStore(f"keyed-vectors-{next(_names)}")).create(KEYED, config)
+    writer = table.writer(WriterOptions(segment_rows=1))
+    seen: dict[str, dict[int, Mapping[str, Any]]] = {"snapshot": {}, "committed": {}, "latest": {}}
+    for step in steps:
+        match step:
+            case ("flush",):
+                writer.flush()
+                seen["committed"] = dict(seen["latest"])
+            case ("merge",):
+                table.merge()
+                seen["snapshot"] = dict(seen["committed"])
+            case ("catch up",):
+                caught_up(table)
+            case ("delete", key, _):
+                writer.delete(key)
+                seen["latest"].pop(key, None)
+            case (operation, key, vector):
+                getattr(writer, operation)({"id": key, "v": vector})
+                seen["latest"][key] = {"id": key, "v": vector}
+    for level, rows in seen.items():
+        snapshot = table.snapshot
+        parts = (
+            [] if level == "snapshot" else capture(table.store, snapshot, include_wal=level == "latest").parts(snapshot)
+        )
+        for index in INDEXES:
+            limit, offset = page
+            found = search(
+                table.store, snapshot, vector=query, index=index.name, limit=limit, offset=offset, unmerged=parts
+            )
+            metric = index.options.get("metric", "l2")
+            require_brute_force(found, [*rows.values()], query, metric, page=page, order=lambda row: row["id"])
+
+
+def caught_up(table: KeyedTable) -> None:
+    from storage_core.index import catch_up
+
+    for index in INDEXES:
+        plan = catch_up.plan(table.snapshot, index.name)
+        built = [catch_up.execute(table.store, work, ids=table.ids) for work in plan.work]
+        if actions := plan.actions(built):
+            table.log.commit(table.snapshot, actions, operation="CATCH UP")
