@@ -395,6 +395,7 @@ class Table:
         columns: Sequence[str] | None = None,
         filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
         syntax: str = "lenient",
+        boosts: Mapping[str, float] | None = None,
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
         nprobe: int | None = None,
@@ -406,8 +407,9 @@ class Table:
         All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly, or
         scored exactly by its vectors. Deleted and superseded rows are never found, and weigh in scores of full text
         until they are compacted away (decision 0094). A full-text query that does not parse (`can't`), or names no
-        column of the index, asks for any of its words; with `syntax="strict"` it is refused. A bitmap index takes a
-        value, a list of them, or by column one of these or conditions, as in `{"status": {">=": 500}}`.
+        column of the index, asks for any of its words; with `syntax="strict"` it is refused; `boosts` multiplies the
+        scores of columns. A bitmap index takes a value, a list of them, or by column one of these or conditions, as in
+        `{"status": {">=": 500}}`.
         A `vector`, a list or an array of numbers, finds the nearest rows of those with one: `distance` is the metric's
         own, `score` 1 - distance (cosine) or -distance (l2, dot), both from exact vectors; `nprobe` clusters of each
         segment are looked into. `index` may be left out where one alone takes a vector, or a query.
@@ -441,6 +443,7 @@ class Table:
             filter=wanted,
             limits=limits,
             syntax=syntax,
+            boosts=boosts,
             nprobe=nprobe,
             cache_dir=cache_dir,
             unmerged=unmerged,

@@ -20,11 +20,11 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import take_apart
 from storage_core.read.predicate import Filter
 from storage_core.read.search_attempts import attempted
-from storage_core.read.search_base import Source
 from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_question import VectorQuery, index_for, question
+from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
 from storage_core.read.search_vectors import Rows, block_rows, nearest_rows
 from storage_core.rows.vectors import Floats, matrix
@@ -116,7 +116,7 @@ class _Given:
     @staticmethod
     def of(queries: object, definition: IndexDefinition, snapshot: Snapshot, nprobe: object) -> _Given:
         def asked(given: object) -> VectorQuery:
-            found = question(definition, snapshot, query=None, vector=given, syntax=None, nprobe=nprobe)
+            found = question(definition, snapshot, query=None, vector=given, syntax=None, boosts=None, nprobe=nprobe)
             return cast("VectorQuery", found)
 
         size = snapshot.schema.field(definition.columns[0]).type.list_size

@@ -29,12 +29,12 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.overlay import take_apart
 from storage_core.read.search_attempts import attempted
-from storage_core.read.search_base import Source
 from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best
 from storage_core.read.search_question import VectorQuery, index_for, question
+from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
 from storage_core.read.search_vectors import DISTANCE, add_nearest, with_distance
 
@@ -80,6 +80,7 @@ def search(
     filter: Filter | None = None,  # noqa: A002  # as of `scan`
     limits: QueryLimits | None = None,
     syntax: object = fulltext.LENIENT,
+    boosts: Mapping[str, float] | None = None,
     nprobe: object = None,
     cache_dir: Path | None = None,
     unmerged: Sequence[Unmerged] = (),
@@ -117,7 +118,7 @@ def search(
     """
     kept = kept or Kept()
     definition = index_for(snapshot, index, by_vector=vector is not None)
-    parsed = question(definition, snapshot, query=query, vector=vector, syntax=syntax, nprobe=nprobe)
+    parsed = question(definition, snapshot, query=query, vector=vector, syntax=syntax, boosts=boosts, nprobe=nprobe)
     if not _is_number(limit, least=1):
         raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
     if not _is_number(offset, least=0):

@@ -1,22 +1,19 @@
-"""What a source of a search is, and what those of the base share: rows of live splits, which are hidden or moved."""
+"""What the sources of a search in the base share: rows of live splits, which are hidden or moved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt, NotFound
-from storage_core.formats.translation_map import Rows, TranslationMap
+from storage_core.formats.translation_map import TranslationMap
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage, Nearest
-from storage_core.index.native_errors import REBUILD
 from storage_core.index.places import Places, Ways
 from storage_core.index.segments import ROWS, part_rows
 from storage_core.log.actions import Add, IndexSegment, Translation
@@ -31,6 +28,7 @@ from storage_core.read.pruning import conditions
 from storage_core.read.row_group_pruning import leading_bounds
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between, first_column, least
+from storage_core.read.search_source import chosen, require_within, usable
 from storage_core.rows.sortable import has_leading_keys
 from storage_core.split import pages
 from storage_core.split.conform import conform_split
@@ -41,79 +39,6 @@ _LOW_BYTES = 500  # of a bound and its name
 _FETCHED_AT_ONCE = 8
 
 _Value = TypeVar("_Value")
-
-
-InSplit = tuple[str, Rows, Rows]
-"""The path of a split, the places of rows among some, and the rows of the split's file that they are."""
-
-
-class Source(Protocol):
-    """Rows that an index counts from 0."""
-
-    @property
-    def name(self) -> str:
-        """Text that fixes what is in the files of the index."""
-        ...
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The paths of the splits of the base that the rows are in; none where they are in none."""
-        ...
-
-    @property
-    def fetched_bytes(self) -> int | None:
-        """How large the segment is that `directory` fetches; None where it has the rows indexed."""
-        ...
-
-    def count(self) -> int:
-        """Return the number of rows."""
-        ...
-
-    def directory(self) -> Path:
-        """Return the directory with the files of the index over all the rows."""
-        ...
-
-    def matching(self, condition: Predicate) -> BitMap:
-        """Return the rows that meet a condition on columns of the index, which has bitmaps."""
-        ...
-
-    def low(self) -> Any:
-        """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
-        ...
-
-    def between(self, rows: Sequence[int]) -> Between | None:
-        """Return what is known of these rows for less than `take` costs; None for nothing."""
-        ...
-
-    def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
-        """Return each split of the base with some of these rows."""
-        ...
-
-    def deleted(self) -> BitMap:
-        """Return the rows that are no answer, whatever an index says of them."""
-        ...
-
-    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        """Return these columns of these rows under the schema of the table, in its and in this order."""
-        ...
-
-
-class Unusable(Exception):  # noqa: N818  # never leaves a search
-    """A segment or translation is damaged or gone, and what it would have answered is to be read from splits."""
-
-    def __init__(self, path: str, why: object) -> None:
-        """`path` is the object's, `why` the error that reading it raised."""
-        super().__init__(str(why))
-        self.path = path
-
-
-@contextmanager
-def usable(path: str) -> Iterator[None]:
-    """Raise `Unusable` for an object that the block finds damaged or gone."""
-    try:
-        yield
-    except (Corrupt, NotFound) as error:
-        raise Unusable(path, error) from error
 
 
 class Base:
@@ -315,15 +240,3 @@ class _Once(Generic[_Value]):
 def _is_ours(add: Add) -> bool:
     """Of a split without a checksum another writer laid out the pages as it liked."""
     return add.xxh3 is not None and add.numRecords is not None
-
-
-def chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
-    """Return the fields of these columns."""
-    return pa.schema([each for each in schema if each.name in columns])
-
-
-def require_within(rows: Sequence[int], count: int, where: str) -> None:
-    """Raise `Corrupt` when an index names a row that is not there."""
-    if max(rows) >= count:
-        found = f"the index names row {max(rows)} of {where}, which has {count} rows"
-        raise Corrupt(found, advice=REBUILD, key=where)

@@ -11,8 +11,8 @@ from pyroaring import BitMap
 from storage_core.index.fulltext import Hit
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.bitmap_pruning import Answer
-from storage_core.read.search_base import Source
 from storage_core.read.search_filter import RowFilter
+from storage_core.read.search_source import Source
 from storage_core.rows.codes import Mask
 
 _AT_ONCE = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -54,18 +55,27 @@ def index_for(snapshot: Snapshot, index: str | None, *, by_vector: bool) -> Inde
 
 
 def question(
-    definition: IndexDefinition, snapshot: Snapshot, *, query: object, vector: object, syntax: object, nprobe: object
+    definition: IndexDefinition,
+    snapshot: Snapshot,
+    *,
+    query: object,
+    vector: object,
+    syntax: object,
+    boosts: Mapping[str, float] | None,
+    nprobe: object,
 ) -> Question:
     """Return what is asked of an index of this definition. Raises `InvalidInput`."""
     if query is not None and vector is not None:
         raise InvalidInput("a search takes a query or a vector, found both; ask once with each")
     if nprobe is not None and definition.kind != "vector":
         raise InvalidInput(f"nprobe is of searches by vector, and index {definition.name!r} is {definition.kind}")
+    if boosts and definition.kind != "fulltext":
+        raise InvalidInput(f"boosts are of full text, and index {definition.name!r} is {definition.kind}")
     match definition.kind:
         case "fulltext":
             if not isinstance(query, str):
                 raise InvalidInput(f"full-text index {definition.name!r} takes a query as text, found {query!r}")
-            return fulltext.parse(query, definition, syntax=syntax)
+            return fulltext.parse(query, definition, syntax=syntax, boosts=boosts)
         case "bitmap":
             return bitmap_query.parse(query, definition, snapshot.schema)
         case "vector":

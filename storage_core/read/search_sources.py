@@ -8,7 +8,7 @@ damaged or gone is one that is not there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,20 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound
-from storage_core.formats import generation_manifest
 from storage_core.formats.bundle import checksum
 from storage_core.formats.translation_map import Rows
-from storage_core.index.bitmap import unpacked_bitmaps
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
-from storage_core.index.segments import build_rows, fingerprint_of
 from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.bitmap_rows import rows_that_meet
-from storage_core.read.overlay import Overlay, WholeRows
+from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
-from storage_core.read.pruning import conditions
-from storage_core.read.search_base import Base, InSplit, Source, chosen, require_within, usable
+from storage_core.read.search_base import Base
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between
-from storage_core.region import generation_segments
-from storage_core.settings.index import IndexDefinition
+from storage_core.read.search_source import InSplit, Source, require_within, usable
+from storage_core.read.search_unmerged import unmerged_sources, unpacked
 from storage_core.split.read import open_split
 
 _logger = logging.getLogger(__name__)
@@ -56,10 +51,7 @@ def sources(
     Of the base first what has no segment, by split, then the segments by path.
     """
     base = Base(store, snapshot, covered, overlay, cache=cache, kept=kept)
-    ordered = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
-    generations = [_Generation(store, covered, cache, each) for each in ordered]
-    rest = [_Rest(covered, cache, overlay.rest)] if overlay.rest.num_rows else []
-    return [*_gaps(base), *_indexed(base), *generations, *rest]
+    return [*_gaps(base), *_indexed(base), *unmerged_sources(store, covered, cache, overlay)]
 
 
 def _gaps(base: Base) -> Iterator[Source]:
@@ -120,7 +112,7 @@ class _Split:
             except (Corrupt, NotFound) as error:
                 found = (self.segment.path, self.path, error)
                 _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
-        return _unpacked(self.base.gap(self.path), self.base.covered.definition, condition, self._count)
+        return unpacked(self.base.gap(self.path), self.base.covered.definition, condition, self._count)
 
     def _count(self) -> int:
         add = self.base.snapshot.splits[self.path].as_written
@@ -228,7 +220,7 @@ class _PartOfSplit:
         return self.base.gap(self.path, self.base.unanswered(self.path))
 
     def matching(self, condition: Predicate) -> BitMap:
-        return _unpacked(self.directory(), self.base.covered.definition, condition, lambda: len(self._rows()))
+        return unpacked(self.directory(), self.base.covered.definition, condition, lambda: len(self._rows()))
 
     def low(self) -> Any:
         return self.base.low(self.path)
@@ -252,117 +244,3 @@ class _PartOfSplit:
 
     def _rows(self) -> Rows:
         return np.array(self.base.unanswered(self.path).to_array(), np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Generation:
-    store: ObjectStore
-    covered: Coverage
-    cache: SegmentCache
-    whole: WholeRows
-
-    @property
-    def name(self) -> str:
-        return f"generation-{self.whole.generation.path} {checksum(self._source.encode())}"
-
-    @property
-    def _source(self) -> str:
-        manifest = generation_manifest.encode(self.whole.generation).decode()
-        return f"{fingerprint_of(self.covered.definition)}\n{manifest}"
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def fetched_bytes(self) -> int | None:
-        rows = self.whole.rows.num_rows
-        segment = generation_segments.usable(self.whole.generation, self.covered.definition, rows)
-        return None if segment is None else segment.size
-
-    def count(self) -> int:
-        return int(self.whole.rows.num_rows)
-
-    def directory(self) -> Path:
-        generation, definition = self.whole.generation, self.covered.definition
-        return self.cache.built(
-            f"generation-{generation.path}",
-            self._source,
-            lambda: generation_segments.files(self.store, generation, definition, self.whole.rows),
-        )
-
-    def matching(self, condition: Predicate) -> BitMap:
-        return _unpacked(self.directory(), self.covered.definition, condition, lambda: self.whole.rows.num_rows)
-
-    def low(self) -> None:
-        return None
-
-    def between(self, _: Sequence[int]) -> None:
-        return None
-
-    def in_splits(self, _: Sequence[int]) -> Iterable[InSplit]:
-        return ()
-
-    def deleted(self) -> BitMap:
-        return self.whole.deleted
-
-    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        require_within(rows, self.whole.rows.num_rows, f"generation {self.whole.generation.path}")
-        return _taken(self.whole.rows, rows, columns)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    covered: Coverage
-    cache: SegmentCache
-    rows: pa.Table
-
-    @property
-    def name(self) -> str:
-        sink = pa.BufferOutputStream()
-        texts = self.rows.select(list(self.covered.definition.columns)).combine_chunks()
-        with pa.ipc.new_stream(sink, texts.schema) as writer:
-            writer.write_table(texts)
-        return f"rest {checksum(sink.getvalue())}"
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def fetched_bytes(self) -> None:
-        return None
-
-    def count(self) -> int:
-        return int(self.rows.num_rows)
-
-    def directory(self) -> Path:
-        return self.cache.passing(build_rows(self.rows, self.covered.definition))
-
-    def matching(self, condition: Predicate) -> BitMap:
-        return _unpacked(self.directory(), self.covered.definition, condition, lambda: self.rows.num_rows)
-
-    def low(self) -> None:
-        return None
-
-    def between(self, _: Sequence[int]) -> None:
-        return None
-
-    def in_splits(self, _: Sequence[int]) -> Iterable[InSplit]:
-        return ()
-
-    def deleted(self) -> BitMap:
-        return BitMap()
-
-    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        return _taken(self.rows, rows, columns)
-
-
-def _unpacked(directory: Path, definition: IndexDefinition, condition: Predicate, count: Callable[[], int]) -> BitMap:
-    wanted = {each.column for each in conditions(condition)}
-    columns = {name: unpacked_bitmaps(directory, definition, name) for name in wanted}
-    return rows_that_meet(condition, columns, count)
-
-
-def _taken(whole: pa.Table, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-    return whole.select(chosen(whole.schema, columns).names).take(pa.array(rows, pa.int64()))

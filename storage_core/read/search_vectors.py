@@ -16,10 +16,10 @@ import pyarrow as pa
 from storage_core.index import vector
 from storage_core.index.vector.distances import Distances
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.search_base import Source
 from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best
 from storage_core.read.search_question import VectorQuery
+from storage_core.read.search_source import Source
 from storage_core.rows.vectors import matrix
 from storage_core.settings.vector_options import Metric
 from storage_core.split.kept_values import KeptValues

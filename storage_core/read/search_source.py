@@ -1,0 +1,101 @@
+"""What a source of a search is: rows that an index counts from 0, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.errors import Corrupt, NotFound
+from storage_core.formats.translation_map import Rows
+from storage_core.index.native_errors import REBUILD
+from storage_core.read.predicate import Predicate
+from storage_core.read.search_order import Between
+
+InSplit = tuple[str, Rows, Rows]
+"""The path of a split, the places of rows among some, and the rows of the split's file that they are."""
+
+
+class Source(Protocol):
+    """Rows that an index counts from 0."""
+
+    @property
+    def name(self) -> str:
+        """Text that fixes what is in the files of the index."""
+        ...
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The paths of the splits of the base that the rows are in; none where they are in none."""
+        ...
+
+    @property
+    def fetched_bytes(self) -> int | None:
+        """How large the segment is that `directory` fetches; None where it has the rows indexed."""
+        ...
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def directory(self) -> Path:
+        """Return the directory with the files of the index over all the rows."""
+        ...
+
+    def matching(self, condition: Predicate) -> BitMap:
+        """Return the rows that meet a condition on columns of the index, which has bitmaps."""
+        ...
+
+    def low(self) -> Any:
+        """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
+        ...
+
+    def between(self, rows: Sequence[int]) -> Between | None:
+        """Return what is known of these rows for less than `take` costs; None for nothing."""
+        ...
+
+    def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
+        """Return each split of the base with some of these rows."""
+        ...
+
+    def deleted(self) -> BitMap:
+        """Return the rows that are no answer, whatever an index says of them."""
+        ...
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        """Return these columns of these rows under the schema of the table, in its and in this order."""
+        ...
+
+
+class Unusable(Exception):  # noqa: N818  # never leaves a search
+    """A segment or translation is damaged or gone, and what it would have answered is to be read from splits."""
+
+    def __init__(self, path: str, why: object) -> None:
+        """`path` is the object's, `why` the error that reading it raised."""
+        super().__init__(str(why))
+        self.path = path
+
+
+@contextmanager
+def usable(path: str) -> Iterator[None]:
+    """Raise `Unusable` for an object that the block finds damaged or gone."""
+    try:
+        yield
+    except (Corrupt, NotFound) as error:
+        raise Unusable(path, error) from error
+
+
+def chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
+    """Return the fields of these columns."""
+    return pa.schema([each for each in schema if each.name in columns])
+
+
+def require_within(rows: Sequence[int], count: int, where: str) -> None:
+    """Raise `Corrupt` when an index names a row that is not there."""
+    if max(rows) >= count:
+        found = f"the index names row {max(rows)} of {where}, which has {count} rows"
+        raise Corrupt(found, advice=REBUILD, key=where)
