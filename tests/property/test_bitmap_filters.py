@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.engine.session import session
+from storage_core.index.coverage import answering, coverage
 from storage_core.read import bitmap_pruning
 from storage_core.split import row_groups
 from tests.chaos.upkeep import catch_up, compact
@@ -188,6 +189,11 @@ def test_every_read_with_bitmaps_equals_duckdb_over_plain_rows(
     with tempfile.TemporaryDirectory() as folder, session() as connection:
         table, rows = _after(f"{folder}/t" if kind == "local" else f"memory://{uuid4()}", [steps[0], *steps[1]])
         connection.from_arrow(pa.Table.from_pylist(rows, schema=SCHEMA)).create("t")
+        for definition in table.snapshot.config.indexes:
+            covered, answering_of = coverage(table.snapshot, definition), answering(table.snapshot, definition)
+            told = {path: answering_of(add) for path, add in table.snapshot.splits.items()}
+            paths = {path: tuple(each.path for each in found.segments) for path, found in told.items() if found}
+            assert paths == covered.answers
 
         def expected(condition: str) -> list[int]:
             return _ids(connection.sql(f"select id from t where {condition}").to_arrow_table())
