@@ -103,7 +103,7 @@ def search(
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Find the best rows for a query, or for a vector, on an index.
+    """Find the best rows for a query or a vector.
 
     All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """

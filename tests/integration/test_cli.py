@@ -30,7 +30,21 @@ ROOT = Path(__file__).resolve().parents[2]
 # What the installed `tidemark` runs; `pyproject.toml` is checked to say the same.
 TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
 COMMANDS = [
-    *("init", "tables", "describe", "files", "history", "debt", "ingest", "append", "sql", "search", "get", "explain"),
+    *(
+        "init",
+        "tables",
+        "describe",
+        "files",
+        "history",
+        "debt",
+        "ingest",
+        "append",
+        "sql",
+        "search",
+        "recall",
+        "get",
+        "explain",
+    ),
     *("compact", "sort", "merge", "expire", "checkpoint", "catch-up", "gc", "backfill", "ui"),
     *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy", "cache"),
 ]

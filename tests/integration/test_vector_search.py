@@ -19,6 +19,8 @@ from jobs.spark.spark import Spark
 from pipelines.cli import main
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput, NotFound
+from storage_core.fsck.check import fsck
+from storage_core.gc.collect import collect
 from storage_core.index import catch_up
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
@@ -168,6 +170,19 @@ def test_what_segments_cover_is_said_and_a_damaged_one_costs_no_answer(caplog: p
     with caplog.at_level(logging.WARNING):
         assert search(table.store, after, vector=vectors[5]).equals(before)
     assert path in caplog.text
+
+
+def test_segments_of_vectors_are_checked_kept_and_replaced_as_all_others_are() -> None:
+    vectors = made(200, DIMENSIONS)
+    table = indexed(vectors, 2)
+    segments = sorted(caught_up(table).segments)
+    assert fsck(table.store, clock=table.clock, deep=True).clean
+    for _ in range(2):
+        table.clock.sleep_ms(10**9)
+        collect(table.store, table.log, clock=table.clock)
+    assert {info.key for info in table.store.list("_indices/")} >= {*segments}
+    damage(table.store, segments[0], Damage.BIT_FLIP)
+    assert segments[0] in {each.key for each in fsck(table.store, clock=table.clock, deep=True).findings}
 
 
 def test_a_generation_brings_its_segment_of_vectors() -> None:

@@ -27,7 +27,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.rows.vectors import Floats, vector_type
 from storage_core.settings.index import IndexDefinition
-from storage_core.settings.vector_options import Metric, Quantization, VectorOptions
+from storage_core.settings.vector_options import Metric, Quantization
 from tests.support.damage import flip_bit, truncate
 from tests.support.scale import scaled
 
@@ -353,16 +353,6 @@ def test_a_rotation_is_the_same_for_ever() -> None:
     assert np.allclose(rotation(300, 9)(np.ones((1, 300), np.float32))[0, :4], TURNED_ONES, atol=1e-5)
 
 
-def test_training_begins_where_an_older_codebook_ended() -> None:
-    vectors, index = made(4000, 16), definition()
-    old = vector.train(vectors, index, 3, flat_bytes=0)
-    warm = vector.train(vectors + np.float32(0.05), index, 99, start=old, flat_bytes=0)
-    assert warm.seed == old.seed
-    in_the_old_place = warm.centroids + warm.turned(warm.center - old.center)
-    moved = clusters.distances_to(in_the_old_place, old.centroids)
-    assert np.median(moved) < 0.1 * np.median(clusters.distances_to(old.placed(vectors), old.centroids))
-
-
 def test_k_means_finds_clusters_that_are_apart_and_gives_none_away() -> None:
     words = np.random.PCG64(1)
     centers = np.array([[0, 0], [100, 0], [0, 100], [100, 100]], np.float32)
@@ -371,22 +361,6 @@ def test_k_means_finds_clusters_that_are_apart_and_gives_none_away() -> None:
     assert sorted(np.round(found / 100).astype(int).tolist()) == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert len(clusters.k_means(vectors[:3], 4, words, rounds=5)) == 3
     assert len(clusters.k_means(np.ones((50, 2), np.float32), 4, words, rounds=5)) == 4
-
-
-def test_each_trigger_of_training_says_why() -> None:
-    options = VectorOptions(recall_floor=0.9, retrain_imbalance_threshold=10)
-    book = replace(
-        vector.train(made(100, 8), definition(), 1, rows=10**6), error=2.0, centroids=np.ones((2, 8), np.float32)
-    )
-    assert vector.why_train_again(book, options, rows=2 * 10**6, sizes=[0, 10, 100], error=2.3, recall=0.9) == ()
-    why = vector.why_train_again(book, options, rows=2 * 10**6 + 1, sizes=[0, 10, 101], error=2.31, recall=0.89)
-    assert [each.split(",")[0] for each in why] == [
-        "the largest cluster has 10 times the rows of the smallest",
-        "2000001 rows",
-        "the error of the codes is 2.31",
-        "the measured recall is 0.890",
-    ]
-    assert vector.imbalance([]) == vector.imbalance([0]) == 1
 
 
 @pytest.mark.parametrize("sample", [np.zeros((0, 3)), np.zeros(3), np.array([[1.0, np.nan]])])

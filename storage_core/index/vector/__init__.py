@@ -9,7 +9,7 @@ from storage_core.index.vector.distances import exact
 from storage_core.index.vector.parts import InMemory, Parts, Ranged
 from storage_core.index.vector.reader import KEPT_BYTES, Reader, probes
 from storage_core.index.vector.segment import build, check, indexable
-from storage_core.index.vector.training import coding_error, imbalance, sample_rows, train, train_on, why_train_again
+from storage_core.index.vector.training import coding_error, sample_rows, train, train_on
 
 __all__ = [
     "KEPT_BYTES",
@@ -22,7 +22,6 @@ __all__ = [
     "check",
     "coding_error",
     "exact",
-    "imbalance",
     "indexable",
     "options_of",
     "probes",
@@ -30,5 +29,4 @@ __all__ = [
     "train",
     "train_on",
     "validate",
-    "why_train_again",
 ]

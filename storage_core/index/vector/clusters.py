@@ -16,19 +16,17 @@ Numbers = npt.NDArray[np.int64]
 _VALUES_AT_ONCE = 2**22
 
 
-def k_means(vectors: Floats, count: int, words: np.random.PCG64, *, rounds: int, start: Floats | None = None) -> Floats:
+def k_means(vectors: Floats, count: int, words: np.random.PCG64, *, rounds: int) -> Floats:
     """Return `count` centroids, or one per vector where these are fewer.
 
-    They begin as vectors drawn from the sample, or as `start` and as many drawn as are missing. A cluster that loses
-    all of its vectors takes the one that is farthest from its own centroid.
+    They begin as vectors drawn from the sample. A cluster that loses all of its vectors takes the one that is farthest
+    from its own centroid.
     """
     count = min(count, len(vectors))
     if not count:
         return np.zeros((0, vectors.shape[1]), np.float32)
     drawn = np.argsort(words.random_raw(len(vectors)), kind="stable")[:count]
     centroids = vectors[drawn].copy()
-    if start is not None and len(start):
-        centroids[: min(count, len(start))] = start[:count]
     for _ in range(rounds):
         numbers, distances = _assigned(vectors, centroids)
         sums, sizes = _sums(vectors, numbers, count)

@@ -1,9 +1,8 @@
-"""Training of a codebook on a sample, and what calls for a new one."""
+"""Training of a codebook on a sample."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,14 +18,10 @@ from storage_core.index.vector.segment import indexable
 from storage_core.index.vector.whole import whole_of
 from storage_core.rows.vectors import Floats, matrix
 from storage_core.settings.index import IndexDefinition
-from storage_core.settings.vector_options import VectorOptions
 
 SAMPLE_PER_CLUSTER = 64
 LEAST_SAMPLE = 4096
 ROUNDS = 10
-
-MOST_GROWTH = 2.0
-MOST_ERROR = 1.15
 
 
 def train(
@@ -35,15 +30,13 @@ def train(
     seed: int,
     *,
     rows: int | None = None,
-    start: Codebook | None = None,
     flat_bytes: int = FLAT_BYTES,
 ) -> Codebook:
     """Return a codebook for `rows` vectors like those of the sample, by default as many; the same for the same.
 
     `sample` has rows by dimensions, all of them such as can be indexed (`segment.indexable`), in any order;
-    `sample_rows` says how many are wanted. Above `flat_bytes` of codes there are about √rows clusters. With
-    `start`, an older codebook of the definition, its rotation stays and its centroids are where the new ones begin.
-    Raises `InvalidInput` for a sample that is no matrix of finite numbers, or empty.
+    `sample_rows` says how many are wanted. Above `flat_bytes` of codes there are about √rows clusters. Raises
+    `InvalidInput` for a sample that is no matrix of finite numbers, or empty.
     """
     options, vectors = options_of(definition), _checked(sample)
     total = len(vectors) if rows is None else rows
@@ -54,7 +47,7 @@ def train(
         dimensions=vectors.shape[1],
         metric=options.metric,
         quantization=options.quantization,
-        seed=seed if start is None else start.seed,
+        seed=seed,
         rows=total,
         error=0.0,
         center=placed.mean(axis=0, dtype=np.float64).astype(np.float32),
@@ -66,8 +59,7 @@ def train(
         fresh = replace(fresh, books=train_books(placed, words))
     count = clusters_for(total, fresh, flat_bytes)
     if count:
-        begin = None if start is None else start.centroids + fresh.turned(start.center - fresh.center)
-        found = k_means(placed[: SAMPLE_PER_CLUSTER * count], count, words, rounds=ROUNDS, start=begin)
+        found = k_means(placed[: SAMPLE_PER_CLUSTER * count], count, words, rounds=ROUNDS)
         fresh = replace(fresh, centroids=in_a_row(found))
     return replace(fresh, error=coding_error(fresh, vectors))
 
@@ -117,42 +109,6 @@ def coding_error(codebook: Codebook, vectors: Floats) -> float:
     products = np.einsum("ij,ij->i", placed, whole)
     kept = np.square(products.astype(np.float64)) / np.where(lengths > 0, lengths, 1)
     return float(np.nan_to_num(np.maximum(squares - kept, 0).mean(dtype=np.float64)))
-
-
-def imbalance(sizes: Sequence[int]) -> float:
-    """Return how many times as many rows the largest cluster has as the smallest that has any; 1 without clusters."""
-    filled = [each for each in sizes if each]
-    return max(filled) / min(filled) if filled else 1.0
-
-
-def why_train_again(
-    codebook: Codebook,
-    options: VectorOptions,
-    *,
-    rows: int,
-    sizes: Sequence[int] = (),
-    error: float | None = None,
-    recall: float | None = None,
-) -> tuple[str, ...]:
-    """Return why the index should get a new codebook, in words; nothing where it should not.
-
-    `rows` are those indexed now, `sizes` those of each cluster over all segments, `error` what `coding_error` says of
-    rows of today, `recall` the last one measured.
-    """
-    found = []
-    uneven = imbalance(sizes)
-    if len(sizes) > 1 and uneven > options.retrain_imbalance_threshold:
-        most = options.retrain_imbalance_threshold
-        found.append(f"the largest cluster has {uneven:.0f} times the rows of the smallest, {most:g} are the most")
-    if rows > MOST_GROWTH * max(1, codebook.rows) and (len(codebook.centroids) or clusters_for(rows, codebook)):
-        found.append(f"{rows} rows, more than {MOST_GROWTH:g} times the {codebook.rows} that it was trained for")
-    if error is not None and error > MOST_ERROR * codebook.error and codebook.error > 0:
-        found.append(
-            f"the error of the codes is {error:.4g}, more than {MOST_ERROR:g} times the sample's {codebook.error:.4g}"
-        )
-    if recall is not None and recall < options.recall_floor:
-        found.append(f"the measured recall is {recall:.3f}, below the floor of {options.recall_floor:g}")
-    return tuple(found)
 
 
 def _checked(sample: Floats) -> Floats:
