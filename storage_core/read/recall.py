@@ -84,10 +84,10 @@ def recall(
         live = Live(found, wanted_rows)
         rows = [np.array(live.rows(each).to_array(), np.int64) for each in range(len(found))]
         live.require_sound()
-        asked = given.queries or _drawn(found, rows, given, seed)
-        truth, count = _nearest_distances(found, rows, asked, k)
+        wanted_queries = given.queries or _drawn(found, rows, given, seed)
+        truth, count = _nearest_distances(found, rows, wanted_queries, k)
         hits = wanted = candidates = 0
-        for query, farthest in zip(asked, truth, strict=True):
+        for query, farthest in zip(wanted_queries, truth, strict=True):
             nearest, ranked = nearest_rows(live, query, k, readers=kept.readers)
             candidates += ranked
             wanted += len(farthest)
@@ -97,7 +97,7 @@ def recall(
             index=definition.name,
             k=k,
             recall=hits / wanted if wanted else 1.0,
-            queries=len(asked),
+            queries=len(wanted_queries),
             candidates=candidates,
             rows=count,
         )
@@ -115,18 +115,18 @@ class _Given:
 
     @staticmethod
     def of(queries: object, definition: IndexDefinition, snapshot: Snapshot, nprobe: object) -> _Given:
-        def asked(given: object) -> VectorQuery:
+        def wanted_queries(given: object) -> VectorQuery:
             found = question(definition, snapshot, query=None, vector=given, syntax=None, boosts=None, nprobe=nprobe)
             return cast("VectorQuery", found)
 
         size = snapshot.schema.field(definition.columns[0]).type.list_size
-        pattern = asked(np.ones(size, np.float32))
+        pattern = wanted_queries(np.ones(size, np.float32))
         queries = USUAL_QUERIES if queries is None else queries
         if isinstance(queries, int) and not isinstance(queries, bool) and queries > 0:
             return _Given((), queries, pattern)
         if not isinstance(queries, list | tuple | np.ndarray) or not len(queries):
             raise InvalidInput(f"queries are {quoted(queries)}; give vectors, or a number of rows, at least 1")
-        return _Given([asked(each) for each in queries], len(queries), pattern)
+        return _Given([wanted_queries(each) for each in queries], len(queries), pattern)
 
 
 def _drawn(found: Sequence[Source], rows: Sequence[Rows], given: _Given, seed: int) -> list[VectorQuery]:
