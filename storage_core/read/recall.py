@@ -111,18 +111,18 @@ class _Given:
 
     @staticmethod
     def of(queries: object, definition: IndexDefinition, snapshot: Snapshot, nprobe: object) -> _Given:
-        def asked(given: object) -> VectorQuery:
+        def query_of(given: object) -> VectorQuery:
             found = question(definition, snapshot, query=None, vector=given, syntax=None, nprobe=nprobe)
             return cast("VectorQuery", found)
 
         size = snapshot.schema.field(definition.columns[0]).type.list_size
-        pattern = asked(np.ones(size, np.float32))
+        pattern = query_of(np.ones(size, np.float32))
         queries = USUAL_QUERIES if queries is None else queries
         if isinstance(queries, int) and not isinstance(queries, bool) and queries > 0:
             return _Given((), queries, pattern)
         if not isinstance(queries, list | tuple | np.ndarray) or not len(queries):
             raise InvalidInput(f"queries are {quoted(queries)}; give vectors, or a number of rows, at least 1")
-        return _Given([asked(each) for each in queries], len(queries), pattern)
+        return _Given([query_of(each) for each in queries], len(queries), pattern)
 
 
 def _drawn(found: Sequence[Source], rows: Sequence[Rows], given: _Given, seed: int) -> list[VectorQuery]:
