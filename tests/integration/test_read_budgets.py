@@ -20,7 +20,7 @@ from storage_core.ids import SystemIds
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.read import search_sources
+from storage_core.read import search_base
 from storage_core.split import row_groups
 from tests.chaos.upkeep import catch_up
 from tests.support.keyed_table import KeyedTable
@@ -76,7 +76,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of some kilobytes are read by ranges, and have several row groups."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 2_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
-    monkeypatch.setattr(search_sources, "WHOLE_SPLIT_BYTES", 2**12)
+    monkeypatch.setattr(search_base, "WHOLE_SPLIT_BYTES", 2**12)
 
 
 @pytest.fixture(params=["memory", "s3"])

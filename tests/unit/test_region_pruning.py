@@ -269,4 +269,4 @@ def test_ten_thousand_merged_generations_cost_a_collection_a_claim_and_a_flush_w
     few, many = History(10).costs(), History(10_000).costs()
     assert [requests for requests, _ in many] == [requests for requests, _ in few]
     for (_, larger), (_, smaller) in zip(many, few, strict=True):
-        assert larger - smaller <= 8, "of numbers that have a byte more"
+        assert larger - smaller <= 16, "of numbers that have a byte more, some of them twice: in a copy too"
