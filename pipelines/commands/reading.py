@@ -172,7 +172,7 @@ def _vector(text: str) -> object:
     import numpy as np
 
     try:
-        return np.load(text[1:], allow_pickle=False) if text.startswith("@") else json.loads(text)
+        return np.load(text[1:]) if text.startswith("@") else json.loads(text)
     except (OSError, ValueError, EOFError, RecursionError) as error:
         raise InvalidInput(
             f"--vector: {quoted(text)} is no list of numbers as JSON, and no file of numpy behind @: {error}"

@@ -91,8 +91,7 @@ def recall(
             nearest, ranked = nearest_rows(live, query, k, readers=kept.readers)
             candidates += ranked
             wanted += len(farthest)
-            distances = np.concatenate([each.distances for each in nearest])
-            hits += min(len(farthest), int((distances <= farthest[-1]).sum())) if len(farthest) else 0
+            hits += min(len(farthest), sum(int((each.distances <= farthest[-1:]).sum()) for each in nearest))
         return Recall(
             index=definition.name,
             k=k,
@@ -115,8 +114,8 @@ class _Given:
 
     @staticmethod
     def of(queries: object, definition: IndexDefinition, snapshot: Snapshot, nprobe: object) -> _Given:
-        def query_of(given: object) -> VectorQuery:
-            found = question(definition, snapshot, query=None, vector=given, syntax=None, boosts=None, nprobe=nprobe)
+        def query_of(vector: object) -> VectorQuery:
+            found = question(definition, snapshot, query=None, vector=vector, syntax=None, boosts=None, nprobe=nprobe)
             return cast("VectorQuery", found)
 
         size = snapshot.schema.field(definition.columns[0]).type.list_size
@@ -124,9 +123,11 @@ class _Given:
         queries = USUAL_QUERIES if queries is None else queries
         if isinstance(queries, int) and not isinstance(queries, bool) and queries > 0:
             return _Given((), queries, pattern)
-        if not isinstance(queries, list | tuple | np.ndarray) or not len(queries):
+        is_listed = isinstance(queries, list | tuple) or (isinstance(queries, np.ndarray) and queries.ndim > 0)
+        given = list(cast("Sequence[object]", queries)) if is_listed else []
+        if not given:
             raise InvalidInput(f"queries are {quoted(queries)}; give vectors, or a number of rows, at least 1")
-        return _Given([query_of(each) for each in queries], len(queries), pattern)
+        return _Given([query_of(each) for each in given], len(given), pattern)
 
 
 def _drawn(found: Sequence[Source], rows: Sequence[Rows], given: _Given, seed: int) -> list[VectorQuery]:

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -75,6 +74,8 @@ def matrix(column: pa.Array | pa.ChunkedArray) -> Floats:
 
 def fitting(column: pa.ChunkedArray, dimensions: int) -> Mask:
     """Return which lists have so many values, or are null."""
+    import pyarrow.compute as pc  # which tables without vectors do not need
+
     lengths = pc.list_value_length(column)
     return np.asarray(pc.fill_null(pc.equal(lengths, dimensions), fill_value=True), np.bool_)
 
@@ -125,6 +126,8 @@ def require_sound(table: pa.Table, nonzero: Collection[str] = ()) -> pa.Table:
 
 def without_misfits(rows: pa.Table, schema: pa.Schema) -> tuple[pa.Table, list[tuple[str, Mask]]]:
     """Return the rows with null for each list of another size than its column has, and why these are no vectors."""
+    import pyarrow.compute as pc
+
     found: list[tuple[str, Mask]] = []
     for index, name in enumerate(rows.column_names):
         place, column = schema.get_field_index(name), rows.column(index)

@@ -1,11 +1,13 @@
 """Single rows of a split: of each column the page that holds the row is decoded, and kept for the next search.
 
 A row group is sixteen pages. Arrow reads a column chunk from its first page on, so it is given the file without the
-pages before the wanted one. Columns of nested values, whose pages need not begin with a row, are decoded by row group.
+pages before the wanted one. Columns of nested values, of whose pages nothing tells the rows, are decoded by row group;
+but a page of vectors, where none is null, has as many rows as its numbers make.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import sortable
 from storage_core.rows.codes import Unsigned
 from storage_core.rows.keys import Positions
-from storage_core.rows.vectors import typed
+from storage_core.rows.vectors import Floats, is_vector, typed
 from storage_core.seekable import SeekableFile
 from storage_core.split import chunk_checksums
 from storage_core.split.conform import conform_split
@@ -36,17 +38,20 @@ _FEW_PAGES: Final = 4
 _READ_BYTES: Final = 65_536
 _FOOTER_FACTOR: Final = 8  # what a footer takes in memory, to its bytes in the file
 # Numbers of fields in `PageHeader` of parquet.thrift, and in the structs of its two kinds of data pages.
-_STORED_SIZE, _DATA_PAGE, _DATA_PAGE_V2, _NUM_VALUES = 3, 5, 8, 1
+_SIZE, _STORED_SIZE, _DATA_PAGE, _DATA_PAGE_V2, _NUM_VALUES, _ENCODING = 2, 3, 5, 8, 1, 2
+_PLAIN: Final = 0
+_LEVELS = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
 class _Footer:
-    """What is read of a file but once. `leaves` are the columns that are read by page."""
+    """What is read of a file but once. `leaves` are the columns that are read by page, `vectors` those of vectors."""
 
     metadata: pq.FileMetaData
     schema: pa.Schema
     first_rows: Positions
     leaves: dict[str, int]
+    vectors: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,10 @@ class _Taking:
         groups = np.searchsorted(footer.first_rows, places, side="right") - 1
         for group in np.unique(groups).tolist():
             inside = places[groups == group] - footer.first_rows[group]
-            ranges = {name: self._ranges(group, name, inside) for name in names}
+            vectors = {name: own for name in names if (own := self._vectors(group, name, inside)) is not None}
+            for name, own in vectors.items():
+                found[name].append((own, np.arange(len(inside))))
+            ranges = {name: self._ranges(group, name, inside) for name in names if name not in vectors}
             values = self._values(group, ranges)
             for name, each in ranges.items():
                 starts = [start for start, _ in each]
@@ -140,6 +148,46 @@ class _Taking:
 
         name = (*self._name, group, field.name, str(field.type), start, stop)
         return self._kept.made(name, np.ndarray, made, lambda keys: keys.nbytes)
+
+    def _vectors(self, group: int, name: str, inside: Positions) -> pa.Array | None:
+        """The vectors at these places of a row group; None of other columns, and where pages do not tell their rows."""
+        leaf = self._footer.vectors.get(name)
+        if leaf is None:
+            return None
+        kind, chunk = self._footer.schema.field(name).type, self._footer.metadata.row_group(group)
+        if chunk.column(leaf).num_values != chunk.num_rows * kind.list_size:
+            return None  # a null has one value as well
+        pages = self._pages(group, name, kind.list_size)
+        if pages.rows[-1] != chunk.num_rows:
+            return None  # some page does not end with a row
+        numbers = np.searchsorted(pages.rows, inside, side="right") - 1
+        found = np.empty((len(inside), kind.list_size), np.float32)
+        for number in np.unique(numbers).tolist():
+            values = self._vector_page(group, name, pages.positions[number])
+            rows = int(pages.rows[number + 1] - pages.rows[number])
+            if len(values) != rows * kind.list_size:
+                return None
+            own = numbers == number
+            found[own] = values.reshape(rows, -1)[inside[own] - pages.rows[number]]
+        return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), type=kind)
+
+    def _vector_page(self, group: int, name: str, position: int) -> Floats:
+        """The numbers of the page at a position of the file; none where it is another kind of page than ours are."""
+
+        def made() -> Floats:
+            header, body = thrift.struct(self._data, position)
+            page, chunk = header.get(_DATA_PAGE), self._footer.metadata.row_group(group)
+            codec = chunk.column(self._footer.vectors[name]).compression
+            if page is None or page[_ENCODING] != _PLAIN or codec != "ZSTD":
+                return np.zeros(0, np.float32)
+            stored = self._data[body : body + header[_STORED_SIZE]]
+            whole = memoryview(pa.decompress(stored, decompressed_size=header[_SIZE], codec="zstd"))
+            at = 0
+            for _ in ("repetition", "definition"):
+                at += _LEVELS.size + _LEVELS.unpack_from(whole, at)[0]
+            return np.frombuffer(whole[at:], "<f4")
+
+        return self._kept.made((*self._name, "vectors", position), np.ndarray, made, lambda each: each.nbytes)
 
     def _ranges(self, group: int, name: str, inside: Positions) -> list[tuple[int, int]]:
         """The rows from which to which a page of the column goes, of the pages that hold one of the rows."""
@@ -201,17 +249,21 @@ class _Taking:
         times = Counter(paths)
         flat = {each.name for each in opened.schema if not pa.types.is_nested(each.type) and times[each.name] == 1}
         leaves = {path: index for index, path in enumerate(paths) if path in flat}
-        return _Footer(metadata, opened.schema, opened.first_rows, leaves)
+        listed = {each.name: f"{each.name}.list.element" for each in opened.schema if is_vector(each.type)}
+        vectors = {name: paths.index(path) for name, path in listed.items() if times[path] == 1}
+        return _Footer(metadata, opened.schema, opened.first_rows, leaves, vectors)
 
-    def _pages(self, group: int, name: str) -> _Pages:
+    def _pages(self, group: int, name: str, width: int = 1) -> _Pages:
+        """The pages of a column of which each row has `width` values, which is asked for first."""
         key = (*self._name, group, name)
         found = self._kept.get(key)
         if not isinstance(found, _Pages):
-            found = self._read_pages(group, self._footer.leaves[name])
+            leaf = self._footer.leaves[name] if name in self._footer.leaves else self._footer.vectors[name]
+            found = self._read_pages(group, leaf, width)
             self._kept.keep(key, found, 2 * found.rows.nbytes)
         return found
 
-    def _read_pages(self, group: int, leaf: int) -> _Pages:
+    def _read_pages(self, group: int, leaf: int, width: int) -> _Pages:
         chunk = self._footer.metadata.row_group(group).column(leaf)
         begin, end = chunk_checksums.place(chunk)
         at, rows, positions = begin, [0], list[int]()
@@ -220,7 +272,7 @@ class _Taking:
             page = header.get(_DATA_PAGE) or header.get(_DATA_PAGE_V2)
             if page is not None:
                 positions.append(at)
-                rows.append(rows[-1] + page[_NUM_VALUES])
+                rows.append(rows[-1] + page[_NUM_VALUES] // width)
             at = body + header[_STORED_SIZE]
         return _Pages(np.array(rows, np.int64), begin, end, positions)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import InvalidInput
-from storage_core.read.sql_result import SqlResult
+from storage_core.read.arrow_rows import ArrowRows
 from tidemark import Table
 
 INDEX = {"name": "tags", "kind": "bitmap", "columns": ["tag"]}
@@ -47,7 +47,7 @@ def test_without_a_consistency_or_with_that_of_its_base_an_older_version_is_read
     for table, how in ((Table.open(uri, at=0), {}), (Table.open(uri), {"at": 0})):
         for level in ({}, {"consistency": "snapshot"}):
             found = READS[read](table, **how, **level)
-            assert found in (None, [None], []) or (isinstance(found, pa.Table | SqlResult) and found.num_rows == 0)
+            assert found in (None, [None], []) or (isinstance(found, pa.Table | ArrowRows) and found.num_rows == 0)
 
 
 def test_a_lookup_in_the_newest_version_sees_every_acknowledged_row_unless_told_otherwise(uri: str) -> None:

@@ -255,6 +255,14 @@ def test_a_filter_leaves_recall_as_it_is_and_never_finds_fewer(
     assert share == 2 or found.recall == 1.0, "few rows are scored exactly"
 
 
+def test_a_table_without_rows_answers_with_none(tmp_path: Path) -> None:
+    empty = Table.create(str(tmp_path / "empty"), SCHEMA, indexes=[NEAR])
+    found = empty.search(vector=[1, 2, 3, 4])
+    assert (found.num_rows, found.column_names) == (0, ["id", "text", "v", "score", "distance"])
+    for queries in (None, [[1, 2, 3, 4]]):
+        assert (empty.recall(queries=queries).recall, empty.recall(queries=queries).rows) == (1.0, 0)
+
+
 def test_recall_of_rows_drawn_from_the_table_is_the_same_for_a_seed(table: Table) -> None:
     found = table.recall()
     assert (found.index, found.recall, found.queries, found.k, found.rows) == ("near", 1.0, 30, 10, 30)
@@ -262,7 +270,7 @@ def test_recall_of_rows_drawn_from_the_table_is_the_same_for_a_seed(table: Table
     assert table.recall("near", 5, 3, "id < 20").rows == 20
     nothing = table.recall("near", filter="id > 100")
     assert (nothing.recall, nothing.queries, nothing.rows) == (1.0, 0, 0)
-    for queries in (0, -1, True, "abcd", [], [[1.0]], [[float("nan")] * 4]):
+    for queries in (0, -1, True, "abcd", [], np.array(5), np.zeros((0, 4)), [[1.0]], [[float("nan")] * 4]):
         with pytest.raises(InvalidInput):
             table.recall("near", queries)
     with pytest.raises(InvalidInput, match="k is 0"):

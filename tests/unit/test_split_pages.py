@@ -34,6 +34,9 @@ SCHEMA = pa.schema([
     ("a", pa.int32()),
     ("tags", pa.list_(pa.string())),
     ("pair", pa.struct([("x", pa.int64()), ("y", pa.string())])),
+    ("vector", pa.list_(pa.float32(), 5)),
+    ("some vectors", pa.list_(pa.float32(), 2)),
+    ("single", pa.list_(pa.float32(), 1)),
 ])  # fmt: skip
 
 
@@ -62,6 +65,9 @@ def rows_of(count: int) -> pa.Table:
         "a": some([each % 1000 for each in listed]),
         "tags": [[str(each % 5)] * (each % 4) for each in listed],
         "pair": some([{"x": each, "y": str(each)} for each in listed]),
+        "vector": chance.standard_normal((count, 5)).tolist(),
+        "some vectors": some(chance.standard_normal((count, 2)).tolist()),
+        "single": some(chance.standard_normal((count, 1)).tolist()),
     }
     return pa.table(columns, schema=SCHEMA)
 
@@ -84,7 +90,14 @@ def test_rows_by_page_are_those_of_the_file(split: tuple[ObjectStore, Add, Path,
     edges = [0, 1, 4095, 4096, 8191, 8192, 65_535, 65_536, 131_071, 131_072, ROWS - 1]
     for count in (1, 2, 10, 300):
         places = np.unique([*chance.integers(0, ROWS, count), *chance.choice(edges, 3)])
-        for columns in (None, ["long"], ["few", "huge", "a.b"], ["a", "tags"], ["pair", "nothing", "elsewhere"]):
+        for columns in (
+            None,
+            ["long"],
+            ["few", "huge", "a.b"],
+            ["a", "tags"],
+            ["pair", "nothing", "elsewhere"],
+            ["vector", "some vectors", "single"],
+        ):
             found = pages.take(store, add, path, places, columns=columns, kept=kept)
             names = whole.column_names if columns is None else [each for each in whole.column_names if each in columns]
             assert found.equals(whole.select(names).take(pa.array(places)))
@@ -95,6 +108,17 @@ def test_no_row_has_the_columns_and_no_rows(split: tuple[ObjectStore, Add, Path,
     store, add, path, whole = split
     found = pages.take(store, add, path, np.array([], np.int64), columns=["long", "tags"], kept=KeptValues())
     assert found.equals(whole.select(["long", "tags"]).slice(0, 0))
+
+
+def test_of_vectors_without_null_only_the_pages_are_decoded_that_hold_a_row(
+    split: tuple[ObjectStore, Add, Path, pa.Table],
+) -> None:
+    store, add, path, whole = split
+    kept = KeptValues()
+    before = pa.total_allocated_bytes()
+    found = pages.take(store, add, path, np.array([5, 70_000], np.int64), columns=["vector"], kept=kept)
+    assert found.equals(whole.select(["vector"]).take(pa.array([5, 70_000])))
+    assert pa.total_allocated_bytes() - before < 2 * 2 * 4096 * 5 * 4 < 65_536 * 5 * 4
 
 
 def test_what_is_kept_is_bounded_and_the_last_used_stays() -> None:
