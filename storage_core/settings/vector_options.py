@@ -1,8 +1,7 @@
-"""The options of a vector index: how vectors are compared and stored, and what calls for training it anew."""
+"""The options of a vector index: how vectors are compared, stored and searched."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
@@ -12,24 +11,21 @@ from storage_core.errors import InvalidInput
 Metric = Literal["l2", "cosine", "dot"]
 Quantization = Literal["rotated", "none", "scalar", "product"]
 
-OPTIONS = ("metric", "quantization", "nprobe", "recall_floor", "retrain_imbalance_threshold")
+OPTIONS = ("metric", "quantization", "nprobe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorOptions:
-    """How an index of vectors is made, searched and kept.
+    """How an index of vectors is made and searched.
 
     `quantization`: `rotated` keeps 2 bits and then 8 of each dimension, behind a rotation; `scalar` 8 bits, `product` a
     byte for several dimensions, `none` all 32 bits. `nprobe` is how many clusters a search looks into, by default
-    `vector.probes` of them. Training anew is due below a measured recall of `recall_floor`, and where the largest
-    cluster has more than `retrain_imbalance_threshold` times the rows of the smallest that has any.
+    `vector.probes` of them.
     """
 
     metric: Metric = "l2"
     quantization: Quantization = "rotated"
     nprobe: int | None = None
-    recall_floor: float = 0.95
-    retrain_imbalance_threshold: float = 1000.0
 
     @staticmethod
     def of(index: str, options: Mapping[str, str]) -> VectorOptions:
@@ -41,8 +37,6 @@ class VectorOptions:
             metric=cast("Metric", _among(index, options, "metric", get_args(Metric))),
             quantization=cast("Quantization", _among(index, options, "quantization", get_args(Quantization))),
             nprobe=_probes(index, options),
-            recall_floor=_number(index, options, "recall_floor", (0.0, 1.0)),
-            retrain_imbalance_threshold=_number(index, options, "retrain_imbalance_threshold", (1.0, math.inf)),
         )
 
     @property
@@ -76,18 +70,6 @@ def _probes(index: str, options: Mapping[str, str]) -> int | None:
     if text is not None and not (text.isascii() and text.isdigit() and 1 <= int(text) < 2**31):
         raise _refused(index, f"nprobe is {text!r}; it is a number of clusters, at least 1")
     return None if text is None else int(text)
-
-
-def _number(index: str, options: Mapping[str, str], name: str, bounds: tuple[float, float]) -> float:
-    text = options.get(name, str(getattr(VectorOptions(), name)))
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    least, most = bounds
-    if not (math.isfinite(value) and least <= value <= most):
-        raise _refused(index, f"{name} is {text!r}; it is a number from {least:g} to {most:g}")
-    return value
 
 
 def _refused(index: str, reason: str) -> InvalidInput:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,12 +26,12 @@ from storage_core.rows import sortable
 from storage_core.rows.codes import Unsigned
 from storage_core.rows.keys import Positions
 from storage_core.rows.vectors import Floats, is_vector, typed
-from storage_core.seekable import SeekableFile
 from storage_core.split import chunk_checksums
 from storage_core.split.conform import conform_split
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.opened import corrupt_on_failure
 from storage_core.split.read import mapped, open_split
+from storage_core.split.shifted_file import ShiftedFile
 
 _FEW_ROWS: Final = 8
 _FEW_PAGES: Final = 4
@@ -224,7 +224,7 @@ class _Taking:
                 place = pages.positions[int(np.searchsorted(pages.rows, start))]
                 shifts[pages.begin] = (pages.end, pages.positions[0], place - pages.positions[0])
         file = pq.ParquetFile(
-            _Shifted(self._data, shifts),
+            ShiftedFile(self._data, shifts),
             metadata=self._footer.metadata,
             pre_buffer=False,
             buffer_size=_READ_BYTES,
@@ -296,26 +296,3 @@ def _rows(found: Sequence[tuple[pa.Array, Positions]], kind: pa.DataType) -> pa.
         few = len(rows) <= _FEW_ROWS
         parts += [page.slice(row, 1) for row in rows.tolist()] if few else [page.take(pa.array(rows))]
     return pa.chunked_array(parts, kind)
-
-
-class _Shifted(SeekableFile):
-    """A file in which column chunks lack some pages behind their dictionary: what follows is read in their place.
-
-    `shifts` has, by where a chunk begins: where it ends, where its first data page is, and how many bytes are left out.
-    """
-
-    def __init__(self, data: memoryview, shifts: Mapping[int, tuple[int, int, int]]) -> None:
-        super().__init__(len(data))
-        self._data = data
-        self._shifts = shifts
-
-    def read(self, size: int = -1, /) -> bytes | memoryview:  # Arrow takes any buffer
-        start = self.position
-        self.position += size
-        for begin, (end, first, shift) in self._shifts.items():
-            if begin <= start < end:
-                before = self._data[start : min(first, self.position)]
-                after = self._data[max(start, first) + shift : max(self.position, first) + shift]
-                missing = size - len(before) - len(after)  # at the end of the file, behind the page
-                return b"".join((before, after, bytes(missing))) if len(before) or missing else after
-        return self._data[start : self.position]

@@ -105,9 +105,6 @@ def recall(reader: vector.Reader, vectors: Floats, queries: Floats, *, k: int = 
         ({"quantization": "binary"}, "quantization 'binary' is not one of rotated, none, scalar, product"),
         ({"nprobe": "0"}, "nprobe is '0'"),
         ({"nprobe": "many"}, "nprobe is 'many'"),
-        ({"recall_floor": "1.5"}, "recall_floor is '1.5'; it is a number from 0 to 1"),
-        ({"recall_floor": "nan"}, "recall_floor is 'nan'"),
-        ({"retrain_imbalance_threshold": "0.5"}, "a number from 1 to inf"),
         ({"probes": "3"}, "unknown option 'probes'"),
     ],
 )
@@ -129,7 +126,7 @@ def test_an_index_of_what_are_no_vectors_is_refused(columns: tuple[str, ...], wh
 
 def test_what_only_steers_searches_and_training_leaves_segments_as_they_are() -> None:
     plain = segments.fingerprint_of(IndexDefinition("near", "vector", ("v",)))
-    assert segments.fingerprint_of(definition(nprobe="5", recall_floor="0.9")) == plain
+    assert segments.fingerprint_of(definition(nprobe="5")) == plain
     assert segments.fingerprint_of(definition("dot")) != plain
     assert segments.fingerprint_of(definition(quantization="none")) != plain
 
