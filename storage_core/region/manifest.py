@@ -38,9 +38,11 @@ def read_latest(store: ObjectStore, region: str) -> RegionManifest | None:
     """Return the newest manifest of the region, or None when the region was never claimed.
 
     The hint only saves requests: missing, torn, stale or ahead gives the same answer (lesson 46). With a good hint one
-    GET of it, then one HEAD forward beside one GET. Raises `Corrupt` for a manifest that is not what its key says.
+    GET of it, then one HEAD forward beside one GET, or before it on a local disk. Raises `Corrupt` for a manifest that
+    is not what its key says.
     """
-    return read_from(store, region, read_hint(store, region))
+    near = store.local_path(keys.region_manifest_key(region, 1)) is not None
+    return read_from(store, region, read_hint(store, region), near=near)
 
 
 def read_from(store: ObjectStore, region: str, hint: Hint, *, near: bool = False) -> RegionManifest | None:

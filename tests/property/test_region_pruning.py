@@ -180,7 +180,7 @@ def _require_as_duckdb_finds(keys: pa.Array, transform: dict[str, Any], conditio
         ("identity of a text", "s >= 'z'", 4),
         ("identity of a day", "day > date '2024-01-01'", 1),
         ("identity of an instant", "ts < timestamptz '2024-01-01 00:00:00+00'", 2),
-        ("identity of a float", "f in (0.25e0, 3)", 2),
+        ("identity of a float", "f in (0.25e0, 3e0)", 2),
         ("identity of an integer", "k <> 5", 8),
         ("buckets", "k in (1, 2)", 2),
         ("truncated integers", "k >= 6 and k <= 8", 1),

@@ -140,7 +140,11 @@ def require_exact(
 
 
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", vector_type(DIMENSIONS))])
-writes = st.tuples(st.sampled_from(["put", "patch", "reset", "delete"]), st.integers(0, 9), vectors)
+writes = st.tuples(
+    st.sampled_from(["put", "patch", "reset", "delete"]),
+    st.integers(0, 9),
+    vectors.filter(lambda each: each is None or any(each)),  # an index by cosine refuses the vector of zeros
+)
 keyed_steps = st.lists(writes | st.sampled_from([("flush",), ("merge",), ("catch up",)]), min_size=4, max_size=20)
 
 
