@@ -277,13 +277,13 @@ class _Split:
 
     @property
     def bytes(self) -> float:
-        return self.add.size if is_small(self.add) and not self.is_local else self.add.size * self.share
+        return self.add.size if is_small(self.add, self.share) and not self.is_local else self.add.size * self.share
 
     @property
     def cost(self) -> float:
         """What fetching it costs, with its requests in bytes: of the footer, and of each row group."""
         groups = math.ceil((self.add.numRecords or 1) / row_groups.ROWS_PER_GROUP)
-        return REQUEST_BYTES * (1 if is_small(self.add) else 1 + groups) + self.bytes
+        return REQUEST_BYTES * (1 if is_small(self.add, self.share) else 1 + groups) + self.bytes
 
     @property
     def most_bytes(self) -> int:

@@ -99,7 +99,7 @@ class FileWriter:
         return self._sink.size
 
     def add(self, rows: pa.Table) -> None:
-        """Append rows as one row group; at most `row_groups.ROWS_PER_GROUP` belong into one.
+        """Append rows as one row group; `row_groups.rows_per_group` says how many belong into one.
 
         Raises `InvalidInput` for NaN in a column that was not said to hold any.
         """
