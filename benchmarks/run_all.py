@@ -23,6 +23,7 @@ BENCHMARKS = (
     "reads",
     "remote_reads",
     "bitmaps",
+    "index_upkeep",
     "read_memory",
     "read_client",
     "startup",

@@ -75,6 +75,15 @@ def test_the_small_benchmark_of_bitmaps_prints_every_query_with_the_index_and_wi
         assert any(metric["name"].endswith(f"a rare value, {unit}") for metric in metrics), unit
 
 
+def test_the_small_benchmark_of_index_upkeep_prints_what_was_written_and_how_many_segments_are_left() -> None:
+    metrics = _metrics("index_upkeep")
+    written, time, lance, *segments = metrics
+    assert (written["unit"], time["unit"], lance["unit"]) == ("MB", "s", "s")
+    assert written["value"] > 0
+    assert [each["name"].split(", segments that ")[1].split()[0] for each in segments] == ["words", "levels"]
+    assert all(0 < each["value"] <= 6 for each in segments)
+
+
 def test_the_small_benchmark_of_read_clients_prints_every_work_beside_both_peers() -> None:
     metrics = _metrics("read_client")
     assert {metric["against"] for metric in metrics} == {"boto3", "obstore"}
