@@ -61,7 +61,9 @@ def measure(*, small: bool) -> Iterator[Metric]:
         )
         yield _against_lance(root, label, kept, size, make=not small)
         for name in ("words", "levels"):
-            yield Metric(name=f"{label}, segments that {name} has at the end", value=kept.segments(name), unit="")
+            yield Metric(
+                name=f"{label}, segments that {name} has at the end", value=kept.segments(name), unit="segments"
+            )
         found = [grown.table.search("tide AND ebb", index="words", limit=50).to_pylist() for grown in (kept, rebuilt)]
         if found[0] != found[1]:
             raise RuntimeError("a table whose indexes were kept answers otherwise than one whose indexes were rebuilt")
