@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
+from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.index import fulltext
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
@@ -72,6 +74,8 @@ def search(
     """
     how, kept = fusion_of(fusion), kept or Kept()
     most, skipped = by_one.page(limit, offset)
+    if boosts is not None and not isinstance(boosts, Mapping):
+        raise InvalidInput(f"boosts are {quoted(boosts)}; give a number by the name of a column")
     if not asks_several(index, query=query, vector=vector):
         name = only_index(index, fusion=how, weights=weights)
         return by_one.search(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ SCHEMA = pa.schema([
     ("v", vector_type(DIMENSIONS)),
 ])  # fmt: skip
 CONFIG = TableConfig(time_column="at", sort_schema="id|timestamp/V2", window_seconds=3600, indexes=INDEXES)
-FILTERS = {
+FILTERS: dict[str | None, Callable[[Row], bool]] = {
     None: lambda _: True,
     "id % 3 <> 1": lambda row: row["id"] % 3 != 1,
     "tag = 'x'": lambda row: row["tag"] == "x",
