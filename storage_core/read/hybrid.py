@@ -117,7 +117,7 @@ def _matched(live: Live, part: Part, *, kept: Kept, root: Path) -> Matched:
     """All rows that a text finds."""
     query = cast("fulltext.TextQuery", part.question)
     with kept.searchers.searcher(part.definition, live.sources, root) as searcher:
-        return Matched(live.sources, query.hits(searcher, max(1, searcher.tantivy.num_docs), live=live))
+        return Matched(live.sources, query.every_hit(searcher, live=live))
 
 
 def explain(snapshot: Snapshot, *, index: object) -> dict[str, object]:

@@ -29,6 +29,9 @@ from storage_core.read.search_kept import Kept
 from storage_core.read.source import Source
 from storage_core.rows.codes import Mask
 from storage_core.settings.query import QueryLimits
+from storage_core.split.kept_values import KeptValues
+
+_KNOWN_BYTES = 1_000  # of a name and the objects behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,9 @@ class RowFilter:
         self._wanted = wanted
         self._limits = QueryLimits() if limits is None else limits
         self._condition = str(wanted.expression)
-        self._kept = kept.values
         # A condition that is not understood may be another at another time: what is known of it ends with the search.
-        version = (snapshot.table_id, snapshot.version) if _is_lasting(wanted.predicate) else (object(),)
-        self._name = ("filter", self._condition, *version)
+        self._kept = kept.values if _is_lasting(wanted.predicate) else KeptValues()
+        self._name = ("filter", self._condition, snapshot.table_id, snapshot.version)
         self._answers: dict[str, Answer] = {}
         names = snapshot.schema.names
         read = columns_of(wanted, names)
@@ -97,7 +99,8 @@ class RowFilter:
         before = self.known(split)
         judged, meeting = BitMap(rows.astype(np.uint32)), BitMap(rows[met].astype(np.uint32))
         now = Known(before.judged | judged, before.met | meeting)
-        self._kept.keep((*self._name, split), now, len(now.judged.serialize()) + len(now.met.serialize()))
+        size = _KNOWN_BYTES + len(now.judged.serialize()) + len(now.met.serialize())
+        self._kept.keep((*self._name, split), now, size)
 
     def require_sound(self) -> None:
         """Raise as `mask` does for a filter that was asked of no row, because none was found."""

@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyroaring import BitMap
 
 from pipelines.cli import main
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.index import catch_up as indexing
+from storage_core.log.actions import Add
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.arrow_rows import HeldRows
+from storage_core.read.overlay import Overlay
 from storage_core.read.search_filter import RowFilter
 from storage_core.rows.vectors import vector_type
 from storage_core.table import Table
@@ -244,6 +249,20 @@ def test_a_filter_is_asked_of_each_row_once_and_not_again_by_the_next_search(
     assert sum(judged) == 90
     table.append(rows_of(30, 31))
     assert table.search("ti*", vector=[30.0, 1.0], filter="id > 29").column("id").to_pylist() == [30]
+
+
+def test_what_is_hidden_is_looked_up_once_for_all_indexes(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    delete_where(table.log, lambda row: row["id"] % 4 == 0)
+    looked_up: list[str] = []
+    deleted = Overlay.deleted
+
+    def counted(self: Overlay, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
+        looked_up.append(split.path)
+        return deleted(self, store, snapshot, split)
+
+    monkeypatch.setattr(Overlay, "deleted", counted)
+    assert table.refresh().search("ti*", vector=ORIGIN, limit=40).num_rows == 22
+    assert sorted(looked_up) == sorted(table.snapshot.splits)
 
 
 # --- refused ---------------------------------------------------------------------------------------------------------
