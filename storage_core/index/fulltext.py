@@ -107,6 +107,10 @@ class TextQuery:
                 break
         return [hit for hit in found if len(found) <= limit or hit.score >= found[limit - 1].score]
 
+    def every_hit(self, searcher: Searcher, *, live: Callable[[list[Hit]], list[Hit]]) -> list[Hit]:
+        """Return all live documents of a searcher, in the order of `hits`."""
+        return [hit for page, _ in self._pages(searcher, _PAGE_HITS) for hit in live(page)]
+
     def _pages(self, searcher: Searcher, size: int) -> Iterator[tuple[list[Hit], float]]:
         """Yield all matching documents, best first, in larger and larger pages, each with the lowest score reached.
 

@@ -29,11 +29,12 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.overlay import take_apart
 from storage_core.read.search_attempts import attempted
+from storage_core.read.search_base import Base
 from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
-from storage_core.read.search_order import Best
-from storage_core.read.search_question import VectorQuery, index_for, question
+from storage_core.read.search_order import Best, free_name
+from storage_core.read.search_question import Part, VectorQuery, index_for, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
 from storage_core.read.search_vectors import DISTANCE, add_nearest, with_distance
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 SCORE = "score"
-
 
 _MATCH = 1.0
 _AT_ONCE = 4
@@ -73,7 +73,7 @@ def search(
     query: object = None,
     *,
     vector: object = None,
-    index: str | None = None,
+    index: object = None,
     limit: object = 10,
     offset: object = 0,
     columns: Sequence[str] | None = None,
@@ -119,43 +119,52 @@ def search(
     kept = kept or Kept()
     definition = index_for(snapshot, index, by_vector=vector is not None)
     parsed = question(definition, snapshot, query=query, vector=vector, syntax=syntax, boosts=boosts, nprobe=nprobe)
-    if not _is_number(limit, least=1):
-        raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
-    if not _is_number(offset, least=0):
-        raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
-    most = cast("int", limit) + cast("int", offset)
+    most, skipped = page(limit, offset)
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
     overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
 
-    def best(covered: Coverage, cached: SegmentCache) -> Best:
-        found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
+    def best(covered: Sequence[Coverage], cached: SegmentCache) -> Best:
+        found = sources(Base(store, snapshot, covered[0], overlay, cache=cached, kept=kept))
         wanted = None
         if filter is not None:
-            wanted = RowFilter(store, snapshot, filter, limits=limits, parts=kept.verified.bitmaps)
+            wanted = RowFilter(store, snapshot, filter, limits=limits, kept=kept)
         live, rows = Live(found, wanted), Best(snapshot, most, names)
-        match parsed:
-            case fulltext.TextQuery():
-                with kept.searchers.searcher(definition, found, cached.root) as searcher:
-                    _add_best(found, _text_matches(live, parsed, most, searcher), rows)
-            case VectorQuery():
-                add_nearest(live, parsed, rows, most, readers=kept.readers)
-            case _:
-                _add_best(found, _bitmap_matches(live, parsed, most), rows)
+        add_best(live, Part(definition, parsed), rows, most, kept=kept, root=cached.root)
         live.require_sound()
         return rows
 
-    rows = attempted(best, snapshot, definition, kept=kept, cache_dir=cache_dir)
+    rows = attempted(best, snapshot, [definition], kept=kept, cache_dir=cache_dir)
     score, distance = added_names(snapshot.schema)
-    found = rows.answer(names, offset=cast("int", offset), score=score)
+    found = rows.answer(names, offset=skipped, score=score)
     if not isinstance(parsed, VectorQuery):
         return found
     return with_distance(found, parsed.metric, score=score, distance=distance)
 
 
+def page(limit: object, offset: object) -> tuple[int, int]:
+    """Return how many of the best rows are needed, and how many of these are left out. Raises `InvalidInput`."""
+    if not _is_number(limit, least=1):
+        raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
+    if not _is_number(offset, least=0):
+        raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
+    return cast("int", limit) + cast("int", offset), cast("int", offset)
+
+
+def add_best(live: Live, part: Part, rows: Best, most: int, *, kept: Kept, root: Path) -> None:
+    """Add the best `most` rows that one index finds, and perhaps others that score as the last of them."""
+    match part.question:
+        case fulltext.TextQuery() as query:
+            with kept.searchers.searcher(part.definition, live.sources, root) as searcher:
+                _add_best(live.sources, _text_matches(live, query, most, searcher), rows)
+        case VectorQuery() as query:
+            add_nearest(live, query, rows, most, readers=kept.readers)
+        case condition:
+            _add_best(live.sources, _bitmap_matches(live, condition, most), rows)
+
+
 def added_names(schema: pa.Schema) -> tuple[str, str]:
     """Return what answers call the score and, of searches by vector, the distance: names that no column has."""
-    score, distance = (f"_{name}" if name in schema.names else name for name in (SCORE, DISTANCE))
-    return score, distance
+    return free_name(SCORE, schema.names), free_name(DISTANCE, schema.names)
 
 
 def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
@@ -223,7 +232,7 @@ def _add_best(found: Sequence[Source], matches: _Matches, best: Best) -> None:
 
     def add(sources: Sequence[int]) -> None:
         hits = _contending(found, matches, matches.hits(sources), best)
-        rows = prefetch(lambda each: found[each].take([hit.row for hit in hits[each]], best.columns), hits, _AT_ONCE)
+        rows = prefetch(lambda each: best.taken(found[each], [hit.row for hit in hits[each]]), hits, _AT_ONCE)
         for own, taken in zip(hits.values(), rows, strict=True):
             best.add(taken, [hit.score for hit in own])
 

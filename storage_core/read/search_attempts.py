@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,20 +21,22 @@ _Answer = TypeVar("_Answer")
 
 
 def attempted(
-    attempt: Callable[[Coverage, SegmentCache], _Answer],
+    attempt: Callable[[Sequence[Coverage], SegmentCache], _Answer],
     snapshot: Snapshot,
-    definition: IndexDefinition,
+    definitions: Sequence[IndexDefinition],
     *,
     kept: Kept,
     cache_dir: Path | None,
 ) -> _Answer:
     """Return what the attempt returns, begun again without each segment or translation that it finds unusable.
 
-    With a warning for each. Raises `Unavailable` when the machine lacks disk or memory.
+    It is given the coverage of each index. With a warning for each that is unusable. Raises `Unavailable` when the
+    machine lacks disk or memory.
     """
-    covered, unusable = kept.coverage(snapshot, definition), set[str]()
+    covered, unusable = [kept.coverage(snapshot, each) for each in definitions], set[str]()
+    names = ", ".join(repr(each.name) for each in definitions)
     with (
-        require_headroom(f"search of index {definition.name!r}", size=QUERY_BYTES),
+        require_headroom(f"search of index {names}", size=QUERY_BYTES),
         open_cache(cache_dir) as cached,
     ):
         while True:
@@ -43,4 +45,4 @@ def attempted(
             except Unusable as gone:
                 _logger.warning("%s is not usable, reading splits instead: %s", gone.path, gone)
                 unusable.add(gone.path)
-                covered = coverage(snapshot, definition, without=unusable)
+                covered = [coverage(snapshot, each, without=unusable) for each in definitions]

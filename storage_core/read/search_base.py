@@ -55,19 +55,22 @@ class Base:
         kept: Kept,
     ) -> None:
         """Look at nothing yet."""
-        self.store, self.snapshot, self.covered, self.cache = store, snapshot, covered, cache
+        self.store, self.snapshot, self.covered, self.cache, self.overlay = store, snapshot, covered, cache, overlay
         self._kept, self._first = kept, first_column(snapshot)
         self._nearest = Nearest.of(covered.segments.values())
         self._moved = by_input(covered.translations.values())
         self._reading = _Locks()
         self._hidden, self._unanswered = _Once[BitMap](), _Once[BitMap]()
-        self._overlay = overlay
+
+    def by(self, covered: Coverage) -> Base:
+        """Return the same for another index. What is hidden is looked up once for both."""
+        other = Base(self.store, self.snapshot, covered, self.overlay, cache=self.cache, kept=self._kept)
+        other._hidden = self._hidden
+        return other
 
     def hidden(self, split: str) -> BitMap:
         """Return the rows of a split that are no answer; see `Overlay.deleted`, which is asked once per split."""
-        return self._hidden(
-            split, lambda: self._overlay.deleted(self.store, self.snapshot, self.snapshot.splits[split])
-        )
+        return self._hidden(split, lambda: self.overlay.deleted(self.store, self.snapshot, self.snapshot.splits[split]))
 
     def unanswered(self, split: str) -> BitMap:
         """Return the rows of a split that no segment answers for. Requests: those of the maps that lead to it."""

@@ -20,15 +20,9 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.bundle import checksum
 from storage_core.formats.translation_map import Rows
-from storage_core.index.cache import SegmentCache
-from storage_core.index.coverage import Coverage
 from storage_core.log.actions import IndexSegment
-from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
 from storage_core.read.search_base import Base
-from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between
 from storage_core.read.search_source import InSplit, Source, require_within, usable
 from storage_core.read.search_unmerged import unmerged_sources, unpacked
@@ -37,21 +31,13 @@ from storage_core.split.read import open_split
 _logger = logging.getLogger(__name__)
 
 
-def sources(
-    store: ObjectStore,
-    snapshot: Snapshot,
-    *,
-    covered: Coverage,
-    overlay: Overlay,
-    cache: SegmentCache,
-    kept: Kept,
-) -> list[Source]:
+def sources(base: Base) -> list[Source]:
     """Return the sources of a search: of the base, generations by region and number, what is in neither.
 
-    Of the base first what has no segment, by split, then the segments by path.
+    Of the base first what has no segment, by split, then the segments by path. What is not in the base is in the same
+    sources, in the same order, for every index.
     """
-    base = Base(store, snapshot, covered, overlay, cache=cache, kept=kept)
-    return [*_gaps(base), *_indexed(base), *unmerged_sources(store, covered, cache, overlay)]
+    return [*_gaps(base), *_indexed(base), *unmerged_sources(base.store, base.covered, base.cache, base.overlay)]
 
 
 def _gaps(base: Base) -> Iterator[Source]:
