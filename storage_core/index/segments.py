@@ -19,7 +19,7 @@ from pyroaring import BitMap
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
-from storage_core.index import bitmap, fulltext, text_files, vector
+from storage_core.index import bitmap, fulltext, primary_key, text_files, vector
 from storage_core.index.native_errors import REBUILD
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
@@ -42,6 +42,7 @@ def definition_of(snapshot: Snapshot, index: str) -> IndexDefinition:
         defined = ", ".join(each.name for each in snapshot.config.indexes) or "none"
         raise NotFound(f"the table has no index {index!r}; defined: {defined}", index=index)
     validate(definition, snapshot.schema)
+    definition.require_key(snapshot.config.primary_key)
     return definition
 
 
@@ -60,6 +61,8 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
             bitmap.validate(definition, schema)
         case "vector":
             vector.validate(definition, schema)
+        case "primary_key":
+            pass  # of which columns it is, the settings of the table say (`require_key`)
         case _:
             assert_never(definition.kind)
 
@@ -103,6 +106,8 @@ def build_rows(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
             column = rows.column(definition.columns[0])
             seed = xxhash.xxh3_64_intdigest(fingerprint_of(definition).encode())
             return vector.build(column, vector.train_on(column, definition, seed), definition)
+        case "primary_key":
+            return primary_key.build(rows, definition.columns)
         case _:
             assert_never(definition.kind)
 
@@ -136,7 +141,7 @@ def write(
     fingerprint = fingerprint_of(definition)
     properties = {"index": definition.name, DEFINITION: fingerprint, "split": covers}
     beside = {} if part is None else {ROWS: part.rows.serialize()}
-    packed = bundle.pack({**files, **beside}, identity=segment_id, properties=properties)
+    packed = bundle.pack({**bound(files, definition, segment_id), **beside}, identity=segment_id, properties=properties)
     key = keys.segment_key(definition.name, segment_id)
     _create(store, key, packed.data)
     _logger.info("wrote segment %s over %s: %d bytes", key, covers, len(packed.data))
@@ -154,6 +159,13 @@ def write(
     )
 
 
+def bound(
+    files: Mapping[str, bytes | memoryview], definition: IndexDefinition, identity: str
+) -> Mapping[str, bytes | memoryview]:
+    """Return the files as those of the object of this identity, which parts of some kinds name in their checksums."""
+    return primary_key.bound(files, identity) if definition.kind == "primary_key" else files
+
+
 def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
     """Return the files of a segment, every byte verified against the log, and sound as files of its kind. One GET.
 
@@ -163,7 +175,8 @@ def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
     files = bundle.unpack(store.get(where).data, expected_of(segment))
     indexed = files if segment.origins is None else _without_rows(files, segment)
     # A split of another writer may not say how many rows it has; its segment says 0.
-    check(indexed, segment.index, str(segment.details.get(DEFINITION)), rows=segment.numRecords or None, where=where)
+    definition, rows = str(segment.details.get(DEFINITION)), segment.numRecords or None
+    check(indexed, segment.index, definition, rows=rows, identity=segment_id(segment), where=where)
     return files
 
 
@@ -179,10 +192,17 @@ def expected_of(segment: IndexSegment) -> bundle.Expected:
 
 
 def check(
-    files: Mapping[str, bytes | memoryview], index: str, fingerprint: str, *, rows: int | None, where: str
+    files: Mapping[str, bytes | memoryview],
+    index: str,
+    fingerprint: str,
+    *,
+    rows: int | None,
+    where: str,
+    identity: str = "",
 ) -> None:
     """Return only when these can be the files of a segment that was built as `fingerprint` says; raises `Corrupt`.
 
+    `identity` is that of their object, which only parts that `bound` made its own need.
     A definition that this release does not know says nothing of the files, and no search uses them.
     """
     try:
@@ -196,6 +216,8 @@ def check(
             bitmap.check(files, definition, where=where)
         case "vector":
             vector.check(files, definition, rows=rows, where=where)
+        case "primary_key":
+            primary_key.check(files, rows=rows, identity=identity, where=where)
         case _:
             assert_never(definition.kind)
 

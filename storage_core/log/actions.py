@@ -24,10 +24,12 @@ VECTORS_FEATURE = "deletionVectors"
 REGIONS_FEATURE = "regionSpecs"
 TRANSLATIONS_FEATURE = "translations"
 VECTOR_COLUMNS_FEATURE = "vectorColumns"
+KEY_INDEXES_FEATURE = "primaryKeyIndexes"
 FEATURES = frozenset(
     {
         *("avroState", "multiPartCheckpoint", "schemaDeduplication"),
         *(OWN_FEATURE, REGIONS_FEATURE, TRANSLATIONS_FEATURE, VECTORS_FEATURE, VECTOR_COLUMNS_FEATURE),
+        KEY_INDEXES_FEATURE,
     }
 )
 

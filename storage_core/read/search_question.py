@@ -47,7 +47,8 @@ def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDef
     Raises `NotFound` for an unknown name, `InvalidInput` where none or several fit, or the kind is another.
     """
     if index is None:
-        fitting = sorted(each.name for each in snapshot.config.indexes if (each.kind == "vector") is by_vector)
+        searched = (each for each in snapshot.config.indexes if each.kind != "primary_key")
+        fitting = sorted(each.name for each in searched if (each.kind == "vector") is by_vector)
         if len(fitting) != 1:
             kind = "vector" if by_vector else "full-text or bitmap"
             found = f"{len(fitting)} {kind} indexes ({', '.join(fitting)})" if fitting else f"no {kind} index"
@@ -56,6 +57,8 @@ def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDef
     elif not isinstance(index, str):
         raise InvalidInput(f"index is {quoted(index)}; give the name of one index")
     definition = segments.definition_of(snapshot, index)
+    if definition.kind == "primary_key":
+        raise InvalidInput(f"index {index!r} is of the primary key: get and merges use it, no search does", index=index)
     if (definition.kind == "vector") is not by_vector:
         what = "a vector; a text or values cannot ask it" if definition.kind == "vector" else "a query, and no vector"
         raise InvalidInput(f"index {index!r} ({definition.kind}) takes {what}", index=index)
@@ -88,6 +91,8 @@ def question(
             return bitmap_query.parse(query, definition, snapshot.schema)
         case "vector":
             return _vector_query(vector, definition, snapshot, nprobe)
+        case "primary_key":
+            raise InvalidInput(f"index {definition.name!r} is of the primary key; ask by get")
         case _:
             assert_never(definition.kind)
 

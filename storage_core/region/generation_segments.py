@@ -109,11 +109,13 @@ def load(store: ObjectStore, generation: Generation, segment: GenerationSegment)
         xxh3=segment.xxh3,
     )
     files = bundle.unpack(store.get(where).data, expected)
-    segments.check(files, segment.index, segment.definition, rows=segment.rows, where=where)
+    fingerprint, identity = segment.definition, generation.path
+    segments.check(files, segment.index, fingerprint, rows=segment.rows, identity=identity, where=where)
     return files
 
 
 def _packed(parts: Mapping[str, bytes], definition: IndexDefinition, generation: Generation) -> Bundle:
     fingerprint = segments.fingerprint_of(definition)
     properties = {"index": definition.name, segments.DEFINITION: fingerprint}
-    return bundle.pack(parts, identity=generation.path, properties=properties)
+    files = segments.bound(parts, definition, generation.path)
+    return bundle.pack(files, identity=generation.path, properties=properties)
