@@ -23,6 +23,7 @@ BENCHMARKS = (
     "reads",
     "remote_reads",
     "bitmaps",
+    "hybrid_quality",
     "index_upkeep",
     "read_memory",
     "read_client",

@@ -84,6 +84,12 @@ def test_the_small_benchmark_of_index_upkeep_prints_what_was_written_and_how_man
     assert all(0 < each["value"] <= 6 for each in segments)
 
 
+def test_the_small_benchmark_of_hybrid_quality_prints_words_vector_and_both() -> None:
+    metrics = _metrics("hybrid_quality")
+    assert [each["name"].split(", ", 2)[2] for each in metrics] == ["words", "vector", "both, rrf", "both, linear"]
+    assert [each["value"] for each in metrics] == [1] * 4, "of two subjects nobody mistakes one for the other"
+
+
 def test_the_small_benchmark_of_read_clients_prints_every_work_beside_both_peers() -> None:
     metrics = _metrics("read_client")
     assert {metric["against"] for metric in metrics} == {"boto3", "obstore"}
