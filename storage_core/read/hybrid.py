@@ -13,6 +13,7 @@ from storage_core.foreign_text import quoted
 from storage_core.index import fulltext
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
+from storage_core.index.fulltext import Hit
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import search as by_one
@@ -20,15 +21,14 @@ from storage_core.read.fusion import fusion_of
 from storage_core.read.hybrid_answer import Answer
 from storage_core.read.hybrid_question import asks_several, names_of, only_index, parts_of
 from storage_core.read.overlay import take_apart
-from storage_core.read.search_attempts import attempted
-from storage_core.read.search_base import Base
+from storage_core.read.search_attempts import attempted_by_several
 from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_matched import Matched
 from storage_core.read.search_order import Best
-from storage_core.read.search_question import Part
-from storage_core.read.search_sources import sources
+from storage_core.read.search_question import Part, page
+from storage_core.read.search_sources import sources_of_several
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter
@@ -73,7 +73,7 @@ def search(
     and which rows meet the filter, is looked up once for all. With a filter by text all its matches are held in memory.
     """
     how, kept = fusion_of(fusion), kept or Kept()
-    most, skipped = by_one.page(limit, offset)
+    first, after = page(limit, offset)
     if boosts is not None and not isinstance(boosts, Mapping):
         raise InvalidInput(f"boosts are {quoted(boosts)}; give a number by the name of a column")
     if not asks_several(index, query=query, vector=vector):
@@ -90,12 +90,14 @@ def search(
     overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
 
     def best(covered: Sequence[Coverage], cached: SegmentCache) -> pa.Table:
-        base = Base(store, snapshot, covered[0], overlay, cache=cached, kept=kept)
-        wanted = None if filter is None else RowFilter(store, snapshot, filter, limits=limits, kept=kept)
-        found = [sources(base.by(each)) for each in covered]
+        wanted = None
+        if filter is not None:
+            bitmaps, values = kept.verified.bitmaps, kept.values
+            wanted = RowFilter(store, snapshot, filter, limits=limits, parts=bitmaps, values=values)
+        found = sources_of_several(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
         split = len(parts.filtering)
         matched = [
-            _matched(Live(own, wanted), each, kept=kept, root=cached.root)
+            Matched(own, _hits(Live(own, wanted), each, kept=kept, root=cached.root), snapshot.config.primary_key)
             for own, each in zip(found[:split], parts.filtering, strict=True)
         ]
         lives = [Live(own, wanted, matched) for own in found[split:]]
@@ -105,19 +107,19 @@ def search(
             by_one.add_best(lives[number], parts.ranking[number], rows, window, kept=kept, root=cached.root)
             return rows
 
-        rows = Answer(snapshot, parts, names, how).rows(ranked, most)
+        rows = Answer(snapshot, parts, names, how).rows(ranked, first + after)
         lives[0].require_sound()
         return rows
 
     definitions = [each.definition for each in (*parts.filtering, *parts.ranking)]
-    return attempted(best, snapshot, definitions, kept=kept, cache_dir=cache_dir).slice(skipped)
+    return attempted_by_several(best, snapshot, definitions, kept=kept, cache_dir=cache_dir).slice(after)
 
 
-def _matched(live: Live, part: Part, *, kept: Kept, root: Path) -> Matched:
+def _hits(live: Live, part: Part, *, kept: Kept, root: Path) -> list[Hit]:
     """All rows that a text finds."""
     query = cast("fulltext.TextQuery", part.question)
     with kept.searchers.searcher(part.definition, live.sources, root) as searcher:
-        return Matched(live.sources, query.every_hit(searcher, live=live))
+        return query.every_hit(searcher, live=live)
 
 
 def explain(snapshot: Snapshot, *, index: object) -> dict[str, object]:

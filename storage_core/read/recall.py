@@ -20,7 +20,6 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import take_apart
 from storage_core.read.predicate import Filter
 from storage_core.read.search_attempts import attempted
-from storage_core.read.search_base import Base
 from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
@@ -78,10 +77,10 @@ def recall(
     overlay = take_apart(store, snapshot, (), footers=kept.verified.footers)
     wanted_rows = None
     if filter is not None:
-        wanted_rows = RowFilter(store, snapshot, filter, limits=limits, kept=kept)
+        wanted_rows = RowFilter(store, snapshot, filter, limits=limits, parts=kept.verified.bitmaps)
 
-    def measured(covered: Sequence[Coverage], cached: SegmentCache) -> Recall:
-        found = sources(Base(store, snapshot, covered[0], overlay, cache=cached, kept=kept))
+    def measured(covered: Coverage, cached: SegmentCache) -> Recall:
+        found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
         live = Live(found, wanted_rows)
         rows = [np.array(live.rows(each).to_array(), np.int64) for each in range(len(found))]
         live.require_sound()
@@ -102,7 +101,7 @@ def recall(
             rows=count,
         )
 
-    return attempted(measured, snapshot, [definition], kept=kept, cache_dir=cache_dir)
+    return attempted(measured, snapshot, definition, kept=kept, cache_dir=cache_dir)
 
 
 @dataclass(frozen=True, slots=True)

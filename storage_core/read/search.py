@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from storage_core.errors import InvalidInput
-from storage_core.foreign_text import quoted
 from storage_core.index import catch_up, fulltext, segments
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage, coverage
@@ -29,12 +27,11 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.overlay import take_apart
 from storage_core.read.search_attempts import attempted
-from storage_core.read.search_base import Base
 from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best, free_name
-from storage_core.read.search_question import Part, VectorQuery, index_for, question
+from storage_core.read.search_question import Part, VectorQuery, index_for, page, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
 from storage_core.read.search_vectors import DISTANCE, add_nearest, with_distance
@@ -119,35 +116,28 @@ def search(
     kept = kept or Kept()
     definition = index_for(snapshot, index, by_vector=vector is not None)
     parsed = question(definition, snapshot, query=query, vector=vector, syntax=syntax, boosts=boosts, nprobe=nprobe)
-    most, skipped = page(limit, offset)
+    first, after = page(limit, offset)
+    most = first + after
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
     overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
 
-    def best(covered: Sequence[Coverage], cached: SegmentCache) -> Best:
-        found = sources(Base(store, snapshot, covered[0], overlay, cache=cached, kept=kept))
+    def best(covered: Coverage, cached: SegmentCache) -> Best:
+        found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
         wanted = None
         if filter is not None:
-            wanted = RowFilter(store, snapshot, filter, limits=limits, kept=kept)
+            parts, values = kept.verified.bitmaps, kept.values
+            wanted = RowFilter(store, snapshot, filter, limits=limits, parts=parts, values=values)
         live, rows = Live(found, wanted), Best(snapshot, most, names)
         add_best(live, Part(definition, parsed), rows, most, kept=kept, root=cached.root)
         live.require_sound()
         return rows
 
-    rows = attempted(best, snapshot, [definition], kept=kept, cache_dir=cache_dir)
+    rows = attempted(best, snapshot, definition, kept=kept, cache_dir=cache_dir)
     score, distance = added_names(snapshot.schema)
-    found = rows.answer(names, offset=skipped, score=score)
+    found = rows.answer(names, offset=after, score=score)
     if not isinstance(parsed, VectorQuery):
         return found
     return with_distance(found, parsed.metric, score=score, distance=distance)
-
-
-def page(limit: object, offset: object) -> tuple[int, int]:
-    """Return how many of the best rows are needed, and how many of these are left out. Raises `InvalidInput`."""
-    if not _is_number(limit, least=1):
-        raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
-    if not _is_number(offset, least=0):
-        raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
-    return cast("int", limit) + cast("int", offset), cast("int", offset)
 
 
 def add_best(live: Live, part: Part, rows: Best, most: int, *, kept: Kept, root: Path) -> None:
@@ -184,10 +174,6 @@ def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
         "segments": {split: list(paths) for split, paths in sorted(covered.answers.items())},
         "scanned": [add.path for add in covered.missing],
     }
-
-
-def _is_number(given: object, *, least: int) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and given >= least
 
 
 def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Matches:

@@ -53,24 +53,24 @@ class Base:
         *,
         cache: SegmentCache,
         kept: Kept,
+        hidden: Hidden | None = None,
     ) -> None:
-        """Look at nothing yet."""
-        self.store, self.snapshot, self.covered, self.cache, self.overlay = store, snapshot, covered, cache, overlay
+        """Look at nothing yet. `hidden` is shared with the bases of other indexes of the same search."""
+        self.store, self.snapshot, self.covered, self.cache = store, snapshot, covered, cache
         self._kept, self._first = kept, first_column(snapshot)
         self._nearest = Nearest.of(covered.segments.values())
         self._moved = by_input(covered.translations.values())
         self._reading = _Locks()
         self._hidden, self._unanswered = _Once[BitMap](), _Once[BitMap]()
-
-    def by(self, covered: Coverage) -> Base:
-        """Return the same for another index. What is hidden is looked up once for both."""
-        other = Base(self.store, self.snapshot, covered, self.overlay, cache=self.cache, kept=self._kept)
-        other._hidden = self._hidden
-        return other
+        self._overlay = overlay
+        if hidden is not None:
+            self._hidden = hidden
 
     def hidden(self, split: str) -> BitMap:
         """Return the rows of a split that are no answer; see `Overlay.deleted`, which is asked once per split."""
-        return self._hidden(split, lambda: self.overlay.deleted(self.store, self.snapshot, self.snapshot.splits[split]))
+        return self._hidden(
+            split, lambda: self._overlay.deleted(self.store, self.snapshot, self.snapshot.splits[split])
+        )
 
     def unanswered(self, split: str) -> BitMap:
         """Return the rows of a split that no segment answers for. Requests: those of the maps that lead to it."""
@@ -238,6 +238,10 @@ class _Once(Generic[_Value]):
             if name not in self._values:
                 self._values[name] = make()
             return self._values[name]
+
+
+Hidden = _Once[BitMap]
+"""Rows of splits that are no answer, by path."""
 
 
 def _is_ours(add: Add) -> bool:

@@ -17,6 +17,7 @@ from pyroaring import BitMap
 from storage_core.engine.sandbox.pool import prepare
 from storage_core.engine.statement import TABLE
 from storage_core.formats.translation_map import Rows
+from storage_core.index.bitmap_parts import BitmapParts
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.bitmap_pruning import UNKNOWN, Answer, Bitmaps
@@ -25,7 +26,6 @@ from storage_core.read.columns_read import columns_of
 from storage_core.read.predicate import And, Filter, Opaque, Or, Predicate
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
-from storage_core.read.search_kept import Kept
 from storage_core.read.source import Source
 from storage_core.rows.codes import Mask
 from storage_core.settings.query import QueryLimits
@@ -55,22 +55,25 @@ class RowFilter:
         wanted: Filter,
         *,
         limits: QueryLimits | None,
-        kept: Kept,
+        parts: BitmapParts,
+        values: KeptValues | None = None,
     ) -> None:
-        """Start the process that may be asked later. Raises `Unavailable` where the system gives none."""
+        """Start the process that may be asked later. Raises `Unavailable` where the system gives none.
+
+        What it says of rows is kept in `values`; without them for this filter only.
+        """
         self._snapshot = snapshot
         self._wanted = wanted
         self._limits = QueryLimits() if limits is None else limits
         self._condition = str(wanted.expression)
         # A condition that is not understood may be another at another time: what is known of it ends with the search.
-        self._kept = kept.values if _is_lasting(wanted.predicate) else KeptValues()
+        self._kept = values if values is not None and _is_lasting(wanted.predicate) else KeptValues()
         self._name = ("filter", self._condition, snapshot.table_id, snapshot.version)
         self._answers: dict[str, Answer] = {}
         names = snapshot.schema.names
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
         self._predicate = in_columns(wanted.predicate, names)
-        parts = kept.verified.bitmaps
         self._bitmaps = Bitmaps(store, snapshot, self._predicate, columns=self.columns, parts=parts, is_bounded=False)
         self._is_judged = self._bitmaps.is_exact  # whose values are those of the columns' types
         if not self._is_judged:

@@ -12,7 +12,7 @@ from storage_core.formats.translation_map import Rows
 from storage_core.index.fulltext import Hit
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.search_filter import RowFilter
-from storage_core.read.search_matched import Matched
+from storage_core.read.search_matched import Matched, among
 from storage_core.read.search_source import Source
 from storage_core.rows.codes import Mask
 
@@ -95,7 +95,7 @@ class Live:
         met = {source: np.ones(len(own), np.bool_) for source, own in rows.items()}
         for source, own in rows.items():
             for matched in self._matched:
-                met[source] &= matched.mask(self.sources, source, own)
+                met[source] &= matched.mask(self.sources[source], own)
         if self._filter is not None:
             self._judge(rows, met, self._filter)
         return met
@@ -111,9 +111,9 @@ class Live:
         for source, split, which, there in in_split:
             answer, known = answers[split], wanted.known(split)
             if answer.rows is not None:
-                met[source][which] &= _among(there, answer.rows)
-            is_judged = _among(there, known.judged)
-            met[source][which] &= ~is_judged | _among(there, known.met)
+                met[source][which] &= among(there, answer.rows)
+            is_judged = among(there, known.judged)
+            met[source][which] &= ~is_judged | among(there, known.met)
             left[source][which] &= met[source][which] & ~is_judged & (not answer.is_exact)
         unknown = {source: np.flatnonzero(own) for source, own in left.items() if own.any()}
         if not unknown:
@@ -130,10 +130,3 @@ class Live:
             is_new = left[source][which]
             if is_new.any():
                 wanted.note(split, there[is_new], met[source][which][is_new])
-
-
-def _among(rows: Rows, bitmap: BitMap) -> Mask:
-    """Return which of the rows the bitmap has."""
-    common = BitMap(rows.astype(np.uint32)) & bitmap if bitmap else bitmap
-    found: Mask = np.isin(rows, np.array(common.to_array(), np.int64)) if common else np.zeros(len(rows), np.bool_)
-    return found

@@ -149,12 +149,12 @@ class Best:
 
 def best_first(scores: pa.ChunkedArray, rows: pa.Table, columns: Sequence[str]) -> Positions:
     """Return the order of rows: by score, and among equal scores by these columns."""
-    coded = [codes(scores, descending=True), *(_codes_of(rows.column(name)) for name in columns)]
+    coded = [codes(scores, descending=True), *(codes_of(rows.column(name)) for name in columns)]
     return sorted_order(pack(coded, rows.num_rows))
 
 
-def _codes_of(column: pa.ChunkedArray) -> Codes:
-    """Lists, structs and maps have no order of their own, so they are ordered as text."""
+def codes_of(column: pa.ChunkedArray) -> Codes:
+    """Return the codes of one of the `tie_columns`: lists, structs and maps, which have no order, go by their text."""
     if pa.types.is_nested(column.type):
         column = pa.chunked_array([[None if each is None else repr(each) for each in column.to_pylist()]], pa.string())
     return codes(column)

@@ -20,9 +20,15 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.bundle import checksum
 from storage_core.formats.translation_map import Rows
+from storage_core.index.cache import SegmentCache
+from storage_core.index.coverage import Coverage
 from storage_core.log.actions import IndexSegment
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
-from storage_core.read.search_base import Base
+from storage_core.read.search_base import Base, Hidden
+from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between
 from storage_core.read.search_source import InSplit, Source, require_within, usable
 from storage_core.read.search_unmerged import unmerged_sources, unpacked
@@ -31,13 +37,37 @@ from storage_core.split.read import open_split
 _logger = logging.getLogger(__name__)
 
 
-def sources(base: Base) -> list[Source]:
+def sources(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    *,
+    covered: Coverage,
+    overlay: Overlay,
+    cache: SegmentCache,
+    kept: Kept,
+) -> list[Source]:
     """Return the sources of a search: of the base, generations by region and number, what is in neither.
 
-    Of the base first what has no segment, by split, then the segments by path. What is not in the base is in the same
-    sources, in the same order, for every index.
+    Of the base first what has no segment, by split, then the segments by path.
     """
-    return [*_gaps(base), *_indexed(base), *unmerged_sources(base.store, base.covered, base.cache, base.overlay)]
+    return sources_of_several(store, snapshot, [covered], overlay=overlay, cache=cache, kept=kept)[0]
+
+
+def sources_of_several(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    covered: Sequence[Coverage],
+    *,
+    overlay: Overlay,
+    cache: SegmentCache,
+    kept: Kept,
+) -> list[list[Source]]:
+    """Return the sources of a search by several indexes, for each index its own. What is hidden is looked up once."""
+    found, hidden = list[list[Source]](), Hidden()
+    for each in covered:
+        base = Base(store, snapshot, each, overlay, cache=cache, kept=kept, hidden=hidden)
+        found.append([*_gaps(base), *_indexed(base), *unmerged_sources(store, each, cache, overlay)])
+    return found
 
 
 def _gaps(base: Base) -> Iterator[Source]:
