@@ -23,6 +23,7 @@ BENCHMARKS = (
     "reads",
     "remote_reads",
     "bitmaps",
+    "key_index",
     "read_memory",
     "read_client",
     "startup",

@@ -31,10 +31,7 @@ from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
 
 REQUEST_BYTES: Final = 2**20
-"""Fetching so much takes about as long as a request."""
-
-GAP_BYTES: Final = 128 * 2**10
-"""Between blocks that are wanted so much is fetched with them, rather than by a request for each."""
+"""Fetching so much takes about as long as a request, so blocks with no more between them are fetched by one."""
 
 _AT_ONCE: Final = 4
 _FIRST: Final = len(bundle.MAGIC + bundle.VERSION)
@@ -90,11 +87,10 @@ class KeyReading:
     def _block_cost(self, segment: IndexSegment, hashes: Hashes) -> tuple[int, int]:
         layout = layout_of(segment)
         wanted = np.unique(layout.blocks_of(hashes)).tolist()
-        missing = sum(self.kept.get(_name(segment, each)) is None for each in wanted)
         size = layout.block_bytes
-        # Blocks with small gaps between them are one range.
-        is_all = missing * (size + GAP_BYTES) >= layout.blocks * size
-        return (min(missing, 1), layout.blocks * size) if is_all and missing > 1 else (missing, missing * size)
+        missing = [_FIRST + each * size for each in wanted if self.kept.get(_name(segment, each)) is None]
+        ranges = _runs(missing, size)
+        return len(ranges), sum(end - start for start, end in ranges)
 
     def _rows(self, segment: IndexSegment, hashes: Hashes) -> Positions:
         keys = self._whole(segment) if segment.origins is not None else self._blocks(segment, hashes)
@@ -193,7 +189,7 @@ def _runs(starts: Sequence[int], size: int) -> list[tuple[int, int]]:
     """The ranges that have blocks of one size, which begin at these ascending places, and small gaps between them."""
     found: list[tuple[int, int]] = []
     for start in starts:
-        if found and start - found[-1][1] <= GAP_BYTES:
+        if found and start - found[-1][1] <= REQUEST_BYTES:
             found[-1] = (found[-1][0], start + size)
         else:
             found.append((start, start + size))

@@ -92,7 +92,7 @@ def row(key: Key, n: int) -> Row:
 
 
 class Judged:
-    """A table, what it is told, and how often a split was left out of a lookup by the index."""
+    """A table, what it is told, and of how many splits the index answered in all."""
 
     def __init__(self) -> None:
         self.table = KeyedTable(MemoryStore(f"key-index-{next(_names)}")).create(SCHEMA, CONFIG)
@@ -100,7 +100,7 @@ class Judged:
         self.rows: dict[Key, Row] = {}
         self.flushed: dict[Key, Row] = {}
         self.merged: dict[Key, Row] = {}
-        self.told = 0
+        self.answered = 0
 
     def judge(self) -> None:
         """Fail unless each lookup of the base finds what was merged, cold and by a process that stays."""
@@ -114,13 +114,13 @@ class Judged:
             kept, one = KeptValues(), wanted.slice(number, 1)
             found = lookup.get_many(self.table.store, head, one, verified=Verified(), kept=kept)
             assert found == expected[number : number + 1]
-        self.told += self._told(head, wanted)
+        self.answered += self._answered(head, wanted)
 
-    def _told(self, head: Snapshot, wanted: pa.Table) -> int:
+    def _answered(self, head: Snapshot, wanted: pa.Table) -> int:
         index = IndexedKeys.of(
             self.table.store, head, wanted, splits=len(head.splits), verified=Verified(), kept=KeptValues()
         )
-        return 0 if index is None else sum(index.told(add).places is not None for add in head.splits.values())
+        return 0 if index is None else sum(index.of_split(add).places is not None for add in head.splits.values())
 
     def index(self, planned: Snapshot) -> None:
         plan = catch_up.plan(planned, INDEX.name)
@@ -177,6 +177,6 @@ def test_lookups_and_merges_with_the_index_equal_a_dictionary(taken: list[tuple[
                 table.clock.now += 5_000
                 collect(table.store, table.log, clock=table.clock)
         judged.judge()
-    event(f"told of {min(judged.told, 9)} splits or more")
-    assert judged.told or not judged.merged, "caught up, the index answers for all splits"
+    event(f"told of {min(judged.answered, 9)} splits or more")
+    assert judged.answered or not judged.merged, "caught up, the index answers for all splits"
     assert fsck(table.store, clock=table.clock, deep=True).clean
