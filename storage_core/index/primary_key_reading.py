@@ -8,7 +8,7 @@ lookups fetch all of it in a few requests. A segment over a part of a split is f
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -125,7 +125,7 @@ class KeyReading:
         layout = layout_of(segment)
         wanted = np.unique(layout.blocks_of(hashes)).tolist()
         found = {each: self.kept.get(_name(segment, each)) for each in wanted}
-        missing = [each for each, keys in found.items() if not isinstance(keys, Keys)]
+        missing = {each for each, keys in found.items() if not isinstance(keys, Keys)}
         if missing:
             for number, data in self._fetched(segment, layout, self._with_neighbours(segment, layout, missing)):
                 keys = primary_key.block(data, layout, segments.segment_id(segment), where=segment.path)
@@ -133,7 +133,7 @@ class KeyReading:
                 found[number] = keys
         return Keys.joined([keys for _, keys in sorted(found.items()) if isinstance(keys, Keys)])
 
-    def _with_neighbours(self, segment: IndexSegment, layout: Layout, missing: Sequence[int]) -> list[int]:
+    def _with_neighbours(self, segment: IndexSegment, layout: Layout, missing: Collection[int]) -> list[int]:
         """The blocks to fetch: each time that a segment is asked, twice as many beside each that is wanted."""
         asked = self.kept.get(_name(segment, "asked"))
         times = asked if isinstance(asked, int) else 0
@@ -141,7 +141,8 @@ class KeyReading:
         run = min(2**times, layout.blocks)
         starts = sorted({each // run * run for each in missing})
         beside = (number for start in starts for number in range(start, min(start + run, layout.blocks)))
-        return [each for each in beside if self.kept.get(_name(segment, each)) is None]
+        # One that is missing may be in `kept` by now, thanks to another thread; it is wanted here all the same.
+        return [each for each in beside if each in missing or self.kept.get(_name(segment, each)) is None]
 
     def _fetched(self, segment: IndexSegment, layout: Layout, blocks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
         """Yield these blocks, ascending, from the cache on disk or the store; they are cached if all were taken."""

@@ -20,6 +20,7 @@ from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
 from storage_core.index import catch_up
 from storage_core.objectstore.meter import RequestMeter
+from storage_core.objectstore.prefetch import all_of
 from storage_core.objectstore.resolve import open_store
 from storage_core.region import merge as merging
 from storage_core.region.merge_work import MergeWork
@@ -287,6 +288,13 @@ def test_a_damaged_segment_is_a_warning_and_no_other_answer(kind: Damage, caplog
     assert "is not usable" in caplog.text
     found = fsck(open_store(table.uri), clock=RealTime(table.store).clock, deep=True).findings
     assert {each.key for each in found if each.kind in (Kind.SEGMENT_DAMAGED, Kind.SEGMENT_MISSING)} >= {paths[1]}
+
+
+def test_threads_that_share_a_table_find_every_row() -> None:
+    opened = Table.open(with_index(filled()).uri)
+    numbers = range(0, SPLITS * ROWS, 331)
+    found = all_of(lambda number: opened.get(key(number), consistency="snapshot"), numbers, 8)
+    assert [each and each["n"] for each in found] == [*numbers]
 
 
 @pytest.mark.spark
