@@ -25,6 +25,7 @@ BENCHMARKS = (
     "bitmaps",
     "hybrid_quality",
     "index_upkeep",
+    "key_index",
     "read_memory",
     "read_client",
     "startup",

@@ -8,7 +8,7 @@ lookups fetch all of it in a few requests. A segment over a part of a split is f
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,10 +31,7 @@ from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
 
 REQUEST_BYTES: Final = 2**20
-"""Fetching so much takes about as long as a request."""
-
-GAP_BYTES: Final = 128 * 2**10
-"""Between blocks that are wanted so much is fetched with them, rather than by a request for each."""
+"""Fetching so much takes about as long as a request, so blocks with no more between them are fetched by one."""
 
 _AT_ONCE: Final = 4
 _FIRST: Final = len(bundle.MAGIC + bundle.VERSION)
@@ -90,11 +87,10 @@ class KeyReading:
     def _block_cost(self, segment: IndexSegment, hashes: Hashes) -> tuple[int, int]:
         layout = layout_of(segment)
         wanted = np.unique(layout.blocks_of(hashes)).tolist()
-        missing = sum(self.kept.get(_name(segment, each)) is None for each in wanted)
         size = layout.block_bytes
-        # Blocks with small gaps between them are one range.
-        is_all = missing * (size + GAP_BYTES) >= layout.blocks * size
-        return (min(missing, 1), layout.blocks * size) if is_all and missing > 1 else (missing, missing * size)
+        missing = [_FIRST + each * size for each in wanted if self.kept.get(_name(segment, each)) is None]
+        ranges = _runs(missing, size)
+        return len(ranges), sum(end - start for start, end in ranges)
 
     def _rows(self, segment: IndexSegment, hashes: Hashes) -> Positions:
         keys = self._whole(segment) if segment.origins is not None else self._blocks(segment, hashes)
@@ -129,7 +125,7 @@ class KeyReading:
         layout = layout_of(segment)
         wanted = np.unique(layout.blocks_of(hashes)).tolist()
         found = {each: self.kept.get(_name(segment, each)) for each in wanted}
-        missing = [each for each, keys in found.items() if not isinstance(keys, Keys)]
+        missing = {each for each, keys in found.items() if not isinstance(keys, Keys)}
         if missing:
             for number, data in self._fetched(segment, layout, self._with_neighbours(segment, layout, missing)):
                 keys = primary_key.block(data, layout, segments.segment_id(segment), where=segment.path)
@@ -137,7 +133,7 @@ class KeyReading:
                 found[number] = keys
         return Keys.joined([keys for _, keys in sorted(found.items()) if isinstance(keys, Keys)])
 
-    def _with_neighbours(self, segment: IndexSegment, layout: Layout, missing: Sequence[int]) -> list[int]:
+    def _with_neighbours(self, segment: IndexSegment, layout: Layout, missing: Collection[int]) -> list[int]:
         """The blocks to fetch: each time that a segment is asked, twice as many beside each that is wanted."""
         asked = self.kept.get(_name(segment, "asked"))
         times = asked if isinstance(asked, int) else 0
@@ -145,7 +141,8 @@ class KeyReading:
         run = min(2**times, layout.blocks)
         starts = sorted({each // run * run for each in missing})
         beside = (number for start in starts for number in range(start, min(start + run, layout.blocks)))
-        return [each for each in beside if self.kept.get(_name(segment, each)) is None]
+        # One that is missing may be in `kept` by now, thanks to another thread; it is wanted here all the same.
+        return [each for each in beside if each in missing or self.kept.get(_name(segment, each)) is None]
 
     def _fetched(self, segment: IndexSegment, layout: Layout, blocks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
         """Yield these blocks, ascending, from the cache on disk or the store; they are cached if all were taken."""
@@ -193,7 +190,7 @@ def _runs(starts: Sequence[int], size: int) -> list[tuple[int, int]]:
     """The ranges that have blocks of one size, which begin at these ascending places, and small gaps between them."""
     found: list[tuple[int, int]] = []
     for start in starts:
-        if found and start - found[-1][1] <= GAP_BYTES:
+        if found and start - found[-1][1] <= REQUEST_BYTES:
             found[-1] = (found[-1][0], start + size)
         else:
             found.append((start, start + size))

@@ -41,7 +41,7 @@ _NAME: Final = ("key index",)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class KeyAnswer:
     """The `places` of the rows that may have one of the keys, ascending; None where it was not asked, and `why`."""
 
     places: Positions | None = None
@@ -61,12 +61,12 @@ class Tally:
     bytes: int = 0
     not_asked: Counter[str] = field(default_factory=Counter)
 
-    def add(self, add: Add, told: Told) -> bool:
+    def add(self, add: Add, answer: KeyAnswer) -> bool:
         """Note what was told of a split, and return whether it is left out."""
-        self.requests += told.requests
-        self.bytes += told.bytes
-        self.not_asked.update([told.why] if told.why else [])
-        if told.places is None or len(told.places):
+        self.requests += answer.requests
+        self.bytes += answer.bytes
+        self.not_asked.update([answer.why] if answer.why else [])
+        if answer.places is None or len(answer.places):
             return False
         self.splits += 1
         self.left_out_bytes += add.size
@@ -116,21 +116,21 @@ class IndexedKeys:
         """Return the tally of a lookup, which nothing was told yet."""
         return Tally(self.index.definition.name)
 
-    def told(self, add: Add) -> Told:
+    def of_split(self, add: Add) -> KeyAnswer:
         """Return what the index tells of a split. Requests: those of `KeyReading.places`, where it is asked."""
         found = self.index.answering_of(add) if add.numRecords else None
         if found is None:
-            return Told(why=UNCOVERED)
+            return KeyAnswer(why=UNCOVERED)
         reading = KeyReading(self.store, add, found, self.kept)
         try:
             if self._is_dear(reading):
-                return Told(why=DEAR)
+                return KeyAnswer(why=DEAR)
             places = reading.places(self.hashes)
         except (Corrupt, NotFound, Unsupported) as error:
             paths = ", ".join(each.path for each in found.segments)
             _logger.warning("segment %s is not usable, reading %s without it: %s", paths, add.path, error)
-            return Told(why=UNUSABLE, requests=reading.requests, bytes=reading.read_bytes)
-        return Told(places, "" if places is not None else UNCOVERED, reading.requests, reading.read_bytes)
+            return KeyAnswer(why=UNUSABLE, requests=reading.requests, bytes=reading.read_bytes)
+        return KeyAnswer(places, "" if places is not None else UNCOVERED, reading.requests, reading.read_bytes)
 
     def _is_dear(self, reading: KeyReading) -> bool:
         requests, size = self._without(reading.add)

@@ -84,12 +84,12 @@ def rows(
     from storage_core.split.conform import conform_split
     from storage_core.split.read import open_split
 
-    told = None if index is None else index.told(add).places
-    if told is not None and not len(told):
+    named = None if index is None else index.of_split(add).places
+    if named is not None and not len(named):
         return
     path = verified.path(store, add)
     opened = cache(lambda: open_split(store, add.as_written, whole=False, file_path=path, footers=verified.footers))
-    places = key_places.find(add, opened, wanted, kept) if told is None else told
+    places = key_places.find(add, opened, wanted, kept) if named is None else named
     if len(places) and add.deletionVector is not None:
         places = places[~np.isin(places, _deleted(store, add, kept))]
     if not len(places):

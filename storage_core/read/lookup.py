@@ -87,7 +87,7 @@ def get_many(
     requested = wanted if newer is None else fold.left_open([newer], wanted)
 
     splits = key_splits.candidates(snapshot, requested, kept) if requested.num_rows else ()
-    index = index_of(store, snapshot, requested, splits=len(splits), verified=verified, kept=kept)
+    index = key_index(store, snapshot, requested, splits=len(splits), verified=verified, kept=kept)
 
     def of_split(add: Add) -> list[pa.Table]:
         return list(key_splits.rows(store, add, requested, snapshot.schema, verified=verified, kept=kept, index=index))
@@ -104,7 +104,7 @@ def get_many(
     return [by_code.get(each) for each in requested_codes.tolist()]
 
 
-def index_of(
+def key_index(
     store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, splits: int, verified: Verified, kept: KeptValues
 ) -> IndexedKeys | None:
     """Return `IndexedKeys.of`, None at once for a table without segments."""

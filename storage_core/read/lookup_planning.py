@@ -15,8 +15,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.meter import MeteredStore, RequestMeter
 from storage_core.read import key_splits
 from storage_core.read.as_of import At
-from storage_core.read.indexed_keys import Told
-from storage_core.read.lookup import index_of, left_to_base
+from storage_core.read.indexed_keys import KeyAnswer
+from storage_core.read.lookup import key_index, left_to_base
 from storage_core.read.lookup_plan import LookupPlan, RegionPlan
 from storage_core.read.plan import TablePlan
 from storage_core.read.pruning import PruneStep
@@ -92,13 +92,13 @@ class _Base:
         splits = tuple(key_splits.candidates(snapshot, wanted, self.kept)) if wanted.num_rows else ()
         out = len(snapshot.splits) - len(splits), snapshot.bytes - sum(add.size for add in splits)
         steps = [PruneStep("bounds of keys" if wanted.num_rows else "newer records", *out)]
-        index = index_of(self.store, snapshot, wanted, splits=len(splits), verified=self.verified, kept=self.kept)
+        index = key_index(self.store, snapshot, wanted, splits=len(splits), verified=self.verified, kept=self.kept)
         tally = None if index is None else index.tally()
-        told = {add.path: Told() if index is None else index.told(add) for add in splits}
+        answers = {add.path: KeyAnswer() if index is None else index.of_split(add) for add in splits}
         if tally is not None:
-            splits = tuple(add for add in splits if not tally.add(add, told[add.path]))
+            splits = tuple(add for add in splits if not tally.add(add, answers[add.path]))
             steps.append(tally.step)
-        parts = [self._part(add, wanted, told[add.path].places) for add in splits]
+        parts = [self._part(add, wanted, answers[add.path].places) for add in splits]
         if parts:
             steps.append(PruneStep("row groups", 0, 0, sum(each.groups_left_out for each in parts)))
         return TablePlan(
@@ -116,14 +116,14 @@ class _Base:
             newer_records=0 if records is None else records.num_rows,
         )
 
-    def _part(self, add: Add, wanted: pa.Table, told: Positions | None) -> _Part:
+    def _part(self, add: Add, wanted: pa.Table, named: Positions | None) -> _Part:
         path = self.store.local_path(add.path)
         held = self.verified.footers.held(add) is not None
         footers = self.verified.footers if held else Footers()
         opened = open_split(self.store, add.as_written, whole=False, file_path=path, footers=footers)
         groups = admitting(opened.bounds, opened.row_groups, wanted)
-        if told is not None:
-            groups = np.unique(np.searchsorted(opened.first_rows, told, side="right") - 1).tolist()
+        if named is not None:
+            groups = np.unique(np.searchsorted(opened.first_rows, named, side="right") - 1).tolist()
         vectors = int(add.deleted_rows is not None and add.deleted_rows.path is not None)
         left_out = opened.row_groups - len(groups)
         if not opened.is_ranged:
@@ -141,7 +141,7 @@ class _Base:
 
         def ranges() -> Iterator[tuple[int, int]]:
             for group in groups:
-                if told is None and not key_places.is_kept(add, group, self.kept):
+                if named is None and not key_places.is_kept(add, group, self.kept):
                     yield from requests_for(places[group, keys])
                 yield from requests_for(places[group])
 

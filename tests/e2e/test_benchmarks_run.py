@@ -90,6 +90,13 @@ def test_the_small_benchmark_of_hybrid_quality_prints_words_vector_and_both() ->
     assert [each["value"] for each in metrics] == [1] * 4, "of two subjects nobody mistakes one for the other"
 
 
+def test_the_small_benchmark_of_key_indexes_prints_lookups_and_merges_with_the_index_and_without() -> None:
+    metrics = _metrics("key_index")
+    assert {metric["against"] for metric in metrics} == {"without the index", None}
+    for what in ("get of a row", "get of none", "get_many of 10", "merge of 2 changes"):
+        assert any(metric["name"].endswith(f"{what}, requests") for metric in metrics), what
+
+
 def test_the_small_benchmark_of_read_clients_prints_every_work_beside_both_peers() -> None:
     metrics = _metrics("read_client")
     assert {metric["against"] for metric in metrics} == {"boto3", "obstore"}

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
+from jobs import catch_up as catch_up_job
+from jobs import merge as merge_job
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
+from storage_core import creation
 from storage_core.errors import InvalidInput
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
 from storage_core.index import catch_up
 from storage_core.objectstore.meter import RequestMeter
+from storage_core.objectstore.prefetch import all_of
 from storage_core.objectstore.resolve import open_store
 from storage_core.region import merge as merging
 from storage_core.region.merge_work import MergeWork
@@ -281,3 +288,27 @@ def test_a_damaged_segment_is_a_warning_and_no_other_answer(kind: Damage, caplog
     assert "is not usable" in caplog.text
     found = fsck(open_store(table.uri), clock=RealTime(table.store).clock, deep=True).findings
     assert {each.key for each in found if each.kind in (Kind.SEGMENT_DAMAGED, Kind.SEGMENT_MISSING)} >= {paths[1]}
+
+
+def test_threads_that_share_a_table_find_every_row() -> None:
+    opened = Table.open(with_index(filled()).uri)
+    numbers = range(0, SPLITS * ROWS, 331)
+    found = all_of(lambda number: opened.get(key(number), consistency="snapshot"), numbers, 8)
+    assert [each and each["n"] for each in found] == [*numbers]
+
+
+@pytest.mark.spark
+def test_the_jobs_catch_up_and_merge_with_it_on_spark(tmp_path: Path, spark: Spark) -> None:
+    table = filled(str(tmp_path / "t"))
+    settings = replace(table.config, indexes=(KEYS,)).to_configuration()
+    creation.configure(table.log, table.snapshot, settings)
+    report = catch_up_job.run(JobRequest(table_uri=table.uri), spark)
+    assert report.status == "committed"
+    assert catch_up.watermark(table.refresh().snapshot, "keys") == table.version
+    with table.writer() as writer:
+        writer.patch([{"id": key(4_321), "n": -1}])
+        writer.delete([key(17)])
+        writer.flush()
+    assert merge_job.run(JobRequest(table_uri=table.uri), spark).status == "committed"
+    found = lookup(table, key(4_321), key(17), key(18)).found
+    assert [each and each["n"] for each in found] == [-1, None, 18]

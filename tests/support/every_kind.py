@@ -33,8 +33,9 @@ from tests.support.merge_plan import plan as plan_compaction
 
 SCHEMA = pa.schema([pa.field("id", pa.string(), nullable=False), ("status", pa.int32()), ("text", pa.string())])
 INDEX = IndexDefinition("by_status", "bitmap", ("status",))
+KEYS = IndexDefinition("keys", "primary_key", ("id",))
 CONFIG = TableConfig(
-    primary_key=("id",), checkpoint_interval=3, indexes=(INDEX,), version_retention_ms=1_000, gc_horizon_ms=1_000
+    primary_key=("id",), checkpoint_interval=3, indexes=(INDEX, KEYS), version_retention_ms=1_000, gc_horizon_ms=1_000
 )
 FOREIGN = "notes.txt"
 
@@ -161,8 +162,9 @@ def _compact(table: KeyedTable) -> None:
 
 
 def _catch_up(table: KeyedTable) -> None:
-    snapshot = table.snapshot
-    planned = catch_up.plan(snapshot, INDEX.name)
-    built = [catch_up.execute(table.store, work, ids=table.ids) for work in planned.work]
-    if actions := planned.actions(built):
-        table.log.commit(snapshot, actions, operation="CATCH UP")
+    for index in (INDEX, KEYS):
+        snapshot = table.snapshot
+        planned = catch_up.plan(snapshot, index.name)
+        built = [catch_up.execute(table.store, work, ids=table.ids) for work in planned.work]
+        if actions := planned.actions(built):
+            table.log.commit(snapshot, actions, operation="CATCH UP")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import struct
 from decimal import Decimal
 
 import numpy as np
@@ -133,11 +134,17 @@ def test_every_damage_is_found_and_a_newer_format_is_named() -> None:
 
 
 @settings(max_examples=scaled(100), deadline=None)
-@given(data=st.binary(max_size=200), head=st.binary(min_size=8, max_size=8), rows=st.integers(0, 5))
-def test_hostile_files_are_a_typed_error(data: bytes, head: bytes, rows: int) -> None:
-    for each in (head, FORMAT.to_bytes(4, "little") + rows.to_bytes(4, "little")):
-        sound: dict[str, bytes | memoryview] = {KEYS: data, HEAD: each}
-        try:
-            primary_key.check(primary_key.bound(sound, "a"), rows=rows, identity="a", where=WHERE)
-        except TidemarkError as error:
-            assert isinstance(error, Corrupt | Unsupported)  # noqa: PT017  # whatever else is raised fails the test
+@given(data=st.data(), rows=st.integers(0, 5), form=st.sampled_from([FORMAT, FORMAT + 1]))
+def test_hostile_files_with_sound_checksums_are_a_typed_error_or_keys(
+    data: st.DataObject, rows: int, form: int
+) -> None:
+    length = data.draw(st.sampled_from([16 + 12 * rows, 12 * rows, 2**7]))
+    content = bytearray(data.draw(st.binary(min_size=length, max_size=length)))
+    content[8:16] = (data.draw(st.integers(0, rows + 1))).to_bytes(4, "little") + form.to_bytes(4, "little")
+    files: dict[str, bytes | memoryview] = {KEYS: bytes(content), HEAD: struct.pack("<II", FORMAT, rows)}
+    try:
+        every = primary_key.every_key(primary_key.bound(files, "a"), "a", where=WHERE)
+    except TidemarkError as error:
+        assert isinstance(error, Corrupt | Unsupported)  # noqa: PT017  # whatever else is raised fails the test
+    else:
+        assert sorted(every.rows.tolist()) == [*range(rows)]
