@@ -139,6 +139,22 @@ def catch_up(
     run_job(run, request, as_json=as_json)
 
 
+def merge_segments(
+    uri: Uri,
+    *,
+    index: Annotated[str | None, typer.Option(metavar="NAME", help="Only this index.")] = None,
+    dry_run: DryRun = False,
+    wait: Wait = None,
+    master: Master = LOCAL_SPARK,
+    as_json: Json = False,
+) -> None:
+    """Make one of many small index segments, as every catch-up does."""
+    from jobs.catch_up import run
+
+    request = replace(_of_table(uri, wait, dry_run=dry_run, master=master), index=index, merges_only=True)
+    run_job(run, request, as_json=as_json)
+
+
 def gc(
     uri: Uri,
     *,

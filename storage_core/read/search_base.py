@@ -13,9 +13,9 @@ from pyroaring import BitMap
 
 from storage_core.formats.translation_map import TranslationMap
 from storage_core.index.cache import SegmentCache
-from storage_core.index.coverage import Coverage, Nearest
+from storage_core.index.coverage import Coverage, Held, Nearest
 from storage_core.index.places import Places, Ways
-from storage_core.index.segments import ROWS, part_rows
+from storage_core.index.segments import part_rows
 from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.log.moves import by_input
 from storage_core.log.snapshot import Snapshot
@@ -205,10 +205,10 @@ class Base:
         with self._reading(translation.path):
             return self._kept.values.made(name, TranslationMap, read, lambda each: each.size_bytes)
 
-    def _part(self, segment: IndexSegment) -> BitMap:
-        with usable(segment.path):
-            directory = self.cache.segment(self.store, segment)
-            return part_rows((directory / ROWS).read_bytes(), segment)
+    def _part(self, held: Held) -> BitMap:
+        with usable(held.segment.path):
+            directory = self.cache.segment(self.store, held.segment)
+            return part_rows((directory / held.member.file).read_bytes(), held.segment, held.member)
 
 
 class _Locks:

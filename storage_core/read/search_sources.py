@@ -23,6 +23,7 @@ from storage_core.formats.translation_map import Rows
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
 from storage_core.log.actions import IndexSegment
+from storage_core.log.covered import is_over_one_split
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay
@@ -65,7 +66,7 @@ def _indexed(base: Base) -> Iterator[Source]:
         for path in paths:
             splits.setdefault(path, []).append(split)
     for path, segment in base.covered.segments.items():
-        if segment.origins is None and segment.covers[0] in base.snapshot.splits:
+        if is_over_one_split(segment) and segment.covers[0] in base.snapshot.splits:
             yield _Split(base, segment.covers[0], segment)
         else:
             yield _Moved(base, segment, tuple(splits[path]))
@@ -136,7 +137,7 @@ class _Split:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The rows of a segment over a part of a split, or over a split whose rows moved to `splits`."""
+    """The rows of a segment over several splits, a part of one, or one whose rows moved; they are in `splits`."""
 
     base: Base
     segment: IndexSegment

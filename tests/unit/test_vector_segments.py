@@ -12,6 +12,7 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt
 from storage_core.index import segments, vector
+from storage_core.log.covered import members
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.vectors import Floats, vector_type
 from storage_core.settings.index import IndexDefinition
@@ -78,7 +79,7 @@ def test_a_segment_over_a_part_of_a_split_keeps_its_rows_beside_the_files(tmp_pa
     files = segments.build_rows(rows_of(made(3)), index)
     added = segments.write(store, files, definition=index, covers="s", rows=9, ids=SeededIds(1), part=part)
     loaded = segments.load(store, added)
-    assert segments.part_rows(loaded[segments.ROWS], added) == part.rows
+    assert segments.part_rows(loaded[segments.ROWS], added, *members(added)) == part.rows
     found = {name: bytes(data) for name, data in loaded.items() if name != segments.ROWS}
     assert found == files
 
