@@ -1,4 +1,4 @@
-"""Upkeep in this process: `compact`, `sort`, `merge`, `expire`, `checkpoint`, `catch-up`, `gc`. Each runs its job."""
+"""Upkeep in this process: `compact`, `sort`, `merge`, `expire`, `checkpoint`, `catch-up`, … Each runs its job."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ class Base:
         self._nearest = Nearest.of(covered.segments.values())
         self._moved = by_input(covered.translations.values())
         self._reading = _Locks()
-        self._hidden, self._unanswered = _Once[BitMap](), _Once[BitMap]()
+        self._hidden, self._unanswered, self._parts = _Once[BitMap](), _Once[BitMap](), _Once[BitMap]()
+        self._directories = _Once[Path]()
         self._overlay = overlay
 
     def hidden(self, split: str) -> BitMap:
@@ -113,6 +114,10 @@ class Base:
         wanted = {each.column for each in conditions(condition)}
         reading = self._kept.verified.bitmaps.reading(self.store, segment, self.covered.definition)
         return rows_that_meet(condition, reading.columns(wanted) or {}, count)
+
+    def directory(self, segment: IndexSegment) -> Path:
+        """Return the directory with the files of a segment. One GET at most. Raises as `SegmentCache.segment` does."""
+        return self._directories(segment.path, lambda: self.cache.segment(self.store, segment))
 
     def count(self, split: str) -> int:
         """Return the rows of a split's file. No request, but for its footer where the log does not say."""
@@ -206,9 +211,13 @@ class Base:
             return self._kept.values.made(name, TranslationMap, read, lambda each: each.size_bytes)
 
     def _part(self, held: Held) -> BitMap:
-        with usable(held.segment.path):
-            directory = self.cache.segment(self.store, held.segment)
-            return part_rows((directory / held.member.file).read_bytes(), held.segment, held.member)
+        segment, member = held.segment, held.member
+
+        def found() -> BitMap:
+            with usable(segment.path):
+                return part_rows((self.directory(segment) / member.file).read_bytes(), segment, member)
+
+        return self._parts(f"{segment.path} {member.split}", found)
 
 
 class _Locks:

@@ -100,7 +100,7 @@ class _Split:
     def directory(self) -> Path:
         if self.segment is not None:
             try:
-                return self.base.cache.segment(self.base.store, self.segment)
+                return self.base.directory(self.segment)
             except (Corrupt, NotFound) as error:
                 found = (self.segment.path, self.path, error)
                 _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
@@ -156,7 +156,7 @@ class _Moved:
 
     def directory(self) -> Path:
         with usable(self.segment.path):
-            return self.base.cache.segment(self.base.store, self.segment)
+            return self.base.directory(self.segment)
 
     def matching(self, condition: Predicate) -> BitMap:
         with usable(self.segment.path):

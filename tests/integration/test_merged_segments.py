@@ -57,23 +57,6 @@ def merged(snapshot: Snapshot, index: str = "text") -> list[IndexSegment]:
     return [each for each in snapshot.segments.values() if each.index == index and each.coveredRows]
 
 
-def test_a_search_asks_a_bounded_number_of_segments_over_a_hundred_appends() -> None:
-    table, most, written = IndexedTable(), 0, 0
-    for number in range(100):
-        table.append([(0, TAG_VALUES[number % 4], WORDS[number % 6]) for _ in range(4)])
-        known = set(table.snapshot.segments)
-        table.catch_up("text")
-        written += sum(each.numRecords for each in merged(table.snapshot) if each.path not in known)
-        most = max(most, len(coverage(table.snapshot, TEXT).segments))
-        if number % 20 == 19:
-            table.compact()
-    assert most <= 2 * merging.FACTOR
-    assert table.retokenised == 400  # each row once
-    assert written <= 3 * 400  # a row is written once per tier
-    table.require_exact(table.snapshot)
-    require_as_built_anew(table)
-
-
 def test_answers_scores_and_watermarks_are_those_of_before() -> None:
     table = IndexedTable()
     appended(table, merging.FACTOR)

@@ -21,7 +21,6 @@ from tests.support.indexed_table import TAG_VALUES, TAGS, TEXT, WORDS, IndexedTa
 from tests.support.scale import scaled
 
 
-
 @pytest.fixture(autouse=True, scope="module")
 def few() -> Iterator[None]:
     """Two segments of a tier are merged already."""

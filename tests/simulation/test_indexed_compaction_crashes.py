@@ -1,4 +1,4 @@
-"""A compaction, catch-up or merge of segments of an indexed table ends at any request, before and after it takes effect.
+"""A compaction, catch-up or merge of segments ends at any request, before and after it takes effect.
 
 Every search finds what a scan finds then, the next run does what is left, and the collector takes what nobody named.
 """
