@@ -42,10 +42,10 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
             return job.report("nothing_to_do")
         work = [item for each in plans for item in each.work]
         merges = [item for each in plans for item in each.merges]
-        details: dict[str, object] = {
-            "segments_built": {each.index: len(each.work) for each in plans},
-            "segments_merged": {each.index: sum(len(item.segments) for item in each.merges) for each in plans},
-        }
+        details: dict[str, object] = {"segments_built": {each.index: len(each.work) for each in plans}}
+        if merges:
+            counts = {each.index: sum(len(item.segments) for item in each.merges) for each in plans}
+            details["segments_merged"] = counts
         if request.dry_run:
             return job.report("planned", metrics=Metrics(splits_in=len(work)), details=details)
         answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])

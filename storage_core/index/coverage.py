@@ -34,7 +34,7 @@ class Coverage:
     that no search of the snapshot uses, `rebuild` those in use that should be built anew. `without` is what it was
     asked not to use. `atoms` says, by live split and segment, over which splits the segment was built of the rows
     there, or for a part from which they came; `live_rows`, by segment, about how many of its rows are live; `moves`,
-    how often they moved at most.
+    how often they moved at most; `missing_rows`, about how many rows of a live split no segment answers for.
     """
 
     definition: IndexDefinition
@@ -49,6 +49,7 @@ class Coverage:
     atoms: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     live_rows: Mapping[str, float] = field(default_factory=dict)
     moves: Mapping[str, int] = field(default_factory=dict)
+    missing_rows: Mapping[str, float] = field(default_factory=dict)
 
 
 def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collection[str] = ()) -> Coverage:
@@ -74,6 +75,7 @@ def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collec
         atoms={pair: frozenset(found) for pair, found in traces.atoms.items()},
         live_rows=dict(traces.live_rows),
         moves=dict(traces.moves),
+        missing_rows=dict(traces.missing_rows),
     )
 
 
@@ -196,6 +198,7 @@ class _Traces:
     atoms: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     live_rows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     moves: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    missing_rows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @staticmethod
     def of(
@@ -275,6 +278,7 @@ class _Traces:
 
     def _miss(self, split: str, way: _Way) -> None:
         self.origins[way.live].add(split)
+        self.missing_rows[way.live] += way.share * self.rows.get(split, 0)
         self.to_missing |= way.translations
 
     def _use(self, held: Held, way: _Way, rows: int, atoms: Collection[str]) -> None:

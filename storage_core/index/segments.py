@@ -197,6 +197,8 @@ def _stored(
     store: ObjectStore, files: Mapping[str, bytes | memoryview], definition: IndexDefinition, split: str, *, ids: Ids
 ) -> IndexSegment:
     segment_id, fingerprint = ids.uuid(), fingerprint_of(definition)
+    is_trained = definition.kind == "vector"
+    training = {vector.TRAINING: vector.Training.in_files(files).to_object()} if is_trained else {}
     properties = {"index": definition.name, DEFINITION: fingerprint, "split": split}
     packed = bundle.pack(files, identity=segment_id, properties=properties)
     key = keys.segment_key(definition.name, segment_id)
@@ -211,7 +213,7 @@ def _stored(
         xxh3=packed.xxh3,
         footerOffset=packed.footer_offset,
         numRecords=0,
-        details={DEFINITION: fingerprint},
+        details={DEFINITION: fingerprint, **training},
     )
 
 

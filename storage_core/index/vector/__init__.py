@@ -9,15 +9,18 @@ from storage_core.index.vector.distances import exact
 from storage_core.index.vector.parts import InMemory, Parts, Ranged
 from storage_core.index.vector.reader import KEPT_BYTES, Reader, probes
 from storage_core.index.vector.segment import build, check, indexable
+from storage_core.index.vector.trained import TRAINING, Training
 from storage_core.index.vector.training import coding_error, sample_rows, train, train_on
 
 __all__ = [
     "KEPT_BYTES",
+    "TRAINING",
     "Codebook",
     "InMemory",
     "Parts",
     "Ranged",
     "Reader",
+    "Training",
     "build",
     "check",
     "coding_error",
