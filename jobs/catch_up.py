@@ -1,6 +1,6 @@
 """Catch-up: build the index segments that live splits lack, merge small ones, and drop those that cover nothing.
 
-python -m jobs.catch_up --table-uri … [--index NAME] [--merges-only]
+python -m jobs.catch_up --table-uri … [--index NAME] [--merges-only] [--retrain]
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     """Catch up one index, or every index of the table, in one commit. Commutes with data commits.
 
     Small segments become one in the same commit; with `merges_only` that is all. A merge that finds a segment damaged
-    is left out, and the report says so. Raises `NotFound` for an index that the table does not have, `Held` while
+    is left out, and the report says so. With `retrain` all segments of vectors are trained again; the old ones answer
+    until the commit. Raises `NotFound` for an index that the table does not have, `Held` while
     another run catches one of them up, and `Fenced` when one took over.
     """
     job = JobRun("catch_up", request, spark)
@@ -44,8 +45,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         merges = [item for each in plans for item in each.merges]
         details: dict[str, object] = {"segments_built": {each.index: len(each.work) for each in plans}}
         if merges:
-            counts = {each.index: sum(len(item.segments) for item in each.merges) for each in plans}
-            details["segments_merged"] = counts
+            details["segments_merged"] = _counts(plans, again=False)
+            details["segments_retrained"] = _counts(plans, again=True)
         if request.dry_run:
             return job.report("planned", metrics=Metrics(splits_in=len(work)), details=details)
         answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])
@@ -62,8 +63,12 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return job.commit(actions, operation="CATCH UP", metrics=_metrics(work, built, merged), details=details)
 
 
+def _counts(plans: Sequence[CatchUpPlan], *, again: bool) -> dict[str, int]:
+    return {each.index: sum(len(item.segments) for item in each.merges if item.again is again) for each in plans}
+
+
 def _plans(request: JobRequest, names: Sequence[str], snapshot: Snapshot) -> Sequence[CatchUpPlan]:
-    found = [plan(snapshot, name) for name in names]
+    found = [plan(snapshot, name, retrain=request.retrain) for name in names]
     if request.merges_only:
         found = [replace(each, work=(), stale=(), idle=()) for each in found]
     return [each for each in found if not each.empty]

@@ -33,7 +33,7 @@ class JobRequest:
     collector's horizon. `run_id` is recorded in the commit. `master` is Spark's master URL. `wait_ms` is how long to
     wait while another run holds the lease. `mode` is what a compaction merges: all there is, or what pays now. With
     `quarantine` a merge puts what it cannot apply into quarantine (decision 0088). With `merges_only` a catch-up merges
-    small segments and builds none.
+    small segments and builds none; with `retrain` it trains all segments of vectors again.
     """
 
     table_uri: str
@@ -48,6 +48,7 @@ class JobRequest:
     mode: Mode = Mode.FINALIZE
     quarantine: bool = False
     merges_only: bool = False
+    retrain: bool = False
 
 
 def any_parser(job: str, summary: str) -> argparse.ArgumentParser:
@@ -83,6 +84,7 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
         "--quarantine", action="store_true", help="merge: what cannot be applied goes to quarantine (default: it fails)"
     )
     result.add_argument("--merges-only", action="store_true", help="catch_up: only merge small segments of indexes")
+    result.add_argument("--retrain", action="store_true", help="catch_up: train all segments of vectors again")
     return result
 
 

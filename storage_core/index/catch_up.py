@@ -14,6 +14,7 @@ from functools import cache
 from storage_core.ids import Ids
 from storage_core.index import merging, segments
 from storage_core.index.coverage import Coverage, coverage
+from storage_core.index.covering import Part
 from storage_core.index.merging import Merged, MergeWork
 from storage_core.index.places import Ways, load_map, once, part_in
 from storage_core.log.actions import (
@@ -114,8 +115,10 @@ def actions_of(
     ]
 
 
-def plan(snapshot: Snapshot, index: str) -> CatchUpPlan:
+def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
     """Return the work that makes `index` cover every live split of the snapshot. No request; same snapshot, same plan.
+
+    With `retrain` all segments of vectors are trained again, else those of which the log says that it is time.
 
     Segments to rebuild are replaced, translations that no index needs then go. Raises `NotFound` for an index that
     is not defined, `InvalidInput` for one that does not fit the schema.
@@ -123,13 +126,20 @@ def plan(snapshot: Snapshot, index: str) -> CatchUpPlan:
     covered = coverage(snapshot, segments.definition_of(snapshot, index))
     if covered.rebuild:
         covered = coverage(snapshot, covered.definition, without=covered.rebuild)
+    merges = merging.plan(snapshot, covered)
+    merged = {each.path for merge in merges for each in merge.segments}
+    trained = [
+        each
+        for each in merging.plan_training(snapshot, covered, every=retrain)
+        if merged.isdisjoint(old.path for old in each.segments)
+    ]
     return CatchUpPlan(
         index=index,
         version=snapshot.version,
         work=tuple(_work(snapshot, covered, add) for add in covered.missing),
         stale=covered.stale,
         idle=_idle(snapshot, covered),
-        merges=merging.plan(snapshot, covered),
+        merges=(*merges, *trained),
     )
 
 
@@ -167,7 +177,7 @@ def execute(store: ObjectStore, work: CatchUpWork, *, ids: Ids) -> IndexSegment:
     return segments.write(store, files, definition=work.definition, covers=covers, rows=count, ids=ids, part=part)
 
 
-def _part(store: ObjectStore, work: CatchUpWork) -> segments.Part:
+def _part(store: ObjectStore, work: CatchUpWork) -> Part:
     ways = Ways.of(
         {work.add.path},
         work.answering,
@@ -176,7 +186,7 @@ def _part(store: ObjectStore, work: CatchUpWork) -> segments.Part:
         part_of=once(lambda held: part_in(store, held)),
     )
     rows = ways.unanswered(work.add.path, work.add.numRecords or 0, work.answering)
-    return segments.Part(rows, work.origins)
+    return Part(rows, work.origins)
 
 
 def watermark(snapshot: Snapshot, index: str) -> int:

@@ -11,29 +11,17 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, reduce
-from typing import assert_never
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-from pyroaring import BitMap
 
-from storage_core.errors import Corrupt
-from storage_core.ids import Ids
-from storage_core.index import bitmap_merged, segments, text_merged
-from storage_core.index.coverage import Coverage, Held
-from storage_core.index.native_errors import REBUILD
-from storage_core.index.places import Ways, load_map, once, part_in
-from storage_core.index.segments import Covered, Part
+from storage_core.index import vector
+from storage_core.index.coverage import Coverage
 from storage_core.log.actions import Add, IndexSegment, Translation
-from storage_core.log.covered import GONE, members
 from storage_core.log.encoding.action_json import read_actions, write_actions
 from storage_core.log.moves import by_input, leads_to
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows.schema import from_schema_string
 from storage_core.rows.vectors import is_vector
 from storage_core.settings.index import IndexDefinition
 
@@ -51,7 +39,8 @@ class MergeWork:
     """Segments that become one over `splits`, with all that a task needs; `schema_string` is the table's schema.
 
     `origins` are, for each split of which they answer for a part, the splits that its rows came from. `beside` are the
-    other segments that answer for rows of these splits, and `translations` lead to them.
+    other segments that answer for rows of these splits, and `translations` lead to them. `again`: vectors are trained
+    once more, from where the first segment is on.
     """
 
     definition: IndexDefinition
@@ -61,6 +50,7 @@ class MergeWork:
     schema_string: str
     beside: tuple[IndexSegment, ...] = ()
     translations: tuple[Translation, ...] = ()
+    again: bool = False
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal item."""
@@ -72,6 +62,7 @@ class MergeWork:
             "schema": self.schema_string,
             "beside": write_actions(self.beside),
             "translations": write_actions(self.translations),
+            "again": self.again,
         }
         return json.dumps(body, sort_keys=True)
 
@@ -87,6 +78,7 @@ class MergeWork:
             schema_string=body["schema"],
             beside=read_actions(body["beside"], IndexSegment, where),
             translations=read_actions(body["translations"], Translation, where),
+            again=body["again"],
         )
 
 
@@ -110,110 +102,27 @@ def plan(snapshot: Snapshot, covered: Coverage, *, most_bytes: int = MOST_BYTES)
     return tuple(_work(snapshot, covered, group) for group in groups if len(group) > 1)
 
 
+def plan_training(snapshot: Snapshot, covered: Coverage, *, every: bool = False) -> tuple[MergeWork, ...]:
+    """Return one item per segment of vectors that is to be trained again: each, or those whose clusters are unlike.
+
+    These are above `retrain_imbalance_threshold` and were trained once only. No request.
+    """
+    if covered.definition.kind != "vector":
+        return ()
+    most = vector.options_of(covered.definition).retrain_imbalance_threshold
+    wanted = [each for each in covered.segments.values() if each.numRecords and (every or _is_unlike(each, most))]
+    groups = [_separable(covered, [each]) for each in wanted]
+    return tuple(replace(_work(snapshot, covered, group), again=True) for group in groups if group)
+
+
 def tier(rows: int) -> int:
     """Return the whole part of the logarithm of a number of rows to the base `FACTOR`."""
     return (rows.bit_length() - 1) // (FACTOR.bit_length() - 1)
 
 
-def execute(store: ObjectStore, work: MergeWork, *, ids: Ids) -> IndexSegment:
-    """Store the segment that takes the place of those of the item, and return its action. One PUT.
-
-    One GET per segment and per translation on the way to the splits; of vectors one per split, and no segment but those
-    over parts. Memory: the files of all segments some times. Raises `Corrupt` and `NotFound` for what is damaged or
-    gone.
-    """
-    found = _Merging(store, work)
-    covered, files = found.covered(), {}
-    schema = from_schema_string(work.schema_string)
-    match work.definition.kind:
-        case "fulltext":
-            gone, parts = found.with_gone(covered)
-            files = text_merged.merge(parts, work.definition)
-            covered += [Covered(f"{work.segments[0].path}/{GONE}", gone)] if gone else []
-        case "bitmap":
-            rows = sum(each.count for each in covered)
-            files = bitmap_merged.merge(found.numbered(covered), rows, work.definition, schema)
-        case "vector":
-            adds = {add.path: add for add in work.splits}
-            tables = [
-                segments.indexed_rows(store, adds[each.split], work.definition, schema, rows=each.rows_in_split)
-                for each in covered
-            ]
-            files = segments.build_rows(pa.concat_tables(tables), work.definition)
-        case _:
-            assert_never(work.definition.kind)
-    return segments.write_merged(store, files, definition=work.definition, covered=covered, ids=ids)
-
-
-class _Merging:
-    """The rows of the segments of an item, and where they are."""
-
-    def __init__(self, store: ObjectStore, work: MergeWork) -> None:
-        self._work = work
-        self._files = cache(lambda place: segments.load(store, work.segments[place]))
-        places_of = {segment.path: place for place, segment in enumerate(work.segments)}
-
-        def part_of(held: Held) -> BitMap:
-            place = places_of.get(held.segment.path)
-            if place is None:
-                return part_in(store, held)
-            return segments.part_rows(self._files(place)[held.member.file], held.segment, held.member)
-
-        ways = Ways.of(
-            {add.path for add in work.splits},
-            (*work.segments, *work.beside),
-            work.translations,
-            map_of=cache(lambda each: load_map(store, each)),
-            part_of=once(part_of),
-        )
-        self._places = [ways.places(each) for each in work.segments]
-
-    def covered(self) -> list[Covered]:
-        """Return the splits that the merged segment is over, with rows in each. Raises `Corrupt`."""
-        found = list[Covered]()
-        for add in self._work.splits:
-            rows, origins = self._rows_in(add.path), self._work.origins.get(add.path)
-            part, count = None if origins is None else Part(rows, origins), add.numRecords or 0
-            if origins is None and len(rows) != count:
-                what = f"segments over all {count} rows of {add.path} lead to {len(rows)} of them"
-                raise Corrupt(f"{what}, {self._work.segments[0].path} among them", advice=REBUILD, key=add.path)
-            if rows:
-                found.append(Covered(add.path, count, part))
-        return found
-
-    def numbered(self, covered: Sequence[Covered]) -> list[tuple[dict[str, memoryview], Numbers]]:
-        """Return the files of each segment, and the new number of each of its rows, -1 for those in no split."""
-        starts = np.cumsum([0, *(each.count for each in covered)])
-        found = []
-        for place, (segment, places) in enumerate(zip(self._work.segments, self._places, strict=True)):
-            numbers = np.full(segment.numRecords, -1)
-            for start, each in zip(starts.tolist(), covered, strict=False):
-                if each.split in places.splits:
-                    own, there = places.within(each.split)
-                    numbers[own] = start + (there if each.part is None else _ranks(each.part.rows, there))
-            names = {each.file for each in members(segment)}
-            files = {name: data for name, data in self._files(place).items() if name not in names}
-            found.append((files, numbers))
-        return found
-
-    def with_gone(self, covered: Sequence[Covered]) -> tuple[int, list[tuple[dict[str, memoryview], Numbers]]]:
-        """Return `numbered` with numbers behind all others for rows in no split, and how many these are."""
-        first = gone = sum(each.count for each in covered)
-        found = self.numbered(covered)
-        for _, numbers in found:
-            nowhere = np.flatnonzero(numbers < 0)
-            numbers[nowhere] = gone + np.arange(len(nowhere))
-            gone += len(nowhere)
-        return gone - first, found
-
-    def _rows_in(self, split: str) -> BitMap:
-        rows = (places.within(split)[1] for places in self._places if split in places.splits)
-        return reduce(BitMap.__or__, (BitMap(each.astype(np.uint32)) for each in rows), BitMap())
-
-
-def _ranks(rows: BitMap, wanted: Numbers) -> Numbers:
-    found: Numbers = np.searchsorted(np.array(rows.to_array(), np.int64), wanted)
-    return found
+def _is_unlike(segment: IndexSegment, most: float | None) -> bool:
+    trained = vector.Training.of(segment)
+    return most is not None and trained is not None and not trained.again and trained.imbalance > most
 
 
 def _bytes(segment: IndexSegment, definition: IndexDefinition, snapshot: Snapshot) -> int:

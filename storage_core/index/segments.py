@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
 from storage_core.index import bitmap, fulltext, text_files, vector
+from storage_core.index.covering import Covered, Part
 from storage_core.index.native_errors import REBUILD
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.covered import Member, members, rows_file
@@ -97,8 +98,12 @@ def indexed_rows(
     return found if rows is None else found.take(pa.array(rows, pa.int64()))
 
 
-def build_rows(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
+def build_rows(
+    rows: pa.Table, definition: IndexDefinition, *, start: vector.Codebook | None = None
+) -> dict[str, bytes]:
     """Return the files of a segment over rows in memory, which have at least the indexed columns. No request.
+
+    Of vectors training goes on from `start`.
 
     The same rows give the same files of vectors: their codebook is trained with a seed that the definition fixes.
     """
@@ -110,17 +115,9 @@ def build_rows(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
         case "vector":
             column = rows.column(definition.columns[0])
             seed = xxhash.xxh3_64_intdigest(fingerprint_of(definition).encode())
-            return vector.build(column, vector.train_on(column, definition, seed), definition)
+            return vector.build(column, vector.train_on(column, definition, seed, start=start), definition)
         case _:
             assert_never(definition.kind)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some rows of a split, ascending, and the splits that they came from, for which no segment answers."""
-
-    rows: BitMap
-    origins: tuple[str, ...]
 
 
 def write(
@@ -149,25 +146,6 @@ def write(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Covered:
-    """A split of `rows` rows that a merged segment is over, or the rows of a part of it."""
-
-    split: str
-    rows: int
-    part: Part | None = None
-
-    @property
-    def count(self) -> int:
-        """The rows of the segment that are in the split."""
-        return self.rows if self.part is None else len(self.part.rows)
-
-    @property
-    def rows_in_split(self) -> list[int] | None:
-        """The rows of the split's file; None for all of them."""
-        return None if self.part is None else [*self.part.rows]
-
-
 def write_merged(
     store: ObjectStore,
     files: Mapping[str, bytes | memoryview],
@@ -178,8 +156,8 @@ def write_merged(
 ) -> IndexSegment:
     """Store the files of a segment over these splits, one after the other, as `write` does. One PUT."""
     if len(covered) == 1:
-        [only] = covered
-        return write(store, files, definition=definition, covers=only.split, rows=only.rows, ids=ids, part=only.part)
+        [one] = covered
+        return write(store, files, definition=definition, covers=one.split, rows=one.rows, ids=ids, part=one.part)
     parts = {rows_file(number): each.part for number, each in enumerate(covered) if each.part is not None}
     beside = {name: part.rows.serialize() for name, part in parts.items()}
     written = _stored(store, {**files, **beside}, definition, covered[0].split, ids=ids)

@@ -12,6 +12,7 @@ from storage_core.compaction.work import OPERATION
 from storage_core.gc.collect import CollectionReport
 from storage_core.gc.collect import collect as run_collector
 from storage_core.index import catch_up as indexing
+from storage_core.index import merge as segment_merge
 from storage_core.index import merging as segment_merging
 from storage_core.region import idle, sorting
 from storage_core.region import merge as merging
@@ -85,13 +86,13 @@ def checkpoint(table: Table) -> bool:
 
 
 def catch_up(table: Table) -> int:
-    """Index what the indexes of the table lack, merge small segments, and return the number of segments that were built."""
+    """Index what the indexes of the table lack, merge small segments, and return how many were built."""
     log = table.log
     snapshot = log.snapshot()
     plans = [indexing.plan(snapshot, each.name) for each in snapshot.config.indexes]
     built = [indexing.execute(table.store, work, ids=log.ids) for plan in plans for work in plan.work]
     merged = [
-        segment_merging.Merged(work, segment_merging.execute(table.store, work, ids=log.ids))
+        segment_merging.Merged(work, segment_merge.execute(table.store, work, ids=log.ids))
         for plan in plans
         for work in plan.merges
     ]

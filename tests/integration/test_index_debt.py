@@ -10,11 +10,9 @@ import pyarrow as pa
 import pytest
 from dagster import AssetCheckResult
 
-from assets import checks
 from assets.checks import INDEX_COVERS_ALL, RECALL, build_table_checks
 from assets.index_health import INDEX_METADATA, index_metadata
-from storage_core.declaration import TableDeclaration
-from storage_core.declaration import load
+from storage_core.declaration import TableDeclaration, load
 from storage_core.index import merging
 from storage_core.index.debt import debt
 from storage_core.read.recall import Recall
@@ -68,7 +66,8 @@ def test_dead_rows_moves_and_segments_that_wait_for_a_merge_are_told() -> None:
     table.compact()
     table.compact_alone()
     found = debt(table.snapshot, "tags")
-    assert (found.dead_share, found.translation_depth) == (pytest.approx(0.1), 2)
+    assert found.dead_share == pytest.approx(0.1)
+    assert found.translation_depth == 2
     table.catch_up()
     found = debt(table.snapshot, "tags")
     assert (found.segments, found.merges_due, found.dead_share, found.translation_depth) == (1, 0, 0.0, 0)
@@ -117,7 +116,7 @@ def test_the_recall_of_an_index_is_held_above_its_floor(
     assert result.passed
     assert result.metadata["recall"].value == 1.0
     poor = Recall(index="near", k=10, recall=0.8, queries=100, candidates=4_000, rows=60)
-    monkeypatch.setattr(checks.Table, "recall", lambda *_, **__: poor)
+    monkeypatch.setattr(Table, "recall", lambda *_, **__: poor)
     result = verdict(declaration, RECALL)
     assert not result.passed
     assert "tidemark catch-up words --retrain --index near" in str(result.description)

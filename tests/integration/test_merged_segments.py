@@ -14,8 +14,9 @@ import pytest
 from storage_core.errors import CommitConflict
 from storage_core.gc.collect import collect
 from storage_core.history.restore import restore
-from storage_core.index import catch_up, merging, segments, vector
+from storage_core.index import catch_up, merge, merging, segments, vector
 from storage_core.index.coverage import coverage
+from storage_core.index.vector import training
 from storage_core.log.actions import IndexSegment
 from storage_core.log.covered import GONE
 from storage_core.log.snapshot import Snapshot
@@ -76,7 +77,7 @@ def test_a_merge_reads_no_split_and_tokenises_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(segments, "indexed_rows", None)
     items = [item for name in ("text", "tags") for item in catch_up.plan(table.snapshot, name).merges]
     before = dict(table.store.requests)
-    done = [merging.execute(table.store, item, ids=table.ids) for item in items]
+    done = [merge.execute(table.store, item, ids=table.ids) for item in items]
     assert [each.numRecords for each in done] == [80, 80]
     after = table.store.requests
     assert {kind: after[kind] - before[kind] for kind in ("get", "put")} == {"get": 2 * merging.FACTOR, "put": 2}
@@ -263,9 +264,9 @@ VECTORS = IndexDefinition("near", "vector", ("vector",), {"metric": "l2"})
 POINTS = pa.schema([*SCHEMA, ("vector", vector_type(16))])
 
 
-def with_points(splits: int, rows: int) -> IndexedTable:
+def with_points(splits: int, rows: int, definition: IndexDefinition = VECTORS) -> IndexedTable:
     """Rows with vectors, none in the tenth of each; every split is indexed when it comes."""
-    table = IndexedTable(config=replace(CONFIG, indexes=(VECTORS,)), schema=POINTS)
+    table = IndexedTable(config=replace(CONFIG, indexes=(definition,)), schema=POINTS)
     draw = np.random.default_rng(5)
     for _ in range(splits):
         points = [None if row == 9 else draw.normal(size=16).tolist() for row in range(rows)]
@@ -316,3 +317,62 @@ def test_vectors_of_a_split_that_another_segment_answers_for_too_are_merged_in_p
     assert sorted(len(each.origins or ()) for each in table.snapshot.segments.values()) == [0, 8]
     assert nearest(table, table.snapshot).equals(before)
     assert before.equals(nearest(table, replace(table.snapshot, segments={})))
+
+
+def trained(table: IndexedTable) -> list[vector.Training]:
+    found = [vector.Training.of(each) for each in table.snapshot.segments.values()]
+    return [each for each in found if each is not None]
+
+
+def retrain(table: IndexedTable, *, every: bool) -> int:
+    """Train again as a catch-up does, and return how many segments were."""
+    head = table.snapshot
+    plan = catch_up.plan(head, "near", retrain=every)
+    items = [merging.MergeWork.from_json(item.to_json()) for item in plan.merges]
+    done = [merging.Merged(item, merge.execute(table.store, item, ids=table.ids)) for item in items]
+    before = nearest(table, table.snapshot)  # the old segments answer until the commit
+    if done:
+        table.log.commit(head, plan.actions((), done), operation="CATCH UP")
+        assert nearest(table, table.snapshot).equals(before)
+    return len(done)
+
+
+def test_segments_of_vectors_are_trained_again_on_demand() -> None:
+    table = with_points(3, 40)
+    assert [each.again for each in trained(table)] == [False] * 3
+    table.compact()
+    paths = set(table.snapshot.segments)
+    assert retrain(table, every=True) == 3
+    assert paths.isdisjoint(table.snapshot.segments)
+    assert [(each.again, each.rows) for each in trained(table)] == [(True, 39)] * 3
+    assert catch_up.watermark(table.snapshot, "near") == table.snapshot.version
+    assert retrain(table, every=False) == 0
+
+
+def test_a_segment_whose_clusters_are_too_unlike_is_trained_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in (training.train, vector.build):
+        monkeypatch.setitem(function.__kwdefaults__ or {}, "flat_bytes", 2**8)
+    definition = replace(VECTORS, options={**VECTORS.options, "retrain_imbalance_threshold": "1.1"})
+    table = with_points(1, 400, definition)
+    (before,) = trained(table)
+    assert before.clusters > 10
+    assert before.imbalance > 1.1
+    assert retrain(table, every=False) == 1
+    (after,) = trained(table)
+    assert after.again
+    assert after.clusters == before.clusters
+    assert retrain(table, every=False) == 0  # the same rows make much the same clusters
+    patient = replace(definition, options={**definition.options, "retrain_imbalance_threshold": "1000"})
+    assert retrain(with_points(1, 400, patient), every=False) == 0
+
+
+def test_an_index_without_vectors_has_nothing_to_train() -> None:
+    table = IndexedTable()
+    appended(table, 1)
+    assert all(catch_up.plan(table.snapshot, name, retrain=True).empty for name in ("text", "tags"))
+
+
+def test_a_merge_is_trained_on_all_of_its_rows() -> None:
+    table = with_points(merging.FACTOR, 40)
+    table.catch_up("near")
+    assert [each.rows for each in trained(table)] == [8 * 39]

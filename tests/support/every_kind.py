@@ -14,7 +14,7 @@ from storage_core.errors import TidemarkError
 from storage_core.formats.keys import lock_key, probe_key
 from storage_core.gc.collect import collect
 from storage_core.history.tagging import set_tag
-from storage_core.index import catch_up, merging
+from storage_core.index import catch_up, merge, merging
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
 from storage_core.log.interop.json_checkpoint import write_json_checkpoint
@@ -167,6 +167,6 @@ def _catch_up(table: KeyedTable) -> None:
     snapshot = table.snapshot
     planned = catch_up.plan(snapshot, INDEX.name)
     built = [catch_up.execute(table.store, work, ids=table.ids) for work in planned.work]
-    merged = [merging.Merged(work, merging.execute(table.store, work, ids=table.ids)) for work in planned.merges]
+    merged = [merging.Merged(work, merge.execute(table.store, work, ids=table.ids)) for work in planned.merges]
     if actions := planned.actions(built, merged):
         table.log.commit(snapshot, actions, operation="CATCH UP")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.work import OPERATION, CompactionTask
-from storage_core.index import catch_up, merging
+from storage_core.index import catch_up, merge, merging
 from storage_core.log.actions import IndexSegment, Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -158,7 +158,7 @@ class IndexedTable:
         built = [catch_up.execute(self.store, item, ids=self.ids) for item in items]
         self.retokenised += sum(each.numRecords for each in built)
         merges = [merging.MergeWork.from_json(work.to_json()) for work in plan.merges]
-        merged = [merging.Merged(item, merging.execute(self.store, item, ids=self.ids)) for item in merges]
+        merged = [merging.Merged(item, merge.execute(self.store, item, ids=self.ids)) for item in merges]
         return Indexing(snapshot, plan, built, merged)
 
     def commit_index(self, indexing: Indexing) -> Snapshot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Training:
                 return None
 
     @staticmethod
-    def in_files(files: Mapping[str, bytes | memoryview], *, again: bool = False) -> Training:
+    def in_files(files: Mapping[str, bytes | memoryview]) -> Training:
         """Return what the files of a segment tell."""
         head = Head.from_bytes(files[HEAD], where=_WHERE)
         table = table_of(files[CLUSTERS], head, where=_WHERE)
@@ -54,4 +54,11 @@ class Training:
         filled = sizes[sizes > 0]
         imbalance = float(filled.max() / filled.min()) if head.clusters and len(filled) else 1.0
         error = Codebook.from_bytes(files[CODEBOOK], where=_WHERE).error
-        return Training(head.rows, head.clusters, imbalance, error, again)
+        return Training(head.rows, head.clusters, imbalance, error)
+
+
+def trained_again(segment: IndexSegment) -> IndexSegment:
+    """Return the segment as one that was trained again."""
+    trained = Training.of(segment)
+    again = {} if trained is None else {TRAINING: replace(trained, again=True).to_object()}
+    return replace(segment, details={**segment.details, **again})
