@@ -239,7 +239,10 @@ def _catch_up(state: TableInputs) -> DueRuns:
     if not missing and not new:
         return DueRuns()
     lacking = [f"{name} lacks {counted(count, 'split')}" for name, count in missing.items()]
-    work_key = " new ".join([_newest_split(table, EVERY_WINDOW), *new])
+    small = {each.index: sum(len(item.segments) for item in each.merges) for each in plans if each.merges}
+    lacking += [f"{name} has {counted(count, 'small segment')}" for name, count in small.items()]
+    merges = [f"merge {each.segments[0].path}" for found in plans for each in found.merges]
+    work_key = " ".join([" new ".join([_newest_split(table, EVERY_WINDOW), *new]), *merges])
     reason = ", ".join([*lacking, *(f"{name} is new" for name in new)])
     return DueRuns((DueRun(work_key=work_key, reason=reason, indexes=(*missing, *new)),))
 

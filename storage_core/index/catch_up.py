@@ -10,12 +10,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
 
 from storage_core.ids import Ids
-from storage_core.index import segments
+from storage_core.index import merging, segments
 from storage_core.index.coverage import Coverage, coverage
-from storage_core.index.places import Ways, load_map
+from storage_core.index.covering import Part
+from storage_core.index.merging import Merged, MergeWork
+from storage_core.index.places import Ways, load_map, once, part_in
 from storage_core.log.actions import (
     Action,
     Add,
@@ -29,7 +30,7 @@ from storage_core.log.encoding.action_json import read_action, read_actions, wri
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import from_schema_string
-from storage_core.settings.index import IndexDefinition, IndexKind
+from storage_core.settings.index import IndexDefinition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +50,8 @@ class CatchUpWork:
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal item."""
-        described = {
-            "name": self.definition.name,
-            "kind": self.definition.kind,
-            "columns": list(self.definition.columns),
-            "options": dict(self.definition.options),
-        }
         body = {
-            "index": described,
+            "index": [self.definition.key, self.definition.to_text()],
             "split": to_json_object(self.add),
             "schema": self.schema_string,
             "answering": write_actions(self.answering),
@@ -69,15 +64,8 @@ class CatchUpWork:
     def from_json(text: str) -> CatchUpWork:
         """Return the item that `to_json` wrote."""
         body, where = json.loads(text), "catch-up work item"
-        described = body["index"]
-        definition = IndexDefinition(
-            name=described["name"],
-            kind=cast("IndexKind", described["kind"]),
-            columns=tuple(described["columns"]),
-            options=described["options"],
-        )
         return CatchUpWork(
-            definition=definition,
+            definition=IndexDefinition.from_text(*body["index"]),
             add=read_action(body["split"], Add, where),
             schema_string=body["schema"],
             answering=read_actions(body["answering"], IndexSegment, where),
@@ -88,38 +76,49 @@ class CatchUpWork:
 
 @dataclass(frozen=True, slots=True)
 class CatchUpPlan:
-    """What an index lacks at a version, and what it has no use for any more: segments, and translations of no index."""
+    """What an index lacks at a version, and what it has no use for any more: segments, and translations of no index.
+
+    `merges` are of small segments that become one.
+    """
 
     index: str
     version: int
     work: tuple[CatchUpWork, ...]
     stale: tuple[str, ...]
     idle: tuple[str, ...]
+    merges: tuple[MergeWork, ...] = ()
 
     @property
     def empty(self) -> bool:
         """True when the index is caught up and has nothing stale: there is nothing to execute or commit."""
-        return not self.work and not self.stale and not self.idle
+        return not self.work and not self.stale and not self.idle and not self.merges
 
-    def actions(self, built: Iterable[IndexSegment]) -> list[Action]:
+    def actions(self, built: Iterable[IndexSegment], merged: Iterable[Merged] = ()) -> list[Action]:
         """Return the actions of the commit that ends a run for this index alone, given what the tasks built."""
-        return actions_of([self], built)
+        return actions_of([self], built, merged)
 
 
-def actions_of(plans: Iterable[CatchUpPlan], built: Iterable[IndexSegment]) -> list[Action]:
-    """Return the actions of the one commit that ends a run, given the segments that its tasks built."""
-    found = list(plans)
+def actions_of(
+    plans: Iterable[CatchUpPlan], built: Iterable[IndexSegment], merged: Iterable[Merged] = ()
+) -> list[Action]:
+    """Return the actions of the one commit that ends a run, given what its tasks built, and what they merged."""
+    found, done = list(plans), list(merged)
     removed = [RemoveIndexSegment(index=each.index, path=path) for each in found for path in each.stale]
+    replaced = [RemoveIndexSegment(index=old.index, path=old.path) for each in done for old in each.work.segments]
     idle = dict.fromkeys(path for each in found for path in each.idle)
+    added = [*built, *(each.segment for each in done)]
     return [
         *removed,
+        *replaced,
         *(RemoveTranslation(path=path) for path in idle),
-        *sorted(built, key=lambda segment: (segment.index, segment.covers)),
+        *sorted(added, key=lambda segment: (segment.index, segment.covers)),
     ]
 
 
-def plan(snapshot: Snapshot, index: str) -> CatchUpPlan:
+def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
     """Return the work that makes `index` cover every live split of the snapshot. No request; same snapshot, same plan.
+
+    With `retrain` all segments of vectors are trained again, else those of which the log says that it is time.
 
     Segments to rebuild are replaced, translations that no index needs then go. Raises `NotFound` for an index that
     is not defined, `InvalidInput` for one that does not fit the schema.
@@ -127,12 +126,20 @@ def plan(snapshot: Snapshot, index: str) -> CatchUpPlan:
     covered = coverage(snapshot, segments.definition_of(snapshot, index))
     if covered.rebuild:
         covered = coverage(snapshot, covered.definition, without=covered.rebuild)
+    merges = merging.plan(snapshot, covered)
+    merged = {each.path for merge in merges for each in merge.segments}
+    trained = [
+        each
+        for each in merging.plan_training(snapshot, covered, every=retrain)
+        if merged.isdisjoint(old.path for old in each.segments)
+    ]
     return CatchUpPlan(
         index=index,
         version=snapshot.version,
         work=tuple(_work(snapshot, covered, add) for add in covered.missing),
         stale=covered.stale,
         idle=_idle(snapshot, covered),
+        merges=(*merges, *trained),
     )
 
 
@@ -170,16 +177,16 @@ def execute(store: ObjectStore, work: CatchUpWork, *, ids: Ids) -> IndexSegment:
     return segments.write(store, files, definition=work.definition, covers=covers, rows=count, ids=ids, part=part)
 
 
-def _part(store: ObjectStore, work: CatchUpWork) -> segments.Part:
+def _part(store: ObjectStore, work: CatchUpWork) -> Part:
     ways = Ways.of(
         {work.add.path},
         work.answering,
         work.translations,
         map_of=cache(lambda each: load_map(store, each)),
-        part_of=lambda segment: segments.part_rows(segments.load(store, segment)[segments.ROWS], segment),
+        part_of=once(lambda held: part_in(store, held)),
     )
     rows = ways.unanswered(work.add.path, work.add.numRecords or 0, work.answering)
-    return segments.Part(rows, work.origins)
+    return Part(rows, work.origins)
 
 
 def watermark(snapshot: Snapshot, index: str) -> int:

@@ -20,7 +20,7 @@ from storage_core.formats import bundle
 from storage_core.formats.key_hash import Hashes, within
 from storage_core.index import primary_key, segments
 from storage_core.index.bitmap_moves import Moves, map_name
-from storage_core.index.coverage import Answering, AnsweringOf, answering
+from storage_core.index.coverage import Answering, AnsweringOf, Held, answering
 from storage_core.index.primary_key import Keys, Layout
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
@@ -106,11 +106,13 @@ class KeyReading:
 
         return self.kept.made(_name(segment, "keys"), Keys, read, lambda each: each.size_bytes)
 
-    def _part_rows(self, segment: IndexSegment) -> BitMap:
-        def read() -> BitMap:
-            return segments.part_rows(self._files(segment)[segments.ROWS], segment)
+    def _part_rows(self, held: Held) -> BitMap:
+        segment, member = held.segment, held.member
 
-        return self.kept.made(_name(segment, segments.ROWS), BitMap, read, lambda each: 2 * len(each))
+        def read() -> BitMap:
+            return segments.part_rows(self._files(segment)[member.file], segment, member)
+
+        return self.kept.made(_name(segment, member.file), BitMap, read, lambda each: 2 * len(each))
 
     def _files(self, segment: IndexSegment) -> Mapping[str, bytes | memoryview]:
         def fetched() -> bytes:

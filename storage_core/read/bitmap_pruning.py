@@ -170,7 +170,7 @@ class Bitmaps:
             if columns is None:
                 return False
             found[segment.path] = columns
-        if not answering.translations:
+        if answering.is_direct:
             [segment], [columns] = answering.segments, found.values()
             rows = self._rows({**question.columns, **columns}, segment, split.add.numRecords, limits)
             question.columns.update(columns)
@@ -199,7 +199,7 @@ class Bitmaps:
             return None
         moves = self._parts.moves(self._store, question.split.add, answering)
         question.readings.append(moves)
-        left = moves.left(matching, lambda segment: readings[segment.path].part_rows())
+        left = moves.left(matching, lambda held: readings[held.segment.path].part_rows(held.member))
         question.is_joint = left.is_told and len(self.indexes) == 1
         return left.rows
 

@@ -13,9 +13,9 @@ from pyroaring import BitMap
 
 from storage_core.formats.translation_map import TranslationMap
 from storage_core.index.cache import SegmentCache
-from storage_core.index.coverage import Coverage, Nearest
+from storage_core.index.coverage import Coverage, Held, Nearest
 from storage_core.index.places import Places, Ways
-from storage_core.index.segments import ROWS, part_rows
+from storage_core.index.segments import part_rows
 from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.log.moves import by_input
 from storage_core.log.snapshot import Snapshot
@@ -61,7 +61,8 @@ class Base:
         self._nearest = Nearest.of(covered.segments.values())
         self._moved = by_input(covered.translations.values())
         self._reading = _Locks()
-        self._hidden, self._unanswered = _Once[BitMap](), _Once[BitMap]()
+        self._hidden, self._unanswered, self._parts = _Once[BitMap](), _Once[BitMap](), _Once[BitMap]()
+        self._directories = _Once[Path]()
         self._overlay = overlay
         if hidden is not None:
             self._hidden = hidden
@@ -116,6 +117,10 @@ class Base:
         wanted = {each.column for each in conditions(condition)}
         reading = self._kept.verified.bitmaps.reading(self.store, segment, self.covered.definition)
         return rows_that_meet(condition, reading.columns(wanted) or {}, count)
+
+    def directory(self, segment: IndexSegment) -> Path:
+        """Return the directory with the files of a segment. One GET at most. Raises as `SegmentCache.segment` does."""
+        return self._directories(segment.path, lambda: self.cache.segment(self.store, segment))
 
     def count(self, split: str) -> int:
         """Return the rows of a split's file. No request, but for its footer where the log does not say."""
@@ -208,10 +213,14 @@ class Base:
         with self._reading(translation.path):
             return self._kept.values.made(name, TranslationMap, read, lambda each: each.size_bytes)
 
-    def _part(self, segment: IndexSegment) -> BitMap:
-        with usable(segment.path):
-            directory = self.cache.segment(self.store, segment)
-            return part_rows((directory / ROWS).read_bytes(), segment)
+    def _part(self, held: Held) -> BitMap:
+        segment, member = held.segment, held.member
+
+        def found() -> BitMap:
+            with usable(segment.path):
+                return part_rows((self.directory(segment) / member.file).read_bytes(), segment, member)
+
+        return self._parts(f"{segment.path} {member.split}", found)
 
 
 class _Locks:

@@ -23,6 +23,7 @@ from storage_core.formats.translation_map import Rows
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
 from storage_core.log.actions import IndexSegment
+from storage_core.log.covered import is_over_one_split
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay
@@ -81,7 +82,7 @@ def _indexed(base: Base) -> Iterator[Source]:
         for path in paths:
             splits.setdefault(path, []).append(split)
     for path, segment in base.covered.segments.items():
-        if segment.origins is None and segment.covers[0] in base.snapshot.splits:
+        if is_over_one_split(segment) and segment.covers[0] in base.snapshot.splits:
             yield _Split(base, segment.covers[0], segment)
         else:
             yield _Moved(base, segment, tuple(splits[path]))
@@ -115,7 +116,7 @@ class _Split:
     def directory(self) -> Path:
         if self.segment is not None:
             try:
-                return self.base.cache.segment(self.base.store, self.segment)
+                return self.base.directory(self.segment)
             except (Corrupt, NotFound) as error:
                 found = (self.segment.path, self.path, error)
                 _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
@@ -152,7 +153,7 @@ class _Split:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The rows of a segment over a part of a split, or over a split whose rows moved to `splits`."""
+    """The rows of a segment over several splits, a part of one, or one whose rows moved; they are in `splits`."""
 
     base: Base
     segment: IndexSegment
@@ -171,7 +172,7 @@ class _Moved:
 
     def directory(self) -> Path:
         with usable(self.segment.path):
-            return self.base.cache.segment(self.base.store, self.segment)
+            return self.base.directory(self.segment)
 
     def matching(self, condition: Predicate) -> BitMap:
         with usable(self.segment.path):

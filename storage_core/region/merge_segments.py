@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage_core.errors import CommitConflict, Corrupt, NotFound
+from storage_core.errors import Corrupt, NotFound
 from storage_core.formats import keys
 from storage_core.formats.generation_manifest import Generation
-from storage_core.formats.translation_map import MOST_INPUTS, TranslationMap, pack
+from storage_core.formats.translation_map import MOST_INPUTS, TranslationMap
 from storage_core.ids import Ids
 from storage_core.index import segments
 from storage_core.index.coverage import REBUILD_SHARE
-from storage_core.log.actions import Add, IndexSegment, Translation
+from storage_core.index.translations import store_translation
+from storage_core.log.actions import IndexSegment
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.create import create_once
 from storage_core.region import generation_segments
 from storage_core.region.refused import Records
 from storage_core.rows import fold
@@ -67,7 +67,8 @@ class MovingSegments:
         if not moved or len(self.generations) >= MOST_INPUTS:
             return rewrite
         found = _map(origins, taken, [add.numRecords or 0 for add in rewrite.adds])
-        translation = self._stored(store, found, taken, ids=ids, outputs=rewrite.adds)
+        inputs = [*(_name(self.generations[each]) for each in taken), f"{_name(self.generations[-1])}/rest"]
+        translation = store_translation(store, found, inputs, rewrite.adds, ids=ids)
         return replace(rewrite, translations=(translation,), segments=tuple(moved))
 
     @property
@@ -114,25 +115,6 @@ class MovingSegments:
                 _logger.warning("a segment of generation %s is not usable and not moved: %s", found.path, error)
                 continue
             yield segments.write(store, files, definition=definition, covers=_name(found), rows=rows, ids=ids)
-
-    def _stored(
-        self, store: ObjectStore, found: TranslationMap, taken: Sequence[int], *, ids: Ids, outputs: Sequence[Add]
-    ) -> Translation:
-        identity = ids.uuid()
-        packed, key = pack(found, identity=identity), keys.translation_key(identity)
-        if not create_once(store, key, packed.data, advice="merge again"):
-            raise CommitConflict(f"{key}: the translation id is taken by other bytes; merge again", key=key)
-        _logger.info("wrote translation %s of %d generations: %d bytes", key, len(taken), len(packed.data))
-        return Translation(
-            path=key,
-            inputs=(*(_name(self.generations[each]) for each in taken), f"{_name(self.generations[-1])}/rest"),
-            inputRows=found.input_rows,
-            outputs=tuple(add.path for add in outputs),
-            movedRows=tuple(found.moved.ravel().tolist()),
-            size=len(packed.data),
-            xxh3=packed.xxh3,
-            footerOffset=packed.footer_offset,
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

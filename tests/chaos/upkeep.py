@@ -12,6 +12,8 @@ from storage_core.compaction.work import OPERATION
 from storage_core.gc.collect import CollectionReport
 from storage_core.gc.collect import collect as run_collector
 from storage_core.index import catch_up as indexing
+from storage_core.index import merge as segment_merge
+from storage_core.index import merging as segment_merging
 from storage_core.region import idle, sorting
 from storage_core.region import merge as merging
 from storage_core.region.sorting import SortingTerms
@@ -84,12 +86,17 @@ def checkpoint(table: Table) -> bool:
 
 
 def catch_up(table: Table) -> int:
-    """Index what the indexes of the table lack, and return the number of segments that were built."""
+    """Index what the indexes of the table lack, merge small segments, and return how many were built."""
     log = table.log
     snapshot = log.snapshot()
     plans = [indexing.plan(snapshot, each.name) for each in snapshot.config.indexes]
     built = [indexing.execute(table.store, work, ids=log.ids) for plan in plans for work in plan.work]
-    if actions := indexing.actions_of(plans, built):
+    merged = [
+        segment_merging.Merged(work, segment_merge.execute(table.store, work, ids=log.ids))
+        for plan in plans
+        for work in plan.merges
+    ]
+    if actions := indexing.actions_of(plans, built, merged):
         log.commit(snapshot, actions, operation="CATCH UP")
     return len(built)
 

@@ -6,18 +6,23 @@ Pure but for `parts`: arrays to bytes and back. A segment has the codebook that 
 from storage_core.index.vector.codebook import Codebook
 from storage_core.index.vector.definition import options_of, validate
 from storage_core.index.vector.distances import exact
+from storage_core.index.vector.layout import CODEBOOK
 from storage_core.index.vector.parts import InMemory, Parts, Ranged
 from storage_core.index.vector.reader import KEPT_BYTES, Reader, probes
 from storage_core.index.vector.segment import build, check, indexable
+from storage_core.index.vector.trained import TRAINING, Training, trained_again
 from storage_core.index.vector.training import coding_error, sample_rows, train, train_on
 
 __all__ = [
+    "CODEBOOK",
     "KEPT_BYTES",
+    "TRAINING",
     "Codebook",
     "InMemory",
     "Parts",
     "Ranged",
     "Reader",
+    "Training",
     "build",
     "check",
     "coding_error",
@@ -28,5 +33,6 @@ __all__ = [
     "sample_rows",
     "train",
     "train_on",
+    "trained_again",
     "validate",
 ]
