@@ -60,8 +60,7 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
     for column in definition.columns:
         if column == ROW_FIELD:
             raise InvalidInput(f"index {definition.name!r}: the column name {ROW_FIELD!r} is reserved; rename it")
-        if not pa.types.is_string(schema.field(column).type):
-            kind = schema.field(column).type
+        if not pa.types.is_string(kind := schema.field(column).type):
             raise InvalidInput(f"index {definition.name!r}: full text needs string columns, {column!r} is {kind}")
     text_tokenizers.validate(definition)
 
