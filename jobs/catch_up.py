@@ -17,8 +17,8 @@ from jobs.running.command import table_command
 from jobs.running.run import JobRun
 from jobs.spark import tasks
 from jobs.spark.spark import Answer, Spark
-from storage_core.index.catch_up import CatchUpPlan, CatchUpWork, actions_of, plan
-from storage_core.index.merging import Merged
+from storage_core.index.catch_up import CatchUpPlan, CatchUpWork, actions_of, merge_all, plan
+from storage_core.index.merging import Merged, MergeWork
 from storage_core.log.actions import IndexSegment
 from storage_core.log.encoding.action_json import read_action
 from storage_core.log.snapshot import Snapshot
@@ -42,29 +42,40 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         if not plans:
             return job.report("nothing_to_do")
         work = [item for each in plans for item in each.work]
-        merges = [item for each in plans for item in each.merges]
         details: dict[str, object] = {"segments_built": {each.index: len(each.work) for each in plans}}
-        if merges:
-            details["segments_merged"] = _counts(plans, again=False)
-            details["segments_retrained"] = _counts(plans, again=True)
         if request.dry_run:
+            merges = [item for each in plans for item in each.merges]
+            details |= _counts(plans, merges) if merges else {}
             return job.report("planned", metrics=Metrics(splits_in=len(work)), details=details)
         answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])
-        built = [_segment(answer) for answer in answers]
-        answers = job.map(tasks.merge_segments, [{"work": item.to_json()} for item in merges])
-        merged = [
-            Merged(item, _segment(answer)) for item, answer in zip(merges, answers, strict=True) if "segment" in answer
-        ]
-        failed = [answer["failed"] for answer in answers if "failed" in answer]
+        built, failed = [_segment(answer) for answer in answers], list[object]()
+        merged, idle = merge_all(job.before, plans, built, partial(_merged, job, failed))
+        details |= _counts(plans, [each.work for each in merged]) if merged else {}
         details |= {"merges_failed": failed} if failed else {}
-        actions = actions_of(plans, built, merged)
+        actions = actions_of(plans, built, merged, idle)
         if not actions:
             return job.report("nothing_to_do", details=details)
         return job.commit(actions, operation="CATCH UP", metrics=_metrics(work, built, merged), details=details)
 
 
-def _counts(plans: Sequence[CatchUpPlan], *, again: bool) -> dict[str, int]:
-    return {each.index: sum(len(item.segments) for item in each.merges if item.again is again) for each in plans}
+def _merged(job: JobRun, failed: list[object], items: Sequence[MergeWork]) -> list[Merged]:
+    answers = job.map(tasks.merge_segments, [{"work": item.to_json()} for item in items])
+    failed += [answer["failed"] for answer in answers if "failed" in answer]
+    return [Merged(item, _segment(each)) for item, each in zip(items, answers, strict=True) if "segment" in each]
+
+
+def _counts(plans: Sequence[CatchUpPlan], items: Sequence[MergeWork]) -> dict[str, object]:
+    """How many segments of each index were merged, and how many trained again."""
+
+    def count(*, again: bool) -> dict[str, int]:
+        return {
+            each.index: sum(
+                len(item.segments) for item in items if item.definition.name == each.index and item.again is again
+            )
+            for each in plans
+        }
+
+    return {"segments_merged": count(again=False), "segments_retrained": count(again=True)}
 
 
 def _plans(request: JobRequest, names: Sequence[str], snapshot: Snapshot) -> Sequence[CatchUpPlan]:
@@ -86,7 +97,7 @@ def _metrics(work: Sequence[CatchUpWork], built: Sequence[IndexSegment], merged:
         bytes_in=sum(item.add.size for item in work) + sum(old.size for each in merged for old in each.work.segments),
         bytes_out=sum(segment.size for segment in built) + sum(each.segment.size for each in merged),
         splits_in=len(work),
-        splits_out=len(built),
+        splits_out=len(built) + len(merged),
     )
 
 

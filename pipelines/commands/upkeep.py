@@ -128,7 +128,10 @@ def catch_up(
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
 ) -> None:
-    """Build the index segments that live splits lack, and merge small ones."""
+    """Build the index segments that live splits lack.
+
+    Small segments become one, and vectors whose clusters are too unlike are trained again.
+    """
     from jobs.catch_up import run
 
     if all_ and index is not None:
@@ -146,7 +149,10 @@ def merge_segments(
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
 ) -> None:
-    """Make one of many small index segments, as every catch-up does."""
+    """Make one of many small index segments.
+
+    Every catch-up does so, too.
+    """
     from jobs.catch_up import run
 
     request = replace(_of_table(uri, wait, dry_run=dry_run, master=master), index=index, merges_only=True)

@@ -7,8 +7,8 @@ leaves orphan segments, which the collector removes. A run with nothing to do pl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from storage_core.ids import Ids
@@ -78,7 +78,7 @@ class CatchUpWork:
 class CatchUpPlan:
     """What an index lacks at a version, and what it has no use for any more: segments, and translations of no index.
 
-    `merges` are of small segments that become one.
+    `merges` are of small segments that become one, or are trained again: with `retrain` all of vectors.
     """
 
     index: str
@@ -87,6 +87,7 @@ class CatchUpPlan:
     stale: tuple[str, ...]
     idle: tuple[str, ...]
     merges: tuple[MergeWork, ...] = ()
+    retrain: bool = False
 
     @property
     def empty(self) -> bool:
@@ -99,29 +100,78 @@ class CatchUpPlan:
 
 
 def actions_of(
-    plans: Iterable[CatchUpPlan], built: Iterable[IndexSegment], merged: Iterable[Merged] = ()
+    plans: Iterable[CatchUpPlan],
+    built: Iterable[IndexSegment],
+    merged: Iterable[Merged] = (),
+    idle: Iterable[str] = (),
 ) -> list[Action]:
-    """Return the actions of the one commit that ends a run, given what its tasks built, and what they merged."""
+    """Return the actions of the one commit that ends a run, given what its tasks built, and what they merged.
+
+    What was built or merged and became part of a larger segment in the same run is not named. `idle` are translations
+    that no index needs then.
+    """
     found, done = list(plans), list(merged)
-    removed = [RemoveIndexSegment(index=each.index, path=path) for each in found for path in each.stale]
-    replaced = [RemoveIndexSegment(index=old.index, path=old.path) for each in done for old in each.work.segments]
-    idle = dict.fromkeys(path for each in found for path in each.idle)
-    added = [*built, *(each.segment for each in done)]
+    added = {each.path: each for each in (*built, *(each.segment for each in done))}
+    replaced = {old.path: old for each in done for old in each.work.segments}
+    idle_paths = dict.fromkeys([*(path for each in found for path in each.idle), *idle])
     return [
-        *removed,
-        *replaced,
-        *(RemoveTranslation(path=path) for path in idle),
-        *sorted(added, key=lambda segment: (segment.index, segment.covers)),
+        *(RemoveIndexSegment(index=each.index, path=path) for each in found for path in each.stale),
+        *(RemoveIndexSegment(index=old.index, path=path) for path, old in replaced.items() if path not in added),
+        *(RemoveTranslation(path=path) for path in idle_paths),
+        *sorted((added[path] for path in added.keys() - replaced.keys()), key=lambda each: (each.index, each.covers)),
     ]
+
+
+def merge_all(
+    snapshot: Snapshot,
+    plans: Sequence[CatchUpPlan],
+    built: Iterable[IndexSegment],
+    merge: Callable[[Sequence[MergeWork]], Sequence[Merged]],
+) -> tuple[list[Merged], tuple[str, ...]]:
+    """Merge what a run found and what it built, and return that, and the translations that no index needs then.
+
+    `merge` executes items and returns those that were executed; as long as it does, what it makes is merged further.
+    Segments that it leaves are trained again as the plans say.
+    """
+    stale = {path for each in plans for path in each.stale}
+    live = {path: each for path, each in snapshot.segments.items() if path not in stale}
+    live |= {each.path: each for each in built}
+    done = list[Merged]()
+
+    def covered() -> Iterator[tuple[CatchUpPlan, Snapshot, Coverage]]:
+        state = replace(snapshot, segments=live)
+        for each in plans:
+            yield each, state, coverage(state, segments.definition_of(state, each.index))
+
+    def executed(items: Sequence[MergeWork]) -> bool:
+        found = merge(items) if items else ()
+        for each in found:
+            for old in each.work.segments:
+                del live[old.path]
+            live[each.segment.path] = each.segment
+        done.extend(found)
+        return bool(found)
+
+    while executed([item for _, state, each in covered() for item in merging.plan(state, each)]):
+        pass
+    trained = [
+        item
+        for one, state, each in covered()
+        for item in merging.plan_training(state, each, every=one.retrain)
+        if item.segments[0].path in snapshot.segments
+    ]
+    executed(trained)
+    state = replace(snapshot, segments=live)
+    used = {path for each in state.config.indexes for path in coverage(state, each).translations}
+    return done, tuple(sorted(snapshot.translations.keys() - used))
 
 
 def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
     """Return the work that makes `index` cover every live split of the snapshot. No request; same snapshot, same plan.
 
-    With `retrain` all segments of vectors are trained again, else those of which the log says that it is time.
-
-    Segments to rebuild are replaced, translations that no index needs then go. Raises `NotFound` for an index that
-    is not defined, `InvalidInput` for one that does not fit the schema.
+    With `retrain` all segments of vectors are trained again, else those of which the log says that it is time. Segments
+    to rebuild are replaced, translations that no index needs then go. Raises `NotFound` for an index that is not
+    defined, `InvalidInput` for one that does not fit the schema.
     """
     covered = coverage(snapshot, segments.definition_of(snapshot, index))
     if covered.rebuild:
@@ -140,6 +190,7 @@ def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPla
         stale=covered.stale,
         idle=_idle(snapshot, covered),
         merges=(*merges, *trained),
+        retrain=retrain,
     )
 
 

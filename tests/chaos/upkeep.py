@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from storage_core.clock import SystemClock
@@ -91,12 +92,12 @@ def catch_up(table: Table) -> int:
     snapshot = log.snapshot()
     plans = [indexing.plan(snapshot, each.name) for each in snapshot.config.indexes]
     built = [indexing.execute(table.store, work, ids=log.ids) for plan in plans for work in plan.work]
-    merged = [
-        segment_merging.Merged(work, segment_merge.execute(table.store, work, ids=log.ids))
-        for plan in plans
-        for work in plan.merges
-    ]
-    if actions := indexing.actions_of(plans, built, merged):
+
+    def merged(items: Sequence[segment_merging.MergeWork]) -> list[segment_merging.Merged]:
+        return [segment_merging.Merged(item, segment_merge.execute(table.store, item, ids=log.ids)) for item in items]
+
+    done, idle = indexing.merge_all(snapshot, plans, built, merged)
+    if actions := indexing.actions_of(plans, built, done, idle):
         log.commit(snapshot, actions, operation="CATCH UP")
     return len(built)
 

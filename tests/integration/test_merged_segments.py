@@ -6,11 +6,14 @@ import datetime as dt
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from assets.due_runs import due_runs
+from storage_core.declaration import load
 from storage_core.errors import CommitConflict
 from storage_core.gc.collect import collect
 from storage_core.history.restore import restore
@@ -24,7 +27,9 @@ from storage_core.read.search import search
 from storage_core.rows.vectors import vector_type
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.read import read_split
+from tests.chaos import upkeep
 from tests.support.indexed_table import CONFIG, SCHEMA, TAG_VALUES, TAGS, TEXT, IndexedTable, watermarks
+from tidemark import Table
 
 WORDS = ("ebb", "flood", "tide", "neap", "spring tide", None)
 QUESTIONS = (("text", "tide"), ("text", "ebb flood"), ("text", '"spring tide"'), ("tags", "x"), ("tags", ["y", "z"]))
@@ -143,7 +148,7 @@ def test_a_split_that_other_segments_answer_for_too_is_covered_in_part() -> None
     require_as_built_anew(table)
 
 
-def test_interleaved_coverage_makes_no_merge_a_no_op() -> None:
+def test_interleaved_coverage_does_not_make_merges_a_no_op() -> None:
     table = IndexedTable()
     for number in range(2 * merging.FACTOR):
         table.append([(0, TAG_VALUES[row % 4], WORDS[row % 6]) for row in range(20)])
@@ -160,7 +165,7 @@ def test_interleaved_coverage_makes_no_merge_a_no_op() -> None:
     require_as_built_anew(table)
 
 
-def test_a_merge_after_a_late_catch_up_drops_no_rows() -> None:
+def test_a_merge_after_a_deferred_remap_drops_no_row() -> None:
     table = IndexedTable()
     appended(table, merging.FACTOR - 1)
     table.append([(0, "x", "tide ebb") for _ in range(7)])
@@ -174,7 +179,7 @@ def test_a_merge_after_a_late_catch_up_drops_no_rows() -> None:
     assert watermarks(table.snapshot)["text"] == table.snapshot.version
 
 
-def test_a_new_segment_beside_a_merge_deletes_none() -> None:
+def test_a_new_delta_deletes_no_old_one() -> None:
     table = IndexedTable()
     appended(table, merging.FACTOR)
     merge = table.index("text")
@@ -185,6 +190,45 @@ def test_a_new_segment_beside_a_merge_deletes_none() -> None:
     table.commit_index(merge)
     assert len(coverage(table.snapshot, TEXT).segments) == 2
     require_same(table, before, table.snapshot)
+
+
+def test_options_of_the_index_are_passed_to_the_commit() -> None:
+    stems = IndexDefinition("text", "fulltext", ("words",), {"tokenizer": "en_stem"})
+    table = IndexedTable(config=replace(CONFIG, indexes=(stems,)))
+    for number in range(merging.FACTOR):
+        table.append([(0, "x", ("flooding tides", "ebbed")[number % 2])])
+        table.catch_up("text")
+    before = search(table.store, table.snapshot, "flood tide", index="text")
+    assert before.num_rows == merging.FACTOR // 2
+    table.catch_up("text")
+    (segment,) = table.snapshot.segments.values()
+    assert segment.details[segments.DEFINITION] == segments.fingerprint_of(stems)
+    assert search(table.store, table.snapshot, "flood tide", index="text").equals(before)
+    table.append([(0, "x", "floods")])
+    table.catch_up("text")
+    assert search(table.store, table.snapshot, "flood", index="text").num_rows == 1 + merging.FACTOR // 2
+
+
+def test_nobody_has_to_run_optimize(tmp_path: Path) -> None:
+    file = tmp_path / "words.yaml"
+    described = "indexes: [{name: tags, kind: bitmap, columns: [tag]}]"
+    file.write_text(f"name: words\nuri: {tmp_path / 'table'}\ncolumns: {{tag: string}}\n{described}\n")
+    declaration = load(file)
+    table = Table.declare(declaration)
+    keys = set[str]()
+    for _ in range(merging.FACTOR):
+        table.append({"tag": "x"})
+        (due,) = due_runs("catch_up", declaration).wanted
+        keys.add(due.work_key)
+        plan = catch_up.plan(table.snapshot, "tags")
+        built = [catch_up.execute(table.store, item, ids=table.log.ids) for item in plan.work]
+        table.log.commit(table.snapshot, plan.actions(built), operation="CATCH UP")  # of a release that merges nothing
+    (due,) = due_runs("catch_up", declaration).wanted  # no split is lacking a segment any more
+    assert due.reason == "tags has 8 segments to merge"
+    assert due.work_key not in keys
+    upkeep.catch_up(table)
+    assert due_runs("catch_up", declaration).wanted == ()
+    assert len(table.refresh().snapshot.segments) == 1
 
 
 def test_of_two_merges_of_one_segment_one_commits() -> None:
@@ -376,3 +420,19 @@ def test_a_merge_is_trained_on_all_of_its_rows() -> None:
     table = with_points(merging.FACTOR, 40)
     table.catch_up("near")
     assert [each.rows for each in trained(table)] == [8 * 39]
+
+
+def test_a_catch_up_merges_what_it_built_and_has_nothing_to_do_then(tmp_path: Path) -> None:
+    file = tmp_path / "words.yaml"
+    described = "indexes: [{name: tags, kind: bitmap, columns: [tag]}, {name: text, kind: fulltext, columns: [tag]}]"
+    file.write_text(f"name: words\nuri: {tmp_path / 'table'}\ncolumns: {{tag: string}}\n{described}\n")
+    declaration = load(file)
+    table = Table.declare(declaration)
+    for number in range(merging.FACTOR**2):
+        table.append({"tag": ("ebb", "tide")[number % 2]})
+    before = table.search("tide", index="text", limit=100)
+    upkeep.catch_up(table)
+    assert due_runs("catch_up", declaration).wanted == ()
+    table = table.refresh()
+    assert sorted(each.index for each in table.snapshot.segments.values()) == ["tags", "text"]
+    assert table.search("tide", index="text", limit=100).to_arrow().equals(before.to_arrow())
