@@ -26,6 +26,8 @@ from storage_core.region.generation_segments import gives_whole_rows, whole_rows
 from storage_core.rows import fold
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import key_codes
+from storage_core.split.arrangement import places_in_order
+from storage_core.split.context import context_of
 from storage_core.split.ranges import Footers
 from storage_core.split.vectors import deleted_rows
 
@@ -35,11 +37,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRows:
-    """The rows that a generation gives whole, ascending by key; `deleted` are those with newer records elsewhere."""
+    """The rows that a generation gives whole; `deleted` are those with newer records elsewhere.
+
+    They ascend by key, or are in the `order` in which segments of the generation count them.
+    """
 
     generation: Generation
     rows: pa.Table
     deleted: BitMap
+    order: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +98,7 @@ def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerg
             whole, last = gives_whole_rows(folded[number]), newest[codes[number]] == number
             settled[codes[number][whole & last]] = True
             rows = whole_rows(folded[number], schema)
-            generations.append(WholeRows(generation=part.generation, rows=rows, deleted=_places(~last[whole])))
+            generations.append(_in_order_of_segments(snapshot, part.generation, rows, ~last[whole]))
     deletes = _deletes(words, key)
     return Overlay(
         generations=tuple(each for each in generations if each.rows.num_rows),
@@ -101,6 +107,15 @@ def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerg
         touched=frozenset(each.path for each in _holding(snapshot, deletes)),
         footers=footers,
     )
+
+
+def _in_order_of_segments(snapshot: Snapshot, generation: Generation, rows: pa.Table, deleted: Mask) -> WholeRows:
+    context = context_of(snapshot)
+    order = next((each.order for each in generation.segments if each.order == context.arrangement), "")
+    if order:
+        places = places_in_order(rows, context)
+        rows, deleted = rows.take(pa.array(places)), deleted[places]
+    return WholeRows(generation=generation, rows=rows, deleted=_places(deleted), order=order)
 
 
 def _rows(store: ObjectStore, snapshot: Snapshot, words: pa.Table, footers: Footers) -> pa.Table:

@@ -15,6 +15,7 @@ from storage_core.index.bitmap import unpacked_bitmaps
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
 from storage_core.index.segments import build_rows, fingerprint_of
+from storage_core.log.actions import IndexSegment
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.bitmap_rows import rows_that_meet
 from storage_core.read.overlay import Overlay, WholeRows
@@ -47,7 +48,7 @@ class _Generation:
     @property
     def _source(self) -> str:
         manifest = generation_manifest.encode(self.whole.generation).decode()
-        return f"{fingerprint_of(self.covered.definition)}\n{manifest}"
+        return f"{fingerprint_of(self.covered.definition)}\n{self.whole.order}\n{manifest}"
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -55,19 +56,21 @@ class _Generation:
 
     @property
     def fetched_bytes(self) -> int | None:
-        rows = self.whole.rows.num_rows
-        segment = generation_segments.usable(self.whole.generation, self.covered.definition, rows)
-        return None if segment is None else segment.size
+        return None if self._segment is None else self._segment.size
+
+    @property
+    def _segment(self) -> IndexSegment | None:
+        whole = self.whole
+        return generation_segments.usable(whole.generation, self.covered.definition, whole.rows.num_rows, whole.order)
 
     def count(self) -> int:
         return int(self.whole.rows.num_rows)
 
     def directory(self) -> Path:
-        generation, definition = self.whole.generation, self.covered.definition
         return self.cache.built(
-            f"generation-{generation.path}",
+            f"generation-{self.whole.generation.path}",
             self._source,
-            lambda: generation_segments.files(self.store, generation, definition, self.whole.rows),
+            lambda: generation_segments.files(self.store, self._segment, self.covered.definition, self.whole.rows),
         )
 
     def matching(self, condition: Predicate) -> BitMap:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -14,6 +15,7 @@ from storage_core.index import catch_up
 from storage_core.index.coverage import coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.search import search
 from storage_core.region import sorting
 from storage_core.region.options import WriterOptions
@@ -165,9 +167,7 @@ def test_a_sorted_generation_is_followed_and_a_damaged_segment_is_not(
     table = written(range(50), range(50, 120))
     assert table.sort()
     if damaged:
-        for info in list(table.store.list("_mem_wal/")):
-            if info.key.endswith(".seg"):
-                table.store.delete([info.key])
+        table.store.delete([info.key for info in table.store.list("_indices/")])
     table.merge()
     require_exact(table, table.snapshot)
     assert built_by_catch_ups(table) == (2 * 120 if damaged else 0)
@@ -180,9 +180,44 @@ def test_what_a_merge_moved_outlives_the_generations_that_it_came_from() -> None
         table.clock.now += 10_000
         table.log.checkpoint(table.snapshot)
         collect(table.store, table.log, clock=table.clock)
-    assert not [info for info in table.store.list("_mem_wal/") if info.key.endswith(".seg")]
+    assert not [info for info in table.store.list("_mem_wal/") if "_gen_" in info.key]
     require_exact(table, table.snapshot)
     assert fsck(table.store, clock=table.clock, deep=True).clean
+
+
+def test_a_merge_of_many_rows_indexes_none_and_writes_next_to_nothing_for_indexes() -> None:
+    rows, vector = 50_000, IndexDefinition("near", "vector", ("place",))
+    schema = SCHEMA.append(pa.field("place", pa.list_(pa.float32(), 8)))
+    clock, random = ManualClock(step_ms=1), np.random.default_rng(7)
+    store = MeteredStore(MemoryStore("followed", clock=clock))
+    table = KeyedTable(store, clock=clock).create(schema, replace(CONFIG, indexes=(TEXT, NUMBERS, vector)))
+    keys = random.permutation(2 * rows)
+    with table.writer() as writer:
+        for part in range(2):
+            words, places = random.integers(0, 20_000, (rows, 6)), random.normal(size=8 * rows).astype(np.float32)
+            columns = {
+                "id": pa.array([f"{key:08}" for key in keys[part * rows : (part + 1) * rows]]),
+                "at": pa.array(random.integers(0, 7_200_000_000, rows), pa.timestamp("us", "UTC")),
+                "text": pa.array([" ".join(map("w{}".format, each)) for each in words.tolist()]),
+                "n": pa.array(random.integers(0, 50, rows)),
+                "place": pa.FixedSizeListArray.from_arrays(places, 8),
+            }
+            writer.put(pa.table(columns, schema=schema))
+            writer.flush()
+    flushed = {info.key: info.size for info in store.list("_indices/")}
+    assert len(flushed) == 6
+    table.merge()
+    head = table.snapshot
+    written = {info.key: info.size for info in store.list("_indices/") if info.key not in flushed}
+    assert (set(head.segments), set(head.translations)) == (set(flushed), set(written))
+    assert sum(written.values()) <= 0.01 * sum(flushed.values())
+    assert all(catch_up.plan(head, each.name).empty for each in (TEXT, NUMBERS, vector))
+    assert {catch_up.watermark(head, each.name) for each in (TEXT, NUMBERS, vector)} == {head.version}
+    without = replace(head, segments={}, translations={})
+    for query in ({"query": "w17 w4711", "index": "text"}, {"query": 3, "index": "numbers"}, {"vector": [0.5] * 8}):
+        followed, scanned = (search(store, each, limit=30, **query) for each in (head, without))
+        assert followed.num_rows == 30
+        assert followed.equals(scanned), query
 
 
 def test_a_table_without_indexes_merges_as_before() -> None:
