@@ -46,12 +46,12 @@ def sources(
     cache: SegmentCache,
     kept: Kept,
 ) -> list[Source]:
-    """Return the sources of a search: of the base, generations by region and number, what is in neither.
+    """Return the sources of a search: of the base, generations by region and number, logs, what is in none of them.
 
     Of the base first what has no segment, by split, then the segments by path.
     """
     base = Base(store, snapshot, covered, overlay, cache=cache, kept=kept)
-    return [*_gaps(base), *_indexed(base), *unmerged_sources(store, covered, cache, overlay)]
+    return [*_gaps(base), *_indexed(base), *unmerged_sources(store, covered, cache, overlay, kept=kept)]
 
 
 def _gaps(base: Base) -> Iterator[Source]:
