@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyroaring import BitMap
 
+from storage_core.formats.translation_map import TranslationMap
 from storage_core.fsck.check import fsck
 from storage_core.gc.collect import collect
 from storage_core.index import catch_up
@@ -17,7 +20,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.search import search
-from storage_core.region import sorting
+from storage_core.region import merge_segments, sorting, unmerged
 from storage_core.region.options import WriterOptions
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
@@ -218,6 +221,49 @@ def test_a_merge_of_many_rows_indexes_none_and_writes_next_to_nothing_for_indexe
         followed, scanned = (search(store, each, limit=30, **query) for each in (head, without))
         assert followed.num_rows == 30
         assert followed.equals(scanned), query
+
+
+@pytest.mark.parametrize("by", [1, -1])
+@pytest.mark.parametrize("of", ["order", "dropped"])
+def test_a_merge_does_not_store_a_translation_that_is_off_by_one(
+    by: int, of: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = written(range(100), range(95, 200))
+
+    def wrong(**parts: Any) -> TranslationMap:
+        if of == "order":
+            return TranslationMap(**{**parts, "order": np.roll(parts["order"], by)})
+        moved = [
+            BitMap((row + by) % rows for row in gone)
+            for gone, rows in zip(parts["dropped"], parts["input_rows"], strict=True)
+        ]
+        return TranslationMap(**{**parts, "dropped": tuple(moved)})
+
+    monkeypatch.setattr(f"{merge_segments.__name__}.TranslationMap", wrong)
+    table.merge()
+    head = table.snapshot
+    assert (head.translations, head.segments) == ({}, {})
+    assert "no segment of" in caplog.text
+    require_exact(table, head)
+    assert built_by_catch_ups(table) == 2 * 200
+
+
+def test_a_segment_in_another_order_than_that_of_the_table_is_neither_searched_nor_followed() -> None:
+    table = written(range(100))
+    snapshot = table.snapshot
+    config = replace(snapshot.config, sort_schema="timestamp/V2")
+    table.log.commit(
+        snapshot, [replace(snapshot.metadata, configuration=config.to_configuration())], operation="CONFIGURE"
+    )
+    put(table, range(100, 150))
+    head = table.snapshot
+    waiting = unmerged.capture(table.store, head, include_wal=True).parts(head)
+    found = search(table.store, head, 2, index="numbers", limit=1_000, unmerged=waiting).column("n").to_pylist()
+    assert found == [2] * 50
+    table.merge()
+    require_exact(table, table.snapshot)
+    assert {each.numRecords for each in table.snapshot.segments.values()} == {50}
+    assert built_by_catch_ups(table) == 2 * 100
 
 
 def test_a_table_without_indexes_merges_as_before() -> None:
