@@ -21,7 +21,7 @@ from storage_core.log.actions import Add
 from storage_core.log.files.columns import adds_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.log_runs import LoggedRows
+from storage_core.read.log_runs import LoggedRows, LogRuns
 from storage_core.region import overlap, superseded
 from storage_core.region.generation_segments import gives_whole_rows, whole_rows
 from storage_core.rows import fold
@@ -56,8 +56,9 @@ class WholeRows:
 class Overlay:
     """The live rows of all that is not merged: of generations and logs those not deleted, and `rest`, ascending by key.
 
-    `deletes` are records that hide every base row of which there is newer word, `touched` the paths of the splits whose
-    bounds leave room for one; of them and of stored vectors nothing is fetched that `footers` hold or have cached.
+    `logs` are the runs of entries of each log. `deletes` are records that hide every base row of which there is newer
+    word, `touched` the paths of the splits whose bounds leave room for one; of them and of stored vectors nothing is
+    fetched that `footers` hold or have cached.
     """
 
     generations: tuple[WholeRows, ...]
@@ -79,11 +80,18 @@ class Overlay:
         return deleted_rows(store, split, self.footers.cached)
 
 
-def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerged], *, footers: Footers) -> Overlay:
+def take_apart(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    unmerged: Sequence[Unmerged],
+    *,
+    footers: Footers,
+    runs: LogRuns | None = None,
+) -> Overlay:
     """Return what the records, of one region in the order of their acknowledgement, do to the snapshot.
 
-    Records of a log whose entries are not known are among the rest, whole rows or not. Requests: for patches ranged
-    GETs of the splits whose bounds leave room for their keys, as a merge makes them.
+    Logs are divided as `runs` did before. Records of one whose entries are not known are among the rest, whole rows or
+    not. Requests: for patches ranged GETs of the splits whose bounds leave room for their keys, as a merge makes them.
     Raises `InvalidInput` when a row lacks the value of a required column, `Corrupt` for a damaged split.
     """
     key, schema = snapshot.config.primary_key, snapshot.schema
@@ -92,9 +100,8 @@ def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerg
     records = (each.select(empty.column_names) for each in folded)
     words = fold.fold(pa.concat_tables([empty, *records]), key) if unmerged else empty
     if not words.num_rows:
-        return Overlay(
-            generations=(), logs=(), rest=schema.empty_table(), deletes=words, touched=frozenset(), footers=footers
-        )
+        nothing = schema.empty_table()
+        return Overlay(generations=(), logs=(), rest=nothing, deletes=words, touched=frozenset(), footers=footers)
     # Codes are dense and ascend with the keys, so that of a key is its row in `words`, which has every key once.
     *codes, _ = key_codes([each.select(key) for each in (*folded, words)], key)
     newest = np.zeros(words.num_rows, np.int64)
@@ -106,20 +113,19 @@ def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerg
     settled = np.zeros(words.num_rows, np.bool_)
     for begin, own, records, part in zip(at, codes, folded, unmerged, strict=False):
         whole, last = gives_whole_rows(records), newest[own] == begin + np.arange(len(own))
-        if part.generation is not None:
-            rows = whole_rows(records, schema)
-            generations.append(_in_order_of_segments(snapshot, part.generation, rows, ~last[whole]))
-        elif part.entries:
-            entries = records.column(_ENTRY).to_numpy()[whole]
-            rows = whole_rows(records.drop_columns([_ENTRY]), schema)
-            logs.append(LoggedRows(region=part.region, entries=entries, rows=rows, deleted=_places(~last[whole])))
-        else:
+        if part.generation is None and not part.entries:
             continue
         settled[own[whole & last]] = True
+        rows = whole_rows(records.select(empty.column_names), schema)
+        if part.generation is not None:
+            generations.append(_in_order_of_segments(snapshot, part.generation, rows, ~last[whole]))
+        else:
+            entries = records.column(_ENTRY).to_numpy()[whole]
+            logs.append(LoggedRows(region=part.region, entries=entries, rows=rows, deleted=_places(~last[whole])))
     deletes = _deletes(words, key)
     return Overlay(
         generations=tuple(each for each in generations if each.rows.num_rows),
-        logs=tuple(logs),
+        logs=tuple(run for each in logs for run in (runs or LogRuns()).divided(each)),
         rest=_rows(store, snapshot, words.filter(pa.array(~settled)), footers),
         deletes=deletes,
         touched=frozenset(each.path for each in _holding(snapshot, deletes)),

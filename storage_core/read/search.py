@@ -125,7 +125,7 @@ def search(
         raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
     most = cast("int", limit) + cast("int", offset)
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
-    overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
+    overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers, runs=kept.runs)
 
     def best(covered: Coverage, cached: SegmentCache) -> Best:
         found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)

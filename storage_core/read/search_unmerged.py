@@ -36,10 +36,10 @@ def unmerged_sources(
     What is indexed of a log stays in `kept`.
     """
     generations = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
-    logs = sorted(overlay.logs, key=lambda each: each.region)
+    logs = sorted(overlay.logs, key=lambda each: (each.region, each.entries[0]))
     return [
         *(_generation(store, covered, cache, each) for each in generations),
-        *(_run(covered, cache, run, kept) for each in logs for run in kept.runs.divided(each)),
+        *(_run(covered, cache, each, kept) for each in logs),
         *([_rest(covered, cache, overlay.rest)] if overlay.rest.num_rows else []),
     ]
 
