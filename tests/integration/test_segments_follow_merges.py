@@ -248,6 +248,24 @@ def test_a_merge_does_not_store_a_translation_that_is_off_by_one(
     assert built_by_catch_ups(table) == 2 * 200
 
 
+def test_of_rows_of_a_generation_that_newer_records_change_only_the_newer_are_found() -> None:
+    table = written(range(100))
+    with table.writer() as writer:
+        writer.put([{**row(number), "n": 7, "text": "word9"} for number in range(10)])
+        writer.delete([str(row(number)["id"]) for number in range(10, 15)])
+        writer.patch([{"id": row(number)["id"], "text": "word8"} for number in range(15, 20)])
+    head, rows = table.snapshot, table.rows().values()
+    waiting = unmerged.capture(table.store, head, include_wal=True).parts(head)
+    assert len(rows) == 95
+    for index, query, column in (
+        *(("text", f"word{number}", "text") for number in range(10)),
+        *(("numbers", number, "n") for number in (0, 1, 2, 7)),
+    ):
+        found = search(table.store, head, query, index=index, limit=1_000, unmerged=waiting).column("id").to_pylist()
+        wanted = [str(each["id"]) for each in rows if str(query) in str(each[column])]
+        assert sorted(found) == sorted(wanted), (index, query)
+
+
 def test_a_segment_in_another_order_than_that_of_the_table_is_neither_searched_nor_followed() -> None:
     table = written(range(100))
     snapshot = table.snapshot
