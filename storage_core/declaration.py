@@ -29,7 +29,7 @@ from storage_core.declaration_parts import (
     below,
     place,
 )
-from storage_core.definition import check_maps
+from storage_core.definition import check_maintained, check_maps
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
 from storage_core.ingest.landing import LandingSpec, captured_columns
@@ -47,7 +47,8 @@ class TableDeclaration(Closed):
 
     `window` is in seconds; one above an hour needs `coarse_window: true`. A keyed table may be
     windowed only if its time column is part of the key, and takes its rows from region writers, not from landed files.
-    `map_columns` says of a map column whether a patch merges its entries (`merge`) or replaces them. Windows leave the
+    `map_columns` says of a map column whether a patch merges its entries (`merge`) or replaces them. Generations get
+    segments of `maintained_indexes`, without it of all `indexes`. Windows leave the
     table once they ended as long ago as `retention` says; how long versions can be read is `gc.retention`.
     """
 
@@ -62,6 +63,7 @@ class TableDeclaration(Closed):
     map_columns: dict[str, MapMode] = Field(default_factory=dict)
     regions: tuple[dict[str, str | tuple[str, ...]], ...] = ()
     indexes: tuple[IndexDeclaration, ...] = ()
+    maintained_indexes: tuple[str, ...] | None = None
     bloom_filters: tuple[str, ...] = ()
     landing: LandingDeclaration | None = None
     late_data: LateDeclaration | None = None
@@ -92,6 +94,7 @@ class TableDeclaration(Closed):
             primary_key=self.primary_key,
             region_specs=first_specs(self.regions, self.schema()),
             indexes=tuple(index.definition() for index in self.indexes),
+            maintained_indexes=self.maintained_indexes,
             bloom_filters=self.bloom_filters,
             gc_horizon_ms=self.gc.horizon,
             version_retention_ms=self.gc.retention,
@@ -213,6 +216,14 @@ class TableDeclaration(Closed):
             _require_columns(index.columns, info.data.get("columns"))
             index.require_key(info.data.get("primary_key", index.columns))
         return indexes
+
+    @field_validator("maintained_indexes")
+    @classmethod
+    def _maintained_indexes_exist(cls, names: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
+        if "indexes" in info.data:
+            definitions = tuple(index.definition() for index in info.data["indexes"])
+            check_maintained(TableConfig(indexes=definitions, maintained_indexes=names))
+        return names
 
     @field_validator("landing")
     @classmethod

@@ -49,8 +49,17 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     for index in config.indexes:
         segments.validate(index, schema)
         index.require_key(config.primary_key)
+    check_maintained(config)
     _check_time(schema, config)
     sort_order.bind(config, schema)
+
+
+def check_maintained(config: TableConfig) -> None:
+    """Raise `InvalidInput` naming the first of `maintained_indexes` that is no index of the table; else return."""
+    for name in config.maintained_indexes or ():
+        if config.index(name) is None:
+            defined = ", ".join(each.name for each in config.indexes) or "none"
+            raise InvalidInput(f"maintained_indexes names the index {name!r}; the table has {defined}", index=name)
 
 
 def check_maps(schema: pa.Schema, config: TableConfig) -> None:

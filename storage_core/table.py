@@ -107,6 +107,7 @@ class Table:
         retention: str | int | None = None,
         map_columns: Mapping[str, MapMode] | None = None,
         bloom_filters: Sequence[str] = (),
+        maintained_indexes: Sequence[str] | None = None,
     ) -> Table:
         """Create an empty table and return it at version 0.
 
@@ -116,7 +117,8 @@ class Table:
         `late_data` (`{"policy": "quarantine", "acceptance_window": "1h"}`) says what becomes of rows that arrive late;
         without it none is late. Whole windows leave when they ended as long ago as `retention` says, such as `"30d"`,
         or seconds. Splits have a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single
-        values. Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
+        values. Generations of a keyed table get segments of `maintained_indexes`, of all `indexes` where it is not
+        said. Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
         `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
         from storage_core import creation
@@ -142,6 +144,7 @@ class Table:
             region_specs=first_specs(regions, schema),
             map_columns=map_columns or {},
             bloom_filters=column_names("bloom_filters", bloom_filters),
+            maintained_indexes=None if maintained_indexes is None else tuple(maintained_indexes),
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:

@@ -77,7 +77,7 @@ def fill(work: FillWork, store: ObjectStore, *, clock: Clock, ids: Ids) -> FillR
     `distributor.write` raise.
     """
     records = pa.concat_tables([read_part(store, each) for each in work.parts])
-    written = distributor.write(store, records, work.key, turn=work.turn, clock=clock, ids=ids, indexes=work.indexes)
+    written = distributor.write(store, records, work.key, turn=work.turn, clock=clock, ids=ids, context=work.context)
     return FillResult(path=written.path, rows=written.records)
 
 

@@ -146,8 +146,8 @@ class Distributor:
         for region, parts in share.parts.items():
             recorded = table.offsets.regions.get(region.id, {})
             turn = distributor.take_turn(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
-            config = target.config
-            work = FillWork(uri=target.uri, key=config.primary_key, parts=parts, turn=turn, indexes=config.indexes)
+            key = target.config.primary_key
+            work = FillWork(uri=target.uri, key=key, parts=parts, turn=turn, context=target.context)
             found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
         return found
 

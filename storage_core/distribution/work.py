@@ -17,7 +17,6 @@ from storage_core.log.encoding.action_json import read_actions, write_actions
 from storage_core.raw_log.chunks import Damage, RawChunkRef
 from storage_core.region.distributor import Stretch, Turn
 from storage_core.rows.late import LateMetrics
-from storage_core.settings.index import IndexDefinition
 from storage_core.settings.region_fields import Region
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
@@ -112,14 +111,13 @@ class FillWork:
     key: tuple[str, ...]
     parts: tuple[Part, ...]
     turn: Turn
-    indexes: tuple[IndexDefinition, ...] = ()
+    context: SplitContext
 
     def to_json(self) -> Json:
         """Return plain values for JSON."""
         parts = [each.to_json() for each in self.parts]
-        indexes = TableConfig(indexes=self.indexes).to_configuration()
-        turn = asdict(self.turn)
-        return {"uri": self.uri, "key": list(self.key), "parts": parts, "turn": turn, "indexes": indexes}
+        turn, context = asdict(self.turn), self.context.to_json()
+        return {"uri": self.uri, "key": list(self.key), "parts": parts, "turn": turn, "context": context}
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> FillWork:
@@ -129,7 +127,7 @@ class FillWork:
             key=tuple(found["key"]),
             parts=tuple(map(Part.from_json, found["parts"])),
             turn=Turn(**found["turn"]),
-            indexes=TableConfig.from_configuration(found["indexes"]).indexes,
+            context=SplitContext.from_json(found["context"]),
         )
 
 

@@ -40,13 +40,17 @@ FILTER_COPY_RECORDS = 2**15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSegment:
-    """An index segment in the directory of a generation, `<index>.seg`: a bundle of this size, footer and xxh3-64.
+    """A segment of an index over the whole rows of a generation: a bundle of this id, size, footer and xxh3-64.
 
-    `definition` is the fingerprint of what it was built under, `rows` the number of rows it covers.
+    `definition` is the fingerprint of what it was built under, `rows` the number of rows it covers, `order` text that
+    fixes in which order it counts them.
     """
 
     index: str
+    kind: str
+    id: str
     definition: str
+    order: str
     rows: int
     size: int
     footer_offset: int
@@ -121,11 +125,6 @@ def file_key(generation: Generation, name: str) -> str:
     return keys.generation_file_key(generation.region, generation.path, name)
 
 
-def segment_file(index: str) -> str:
-    """Return the name of the file with a generation's segment of an index."""
-    return f"{index}.seg"
-
-
 def encode(generation: Generation) -> bytes:
     """Return the bytes, the checksum among them; equal generations give equal bytes."""
     body: dict[str, Any] = {
@@ -197,7 +196,8 @@ def _generation_of(body: Mapping[str, Any]) -> Generation:
             FlushedGeneration(generation=number(each["generation"]), path=text(each["path"]))
             for each in body.get("replaces", ())
         ),
-        segments=tuple(map(_read_segment, body.get("segments", ()))),
+        # One without an id lies in the generation's directory: early 0.1 wrote it, and it only saved work.
+        segments=tuple(_read_segment(each) for each in body.get("segments", ()) if "id" in each),
     )
 
 
@@ -213,7 +213,10 @@ def _checksum(body: Mapping[str, Any], name: str) -> str | None:
 def _segment_object(segment: GenerationSegment) -> dict[str, object]:
     return {
         "index": segment.index,
+        "kind": segment.kind,
+        "id": segment.id,
         "definition": segment.definition,
+        "order": segment.order,
         "rows": segment.rows,
         "size": segment.size,
         "footerOffset": segment.footer_offset,
@@ -224,7 +227,10 @@ def _segment_object(segment: GenerationSegment) -> dict[str, object]:
 def _read_segment(found: Mapping[str, Any]) -> GenerationSegment:
     return GenerationSegment(
         index=text(found["index"]),
+        kind=text(found["kind"]),
+        id=text(found["id"]),
         definition=text(found["definition"]),
+        order=text(found["order"]),
         rows=number(found["rows"]),
         size=number(found["size"]),
         footer_offset=number(found["footerOffset"]),

@@ -5,8 +5,8 @@ A bundle with these parts:
     order.zst        the number of the input of each row of the outputs, one output after the other: one byte per row,
                      two (little endian) for more than 256 inputs, compressed by zstd
     dropped-<i>.bin  the rows of input i that were not moved, a portable Roaring bitmap; absent where all were
-    rows.zst         of a merge that does not keep the order of its inputs, in place of `dropped`: the row in its input
-                     of each row of the outputs, four bytes each (little endian), compressed by zstd
+    rows.zst         of a merge of early 0.1, which kept no order of its inputs, in place of `dropped`: the row in
+                     its input of each row of the outputs, four bytes each (little endian), compressed by zstd
 
 Where the rows of an input keep their order (decision 0066), the k-th row of input i that was moved is at the k-th place
 of i in `order`. A row of the outputs has one input by the form of it, and counts say that none is missing. Pure.

@@ -14,14 +14,13 @@ from storage_core.formats.generation_manifest import (
     MANIFEST_FILE,
     RECORDS_FILE,
     Generation,
-    file_key,
-    segment_file,
 )
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.formats.region_registry import decode
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
+from storage_core.index import segments
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 from storage_core.region import generation, generation_segments, wal
@@ -201,11 +200,11 @@ class _Region:
 
     def _segments(self, found: Generation, kind: Kind) -> None:
         for segment in found.segments:
+            action = generation_segments.of_base(found, segment)
             try:
-                generation_segments.load(self.store, found, segment)
+                segments.load(self.store, action)
             except DAMAGE as error:
-                where = file_key(found, segment_file(segment.index))
-                self.findings.append(damage_of(kind, error, where, f"the segment of index {segment.index}"))
+                self.findings.append(damage_of(kind, error, action.path, f"the segment of {action.covers[0]}"))
 
     def _data(self, found: Generation, kind: Kind) -> None:
         try:

@@ -1,8 +1,9 @@
 """What the regions of a table keep alive (Lance MemWAL, "Garbage Collector").
 
 A generation is kept until *every* retained version has merged it. What a sorted generation replaced is garbage, unless
-a retained version has merged a part of it (decision 0054). Indexes need no generation longer than that: readers index
-what their segments do not cover themselves. WAL entries go with the generation that names them.
+a retained version has merged a part of it (decision 0054). Indexes need no generation longer than that: a merge names
+its segments in the log, which keeps them from then on (decision 0126). WAL entries go with the generation that names
+them.
 
 When the objects of the oldest generations that a manifest lists are gone, it may prune them (decision 0055): then no
 flush, claim or collection pays for what was merged long ago.
@@ -25,6 +26,7 @@ from storage_core.gc.retention import Retained
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 from storage_core.region import generation
+from storage_core.region.generation_segments import of_base
 from storage_core.region.manifest import read_latest
 
 
@@ -35,7 +37,7 @@ class RegionRoots:
     `merged_directories` are those of merged ones, `merged_entries` the WAL entries that merged and replaced ones leave
     to be collected. Everything else in the region, WAL entries that none of them names above all, is kept.
     `collected_generation` is the last of the oldest generations on the manifest's list whose objects are gone, 0
-    without any: the manifest need not list them.
+    without any: the manifest need not list them. `segments` are the keys of index segments of unmerged generations.
     """
 
     region: str
@@ -44,6 +46,7 @@ class RegionRoots:
     merged_directories: frozenset[str]
     merged_entries: frozenset[int]
     collected_generation: int
+    segments: frozenset[str]
 
 
 def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionRoots | None:
@@ -72,7 +75,8 @@ def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionR
     replaced = [part for part in originals if part not in needed and _exists(store, region, part)]
     # That a version has merged a part is a guess; an original that is gone was collected when none had.
     still = [part for part in needed if _exists(store, region, part)]
-    kept = _entries(opened[each.path] for each in unmerged) | _entries(_opened(store, region, still))
+    needed_ones = [*(opened[each.path] for each in unmerged), *_opened(store, region, still)]
+    kept = _entries(needed_ones)
     deleted = _entries(opened[each.path] for each in spent) | _entries(_opened(store, region, replaced))
     return RegionRoots(
         region=region,
@@ -81,6 +85,7 @@ def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionR
         merged_directories=frozenset(each.path for each in merged),
         merged_entries=deleted - kept,
         collected_generation=_collected(merged, spent),
+        segments=frozenset(of_base(each, own).path for each in needed_ones for own in each.segments),
     )
 
 

@@ -25,10 +25,10 @@ STATES_KEPT = 2
 class Roots:
     """What must stay.
 
-    `keys` are splits, segments, translations, retained checkpoints, and the manifests and parts of all that exist.
-    Version files are kept from `first_version` on, which is the base or the older of the newest two states: should the
-    newest be damaged, those files lead from the other one to the head. Objects of a region are kept by its
-    `RegionRoots`, by id.
+    `keys` are splits, translations, segments, also those of unmerged generations, retained checkpoints, and the
+    manifests and parts of all that exist. Version files are kept from `first_version` on, which is the base or the
+    older of the newest two states: should the newest be damaged, those files lead from the other one to the head.
+    Objects of a region are kept by its `RegionRoots`, by id.
     """
 
     retained: Retained
@@ -52,12 +52,14 @@ def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], 
             region_ids.add(parsed.region)
     newest = sorted(each.version for each in checkpoints.values())[-STATES_KEPT:]
     every = checkpoints.values()
-    regions = {region: region_roots(store, region, kept) for region in sorted(region_ids)}
+    looked = {region: region_roots(store, region, kept) for region in sorted(region_ids)}
+    regions = {region: found for region, found in looked.items() if found is not None}
+    unmerged = frozenset(key for found in regions.values() for key in found.segments)
     return Roots(
         retained=kept,
         first_version=min((kept.base.version, *newest)),
-        keys=kept.keys | _retained_checkpoints(every, newest, kept) | _named(store, every),
-        regions={region: found for region, found in regions.items() if found is not None},
+        keys=kept.keys | _retained_checkpoints(every, newest, kept) | _named(store, every) | unmerged,
+        regions=regions,
     )
 
 

@@ -110,6 +110,7 @@ def build_rows(
 
     The same rows give the same files of vectors: their codebook is trained with a seed that the definition fixes.
     """
+    _logger.debug("indexed %d rows of index %s", rows.num_rows, definition.name)
     match definition.kind:
         case "fulltext":
             return fulltext.build(rows, definition)

@@ -119,7 +119,7 @@ def search(
     first, after = page(limit, offset)
     most = first + after
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
-    overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
+    overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers, runs=kept.runs)
 
     def best(covered: Coverage, cached: SegmentCache) -> Best:
         found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)

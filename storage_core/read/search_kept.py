@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from storage_core.index.coverage import Coverage, coverage
 from storage_core.index.searchers import Searchers
 from storage_core.log.snapshot import Snapshot
+from storage_core.read.log_runs import LogRuns
 from storage_core.read.verified import Verified
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
@@ -19,14 +20,15 @@ READER_BYTES = 2**30
 class Kept:
     """Open searchers and segments of vectors, decoded pages, what is known of splits that were read; all of it bounded.
 
-    It is of things that never change and are known by name and checksum, so a later version uses what still is of it.
-    Threads may share one.
+    And how logs were divided, of which indexed runs are among the values. It is of things that never change and are
+    known by name and checksum, so a later version uses what still is of it. Threads may share one.
     """
 
     verified: Verified = field(default_factory=Verified)
     searchers: Searchers = field(default_factory=Searchers)
     values: KeptValues = field(default_factory=KeptValues)
     readers: KeptValues = field(default_factory=lambda: KeptValues(READER_BYTES))
+    runs: LogRuns = field(default_factory=LogRuns)
     _covered: tuple[Snapshot, dict[str, Coverage]] | None = None
 
     def coverage(self, snapshot: Snapshot, definition: IndexDefinition) -> Coverage:

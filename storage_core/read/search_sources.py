@@ -47,7 +47,7 @@ def sources(
     cache: SegmentCache,
     kept: Kept,
 ) -> list[Source]:
-    """Return the sources of a search: of the base, generations by region and number, what is in neither.
+    """Return the sources of a search: of the base, generations by region and number, logs, what is in none of them.
 
     Of the base first what has no segment, by split, then the segments by path.
     """
@@ -67,7 +67,7 @@ def sources_of_several(
     found, hidden = list[list[Source]](), Hidden()
     for each in covered:
         base = Base(store, snapshot, each, overlay, cache=cache, kept=kept, hidden=hidden)
-        found.append([*_gaps(base), *_indexed(base), *unmerged_sources(store, each, cache, overlay)])
+        found.append([*_gaps(base), *_indexed(base), *unmerged_sources(store, each, cache, overlay, kept=kept)])
     return found
 
 

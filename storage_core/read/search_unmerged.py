@@ -1,9 +1,10 @@
-"""Sources of a search for what is not merged: whole rows of generations, and all other rows above the base."""
+"""Sources of a search for what is not merged: whole rows of generations and of logs, and all others above the base."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,109 +18,59 @@ from storage_core.index.coverage import Coverage
 from storage_core.index.segments import build_rows, fingerprint_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.bitmap_rows import rows_that_meet
+from storage_core.read.log_runs import LoggedRows
 from storage_core.read.overlay import Overlay, WholeRows
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import conditions
+from storage_core.read.search_kept import Kept
 from storage_core.read.search_source import InSplit, Source, chosen, require_within
 from storage_core.region import generation_segments
 from storage_core.settings.index import IndexDefinition
 
 
-def unmerged_sources(store: ObjectStore, covered: Coverage, cache: SegmentCache, overlay: Overlay) -> list[Source]:
-    """Return the sources of what is not merged: generations by region and number, then what is in none."""
-    ordered = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
-    generations = [_Generation(store, covered, cache, each) for each in ordered]
-    rest = [_Rest(covered, cache, overlay.rest)] if overlay.rest.num_rows else []
-    return [*generations, *rest]
+def unmerged_sources(
+    store: ObjectStore, covered: Coverage, cache: SegmentCache, overlay: Overlay, *, kept: Kept
+) -> list[Source]:
+    """Return the sources of what is not merged: generations by region and number, logs by region, the rest.
+
+    What is indexed of a log stays in `kept`.
+    """
+    generations = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
+    logs = sorted(overlay.logs, key=lambda each: (each.region, each.entries[0]))
+    return [
+        *(_generation(store, covered, cache, each) for each in generations),
+        *(_run(covered, cache, each, kept) for each in logs),
+        *([_rest(covered, cache, overlay.rest)] if overlay.rest.num_rows else []),
+    ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Generation:
-    store: ObjectStore
-    covered: Coverage
-    cache: SegmentCache
-    whole: WholeRows
+@dataclass(frozen=True, slots=True, eq=False)
+class _Unmerged:
+    """Rows in memory; `made` returns the directory with their files, `named` text that fixes what is in these."""
 
-    @property
-    def name(self) -> str:
-        return f"generation-{self.whole.generation.path} {checksum(self._source.encode())}"
-
-    @property
-    def _source(self) -> str:
-        manifest = generation_manifest.encode(self.whole.generation).decode()
-        return f"{fingerprint_of(self.covered.definition)}\n{manifest}"
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def fetched_bytes(self) -> int | None:
-        rows = self.whole.rows.num_rows
-        segment = generation_segments.usable(self.whole.generation, self.covered.definition, rows)
-        return None if segment is None else segment.size
-
-    def count(self) -> int:
-        return int(self.whole.rows.num_rows)
-
-    def directory(self) -> Path:
-        generation, definition = self.whole.generation, self.covered.definition
-        return self.cache.built(
-            f"generation-{generation.path}",
-            self._source,
-            lambda: generation_segments.files(self.store, generation, definition, self.whole.rows),
-        )
-
-    def matching(self, condition: Predicate) -> BitMap:
-        return unpacked(self.directory(), self.covered.definition, condition, lambda: self.whole.rows.num_rows)
-
-    def low(self) -> None:
-        return None
-
-    def between(self, _: Sequence[int]) -> None:
-        return None
-
-    def in_splits(self, _: Sequence[int]) -> Iterable[InSplit]:
-        return ()
-
-    def deleted(self) -> BitMap:
-        return self.whole.deleted
-
-    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        require_within(rows, self.whole.rows.num_rows, f"generation {self.whole.generation.path}")
-        return _taken(self.whole.rows, rows, columns)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    covered: Coverage
-    cache: SegmentCache
+    definition: IndexDefinition
     rows: pa.Table
+    hidden: BitMap
+    named: Callable[[], str]
+    made: Callable[[], Path]
+    fetched_bytes: int | None = None
 
     @property
     def name(self) -> str:
-        sink = pa.BufferOutputStream()
-        texts = self.rows.select(list(self.covered.definition.columns)).combine_chunks()
-        with pa.ipc.new_stream(sink, texts.schema) as writer:
-            writer.write_table(texts)
-        return f"rest {checksum(sink.getvalue())}"
+        return self.named()
 
     @property
     def splits(self) -> tuple[str, ...]:
         return ()
-
-    @property
-    def fetched_bytes(self) -> None:
-        return None
 
     def count(self) -> int:
         return int(self.rows.num_rows)
 
     def directory(self) -> Path:
-        return self.cache.passing(build_rows(self.rows, self.covered.definition))
+        return self.made()
 
     def matching(self, condition: Predicate) -> BitMap:
-        return unpacked(self.directory(), self.covered.definition, condition, lambda: self.rows.num_rows)
+        return unpacked(self.directory(), self.definition, condition, self.count)
 
     def low(self) -> None:
         return None
@@ -131,14 +82,54 @@ class _Rest:
         return ()
 
     def deleted(self) -> BitMap:
-        return BitMap()
+        return self.hidden
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        return _taken(self.rows, rows, columns)
+        require_within(rows, self.count(), self.name)
+        return self.rows.select(chosen(self.rows.schema, columns).names).take(pa.array(rows, pa.int64()))
 
 
-def _taken(whole: pa.Table, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-    return whole.select(chosen(whole.schema, columns).names).take(pa.array(rows, pa.int64()))
+def _generation(store: ObjectStore, covered: Coverage, cache: SegmentCache, whole: WholeRows) -> _Unmerged:
+    """The whole rows of a generation, by its segment where there is one."""
+    definition, generation = covered.definition, whole.generation
+    segment = generation_segments.usable(generation, definition, whole.rows.num_rows, whole.order)
+    source = f"{fingerprint_of(definition)}\n{whole.order}\n{generation_manifest.encode(generation).decode()}"
+
+    def made() -> Path:
+        files = partial(generation_segments.files, store, segment, definition, whole.rows)
+        return cache.built(f"generation-{generation.path}", source, files)
+
+    name, size = f"generation-{generation.path} {checksum(source.encode())}", None if segment is None else segment.size
+    return _Unmerged(definition, whole.rows, whole.deleted, lambda: name, made, size)
+
+
+def _run(covered: Coverage, cache: SegmentCache, run: LoggedRows, kept: Kept) -> _Unmerged:
+    """Whole rows of entries of a log, whose files are made once."""
+    definition, name = covered.definition, run.name
+
+    def made() -> Path:
+        known = (name, fingerprint_of(definition), "files")
+        files = kept.values.made(
+            known, dict, lambda: build_rows(run.rows, definition), lambda each: sum(map(len, each.values()))
+        )
+        return cache.passing(files)
+
+    return _Unmerged(definition, run.rows, run.deleted, lambda: name, made)
+
+
+def _rest(covered: Coverage, cache: SegmentCache, rows: pa.Table) -> _Unmerged:
+    """Rows that records of several generations or entries make together, or with the base."""
+
+    def named() -> str:
+        sink = pa.BufferOutputStream()
+        texts = rows.select(list(covered.definition.columns)).combine_chunks()
+        with pa.ipc.new_stream(sink, texts.schema) as writer:
+            writer.write_table(texts)
+        return f"rest {checksum(sink.getvalue())}"
+
+    return _Unmerged(
+        covered.definition, rows, BitMap(), named, lambda: cache.passing(build_rows(rows, covered.definition))
+    )
 
 
 def unpacked(directory: Path, definition: IndexDefinition, condition: Predicate, count: Callable[[], int]) -> BitMap:

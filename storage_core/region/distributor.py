@@ -26,8 +26,8 @@ from storage_core.region.generation_write import write_records
 from storage_core.region.manifest import advance, check_epoch, read_latest
 from storage_core.region.options import SEGMENT_ROWS
 from storage_core.region.writer import RegionWriter
-from storage_core.settings.index import IndexDefinition
 from storage_core.settings.region_fields import Region
+from storage_core.split.context import SplitContext
 
 _logger = logging.getLogger(__name__)
 
@@ -84,12 +84,12 @@ def write(
     turn: Turn,
     clock: Clock,
     ids: Ids,
-    indexes: Sequence[IndexDefinition] = (),
+    context: SplitContext | None = None,
 ) -> Generation:
     """Write records, in order, as the generation of the turn; durable when this returns, and known to nobody.
 
-    `records` has the columns of `rows.fold.record_schema`. Three PUTs; from `SEGMENT_ROWS` records on one more for each
-    of the table's `indexes`. Raises `CommitUnknown`.
+    `records` has the columns of `rows.fold.record_schema`. Three PUTs; from `SEGMENT_ROWS` records on, with
+    the context of the table, one more for each of its maintained indexes. Raises `CommitUnknown`.
     """
     return write_records(
         store,
@@ -99,7 +99,7 @@ def write(
         generation=turn.generation,
         clock=clock,
         ids=ids,
-        indexes=indexes if records.num_rows >= SEGMENT_ROWS else (),
+        context=context if records.num_rows >= SEGMENT_ROWS else None,
     )
 
 

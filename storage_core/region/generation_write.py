@@ -28,7 +28,7 @@ from storage_core.region import sorted_file
 from storage_core.region.generation_segments import with_segments
 from storage_core.region.memtable import Memtable
 from storage_core.rows import statistics
-from storage_core.settings.index import IndexDefinition
+from storage_core.split.context import SplitContext
 
 
 def write(
@@ -39,11 +39,11 @@ def write(
     generation: int,
     clock: Clock,
     ids: Ids,
-    indexes: Sequence[IndexDefinition] = (),
+    context: SplitContext | None = None,
 ) -> Generation:
     """Write the memtable as a generation into a fresh directory, durable when this returns. Three PUTs.
 
-    One PUT more per index, for its segment; an index that cannot be built gets none (`with_segments`).
+    With the context of the table one PUT more per maintained index, for its segment (`with_segments`).
     Nothing refers to it until the region's manifest does. Raises `CommitUnknown` when the store did not say.
     """
     records = memtable.records()
@@ -55,8 +55,9 @@ def write(
         entries=memtable.entries,
         key_index=xxhash.xxh3_64_hexdigest(places),
     )
-    written, segments = with_segments(written, records, memtable.key, indexes)
-    return _stored(store, written, {BLOOM_FILE: guard, INDEX_FILE: places, **segments}, clock)
+    if context is not None:
+        written = with_segments(store, written, records, memtable.key, context=context, ids=ids)
+    return _stored(store, written, {BLOOM_FILE: guard, INDEX_FILE: places}, clock)
 
 
 def write_records(
@@ -68,7 +69,7 @@ def write_records(
     generation: int,
     clock: Clock,
     ids: Ids,
-    indexes: Sequence[IndexDefinition] = (),
+    context: SplitContext | None = None,
 ) -> Generation:
     """Write records that are in no WAL as a generation into a fresh directory. Requests and errors: those of `write`.
 
@@ -79,8 +80,9 @@ def write_records(
     written = replace(
         _described(records, key, guard, region=region, generation=generation, ids=ids), data=data_file.checksum(data)
     )
-    written, segments = with_segments(written, records, key, indexes)
-    return _stored(store, written, {RECORDS_FILE: data, BLOOM_FILE: guard, **segments}, clock)
+    if context is not None:
+        written = with_segments(store, written, records, key, context=context, ids=ids)
+    return _stored(store, written, {RECORDS_FILE: data, BLOOM_FILE: guard}, clock)
 
 
 def write_sorted(
@@ -91,7 +93,7 @@ def write_sorted(
     replaces: Sequence[Generation],
     clock: Clock,
     ids: Ids,
-    indexes: Sequence[IndexDefinition] = (),
+    context: SplitContext | None = None,
 ) -> Generation:
     """Write the fold of consecutive generations, one record per key ascending by it, into a fresh directory.
 
@@ -107,8 +109,9 @@ def write_sorted(
         chunks=chunks,
         replaces=tuple(each.flushed for each in replaces),
     )
-    written, segments = with_segments(written, folded, key, indexes)
-    return _stored(store, written, {RECORDS_FILE: data, BLOOM_FILE: guard, **segments}, clock)
+    if context is not None:
+        written = with_segments(store, written, folded, key, context=context, ids=ids)
+    return _stored(store, written, {RECORDS_FILE: data, BLOOM_FILE: guard}, clock)
 
 
 def _described(

@@ -35,6 +35,7 @@ from storage_core.region.options import WriterOptions
 from storage_core.region.region_log import RegionLog
 from storage_core.region.registry import PARALLEL_REGIONS, known_manifests
 from storage_core.rows.fold import record_schema
+from storage_core.split.context import context_of
 
 _logger = logging.getLogger(__name__)
 
@@ -123,5 +124,5 @@ def _flush(store: ObjectStore, snapshot: Snapshot, idle: IdleRegion, *, clock: C
     require_unmerged(idle.manifest, snapshot)
     claimed = claim_idle(store, idle.manifest, record_schema=records, clock=clock, ids=ids)
     memtable = Memtable(records, config.primary_key)
-    log = RegionLog(claimed, memtable, options=WriterOptions(), ids=ids, indexes=config.indexes)
+    log = RegionLog(claimed, memtable, options=WriterOptions(), ids=ids, context=context_of(snapshot))
     log.flush()

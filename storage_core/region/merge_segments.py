@@ -1,22 +1,23 @@
 """Segments of generations become those of the base: a merge says which row of a generation each of its rows was.
 
 A row that a generation gives whole, and of whose key no later one says anything, is in the base as it was in the
-generation. So the generation's segments answer for it, by a translation that gathers, as rows of a merge are sorted
-anew (decision 0116). Of all other rows of the merge, the rest, no segment answers.
+generation. So the generation's segments answer for it, by a translation, and the merge only names them. They count
+rows in the order in which a merge writes them, which keeps the translation small (decision 0126). Of all other rows of
+the merge, the rest, no segment answers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound
-from storage_core.formats import keys
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.translation_map import MOST_INPUTS, TranslationMap
 from storage_core.ids import Ids
@@ -31,6 +32,7 @@ from storage_core.rows import fold
 from storage_core.rows.keys import Positions, key_codes
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
+from storage_core.split.arrangement import places_in_order
 from storage_core.split.context import SplitContext
 from storage_core.split.rewrite import Rewrite
 
@@ -57,19 +59,26 @@ class MovingSegments:
     ) -> Rewrite:
         """Return the rewrite with the segments of generations that answer for its rows, and what leads there.
 
-        `rows` are those that were written, `placed` their places in the order of the splits. One GET and one PUT per
-        segment, and one PUT. Nothing is done for generations of which more than a fifth of the rows were superseded, or
-        whose records went into quarantine.
+        `rows` are those that were written, `placed` their places in the order of the splits. One GET per segment, which
+        has to be sound, and one PUT; no segment is written. Nothing is done for generations of which more than a fifth
+        of the rows were superseded, or whose records went into quarantine.
         """
-        origins = self._origins(rows.select(self.records.key).take(pa.array(np.concatenate(placed))))
-        taken = self._taken(origins)
-        moved = [each for number in taken for each in self._copied(store, number, origins.whole[number], ids=ids)]
-        if not moved or len(self.generations) >= MOST_INPUTS:
+        if len(self.generations) >= MOST_INPUTS:
             return rewrite
-        found = _map(origins, taken, [add.numRecords or 0 for add in rewrite.adds])
-        inputs = [*(_name(self.generations[each]) for each in taken), f"{_name(self.generations[-1])}/rest"]
+        origins = self._origins(rows.select(self.records.key).take(pa.array(np.concatenate(placed))))
+        worth = ((number, self._segments(store, number, origins.whole[number])) for number in self._worth_it(origins))
+        moved = {number: own for number, own in worth if own}
+        if not moved:
+            return rewrite
+        found = _map(origins, [*moved], [add.numRecords or 0 for add in rewrite.adds])
+        if not _is_of(found, origins, [*moved]):
+            _logger.warning("no segment of %s is followed: its rows are not in the order of its segments", [*moved])
+            return rewrite
+        names = [generation_segments.covered_name(each) for each in self.generations]
+        inputs = [*(names[number] for number in moved), f"{names[-1]}/rest"]
         translation = store_translation(store, found, inputs, rewrite.adds, ids=ids)
-        return replace(rewrite, translations=(translation,), segments=tuple(moved))
+        joining = tuple(each for own in moved.values() for each in own)
+        return replace(rewrite, translations=(translation,), segments=joining)
 
     @property
     def _indexes(self) -> tuple[IndexDefinition, ...]:
@@ -89,39 +98,42 @@ class MovingSegments:
         for number, (own, part) in enumerate(zip(codes, folded, strict=True)):
             whole = generation_segments.gives_whole_rows(part)
             source[own] = np.where(whole, number, -1)  # of a key the last word counts
-            row[own] = np.cumsum(whole) - 1
-            counts.append(int(whole.sum()))
+            places = places_in_order(part.filter(pa.array(whole)), self.context)
+            row[own[whole][places]] = np.arange(len(places))
+            counts.append(len(places))
         return _Origins(source[final], row[final], counts)
 
-    def _taken(self, origins: _Origins) -> list[int]:
-        """The generations whose segments are worth it."""
+    def _worth_it(self, origins: _Origins) -> list[int]:
+        """The generations that keep enough of their rows, and lost none to the quarantine."""
         found = []
         for number, (each, rows) in enumerate(zip(self.generations, origins.whole, strict=True)):
             superseded = rows - int((origins.source == number).sum())
             complete = self.records.lengths[number] == each.records
-            if rows and complete and each.segments and superseded <= REBUILD_SHARE * rows:
+            if rows and complete and superseded <= REBUILD_SHARE * rows:
                 found.append(number)
         return found
 
-    def _copied(self, store: ObjectStore, number: int, rows: int, *, ids: Ids) -> Iterator[IndexSegment]:
-        found = self.generations[number]
+    def _segments(self, store: ObjectStore, number: int, rows: int) -> list[IndexSegment]:
+        """The sound segments of a generation."""
+        found, sound = self.generations[number], []
         for definition in self._indexes:
-            segment = generation_segments.usable(found, definition, rows)
+            segment = generation_segments.usable(found, definition, rows, self.context.arrangement)
             if segment is None:
                 continue
             try:
-                files = generation_segments.load(store, found, segment)
+                segments.load(store, segment)
             except (Corrupt, NotFound) as error:
                 _logger.warning("a segment of generation %s is not usable and not moved: %s", found.path, error)
                 continue
-            yield segments.write(store, files, definition=definition, covers=_name(found), rows=rows, ids=ids)
+            sound.append(segment)
+        return sound
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Origins:
     """Of each row of a merge the generation that gave it whole, by its place, or -1, and which row it is there.
 
-    `whole` is how many rows each generation gives whole.
+    `whole` is how many rows each generation gives whole. Rows are counted in the order in which a merge writes them.
     """
 
     source: Numbers
@@ -133,14 +145,24 @@ def _map(origins: _Origins, taken: Sequence[int], outputs: Sequence[int]) -> Tra
     numbers = np.full(len(origins.whole) + 1, len(taken))
     numbers[list(taken)] = np.arange(len(taken))
     order = numbers[origins.source]  # the last one is that of -1
-    rest = order == len(taken)
+    gone = [BitMap(range(origins.whole[each])) - _rows_of(origins, each) for each in taken]
     return TranslationMap(
-        input_rows=(*(origins.whole[each] for each in taken), int(rest.sum())),
+        input_rows=(*(origins.whole[each] for each in taken), int((order == len(taken)).sum())),
         output_rows=tuple(outputs),
-        order=order,
-        rows=np.where(rest, np.cumsum(rest) - 1, origins.row),
+        order=order.astype(np.uint8 if len(taken) < 2**8 else np.uint16),
+        dropped=(*gone, BitMap()),
     )
 
 
-def _name(generation: Generation) -> str:
-    return f"{keys.REGIONS_PREFIX}{generation.region}/{generation.path}"
+def _is_of(found: TranslationMap, origins: _Origins, taken: Sequence[int]) -> bool:
+    """Whether the translation leads where the rows went: to each row of the merge from the row that it was."""
+    for number, source in enumerate(taken):
+        rows, there = found.places(number, np.arange(origins.whole[source]))
+        own = np.flatnonzero(origins.source == source)
+        if not (np.array_equal(there, own) and np.array_equal(rows, origins.row[own])):
+            return False
+    return True
+
+
+def _rows_of(origins: _Origins, source: int) -> BitMap:
+    return BitMap(origins.row[origins.source == source].astype(np.uint32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -18,7 +18,7 @@ from storage_core.region.claim import Claim
 from storage_core.region.manifest import check_epoch, commit
 from storage_core.region.memtable import Memtable
 from storage_core.region.options import WriterOptions
-from storage_core.settings.index import IndexDefinition
+from storage_core.split.context import SplitContext
 
 _logger = logging.getLogger(__name__)
 
@@ -43,15 +43,15 @@ class RegionLog:
         *,
         options: WriterOptions,
         ids: Ids,
-        indexes: Sequence[IndexDefinition] = (),
+        context: SplitContext | None = None,
     ) -> None:
-        """Take over what a claim found; `memtable` is empty, `indexes` are those of the table."""
+        """Take over what a claim found; `memtable` is empty. Without `context` generations get no segments."""
         self.stopped: TidemarkError | None = None
         self._store = claimed.appender.store
         self._clock = claimed.appender.clock
         self._ids = ids
         self._options = options
-        self._indexes = indexes
+        self._context = context
         self._take_over(claimed, memtable)
 
     @property
@@ -118,7 +118,7 @@ class RegionLog:
             generation=self._generation,
             clock=self._clock,
             ids=self._ids,
-            indexes=self._indexes if flushed.rows >= self._options.segment_rows else (),
+            context=self._context if flushed.rows >= self._options.segment_rows else None,
         )
         self._commit_flush(written.copied)
         _logger.info(

@@ -35,9 +35,7 @@ from storage_core.region.manifest import advance, read_latest
 from storage_core.region.options import SEGMENT_ROWS
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.rows import fold
-from storage_core.rows.schema import from_schema_string, to_schema_string
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.split.context import SplitContext, context_of
 
 _logger = logging.getLogger(__name__)
 
@@ -66,8 +64,7 @@ class SortingWork:
     region: str
     generations: tuple[FlushedGeneration, ...]
     primary_key: tuple[str, ...]
-    schema: pa.Schema
-    indexes: tuple[IndexDefinition, ...] = ()
+    context: SplitContext
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes equal work."""
@@ -75,8 +72,7 @@ class SortingWork:
             "region": self.region,
             "generations": [[each.generation, each.path] for each in self.generations],
             "primaryKey": list(self.primary_key),
-            "schema": to_schema_string(self.schema),
-            "indexes": TableConfig(indexes=self.indexes).to_configuration(),
+            "context": self.context.to_json(),
         }
         return json.dumps(body, sort_keys=True)
 
@@ -88,8 +84,7 @@ class SortingWork:
             region=body["region"],
             generations=tuple(FlushedGeneration(generation=number, path=path) for number, path in body["generations"]),
             primary_key=tuple(body["primaryKey"]),
-            schema=from_schema_string(body["schema"]),
-            indexes=TableConfig.from_configuration(body["indexes"]).indexes,
+            context=SplitContext.from_json(body["context"]),
         )
 
 
@@ -139,8 +134,7 @@ def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, terms: Sor
         region=region,
         generations=tuple(each.flushed for each in _run(opened, terms)),
         primary_key=snapshot.config.primary_key,
-        schema=snapshot.schema,
-        indexes=snapshot.config.indexes,
+        context=context_of(snapshot),
     )
 
 
@@ -167,15 +161,15 @@ def execute(store: ObjectStore, work: SortingWork, *, clock: Clock, ids: Ids) ->
     """Fold the generations of the work and write them as one; durable, and known to nobody, when this returns.
 
     One GET per manifest, WAL entry and data file of theirs, three PUTs; from `SEGMENT_ROWS` records on one more per
-    index of the table. Raises `Corrupt` for a damaged generation, `CommitUnknown`; what was written until then are
-    orphans.
+    maintained index of the table. Raises `Corrupt` for a damaged generation, `CommitUnknown`; what was written until
+    then are orphans.
     """
     opened = [generation.read(store, work.region, each) for each in work.generations]
     parts = (records for each in opened for records in generation.read_records(store, each))
-    records = pa.concat_tables([fold.record_schema(work.schema).empty_table(), *parts])
+    records = pa.concat_tables([fold.record_schema(work.context.schema).empty_table(), *parts])
     folded = fold.fold(records, work.primary_key)
-    indexes = work.indexes if folded.num_rows >= SEGMENT_ROWS else ()
-    written = write_sorted(store, folded, work.primary_key, replaces=opened, clock=clock, ids=ids, indexes=indexes)
+    context = work.context if folded.num_rows >= SEGMENT_ROWS else None
+    written = write_sorted(store, folded, work.primary_key, replaces=opened, clock=clock, ids=ids, context=context)
     return SortingResult(
         path=written.path, records_in=records.num_rows, records_out=folded.num_rows, size_bytes=folded.nbytes
     )

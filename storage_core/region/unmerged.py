@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +29,15 @@ from storage_core.split.kept_values import NOTHING, KeptValues, is_near
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmerged:
-    """Records of one generation in the order of their acknowledgement, or of a region's log behind its generations."""
+    """Records of one generation in the order of their acknowledgement, or of a region's log behind its generations.
+
+    Of the log `entries` are the numbers of the entries with each of the `records`, where they are known.
+    """
 
     generation: Generation | None
     records: tuple[pa.Table, ...]
+    region: str = ""
+    entries: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +66,14 @@ class CapturedRegion:
         flushed = self._flushed(self.manifest, snapshot)
         records = generation.read_all_records(self.store, flushed, self.kept.cached)
         parts = [Unmerged(generation=each, records=own) for each, own in zip(flushed, records, strict=True)]
-        return [*parts, Unmerged(generation=None, records=tuple(self._logged(self.manifest, snapshot)))]
+        logged = self._logged(self.manifest, snapshot)
+        log = Unmerged(
+            generation=None,
+            records=tuple(each.entry.records for each in logged),
+            region=self.region,
+            entries=tuple(each.id for each in logged),
+        )
+        return [*parts, log]
 
     def of_keys(self, snapshot: Snapshot, wanted: pa.Table) -> list[pa.Table]:
         """Return of those records the ones that say what the rows of these keys are, in the same order.
@@ -70,7 +82,7 @@ class CapturedRegion:
         """
         if self.manifest is None:
             return []
-        logged = list(self._logged(self.manifest, snapshot))
+        logged = [each.entry.records for each in self._logged(self.manifest, snapshot)]
         parts = [matching(pa.concat_tables(logged), wanted, wanted.column_names)] if logged else []
         wanted = left_open(parts, wanted)
         if not wanted.num_rows:
@@ -87,9 +99,9 @@ class CapturedRegion:
         flushed = generation.unmerged(self.store, manifest, _merged(manifest, snapshot), self.kept)
         return generation.read_all(self.store, manifest.region_id, flushed, self.kept)
 
-    def _logged(self, manifest: RegionManifest, snapshot: Snapshot) -> Iterator[pa.Table]:
+    def _logged(self, manifest: RegionManifest, snapshot: Snapshot) -> list[Logged]:
         merged = _merged(manifest, snapshot)
-        return (each.entry.records for each in self.entries if each.entry.generation > merged)
+        return [each for each in self.entries if each.entry.generation > merged]
 
 
 def _merged(manifest: RegionManifest, snapshot: Snapshot) -> int:

@@ -30,8 +30,8 @@ from storage_core.rows import fold
 from storage_core.rows.fold import record_schema
 from storage_core.rows.incoming import Rows
 from storage_core.rows.late import LateMetrics, LateRule
-from storage_core.settings.index import IndexDefinition
 from storage_core.settings.region_fields import Region
+from storage_core.split.context import SplitContext, context_of
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class RegionWriter:
         ids: Ids,
         options: WriterOptions,
         late: LateRule | None,
-        indexes: Sequence[IndexDefinition],
+        context: SplitContext,
     ) -> None:
         """Take over what a claim found; `open` makes the claim."""
         self._builder = builder
@@ -70,7 +70,7 @@ class RegionWriter:
         self._filtering = threading.Lock()
         self._durable = options.durable
         memtable = Memtable(record_schema(builder.schema), builder.key)
-        self._log = RegionLog(claimed, memtable, options=options, ids=ids, indexes=indexes)
+        self._log = RegionLog(claimed, memtable, options=options, ids=ids, context=context)
         self._group = GroupCommit(self._log, options=options, clock=self._clock)
         self._group.warn_when_dropped(self)
 
@@ -101,8 +101,8 @@ class RegionWriter:
         require_unmerged(claimed.manifest, snapshot)
         config = snapshot.config
         builder = RecordBuilder(snapshot.schema, key, config.merged_maps, config.nonzero_vectors)
-        late, indexes = LateRule.of(snapshot.config), snapshot.config.indexes
-        return cls(claimed, builder=builder, ids=ids, options=options or WriterOptions(), late=late, indexes=indexes)
+        late, context = LateRule.of(config), context_of(snapshot)
+        return cls(claimed, builder=builder, ids=ids, options=options or WriterOptions(), late=late, context=context)
 
     @property
     def region_id(self) -> str:
@@ -161,10 +161,10 @@ class RegionWriter:
     def flush(self) -> int | None:
         """Make a generation of everything written so far and return its number; None when nothing is in none yet.
 
-        Four PUTs and the hint, and before them what `sync` does; with `segment_rows` records one PUT more per index of
-        the table as it was when the writer was opened. A flush makes rows mergeable. One that fails loses
-        nothing and is tried again by the next one: generations have no gaps (lesson 20). Calls of other threads wait
-        meanwhile. Raises `WriterFenced`, `Unavailable`, or `CommitUnknown`.
+        Four PUTs and the hint, and before them what `sync` does; with `segment_rows` records one PUT more per
+        maintained index of the table as it was when the writer was opened. A flush makes rows mergeable. One that fails
+        loses nothing and is tried again by the next one: generations have no gaps (lesson 20). Calls of other threads
+        wait meanwhile. Raises `WriterFenced`, `Unavailable`, or `CommitUnknown`.
         """
         return self._group.flush()
 

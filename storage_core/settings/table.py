@@ -76,7 +76,8 @@ class TableConfig:
     A merge flushes the rows of a region whose writer was silent for `idle_after_ms` (`region.idle`).
     `map_columns` says what a patch does to a map column: `replace` it, as where nothing is said, or `merge` its keys
     (`rows.fold`). Splits have a Parquet Bloom filter of each of the `bloom_filters` columns. `region_specs` are all
-    there ever were, the current one last.
+    there ever were, the current one last. `maintained_indexes` names the indexes of which generations get segments;
+    None are all of them.
     """
 
     time_column: Annotated[str | None, _Stored("tidemark.timeColumn")] = None
@@ -107,6 +108,9 @@ class TableConfig:
         default_factory=CompactionSettings
     )
     region_specs: Annotated[tuple[RegionSpec, ...], _Stored(REGIONS_KEY, _REGIONS)] = (WHOLE_TABLE,)
+    maintained_indexes: Annotated[
+        tuple[str, ...] | None, _Stored("tidemark.maintainedIndexes", _NAMES, changeable=True)
+    ] = None
     map_columns: Annotated[Mapping[str, MapMode], _Stored("tidemark.mapColumns", _MODES)] = field(default_factory=dict)
     indexes: tuple[IndexDefinition, ...] = ()
 
@@ -127,6 +131,7 @@ class TableConfig:
         _distinct("primary key column", self.primary_key)
         _distinct("bloom filter column", self.bloom_filters)
         _distinct("index", tuple(index.name for index in self.indexes))
+        _distinct("maintained index", self.maintained_indexes or ())
 
     @property
     def kind(self) -> TableKind:
@@ -142,6 +147,12 @@ class TableConfig:
     def merged_maps(self) -> tuple[str, ...]:
         """The map columns whose keys a patch merges, by name."""
         return tuple(sorted(name for name, mode in self.map_columns.items() if mode == "merge"))
+
+    @property
+    def maintained(self) -> tuple[IndexDefinition, ...]:
+        """The indexes of which generations get segments."""
+        names = self.maintained_indexes
+        return self.indexes if names is None else tuple(each for each in self.indexes if each.name in names)
 
     @property
     def nonzero_vectors(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.schema import from_schema_string, to_schema_string
-from storage_core.rows.sort_order import OrderColumn, SortOrder, bind
+from storage_core.rows.sort_order import OrderColumn, SortOrder, bind, nameless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,11 @@ class SplitContext:
     schema_ref: str | None = None
     configuration: Mapping[str, str] = field(default_factory=dict)
     planned_version: int = 0
+
+    @property
+    def arrangement(self) -> str:
+        """Text that is equal where the same rows get the same order, from window to window."""
+        return json.dumps([nameless(self.order.text), self.time_column, self.window_seconds], ensure_ascii=False)
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal context."""

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 
 from storage_core.ids import Ids
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.keys import Positions
-from storage_core.rows.order import sort_indices
-from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.timeseries_id import with_series
-from storage_core.rows.windows import split_by_window
+from storage_core.split.arrangement import PLACE, arranged, with_places
 from storage_core.split.context import SplitContext
 from storage_core.split.encode import nan_columns, next_key_change
 from storage_core.split.encodings import LEAST_ROWS, Encodings, choose
 from storage_core.split.lineage import APPENDED, Lineage
 from storage_core.split.rolling_writer import Expected, RollingWriter
 from storage_core.split.writer import SplitHead, SplitWriter
-
-_PLACE = "\0place"  # no column has such a name
 
 
 def sort_and_write(
@@ -46,12 +41,12 @@ def sort_and_write(
     adds: list[Add] = []
     arrived = with_series(rows, context.order) if lineage.operation == APPENDED.operation else rows
     if placed is not None:
-        arrived = arrived.append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
-    for window, part in _by_window(arrived, context):
-        ordered = _ordered(part, context.order)
+        arrived = with_places(arrived)
+    for window, part in arranged(arrived, context):
+        ordered = part
         if placed is not None:
-            placed.append(ordered.column(_PLACE).to_numpy())
-            ordered = ordered.drop_columns([_PLACE])
+            placed.append(part.column(PLACE).to_numpy())
+            ordered = part.drop_columns([PLACE])
         head = SplitHead(context=context, window=window, now_ms=now_ms, lineage=lineage)
         expected = Expected(
             rows=ordered.num_rows,
@@ -93,18 +88,3 @@ def write_split(
 
 def _choice(rows: pa.Table) -> Encodings:
     return choose(rows, rows.num_rows) if rows.num_rows >= LEAST_ROWS else {}
-
-
-def _by_window(rows: pa.Table, context: SplitContext) -> list[tuple[int | None, pa.Table]]:
-    if rows.num_rows == 0:
-        return []
-    if context.window_seconds is None or context.time_column is None:
-        return [(None, rows)]
-    return split_by_window(rows, context.time_column, context.window_seconds)
-
-
-def _ordered(rows: pa.Table, order: SortOrder) -> pa.Table:
-    indices = sort_indices(rows, order.present(rows.column_names))
-    if not np.any(indices[1:] < indices[:-1]):
-        return rows  # as a merge hands them over: to take every row would copy them all
-    return rows.take(pa.array(indices))

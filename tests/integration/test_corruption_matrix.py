@@ -14,18 +14,19 @@ from functools import cache
 import pytest
 
 from storage_core.errors import TidemarkError
-from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE, segment_file
+from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE, decode
 from storage_core.formats.keys import KeyKind, ParsedKey, parse
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Finding, Report
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.region.generation_segments import of_base
 from storage_core.repair.repair import repair
 from tests.support.clock import ManualClock
 from tests.support.copies import copy_of
 from tests.support.damage import Damage, damage
-from tests.support.every_kind import INDEX, EveryKind, answers, every_kind
+from tests.support.every_kind import EveryKind, answers, every_kind
 from tests.support.ids import SeededIds
 
 RESERVED = "nothing reads it in this release"
@@ -119,6 +120,7 @@ def victims() -> dict[str, str]:
     manifests = _numbers(by_kind[KeyKind.REGION_MANIFEST])
     flushed = {(each.generation or 0, each.name): each.key for each in by_kind[KeyKind.GENERATION_FILE]}
     newest = max(number for number, _ in flushed)
+    unmerged = decode(store.get(flushed[newest, MANIFEST_FILE]).data, "the newest generation")
     merged = max(head.merged_generations.values())
     older = TransactionLog(store).snapshot(version=table().older)
     return {
@@ -138,7 +140,7 @@ def victims() -> dict[str, str]:
         "older region manifest": manifests[min(manifests)],
         "generation": flushed[newest, MANIFEST_FILE],
         "bloom filter": flushed[newest, BLOOM_FILE],
-        "generation segment": flushed[newest, segment_file(INDEX.name)],
+        "generation segment": of_base(unmerged, unmerged.segments[0]).path,
         "merged generation": flushed[merged, MANIFEST_FILE],
         "last WAL entry": entries[last],
         "tail WAL entry": entries[last - 1],

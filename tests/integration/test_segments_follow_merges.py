@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from pyroaring import BitMap
 
+from storage_core.formats.translation_map import TranslationMap
 from storage_core.fsck.check import fsck
 from storage_core.gc.collect import collect
 from storage_core.index import catch_up
 from storage_core.index.coverage import coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.search import search
-from storage_core.region import sorting
+from storage_core.region import merge_segments, sorting, unmerged
 from storage_core.region.options import WriterOptions
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
@@ -165,9 +170,7 @@ def test_a_sorted_generation_is_followed_and_a_damaged_segment_is_not(
     table = written(range(50), range(50, 120))
     assert table.sort()
     if damaged:
-        for info in list(table.store.list("_mem_wal/")):
-            if info.key.endswith(".seg"):
-                table.store.delete([info.key])
+        table.store.delete([info.key for info in table.store.list("_indices/")])
     table.merge()
     require_exact(table, table.snapshot)
     assert built_by_catch_ups(table) == (2 * 120 if damaged else 0)
@@ -180,9 +183,105 @@ def test_what_a_merge_moved_outlives_the_generations_that_it_came_from() -> None
         table.clock.now += 10_000
         table.log.checkpoint(table.snapshot)
         collect(table.store, table.log, clock=table.clock)
-    assert not [info for info in table.store.list("_mem_wal/") if info.key.endswith(".seg")]
+    assert not [info for info in table.store.list("_mem_wal/") if "_gen_" in info.key]
     require_exact(table, table.snapshot)
     assert fsck(table.store, clock=table.clock, deep=True).clean
+
+
+def test_a_merge_of_many_rows_indexes_none_and_writes_next_to_nothing_for_indexes() -> None:
+    rows, vector = 50_000, IndexDefinition("near", "vector", ("place",))
+    schema = SCHEMA.append(pa.field("place", pa.list_(pa.float32(), 8)))
+    clock, random = ManualClock(step_ms=1), np.random.default_rng(7)
+    store = MeteredStore(MemoryStore("followed", clock=clock))
+    table = KeyedTable(store, clock=clock).create(schema, replace(CONFIG, indexes=(TEXT, NUMBERS, vector)))
+    keys = random.permutation(2 * rows)
+    with table.writer() as writer:
+        for part in range(2):
+            words, places = random.integers(0, 20_000, (rows, 6)), random.normal(size=8 * rows).astype(np.float32)
+            columns = {
+                "id": pa.array([f"{key:08}" for key in keys[part * rows : (part + 1) * rows]]),
+                "at": pa.array(random.integers(0, 7_200_000_000, rows), pa.timestamp("us", "UTC")),
+                "text": pa.array([" ".join(map("w{}".format, each)) for each in words.tolist()]),
+                "n": pa.array(random.integers(0, 50, rows)),
+                "place": pa.FixedSizeListArray.from_arrays(places, 8),
+            }
+            writer.put(pa.table(columns, schema=schema))
+            writer.flush()
+    flushed = {info.key: info.size for info in store.list("_indices/")}
+    assert len(flushed) == 6
+    table.merge()
+    head = table.snapshot
+    written = {info.key: info.size for info in store.list("_indices/") if info.key not in flushed}
+    assert (set(head.segments), set(head.translations)) == (set(flushed), set(written))
+    assert sum(written.values()) <= 0.01 * sum(flushed.values())
+    assert all(catch_up.plan(head, each.name).empty for each in (TEXT, NUMBERS, vector))
+    assert {catch_up.watermark(head, each.name) for each in (TEXT, NUMBERS, vector)} == {head.version}
+    without = replace(head, segments={}, translations={})
+    for query in ({"query": "w17 w4711", "index": "text"}, {"query": 3, "index": "numbers"}, {"vector": [0.5] * 8}):
+        followed, scanned = (search(store, each, limit=30, **query) for each in (head, without))
+        assert followed.num_rows == 30
+        assert followed.equals(scanned), query
+
+
+@pytest.mark.parametrize("by", [1, -1])
+@pytest.mark.parametrize("of", ["order", "dropped"])
+def test_a_merge_does_not_store_a_translation_that_is_off_by_one(
+    by: int, of: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = written(range(100), range(95, 200))
+
+    def wrong(**parts: Any) -> TranslationMap:
+        if of == "order":
+            return TranslationMap(**{**parts, "order": np.roll(parts["order"], by)})
+        moved = [
+            BitMap((row + by) % rows for row in gone)
+            for gone, rows in zip(parts["dropped"], parts["input_rows"], strict=True)
+        ]
+        return TranslationMap(**{**parts, "dropped": tuple(moved)})
+
+    monkeypatch.setattr(f"{merge_segments.__name__}.TranslationMap", wrong)
+    table.merge()
+    head = table.snapshot
+    assert (head.translations, head.segments) == ({}, {})
+    assert "no segment of" in caplog.text
+    require_exact(table, head)
+    assert built_by_catch_ups(table) == 2 * 200
+
+
+def test_of_rows_of_a_generation_that_newer_records_change_only_the_newer_are_found() -> None:
+    table = written(range(100))
+    with table.writer() as writer:
+        writer.put([{**row(number), "n": 7, "text": "word9"} for number in range(10)])
+        writer.delete([str(row(number)["id"]) for number in range(10, 15)])
+        writer.patch([{"id": row(number)["id"], "text": "word8"} for number in range(15, 20)])
+    head, rows = table.snapshot, table.rows().values()
+    waiting = unmerged.capture(table.store, head, include_wal=True).parts(head)
+    assert len(rows) == 95
+    for index, query, column in (
+        *(("text", f"word{number}", "text") for number in range(10)),
+        *(("numbers", number, "n") for number in (0, 1, 2, 7)),
+    ):
+        found = search(table.store, head, query, index=index, limit=1_000, unmerged=waiting).column("id").to_pylist()
+        wanted = [str(each["id"]) for each in rows if str(query) in str(each[column])]
+        assert sorted(found) == sorted(wanted), (index, query)
+
+
+def test_a_segment_in_another_order_than_that_of_the_table_is_neither_searched_nor_followed() -> None:
+    table = written(range(100))
+    snapshot = table.snapshot
+    config = replace(snapshot.config, sort_schema="timestamp/V2")
+    table.log.commit(
+        snapshot, [replace(snapshot.metadata, configuration=config.to_configuration())], operation="CONFIGURE"
+    )
+    put(table, range(100, 150))
+    head = table.snapshot
+    waiting = unmerged.capture(table.store, head, include_wal=True).parts(head)
+    found = search(table.store, head, 2, index="numbers", limit=1_000, unmerged=waiting).column("n").to_pylist()
+    assert found == [2] * 50
+    table.merge()
+    require_exact(table, table.snapshot)
+    assert {each.numRecords for each in table.snapshot.segments.values()} == {50}
+    assert built_by_catch_ups(table) == 2 * 100
 
 
 def test_a_table_without_indexes_merges_as_before() -> None:

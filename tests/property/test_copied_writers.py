@@ -23,6 +23,7 @@ from storage_core.region.spec import only_region
 from storage_core.region.writer import RegionWriter
 from storage_core.repair.repair import repair
 from storage_core.rows.fold import record_schema
+from storage_core.split.context import context_of
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable, seats
 from tests.support.scale import scaled
@@ -43,7 +44,7 @@ def copies(table: KeyedTable, count: int) -> list[RegionWriter]:
             ids=table.ids,
             options=WriterOptions(),
             late=None,
-            indexes=(),
+            context=context_of(snapshot),
         )
         for _ in range(count)
     ]

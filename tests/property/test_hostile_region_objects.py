@@ -186,7 +186,19 @@ def _generation_manifest(random: Random) -> Made:
         sorted_from=3,
         chunks=(Chunk(start=0, length=9, checksum="0", min_key={"k": "a"}, max_key={"k": "b"}),),
         replaces=(FlushedGeneration(generation=3, path="0a1b2c3d_gen_3"),),
-        segments=(GenerationSegment(index="i", definition="d", rows=1, size=1, footer_offset=1, xxh3="0"),),
+        segments=(
+            GenerationSegment(
+                index="i",
+                kind="bitmap",
+                id=REGION,
+                definition="d",
+                order="o",
+                rows=1,
+                size=1,
+                footer_offset=1,
+                xxh3="0",
+            ),
+        ),
     )
     body = json.loads(generation_manifest.encode(sound))
     return _json(random, body), lambda given: generation_manifest.decode(given, "x.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.search import search
+from storage_core.read.search_kept import Kept
 from storage_core.region import sorting
 from storage_core.region.options import WriterOptions
 from storage_core.region.sorting import SortingTerms
@@ -45,7 +47,8 @@ fields = st.fixed_dictionaries(
     },
 )
 writes = st.tuples(st.sampled_from(["put", "patch", "reset", "delete"]), keys, fields)
-steps = st.lists(writes | st.sampled_from([("flush",), ("merge",), ("sort",)]), min_size=4, max_size=14)
+upkeep = st.sampled_from([("flush",), ("merge",), ("sort",), ("search",)])
+steps = st.lists(writes | upkeep, min_size=4, max_size=14)
 
 _names = itertools.count()
 
@@ -56,6 +59,7 @@ class Searched:
     def __init__(self, segment_rows: int) -> None:
         self.table = KeyedTable(MemoryStore(f"searched-{next(_names)}")).create(SCHEMA, CONFIG)
         self.writer = self.table.writer(WriterOptions(segment_rows=segment_rows))
+        self.kept = Kept()
         self.seen: dict[str, Rows] = {"snapshot": {}, "committed": {}, "latest": {}}
 
     def take(self, step: tuple[Any, ...]) -> None:
@@ -93,7 +97,10 @@ class Searched:
         if level != "snapshot":
             captured = capture(self.table.store, snapshot, include_wal=level == "latest")
             parts = captured.parts(snapshot)
-        found = search(self.table.store, snapshot, query, index=index, limit=1000, unmerged=parts, cache_dir=cache)
+        asked = partial(search, self.table.store, snapshot, query, index=index, limit=1000, unmerged=parts)
+        found = asked(cache_dir=cache, kept=self.kept)
+        if index == "words":
+            assert found.equals(asked()), "scores depend on what was searched before"
         rows: list[dict[str, Any]] = found.to_pylist()
         assert rows == sorted(rows, key=lambda row: (-row["score"], row["lot"], row["name"]))
         return rows
@@ -122,7 +129,9 @@ def _check(searched: Searched, level: str, cache: Path) -> None:
 def test_a_search_finds_the_rows_that_a_dictionary_of_its_level_has(
     tmp_path_factory: pytest.TempPathFactory, level: str, taken: list[tuple[Any, ...]], segment_rows: int
 ) -> None:
-    searched = Searched(segment_rows)
-    for step in taken:
-        searched.take(step)
-    _check(searched, level, tmp_path_factory.mktemp("cache"))
+    searched, cache = Searched(segment_rows), tmp_path_factory.mktemp("cache")
+    for step in [*taken, ("search",)]:
+        if step == ("search",):
+            _check(searched, level, cache)
+        else:
+            searched.take(step)

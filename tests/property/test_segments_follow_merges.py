@@ -1,43 +1,67 @@
-"""Merges, sorts, compactions and catch-ups of a keyed table in any order: a search finds the rows of a dictionary."""
+"""Whatever happens to a keyed table, in any order: a search finds the rows that a scan of its level finds."""
 
 from __future__ import annotations
 
 import datetime as dt
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.errors import NotFound, SnapshotExpired
 from storage_core.fsck.check import fsck
+from storage_core.gc.collect import collect
+from storage_core.history.restore import restore
 from storage_core.index import catch_up
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.read.as_of import snapshot_at
 from storage_core.read.search import search
+from storage_core.read.search_kept import Kept
 from storage_core.region import sorting
 from storage_core.region.options import WriterOptions
+from storage_core.region.unmerged import capture
+from storage_core.rows import fold
+from storage_core.rows.vectors import vector_type
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
+from tests.support.brute_force import nearest
+from tests.support.clock import ManualClock
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
 
 TEXT = IndexDefinition("words", "fulltext", ("text",))
 TAG = IndexDefinition("tags", "bitmap", ("tag",))
+NEAR = IndexDefinition("near", "vector", ("place",), {"quantization": "none"})
+INDEXES = (TEXT, TAG, NEAR)
 ID = pa.field("id", pa.int64(), nullable=False)
-SCHEMA = pa.schema([ID, ("at", pa.timestamp("us", "UTC")), ("text", pa.string()), ("tag", pa.string())])
+PLACE = pa.field("place", vector_type(2))
+SCHEMA = pa.schema([ID, ("at", pa.timestamp("us", "UTC")), ("text", pa.string()), ("tag", pa.string()), PLACE])
 CONFIG = TableConfig(
-    primary_key=("id",), time_column="at", window_seconds=3600, sort_schema="tag|timestamp/V2", indexes=(TEXT, TAG)
+    primary_key=("id",),
+    time_column="at",
+    window_seconds=3600,
+    sort_schema="tag|timestamp/V2",
+    indexes=INDEXES,
+    version_retention_ms=1_000,
+    gc_horizon_ms=1_000,
 )
+HERE = [1.2, 0.4]
 WORDS, TAGS = ("ebb", "flood"), ("x", "y")
 
 texts = st.sampled_from([None, "ebb", "flood", "ebb flood"])
 puts = st.tuples(st.just("put"), st.dictionaries(st.integers(0, 20), st.tuples(texts, st.sampled_from([None, *TAGS]))))
 patches = st.tuples(st.just("patch"), st.dictionaries(st.integers(0, 20), texts, max_size=2))
 deletes = st.tuples(st.just("delete"), st.sets(st.integers(0, 20), max_size=2))
-upkeep = st.sampled_from([("flush",), ("merge",), ("merge",), ("sort",), ("compact",), ("catch up",)])
-steps = st.lists(puts | patches | deletes | upkeep, min_size=4, max_size=16)
+upkeep = st.sampled_from(
+    [("flush",), ("merge",), ("merge",), ("sort",), ("compact",), ("catch up",), ("search",), ("collect",)]
+)
+restores = st.tuples(st.just("restore"), st.integers(1, 5))
+steps = st.lists(puts | patches | deletes | upkeep | restores, min_size=4, max_size=16)
 
 _names = itertools.count()
 
@@ -53,21 +77,29 @@ def _small() -> Iterator[None]:
 def row(key: int, text: str | None, tag: str | None) -> dict[str, object]:
     """A row whose place among those of the table has nothing to do with its key."""
     at = dt.datetime.fromtimestamp(3600 * (key % 2) + key * 7_919 % 1_000, dt.UTC)
-    return {"id": key, "at": at, "text": text, "tag": tag}
+    place = None if len(text or "") == 3 and tag is None else [float(key % 5), float(len(text or ""))]
+    return {"id": key, "at": at, "text": text, "tag": tag, "place": place}
 
 
-def require_exact(table: KeyedTable, head: Snapshot) -> None:
-    rows = table.base_rows(head)
-    for index, column, values in (("words", "text", WORDS), ("tags", "tag", TAGS)):
-        for value in values:
-            found = search(table.store, head, value, index=index, limit=1_000).column("id").to_pylist()
-            assert sorted(found) == sorted(
-                int(str(each["id"])) for each in rows if value in str(each[column]).split()
-            ), value
+def require_exact(table: KeyedTable, head: Snapshot, kept: Kept) -> None:
+    """Every search finds what a scan finds: of the base, and of all that is durable, with what `kept` has of before."""
+    waiting = capture(table.store, head, include_wal=True)
+    records = fold.fold(waiting.above(head), ("id",))
+    base = pa.Table.from_pylist(table.base_rows(head), schema=head.schema)
+    for unmerged, rows in ((), base), (waiting.parts(head), fold.apply(base, records, ("id",))):
+        asked = partial(search, table.store, head, limit=1_000, unmerged=unmerged, kept=kept)
+        for index, column, values in (("words", "text", WORDS), ("tags", "tag", TAGS)):
+            for value in values:
+                expected = [row["id"] for row in rows.to_pylist() if value in (row[column] or "").split()]
+                assert sorted(asked(value, index=index).column("id").to_pylist()) == sorted(expected), value
+        expected_near = nearest(rows.to_pylist(), HERE, "l2", column="place", order=lambda row: row["id"])
+        near = asked(vector=HERE)
+        assert near.column("id").to_pylist() == [row["id"] for _, row in expected_near]
+        assert near.column("distance").to_pylist() == [each for each, _ in expected_near]
 
 
 def index(table: KeyedTable) -> None:
-    for each in (TEXT, TAG):
+    for each in INDEXES:
         snapshot = table.snapshot
         plan = catch_up.plan(snapshot, each.name)
         built = [catch_up.execute(table.store, work, ids=table.ids) for work in plan.work]
@@ -79,7 +111,8 @@ def index(table: KeyedTable) -> None:
 @settings(max_examples=scaled(40), deadline=None)
 @given(taken=steps)
 def test_a_search_finds_what_a_scan_finds_whatever_was_merged(taken: list[tuple[object, ...]]) -> None:
-    table = KeyedTable(MemoryStore(f"followed-{next(_names)}")).create(SCHEMA, CONFIG)
+    clock, kept = ManualClock(step_ms=1), Kept()
+    table = KeyedTable(MemoryStore(f"followed-{next(_names)}", clock=clock), clock=clock).create(SCHEMA, CONFIG)
     writer = table.writer(WriterOptions(segment_rows=1))
     for step in [*taken, ("flush",), ("merge",), ("compact",)]:
         match step:
@@ -96,17 +129,29 @@ def test_a_search_finds_what_a_scan_finds_whatever_was_merged(taken: list[tuple[
                 writer.flush()
             case ("merge",):
                 table.merge()
-                require_exact(table, table.snapshot)
+                require_exact(table, table.snapshot, kept)
             case ("sort",):
                 table.sort()
             case ("compact",):
-                before = {each.name: catch_up.watermark(table.snapshot, each.name) for each in (TEXT, TAG)}
+                before = {each.name: catch_up.watermark(table.snapshot, each.name) for each in INDEXES}
                 table.compact()
-                require_exact(table, table.snapshot)
+                require_exact(table, table.snapshot, kept)
                 assert all(catch_up.watermark(table.snapshot, name) >= mark for name, mark in before.items())
             case ("catch up",):
                 index(table)
-                require_exact(table, table.snapshot)
+                require_exact(table, table.snapshot, kept)
+            case ("search",):
+                require_exact(table, table.snapshot, kept)
+            case ("collect",):
+                clock.now += 2_000
+                collect(table.store, table.log, clock=clock)
+                require_exact(table, table.snapshot, kept)
+            case ("restore", int(back)):
+                try:
+                    restore(table.log, snapshot_at(table.log, max(0, table.snapshot.version - back)))
+                except (NotFound, SnapshotExpired):
+                    continue
+                require_exact(table, table.snapshot, kept)
     index(table)
-    require_exact(table, table.snapshot)
+    require_exact(table, table.snapshot, kept)
     assert fsck(table.store, clock=table.clock, deep=True).clean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -17,7 +18,19 @@ from storage_core.index import merging
 from storage_core.index.coverage import coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.as_of import snapshot_at
-from tests.support.indexed_table import TAG_VALUES, TAGS, TEXT, WORDS, IndexedTable, Indexing, Moving, watermarks
+from tests.support.indexed_table import (
+    CONFIG,
+    NEAR,
+    TAG_VALUES,
+    TAGS,
+    TEXT,
+    WITH_PLACES,
+    WORDS,
+    IndexedTable,
+    Indexing,
+    Moving,
+    watermarks,
+)
 from tests.support.scale import scaled
 
 
@@ -31,7 +44,8 @@ def few() -> Iterator[None]:
 
 texts = st.lists(st.sampled_from(WORDS), max_size=3).map(" ".join) | st.none()
 rows = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(TAG_VALUES), texts), min_size=1, max_size=8)
-indexes = st.sampled_from([TEXT.name, TAGS.name])
+INDEXES = (TEXT, TAGS, NEAR)
+indexes = st.sampled_from([each.name for each in INDEXES])
 
 
 class MovingRows(RuleBasedStateMachine):
@@ -39,7 +53,7 @@ class MovingRows(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = IndexedTable()
+        self.table = IndexedTable(config=replace(CONFIG, indexes=INDEXES), schema=WITH_PLACES)
         self.moving: list[Moving] = []
         self.indexing: list[Indexing] = []
         self.changed = True
@@ -142,7 +156,7 @@ class MovingRows(RuleBasedStateMachine):
         """Nothing is left over or damaged, and an index that is caught up twice has nothing to do."""
         self.table.catch_up()
         head = self.table.catch_up()
-        for each in (TEXT, TAGS):
+        for each in INDEXES:
             assert not coverage(head, each).missing
         found = fsck(self.table.store, clock=self.table.clock, deep=True)
         assert found.clean, found.findings

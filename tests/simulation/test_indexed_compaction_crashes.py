@@ -20,7 +20,7 @@ from storage_core.objectstore.memory import MemoryStore
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
 from tests.support.fault_store import Crash, CrashFault, FaultStore
-from tests.support.indexed_table import CONFIG, TAG_VALUES, IndexedTable, watermarks
+from tests.support.indexed_table import CONFIG, NEAR, TAG_VALUES, WITH_PLACES, IndexedTable, watermarks
 
 TARGET = 600
 Run = Callable[[IndexedTable], object]
@@ -47,7 +47,8 @@ RUNS: Mapping[str, Run] = {"compaction": compact, "catch-up after it": index, "m
 def start(name: str) -> MemoryStore:
     """Three splits, of which one is not indexed and one has deleted rows; compacted where that went before."""
     store = MemoryStore("indexed")
-    table = IndexedTable(store, replace(CONFIG, version_retention_ms=0, gc_horizon_ms=0))
+    config = replace(CONFIG, indexes=(*CONFIG.indexes, NEAR), version_retention_ms=0, gc_horizon_ms=0)
+    table = IndexedTable(store, config, schema=WITH_PLACES)
     for split in range(2):
         table.append([(0, TAG_VALUES[row % 4], ("ebb", "tide", "flood tide")[row % 3]) for row in range(9 + split)])
     table.catch_up()

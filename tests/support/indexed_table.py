@@ -22,12 +22,14 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.search import search
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import recorded_order
+from storage_core.rows.vectors import vector_type
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.split.rewrite import Rewrite
 from storage_core.split.write import sort_and_write
+from tests.support.brute_force import distance
 from tests.support.clock import ManualClock
 from tests.support.deleted_rows import delete_places
 from tests.support.ids import SeededIds
@@ -45,6 +47,10 @@ CONFIG = TableConfig(
     version_retention_ms=1_000,
     gc_horizon_ms=1_000,
 )
+NEAR = IndexDefinition("near", "vector", ("place",), {"quantization": "none"})
+WITH_PLACES = SCHEMA.append(pa.field("place", vector_type(2)))
+"""The schema of a table with the index `NEAR` as well."""
+HERE = [1.2, 0.4]
 TAG_VALUES = ("x", "y", "z", None)
 WORDS = ("ebb", "flood", "tide")
 Row = Mapping[str, Any]
@@ -102,9 +108,9 @@ class IndexedTable:
         made = []
         for hour, tag, words in rows:
             at = dt.datetime.fromtimestamp(hour * 3600 + self._next % 3600, dt.UTC)
-            made.append({"at": at, "id": self._next, "tag": tag, "words": words})
+            made.append({"at": at, "id": self._next, "tag": tag, "words": words, "place": _place(self._next)})
             self._next += 1
-        return self.add(pa.Table.from_pylist(made, schema=SCHEMA))
+        return self.add(pa.Table.from_pylist(made, schema=self.snapshot.schema))
 
     def add(self, table: pa.Table) -> Snapshot:
         """Add rows, one split per window."""
@@ -168,7 +174,7 @@ class IndexedTable:
 
     def catch_up(self, *names: str) -> Snapshot:
         """Catch up these indexes, or all."""
-        for name in names or ("text", "tags"):
+        for name in names or [each.name for each in self.snapshot.config.indexes]:
             self.commit_index(self.index(name))
         return self.snapshot
 
@@ -190,6 +196,17 @@ class IndexedTable:
             assert sorted(self.found(snapshot, "text", word)) == sorted(r["id"] for r in rows if has(r, word)), word
         for tag in TAG_VALUES[:3]:
             assert sorted(self.found(snapshot, "tags", tag)) == sorted(r["id"] for r in rows if r["tag"] == tag), tag
+        if snapshot.config.index(NEAR.name):
+            held = {row["id"]: distance("l2", HERE, row["place"]) for row in rows if row["place"] is not None}
+            for limit in (3, 10_000):
+                near = search(self.store, snapshot, vector=HERE, index=NEAR.name, limit=limit)
+                found = dict(zip(near.column("id").to_pylist(), near.column("distance").to_pylist(), strict=True))
+                assert found == {each: held[each] for each in found}
+                assert sorted(found.values()) == sorted(held.values())[:limit]
+
+
+def _place(number: int) -> list[float] | None:
+    return None if number % 7 == 6 else [float(number % 5), float(number % 3)]
 
 
 def has(row: Row, word: str) -> bool:

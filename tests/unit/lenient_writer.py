@@ -12,6 +12,7 @@ from storage_core.region.records import RecordBuilder
 from storage_core.region.spec import only_region
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.fold import record_schema
+from storage_core.split.context import context_of
 from tests.support.keyed_table import PLANES
 
 
@@ -20,4 +21,6 @@ def lenient(store: ObjectStore, snapshot: Snapshot, *, clock: Clock, ids: Ids) -
     region = only_region(snapshot.table_id, snapshot.config.region_spec)
     claimed = claim(store, region, record_schema=record_schema(PLANES), clock=clock, ids=ids)
     builder = RecordBuilder(PLANES, ("tailnum",))
-    return RegionWriter(claimed, builder=builder, ids=ids, options=WriterOptions(), late=None, indexes=())
+    return RegionWriter(
+        claimed, builder=builder, ids=ids, options=WriterOptions(), late=None, context=context_of(snapshot)
+    )

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.errors import Unavailable
+from storage_core.definition import check_definition
+from storage_core.errors import InvalidInput, Unavailable
 from storage_core.formats import keys
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.keys import KeyKind
@@ -27,6 +28,7 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.search import search
 from storage_core.region import distributor, generation, sorting, unmerged
+from storage_core.region.generation_segments import of_base
 from storage_core.region.manifest import read_latest
 from storage_core.region.options import SEGMENT_ROWS, WriterOptions
 from storage_core.region.progress import list_regions
@@ -35,6 +37,7 @@ from storage_core.region.sorting import SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
+from storage_core.split.context import context_of
 from tests.support.clock import ManualClock
 from tests.support.damage import Damage, damage
 from tests.support.fault_store import FaultStore
@@ -82,7 +85,10 @@ def generations(table: KeyedTable) -> list[Generation]:
 
 
 def segment_keys(table: KeyedTable) -> list[str]:
-    return [info.key for info in table.store.list("") if "_gen_" in info.key and info.key.endswith(".seg")]
+    """The keys of the segments that unmerged generations name, in their order."""
+    merged = max(table.snapshot.merged_generations.values(), default=0)
+    waiting = [each for each in generations(table) if each.generation > merged]
+    return [of_base(each, own).path for each in waiting for own in each.segments]
 
 
 def define(table: KeyedTable, *indexes: IndexDefinition) -> None:
@@ -116,8 +122,9 @@ def test_a_flush_writes_one_segment_per_index_before_the_manifest_that_names_the
         writer.flush()
         requests = [each.request for each in table.store.trace[before:] if each.request.kind == "put"]
     names = [each.key.rpartition("/")[2] for each in requests if "_gen_" in each.key]
-    assert names == ["bloom_filter.bin", "key_index.arrow", "words.seg", "tags.seg", "_manifest.json"]
-    assert len(requests) == len(names) + 2  # the region's manifest and its hint
+    assert [each.key for each in requests[:2]] == segment_keys(table)
+    assert names == ["bloom_filter.bin", "key_index.arrow", "_manifest.json"]
+    assert len(requests) == 2 + len(names) + 2  # the region's manifest and its hint
     assert [(each.index, each.rows) for each in generations(table)[0].segments] == [("words", 1), ("tags", 1)]
 
 
@@ -163,7 +170,7 @@ def test_a_search_fetches_a_segment_once_and_opens_splits_with_hits_only(tmp_pat
         writer.flush()
     snapshot = table.snapshot
     (split,) = snapshot.splits
-    (segment,) = [each for each in segment_keys(table) if "_gen_2/" in each]
+    (segment,) = segment_keys(table)
     (merged,) = snapshot.segments
     (moved,) = snapshot.translations
     waiting = unmerged.capture(table.store, snapshot, include_wal=True).parts(snapshot)
@@ -186,7 +193,7 @@ def test_a_segment_that_is_lost_or_damaged_costs_time_and_no_answer(
     questions = [("ebb", "words"), ("tide OR flood", "words"), ("NOT tide", "words"), ("x", "tags"), ("y", "tags")]
     sound = [found(table, *each) for each in questions]
     assert [[row["id"] for row in rows] for rows in sound] == [[1, 2, 6], [4, 5], [1, 2, 6], [2, 4], [5, 6]]
-    assert len(segment_keys(table)) == 4
+    assert len(segment_keys(table)) == 2
     for key in segment_keys(table):
         damage(table.store, key, kind, seed=3)
     with caplog.at_level(logging.WARNING):
@@ -262,7 +269,7 @@ def test_an_index_that_cannot_be_built_costs_the_generation_its_segment_and_not_
 
 def test_distributed_and_sorted_generations_of_many_rows_have_segments_too(tmp_path: Path) -> None:
     table = new_table(TAGS)
-    builder = RecordBuilder(SCHEMA, ("id",))
+    builder, context = RecordBuilder(SCHEMA, ("id",)), context_of(table.snapshot)
     for size in (SEGMENT_ROWS - 1, SEGMENT_ROWS):
         records = builder.puts(
             pa.table([pa.array(range(size)), pa.nulls(size, pa.string()), pa.array(["x"] * size)], schema=SCHEMA)
@@ -270,7 +277,7 @@ def test_distributed_and_sorted_generations_of_many_rows_have_segments_too(tmp_p
         region = whole_table(table.snapshot.table_id)
         turn = distributor.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
         written = distributor.write(
-            table.store, records, ("id",), turn=turn, clock=table.clock, ids=table.ids, indexes=(TAGS,)
+            table.store, records, ("id",), turn=turn, clock=table.clock, ids=table.ids, context=context
         )
         distributor.finish(table.store, turn, written.path, [], clock=table.clock, writer_id=table.ids.uuid())
     assert [[each.index for each in one.segments] for one in generations(table)] == [[], ["tags"]]
@@ -284,25 +291,50 @@ def test_distributed_and_sorted_generations_of_many_rows_have_segments_too(tmp_p
     assert len(before) == 100
 
 
-def test_segments_are_collected_with_their_generation() -> None:
-    table = two_generations(new_table(WORDS, TAGS))
-    waiting = set(segment_keys(table))
-    collect(table.store, table.log, clock=table.clock, horizon_ms=0)
-    assert set(segment_keys(table)) == waiting
+def test_segments_are_kept_while_their_generation_is_not_merged_and_then_as_long_as_the_log_names_them() -> None:
+    table = new_table(WORDS, TAGS)
     with table.writer(EVERY_GENERATION) as writer:
+        writer.put([row(number, "ebb", "x") for number in range(10)])
         writer.flush()
+        writer.put([row(number, "flood", "y") for number in range(8)])
+        writer.flush()
+    superseded, waiting = segment_keys(table)[:2], segment_keys(table)
+
+    def stored() -> set[str]:
+        collect(table.store, table.log, clock=table.clock, horizon_ms=0)
+        return {info.key for info in table.store.list("_indices/") if info.key.endswith(".seg")}
+
+    assert stored() == set(waiting)
     table.merge()
+    assert set(table.snapshot.segments) == set(waiting) - set(superseded)
     table.log.checkpoint(table.snapshot)
     for _ in range(4):
         table.clock.sleep_ms(2 * HOUR_MS)
         collect(table.store, table.log, clock=table.clock)
-    assert segment_keys(table) == []
+    assert stored() == set(table.snapshot.segments)
+    assert fsck(table.store, clock=table.clock, deep=True).clean
+
+
+def test_a_table_says_which_of_its_indexes_generations_have_segments_of() -> None:
+    table = new_table(WORDS, TAGS)
+    snapshot = table.snapshot
+    config = replace(snapshot.config, maintained_indexes=("tags",))
+    table.log.commit(
+        snapshot, [replace(snapshot.metadata, configuration=config.to_configuration())], operation="CONFIGURE"
+    )
+    with table.writer(EVERY_GENERATION) as writer:
+        writer.put(row(1, "ebb", "x"))
+        writer.flush()
+    assert [each.index for each in generations(table)[0].segments] == ["tags"]
+    assert table.snapshot.config.maintained_indexes == ("tags",)
+    with pytest.raises(InvalidInput, match="maintained_indexes names the index 'x'; the table has words, tags"):
+        check_definition(SCHEMA, replace(config, maintained_indexes=("x",)))
 
 
 def test_fsck_names_a_damaged_segment_of_a_generation() -> None:
     table = two_generations(new_table(TAGS))
     assert fsck(table.store, clock=table.clock).clean
-    (key,) = [each for each in segment_keys(table) if "_gen_2/" in each]
+    (key,) = segment_keys(table)
     table.store.put(key, b"TIDEMKB1", Overwrite())
     findings = [each for each in fsck(table.store, clock=table.clock).findings if each.key == key]
     assert [each.kind for each in findings] == [Kind.GENERATION_SEGMENT_DAMAGED]

@@ -1,0 +1,181 @@
+"""Searches of what a writer has not flushed: only new rows are indexed, and what was found before says nothing."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyroaring import BitMap
+
+from storage_core.errors import InvalidInput
+from storage_core.read.log_runs import LEAST_RATIO, LoggedRows, LogRuns
+from storage_core.region.options import WriterOptions
+from storage_core.region.router import TableWriter
+from tests.chaos import upkeep
+from tidemark import Table
+
+PLACE = pa.field("place", pa.list_(pa.float32(), 2))
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string()), ("tag", pa.string()), PLACE])
+INDEXES = [
+    {"name": "words", "kind": "fulltext", "columns": ["text"]},
+    {"name": "tags", "kind": "bitmap", "columns": ["tag"]},
+    {"name": "near", "kind": "vector", "columns": ["place"], "quantization": "none"},
+]
+
+
+EVERY_GENERATION = WriterOptions(segment_rows=1)
+
+
+def rows_of(first: int, count: int, text: str = "ebb") -> list[dict[str, object]]:
+    return [
+        {"id": each, "text": f"{text} tide", "tag": text, "place": [each / 100, 1.0]}
+        for each in range(first, first + count)
+    ]
+
+
+def table_at(path: Path) -> Table:
+    return Table.create(str(path / "t"), SCHEMA, primary_key="id", indexes=INDEXES)
+
+
+def ids(table: Table, query: object = "ebb", *, index: str = "words", consistency: str = "latest") -> list[int]:
+    found = table.search(query, index=index, limit=10_000, consistency=consistency)
+    return sorted(row["id"] for row in found.to_arrow().to_pylist())
+
+
+def scored(table: Table, query: str) -> pa.Table:
+    return table.search(query, index="words", limit=100, consistency="latest").to_arrow()
+
+
+def indexed(caplog: pytest.LogCaptureFixture) -> int:
+    """How many rows were indexed since the last call."""
+    said = [each for each in caplog.records if each.message.startswith("indexed ")]
+    caplog.clear()
+    return sum(int(each.message.split()[1]) for each in said)
+
+
+def test_a_second_search_indexes_only_the_rows_that_were_written_since(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = table_at(tmp_path)
+    caplog.set_level(logging.DEBUG, "storage_core.index.segments")
+    with table.writer() as writer:
+        for index, query in (("words", "ebb"), ("tags", "ebb")):
+            first = len(ids(table))
+            caplog.clear()
+            writer.put(rows_of(first, 1_000))
+            assert len(ids(table, query, index=index)) == first + 1_000
+            assert indexed(caplog) == first + 1_000
+            writer.put(rows_of(first + 1_000, 7))
+            assert len(ids(table, query, index=index)) == first + 1_007
+            assert indexed(caplog) == 7
+            assert len(ids(table, query, index=index)) == first + 1_007
+            assert indexed(caplog) == 0
+        ids(table)
+        caplog.clear()
+        writer.delete([3])
+        writer.put(rows_of(4, 1, "flood"))
+        assert 3 not in ids(table)
+        assert ids(table, "flood") == [4]
+        assert indexed(caplog) <= 7 + 1  # the last run is not twice as long
+        near = table.search(vector=[0.0, 1.0], limit=4, consistency="latest").to_arrow().to_pylist()
+        assert [row["id"] for row in near] == [0, 1, 2, 4]
+        assert indexed(caplog) == 0, "vectors are compared as they are"
+
+
+def test_answers_and_scores_do_not_depend_on_what_was_searched_before(tmp_path: Path) -> None:
+    table, random = table_at(tmp_path), np.random.default_rng(5)
+    with table.writer(options=EVERY_GENERATION) as writer:
+        for step in range(14):
+            keys = random.choice(60, 6, replace=False).tolist()
+            writer.put([row for key in keys[:4] for row in rows_of(key, 1, ("ebb", "flood")[key % 2])])
+            writer.patch([{"id": key, "text": "patched ebb"} for key in keys[4:5]])
+            writer.delete(keys[5:])
+            if step % 5 == 4:
+                writer.flush()
+            for query in ("ebb", "NOT tide"):
+                found, anew = scored(table, query), scored(Table.open(table.uri), query)
+                assert found.equals(anew), (step, query)
+                assert len(set(found.column("id").to_pylist())) == found.num_rows
+
+
+def test_what_the_log_had_is_not_searched_once_more_when_a_generation_has_it(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    with table.writer(options=EVERY_GENERATION) as writer:
+        for first in range(0, 50, 10):
+            writer.put(rows_of(first, 10))
+            assert len(ids(table)) == first + 10
+        writer.put(rows_of(0, 5, "flood"))
+        assert ids(table) == [*range(5, 50)]
+        writer.flush()
+        assert (ids(table), ids(table, "flood")) == ([*range(5, 50)], [*range(5)])
+        writer.put(rows_of(5, 5, "flood"))
+        assert (ids(table), ids(table, "flood")) == ([*range(10, 50)], [*range(10)])
+
+
+def test_each_level_finds_what_it_says_and_no_row_twice(tmp_path: Path) -> None:
+    table = table_at(tmp_path)
+    with table.writer() as writer:
+        writer.put(rows_of(0, 2))
+        writer.flush()
+        upkeep.merge(Table.open(table.uri))
+        table.refresh()
+        writer.put(rows_of(1, 2))
+        writer.flush()
+        writer.put(rows_of(2, 2))
+        levels = {each: ids(table, consistency=each) for each in ("snapshot", "committed", "latest")}
+        assert levels == {"snapshot": [0, 1], "committed": [0, 1, 2], "latest": [0, 1, 2, 3]}
+        with pytest.raises(InvalidInput, match="a read of an older version"):
+            table.search("ebb", index="words", at=0, consistency="latest")
+
+
+def test_concurrent_upserts_leave_no_duplicate_in_a_search(tmp_path: Path) -> None:
+    table, keys, rounds = table_at(tmp_path), 20, 6
+
+    def write(writer: TableWriter, text: str) -> None:
+        for each in range(rounds):
+            writer.put([{**row, "text": f"ebb {text}{each}"} for row in rows_of(0, keys)])
+            if each == 3:
+                writer.flush()
+
+    with table.writer(options=EVERY_GENERATION) as writer:
+        writer.put(rows_of(0, keys))
+        writers = [threading.Thread(target=write, args=(writer, text)) for text in "ab"]
+        merging = threading.Thread(target=lambda: [upkeep.merge(Table.open(table.uri)) for _ in range(3)])
+        for each in (*writers, merging):
+            each.start()
+        searched = 0
+        while searched < 3 or any(each.is_alive() for each in writers):
+            for index, query in (("words", "ebb"), ("tags", "ebb")):
+                assert ids(table, query, index=index) == [*range(keys)]
+            near = table.search(vector=[0.0, 1.0], limit=100, consistency="latest").to_arrow()
+            assert sorted(near.column("id").to_pylist()) == [*range(keys)]
+            searched += 1
+        merging.join()
+        last = table.search("ebb", index="words", limit=100, consistency="latest").to_arrow().to_pylist()
+        assert {row["text"] for row in last} <= {f"ebb {text}{rounds - 1}" for text in "ab"}
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_there_are_few_runs_and_a_row_is_seldom_indexed_again(size: int) -> None:
+    runs, known, made, entries = LogRuns(), set[str](), 0, np.zeros(0, np.int64)
+    nothing = LoggedRows(region="r", entries=entries, rows=pa.table({"place": entries}), deleted=BitMap())
+    for entry in range(1, 400):
+        entries = np.append(entries, np.full(size + entry % 3, entry))
+        rows = pa.table({"place": np.arange(len(entries))})
+        logged = LoggedRows(region="r", entries=entries, rows=rows, deleted=BitMap(range(0, len(entries), 2)))
+        found = runs.divided(logged)
+        assert pa.concat_tables([each.rows for each in found]).equals(rows)
+        assert sum(len(each.deleted) for each in found) == len(logged.deleted)
+        assert all(one.entries[-1] < other.entries[0] for one, other in itertools.pairwise(found))
+        sizes = [each.rows.num_rows for each in found]
+        assert all(one >= LEAST_RATIO * other for one, other in itertools.pairwise(sizes))
+        made += sum(each.rows.num_rows for each in found if each.name not in known)
+        known |= {each.name for each in found}
+    assert made <= len(entries) * math.log(len(entries), 1.5)
+    assert runs.divided(nothing) == []
