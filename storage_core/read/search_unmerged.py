@@ -70,6 +70,9 @@ class _Generation:
             lambda: generation_segments.files(self.store, generation, definition, self.whole.rows),
         )
 
+    def parts(self) -> None:
+        return None
+
     def matching(self, condition: Predicate) -> BitMap:
         return unpacked(self.directory(), self.covered.definition, condition, lambda: self.whole.rows.num_rows)
 
@@ -117,6 +120,9 @@ class _Rest:
 
     def directory(self) -> Path:
         return self.cache.passing(build_rows(self.rows, self.covered.definition))
+
+    def parts(self) -> None:
+        return None
 
     def matching(self, condition: Predicate) -> BitMap:
         return unpacked(self.directory(), self.covered.definition, condition, lambda: self.rows.num_rows)

@@ -1,0 +1,30 @@
+"""Which segments of vectors are read by ranges: those that are far away, and larger than a request should fetch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from storage_core.index import segments, vector
+from storage_core.index.vector import Parts
+from storage_core.log.actions import IndexSegment
+from storage_core.read.search_base import Base
+from storage_core.read.search_source import usable
+
+WHOLE_SEGMENT_BYTES: Final = 8 * 2**20
+"""A segment up to this size is fetched whole: that takes one request, and one wave."""
+
+
+def parts_of(base: Base, segment: IndexSegment) -> Parts | None:
+    """Return the files of a segment of vectors by ranges; None where it is small, on a local disk, or of another kind.
+
+    Two ranged GETs at once: its directory, and what a reader opens. None where they are cached. Raises `Unusable`
+    for a segment that is damaged or gone.
+    """
+    store, definition = base.store, base.covered.definition
+    if definition.kind != "vector" or segment.size <= WHOLE_SEGMENT_BYTES or store.local_path(segment.path) is not None:
+        return None
+    dimensions = base.snapshot.schema.field(definition.columns[0]).type.list_size
+    quantization = vector.options_of(definition).quantization
+    ahead = min(vector.opening_bytes(quantization, dimensions, segment.numRecords), segment.size // 2)
+    with usable(segment.path):
+        return vector.Ranged(store, segments.expected_of(segment), ahead=ahead, cached=base.pieces)
