@@ -109,8 +109,10 @@ class Best:
     def _trim(self) -> None:
         if self._trimmed:
             return
-        coded = [codes(self._scores.column(_SCORE), descending=True)]
-        coded += [_codes_of(self._rows.column(name)) for name in self._columns]
+        scores = self._scores.column(_SCORE)
+        coded = [codes(scores, descending=True)]
+        if len(np.unique(scores.to_numpy())) < len(scores):
+            coded += [_codes_of(self._rows.column(name)) for name in self._columns]
         order = pa.array(sorted_order(pack(coded, self._rows.num_rows))[: self._limit])
         self._rows, self._scores = self._rows.take(order), self._scores.take(order)
         self._trimmed = True

@@ -8,7 +8,7 @@ but a page of vectors, where none is null, has as many rows as its numbers make.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,13 +42,17 @@ _STORED_SIZE, _DATA_PAGE, _DATA_PAGE_V2, _NUM_VALUES = 3, 5, 8, 1
 
 @dataclass(frozen=True, slots=True)
 class _Footer:
-    """What is read of a file but once. `leaves` are the columns that are read by page, `vectors` those of vectors."""
+    """What is read of a file but once. `leaves` are the columns that are read by page, `vectors` those of vectors.
+
+    `pages` are those of vectors that the file records, by leaf column and row group.
+    """
 
     metadata: pq.FileMetaData
     schema: pa.Schema
     first_rows: Positions
     leaves: dict[str, int]
     vectors: dict[str, int]
+    pages: Mapping[tuple[int, int], vector_pages.Pages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,10 @@ class _Taking:
         kind, chunk = self._footer.schema.field(name).type, self._footer.metadata.row_group(group)
         if chunk.column(leaf).num_values != chunk.num_rows * kind.list_size:
             return None  # a null has one value as well
+        recorded = self._footer.pages.get((leaf, group))
+        if recorded is not None and chunk.column(leaf).compression == "UNCOMPRESSED":
+            taken = vector_pages.in_place(self._data, recorded, inside, kind.list_size)
+            return pa.FixedSizeListArray.from_arrays(pa.array(taken.ravel()), type=kind)
         pages = self._pages(group, name, kind.list_size)
         if pages.rows[-1] != chunk.num_rows:
             return None  # some page does not end with a row
@@ -169,18 +177,13 @@ class _Taking:
         return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), type=kind)
 
     def _vector_page(self, group: int, name: str, position: int) -> Floats:
-        """The numbers of the page at a position of the file; none where it is another kind of page than ours are.
-
-        What is not compressed is where it is, and need not be kept.
-        """
+        """The numbers of the page at a position of the file; none where it is another kind of page than ours are."""
         codec = self._footer.metadata.row_group(group).column(self._footer.vectors[name]).compression
 
         def made() -> Floats:
             found = vector_pages.numbers(self._data, position, codec)
             return np.zeros(0, np.float32) if found is None else found
 
-        if codec == "UNCOMPRESSED":
-            return made()
         return self._kept.made((*self._name, "vectors", position), np.ndarray, made, lambda each: each.nbytes)
 
     def _ranges(self, group: int, name: str, inside: Positions) -> list[tuple[int, int]]:
@@ -244,7 +247,8 @@ class _Taking:
         flat = {each.name for each in opened.schema if not pa.types.is_nested(each.type) and times[each.name] == 1}
         leaves = {path: index for index, path in enumerate(paths) if path in flat}
         vectors = vector_pages.leaves(metadata, opened.schema)
-        return _Footer(metadata, opened.schema, opened.first_rows, leaves, vectors)
+        pages = vector_pages.recorded(opened.metadata, metadata, self._add.path)
+        return _Footer(metadata, opened.schema, opened.first_rows, leaves, vectors, pages)
 
     def _pages(self, group: int, name: str, width: int = 1) -> _Pages:
         """The pages of a column of which each row has `width` values, which is asked for first."""

@@ -233,12 +233,11 @@ class Reader:
         numbers = np.searchsorted(self._ends, places, side="right")
         blocks = np.unique(numbers)
         loaded = self._loaded(SECOND, blocks, block, lambda each: int(each[0].nbytes + each[1].nbytes))
-        found = np.zeros(len(places), np.float32)
-        for number, (leans, whole) in zip(blocks, loaded, strict=True):
-            mine = np.flatnonzero(numbers == number)
-            inside = places[mine] - (self._ends[number] - self._sizes[number])
-            found[mine] = self._products(query, leans[inside], whole[inside])
-        return found
+        starts = np.searchsorted(numbers, blocks).tolist()  # places ascend, and so do their blocks
+        inside = np.split(places - (self._ends[numbers] - self._sizes[numbers]), starts[1:])
+        taken = [(leans[rows], codes[rows]) for (leans, codes), rows in zip(loaded, inside, strict=True)]
+        leans, whole = zip(*taken, strict=True)
+        return self._products(query, np.concatenate(leans), np.concatenate(whole))
 
     def _products(self, query: _Query, leans: Floats, whole: Whole) -> Floats:
         """What the distance of each row takes from its dot product with the query."""
