@@ -216,6 +216,9 @@ def _encoded(view: memoryview, group: pq.RowGroupMetaData, leaf: int, size: int)
         page, after = header.get(_DATA_PAGE), body + header[_STORED_SIZE]
         if page is None or page[_ENCODING] != _PLAIN or page[_NUM_VALUES] % size:
             return None
+        held = numbers(view, at, chunk.compression)
+        if held is None or len(held) != page[_NUM_VALUES]:
+            return None  # of one number a vector has as many values as a null
         found.append((page[_NUM_VALUES] // size, after - at, xxhash.xxh3_64_intdigest(view[at:after])))
         at = after
     return base64.b64encode(np.array(found, _PAGE).tobytes()).decode()

@@ -28,7 +28,7 @@ from storage_core.split.write import sort_and_write
 from tests.support.events import context
 from tests.support.ids import SeededIds
 
-SCHEMA = pa.schema([("id", pa.int64()), ("v", vector_type(96)), ("some", vector_type(3))])
+SCHEMA = pa.schema([("id", pa.int64()), ("v", vector_type(96)), ("some", vector_type(3)), ("one", vector_type(1))])
 ROWS, GROUP = 2_500, 1_000
 
 
@@ -39,12 +39,13 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def add(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Add:
-    """A split of three row groups; a vector of the last column is null in the second one."""
+    """A split of three row groups; a vector of the last columns is null in the second one."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", GROUP)
     chance = np.random.default_rng(1)
     some = [None if row == 1_200 else [float(row), 1.0, 2.0] for row in range(ROWS)]
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(chance.random(ROWS * 96, np.float32)), type=vector_type(96))
-    rows = pa.table([pa.array(range(ROWS)), vectors, pa.array(some, vector_type(3))], schema=SCHEMA)
+    one = pa.array([None if each is None else each[:1] for each in some], vector_type(1))
+    rows = pa.table([pa.array(range(ROWS)), vectors, pa.array(some, vector_type(3)), one], schema=SCHEMA)
     config = TableConfig(primary_key=("id",))
     (add,) = sort_and_write(store, rows, context=context(SCHEMA, config), ids=SeededIds(1), now_ms=1)
     return add
@@ -63,9 +64,11 @@ def test_rows_of_pages_are_those_of_the_file(store: MemoryStore, add: Add) -> No
         places = np.unique([*chance.integers(0, ROWS, count), 0, ROWS - 1, GROUP - 1, GROUP]).tolist()
         found = taken(store, add, "v", places, kept)
         assert found.equals(whole.column("v").take(pa.array(places)).combine_chunks())
-        assert taken(store, add, "some", places, kept) is None or not any(GROUP <= each < 2 * GROUP for each in places)
+        for name in ("some", "one"):
+            assert taken(store, add, name, places, kept) is None
     outside = [5, 999, 2_000]
     assert taken(store, add, "some", outside).to_pylist() == [[float(each), 1.0, 2.0] for each in outside]
+    assert taken(store, add, "one", outside).to_pylist() == [[float(each)] for each in outside]
     assert taken(store, add, "id", [5]) is None
 
 
@@ -98,7 +101,10 @@ def test_a_flipped_bit_in_any_page_is_found(store: MemoryStore, add: Add) -> Non
 def test_what_is_said_of_pages_fits_the_file_or_is_damaged(store: MemoryStore, add: Add) -> None:
     footer = pq.read_metadata(pa.BufferReader(store.get(add.path).data))
     said = json.loads(open_split(store, add).metadata[vector_pages.KEY])
-    assert [[text is None for text in groups] for groups in said.values()] == [[False] * 3, [False, True, False]]
+    assert [[text is None for text in groups] for groups in said.values()] == [
+        [False] * 3,
+        *[[False, True, False]] * 2,
+    ]
     first = next(iter(said))
     for groups in (
         {first: said[first][:1] * 2 + ["AAAA"]},
