@@ -23,6 +23,8 @@ BENCHMARKS = (
     "reads",
     "remote_reads",
     "bitmaps",
+    "vectors",
+    "vector_job",
     "read_memory",
     "read_client",
     "startup",
