@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar, cast
@@ -12,6 +13,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.cache.pieces import CachedPieces
+from storage_core.errors import TidemarkError
 from storage_core.formats.translation_map import TranslationMap
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage, Nearest
@@ -193,6 +195,13 @@ class Base:
         self._kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
         # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
         return cast("pa.Table", taken.cast(wanted))
+
+    def foresee(self, split: str) -> None:
+        """Have the footer of a split at hand that `take` will read by ranges. At most one GET; faults are left to it."""
+        add = self.snapshot.splits[split].as_written
+        if add.footerXxh3 is not None and add.size > WHOLE_SPLIT_BYTES and self.store.local_path(add.path) is None:
+            with suppress(TidemarkError, pa.ArrowException, OSError):  # what is wrong, `take` will say
+                self._kept.verified.footers.of(self.store, add)
 
     def _taken(self, add: Add, opened: OpenSplit, places: Positions, columns: Collection[str]) -> pa.Table:
         """Rows of a split: of one that is read by ranges the pages with their vectors, and not column chunks."""

@@ -108,7 +108,7 @@ class _Split:
         return self.base.gap(self.path)
 
     def parts(self) -> Parts | None:
-        return None if self.segment is None else parts_of(self.base, self.segment)
+        return None if self.segment is None else parts_of(self.base, self.segment, self.splits)
 
     def matching(self, condition: Predicate) -> BitMap:
         if self.segment is not None:
@@ -163,7 +163,7 @@ class _Moved:
             return self.base.cache.segment(self.base.store, self.segment)
 
     def parts(self) -> Parts | None:
-        return parts_of(self.base, self.segment)
+        return parts_of(self.base, self.segment, self.splits)
 
     def matching(self, condition: Predicate) -> BitMap:
         with usable(self.segment.path):
