@@ -197,10 +197,10 @@ class Base:
         return cast("pa.Table", taken.cast(wanted))
 
     def foresee(self, split: str) -> None:
-        """Have the footer of a split at hand that `take` will read by ranges. At most one GET; faults are left to it."""
+        """Have at hand the footer of a split that `take` will read by ranges. One GET at most; `take` tells of faults."""
         add = self.snapshot.splits[split].as_written
         if add.footerXxh3 is not None and add.size > WHOLE_SPLIT_BYTES and self.store.local_path(add.path) is None:
-            with suppress(TidemarkError, pa.ArrowException, OSError):  # what is wrong, `take` will say
+            with suppress(TidemarkError, pa.ArrowException, OSError):
                 self._kept.verified.footers.of(self.store, add)
 
     def _taken(self, add: Add, opened: OpenSplit, places: Positions, columns: Collection[str]) -> pa.Table:
