@@ -197,7 +197,7 @@ class Base:
         return cast("pa.Table", taken.cast(wanted))
 
     def foresee(self, split: str) -> None:
-        """Have at hand the footer of a split that `take` will read by ranges. One GET at most; `take` tells of faults."""
+        """Have at hand the footer of a split that `take` will read by ranges, if it is sound. One GET at most."""
         add = self.snapshot.splits[split].as_written
         if add.footerXxh3 is not None and add.size > WHOLE_SPLIT_BYTES and self.store.local_path(add.path) is None:
             with suppress(TidemarkError, pa.ArrowException, OSError):
