@@ -26,6 +26,8 @@ BENCHMARKS = (
     "hybrid_quality",
     "index_upkeep",
     "key_index",
+    "vectors",
+    "vector_job",
     "read_memory",
     "read_client",
     "startup",

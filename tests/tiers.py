@@ -48,6 +48,7 @@ LONG = {
     "damage and faults in every place": frozenset(
         {
             "tests/integration/test_corruption_matrix.py",
+            "tests/integration/test_damaged_vector_segments.py",
             "tests/integration/test_repair.py",
             "tests/integration/test_s3_lost_replies.py",
             "tests/unit/test_refusing_systems.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar, cast
@@ -11,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from storage_core.cache.pieces import CachedPieces
+from storage_core.errors import TidemarkError
 from storage_core.formats.translation_map import TranslationMap
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage, Held, Nearest
@@ -29,11 +32,14 @@ from storage_core.read.row_group_pruning import leading_bounds
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between, first_column, least
 from storage_core.read.search_source import chosen, require_within, usable
+from storage_core.rows.keys import Positions
 from storage_core.rows.sortable import has_leading_keys
+from storage_core.rows.vectors import is_vector
 from storage_core.split import pages
 from storage_core.split.conform import conform_split
-from storage_core.split.opened import corrupt_on_failure
+from storage_core.split.opened import OpenSplit, corrupt_on_failure
 from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
+from storage_core.split.vector_pages import RangedVectors
 
 _LOW_BYTES = 500  # of a bound and its name
 _FETCHED_AT_ONCE = 8
@@ -66,6 +72,11 @@ class Base:
         self._overlay = overlay
         if hidden is not None:
             self._hidden = hidden
+
+    @property
+    def pieces(self) -> CachedPieces:
+        """What is fetched of segments goes through this."""
+        return self._kept.verified.footers.cached
 
     def hidden(self, split: str) -> BitMap:
         """Return the rows of a split that are no answer; see `Overlay.deleted`, which is asked once per split."""
@@ -184,7 +195,7 @@ class Base:
             whole = path is not None or add.size <= WHOLE_SPLIT_BYTES
             opened = open_split(self.store, add, whole=whole, file_path=path, footers=self._kept.verified.footers)
             require_within(rows, opened.rows, split)
-            found = opened.take(places, columns)
+            found = self._taken(add, opened, places, columns)
         if not found.num_columns:  # of a split that is older than all of these columns
             found = pa.table({"": pa.nulls(len(places))})
         wanted = chosen(self.snapshot.schema, columns)
@@ -192,6 +203,29 @@ class Base:
         self._kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
         # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
         return cast("pa.Table", taken.cast(wanted))
+
+    def foresee(self, split: str) -> None:
+        """Have at hand the footer of a split that `take` will read by ranges, if it is sound. One GET at most."""
+        add = self.snapshot.splits[split].as_written
+        if add.footerXxh3 is not None and add.size > WHOLE_SPLIT_BYTES and self.store.local_path(add.path) is None:
+            with suppress(TidemarkError, pa.ArrowException, OSError):
+                self._kept.verified.footers.of(self.store, add)
+
+    def _taken(self, add: Add, opened: OpenSplit, places: Positions, columns: Collection[str]) -> pa.Table:
+        """Rows of a split: of one that is read by ranges the pages with their vectors, and not column chunks."""
+        listed = [each.name for each in opened.schema if each.name in columns and is_vector(each.type)]
+        if not opened.is_ranged or not listed:
+            return opened.take(places, columns)
+        footers = self._kept.verified.footers
+        with corrupt_on_failure(add):
+            footer = footers.of(self.store, add)
+            pages = RangedVectors(self.store, add, footer, kept=self._kept.values, cached=footers.cached)
+            taken = {name: pages.take(name, opened.schema, places) for name in listed}
+        found = {name: vectors for name, vectors in taken.items() if vectors is not None}
+        others = [name for name in columns if name not in found and name in opened.schema.names]
+        rest = opened.take(places, others) if others else None
+        names = [name for name in opened.schema.names if name in columns]
+        return pa.table({name: found[name] if rest is None or name in found else rest.column(name) for name in names})
 
     @property
     def _ways(self) -> Ways:

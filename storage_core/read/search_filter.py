@@ -119,11 +119,11 @@ class RowFilter:
         place = "place"
         while place in self._condition.lower() or place in map(str.lower, self._snapshot.schema.names):
             place += "_"
+        read = [each for each in self._snapshot.schema if each.name in self.columns]
         columns = [
-            rows.column(each.name) if each.name in rows.column_names else pa.nulls(count, each.type)
-            for each in self._snapshot.schema
+            rows.column(each.name) if each.name in rows.column_names else pa.nulls(count, each.type) for each in read
         ]
-        numbered = pa.table([*columns, np.arange(count)], names=[*self._snapshot.schema.names, place])
+        numbered = pa.table([*columns, np.arange(count)], names=[*(each.name for each in read), place])
         text = f"SELECT {place} FROM {TABLE} WHERE {self._condition}"  # noqa: S608  # made of parts, or was checked
         with query_errors("search", (), self._limits), Source(numbered).answer(text, self._limits) as result:
             places = [batch.column(0).to_numpy() for batch in result]

@@ -149,7 +149,9 @@ class Best:
 
 def best_first(scores: pa.ChunkedArray, rows: pa.Table, columns: Sequence[str]) -> Positions:
     """Return the order of rows: by score, and among equal scores by these columns."""
-    coded = [codes(scores, descending=True), *(codes_of(rows.column(name)) for name in columns)]
+    coded = [codes(scores, descending=True)]
+    if len(np.unique(scores.to_numpy())) < len(scores):
+        coded += [codes_of(rows.column(name)) for name in columns]
     return sorted_order(pack(coded, rows.num_rows))
 
 

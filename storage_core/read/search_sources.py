@@ -22,6 +22,7 @@ from storage_core.formats.bundle import checksum
 from storage_core.formats.translation_map import Rows
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
+from storage_core.index.vector.parts import Parts
 from storage_core.log.actions import IndexSegment
 from storage_core.log.covered import is_over_one_split
 from storage_core.log.snapshot import Snapshot
@@ -31,6 +32,7 @@ from storage_core.read.predicate import Predicate
 from storage_core.read.search_base import Base, Hidden
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between
+from storage_core.read.search_ranged import parts_of
 from storage_core.read.search_source import InSplit, Source, require_within, usable
 from storage_core.read.search_unmerged import unmerged_sources, unpacked
 from storage_core.split.read import open_split
@@ -122,6 +124,9 @@ class _Split:
                 _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
         return self.base.gap(self.path)
 
+    def parts(self) -> Parts | None:
+        return None if self.segment is None else parts_of(self.base, self.segment, self.splits)
+
     def matching(self, condition: Predicate) -> BitMap:
         if self.segment is not None:
             try:
@@ -173,6 +178,9 @@ class _Moved:
     def directory(self) -> Path:
         with usable(self.segment.path):
             return self.base.directory(self.segment)
+
+    def parts(self) -> Parts | None:
+        return parts_of(self.base, self.segment, self.splits)
 
     def matching(self, condition: Predicate) -> BitMap:
         with usable(self.segment.path):
@@ -235,6 +243,9 @@ class _PartOfSplit:
 
     def directory(self) -> Path:
         return self.base.gap(self.path, self.base.unanswered(self.path))
+
+    def parts(self) -> None:
+        return None
 
     def matching(self, condition: Predicate) -> BitMap:
         return unpacked(self.directory(), self.base.covered.definition, condition, lambda: len(self._rows()))

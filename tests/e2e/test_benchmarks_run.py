@@ -143,3 +143,21 @@ def test_the_small_benchmark_of_the_questions_of_compaction_answers_each() -> No
         assert any(metric["name"] == f"order of 64 splits, {strategy}" for metric in metrics), strategy
     for part in ("64 splits by 4", "pages of 65,536 rows", "a target of 1/8", "a tenth of the hosts null, nulls first"):
         assert any(metric["name"].startswith(part) for metric in metrics), part
+
+
+def test_the_small_benchmark_of_vectors_prints_what_is_found_warm_and_cold() -> None:
+    metrics = {metric["name"]: metric for metric in _metrics("vectors")}
+    for data in ("GloVe, 4,180 × 50", "made, 4,000 × 256"):
+        for name in ("recall@10", "recall@10, 0.1 %", "recall@10, 10 % on one side"):
+            assert metrics[f"{data}, ours, {name}"]["holds"], name
+        for name in ("build, processor", "index per vector", "p50", "p99", "cold on S3, of the segment: waves"):
+            assert f"{data}, ours, {name}" in metrics, name
+        for peer in ("Lance IVF_PQ", "Lance IVF_RQ", "faiss IVF in memory", "numpy looks at all"):
+            assert any(name.startswith(f"{data}, {peer}") for name in metrics), peer
+
+
+@pytest.mark.spark
+def test_the_small_benchmark_of_the_vector_job_kills_it_and_runs_it_again() -> None:
+    metrics = {metric["name"].partition(", ")[2]: metric for metric in _metrics("vector_job")}
+    assert metrics["splits covered when run again"]["value"] == 10
+    assert metrics["most memory of a task"]["holds"]
