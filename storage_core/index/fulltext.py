@@ -167,7 +167,7 @@ def parse(
     with _refusing(query):
         text_limits.check_text(text)
         weights = _boosts(definition, boosts)
-    index = tantivy.Index(_schema(definition))
+    index = tantivy.Index(tantivy_schema(definition))
     text_tokenizers.register(index, definition)
     refused = _NoQueryError()
     for reading in (text,) if syntax == STRICT else (text, text_syntax.words(text), text_syntax.phrase(text)):
@@ -256,7 +256,8 @@ def _unparsable(query: TextQuery, reason: str) -> InvalidInput:
     )
 
 
-def _schema(definition: IndexDefinition) -> tantivy.Schema:
+def tantivy_schema(definition: IndexDefinition) -> tantivy.Schema:
+    """Return the schema of an index: its columns, and the number of a row."""
     import tantivy
 
     builder = tantivy.SchemaBuilder()
@@ -282,7 +283,7 @@ def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: In
     import tantivy
 
     directory.mkdir()
-    schema = _schema(definition)
+    schema = tantivy_schema(definition)
     index = tantivy.Index(schema, path=str(directory), reuse=False)
     text_tokenizers.register(index, definition)
     writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
