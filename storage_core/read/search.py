@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from storage_core.errors import InvalidInput
-from storage_core.foreign_text import quoted
 from storage_core.index import catch_up, fulltext, segments
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage, coverage
@@ -33,7 +31,7 @@ from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best
-from storage_core.read.search_question import VectorQuery, index_for, question
+from storage_core.read.search_question import VectorQuery, index_for, page, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
 from storage_core.read.search_vectors import DISTANCE, add_nearest, with_distance
@@ -119,11 +117,8 @@ def search(
     kept = kept or Kept()
     definition = index_for(snapshot, index, by_vector=vector is not None)
     parsed = question(definition, snapshot, query=query, vector=vector, syntax=syntax, boosts=boosts, nprobe=nprobe)
-    if not _is_number(limit, least=1):
-        raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
-    if not _is_number(offset, least=0):
-        raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
-    most = cast("int", limit) + cast("int", offset)
+    first, after = page(limit, offset)
+    most = first + after
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
     overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
 
@@ -146,7 +141,7 @@ def search(
 
     rows = attempted(best, snapshot, definition, kept=kept, cache_dir=cache_dir)
     score, distance = added_names(snapshot.schema)
-    found = rows.answer(names, offset=cast("int", offset), score=score)
+    found = rows.answer(names, offset=after, score=score)
     if not isinstance(parsed, VectorQuery):
         return found
     return with_distance(found, parsed.metric, score=score, distance=distance)
@@ -175,10 +170,6 @@ def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
         "segments": {split: list(paths) for split, paths in sorted(covered.answers.items())},
         "scanned": [add.path for add in covered.missing],
     }
-
-
-def _is_number(given: object, *, least: int) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and given >= least
 
 
 def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Matches:

@@ -110,14 +110,14 @@ class Best:
         if self._trimmed:
             return
         coded = [codes(self._scores.column(_SCORE), descending=True)]
-        coded += [_codes_of(self._rows.column(name)) for name in self._columns]
+        coded += [codes_of(self._rows.column(name)) for name in self._columns]
         order = pa.array(sorted_order(pack(coded, self._rows.num_rows))[: self._limit])
         self._rows, self._scores = self._rows.take(order), self._scores.take(order)
         self._trimmed = True
 
 
-def _codes_of(column: pa.ChunkedArray) -> Codes:
-    """Lists, structs and maps have no order of their own, so they are ordered as text."""
+def codes_of(column: pa.ChunkedArray) -> Codes:
+    """Return the codes of one of the `tie_columns`: lists, structs and maps, which have no order, go by their text."""
     if pa.types.is_nested(column.type):
         column = pa.chunked_array([[None if each is None else repr(each) for each in column.to_pylist()]], pa.string())
     return codes(column)

@@ -84,6 +84,15 @@ def question(
             assert_never(definition.kind)
 
 
+def page(limit: object, offset: object = 0) -> tuple[int, int]:
+    """Return how many rows are wanted, and how many are left out before. Raises `InvalidInput`."""
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+        raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
+    return limit, offset
+
+
 def _vector_query(given: object, definition: IndexDefinition, snapshot: Snapshot, nprobe: object) -> VectorQuery:
     (column,), options = definition.columns, options_of(definition)
     wanted = _numbers(given, definition.name)
