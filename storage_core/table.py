@@ -465,7 +465,7 @@ class Table:
         if snippets is not False:
             from storage_core.read.search_snippets import with_snippets
 
-            found = partial(with_snippets, found, searched.snapshot, query, index=index, syntax=syntax)
+            found = partial(with_snippets, found, searched.snapshot, query, index=index, syntax=syntax, wanted=snippets)
         return HeldRows(found(chosen))
 
     @_loading

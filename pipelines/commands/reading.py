@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from pipelines.commands import output
 from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri
 from pipelines.commands.caching import folder_of_segments
+from pipelines.commands.matches import Asking
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -28,6 +30,16 @@ Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the
 Offset = Annotated[int, typer.Option(metavar="N", help="Leave out so many of the best rows: the next page.")]
 Filter = Annotated[
     str | None, typer.Option("--filter", metavar="CONDITION", help='Only rows that meet it: "status >= 500".')
+]
+OrderBy = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="In the order of this column instead of by score, newest first.")
+]
+Ascending = Annotated[bool, typer.Option("--ascending", help="With --order-by: least first.")]
+Snippets = Annotated[bool, typer.Option("--snippets", help="Add a fragment of each text, as HTML with matches in <b>.")]
+Count = Annotated[bool, typer.Option("--count", help="Print how many rows match instead.")]
+Facet = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Print its most frequent values among all matches; a bitmap index is over it."),
 ]
 Columns = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these columns of a row: path,status.")]
 Seconds = Annotated[
@@ -97,6 +109,11 @@ def search(
     filter_: Filter = None,
     syntax: Syntax = "lenient",
     nprobe: Probes = None,
+    order_by: OrderBy = None,
+    ascending: Ascending = False,
+    snippets: Snippets = False,
+    count: Count = False,
+    facet: Facet = None,
     columns: Columns = None,
     at: At = None,
     consistency: Consistency = None,
@@ -107,9 +124,16 @@ def search(
 
     All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
+    if count or facet is not None:
+        of_rows = {"--vector": vector, "--offset": offset, "--nprobe": nprobe, "--order-by": order_by}
+        of_rows |= {"--ascending": ascending, "--snippets": snippets, "--columns": columns}
+        asking = Asking(query, index, filter_, syntax, at, consistency or "snapshot")
+        asking.show(uri, count=count, facet=facet, limit=limit, of_rows=of_rows, as_json=as_json)
+        return
     wanted = None if vector is None else _vector(vector)
     table = open_table(uri)
-    names = None if columns is None else _names_of(table, columns, by_vector=vector is not None)
+    added = _added(table, by_vector=vector is not None, is_scored=order_by is None, snippets=snippets)
+    names = None if columns is None else _names_of(table, columns, added)
     answer = table.search(
         query,
         vector=wanted,
@@ -120,6 +144,9 @@ def search(
         filter=filter_,
         syntax=syntax,
         nprobe=nprobe,
+        order_by=order_by,
+        descending=not ascending,
+        snippets=snippets,
         at=at,
         consistency=consistency or "snapshot",
         cache_dir=folder_of_segments(),
@@ -155,10 +182,16 @@ def recall(
     output.line(f"  rows scored exactly: {found.rows:,}; candidates of all searches: {found.candidates:,}")
 
 
-def _names_of(table: Table, columns: str, *, by_vector: bool) -> list[str]:
+def _added(table: Table, *, by_vector: bool, is_scored: bool, snippets: bool) -> list[str]:
+    """The names of the columns that an answer has beside those of the table."""
     from storage_core.read.search import added_names
+    from storage_core.read.search_snippets import snippets_name
 
-    added = added_names(table.schema)[: 2 if by_vector else 1]
+    of_scores = added_names(table.schema)[: 2 if by_vector else 1] if is_scored else ()
+    return [*of_scores, *([snippets_name(table.schema)] if snippets else ())]
+
+
+def _names_of(table: Table, columns: str, added: Sequence[str]) -> list[str]:
     known, names = [*table.schema.names, *added], list(dict.fromkeys(columns.split(",")))
     if unknown := [name for name in names if name not in known]:
         raise InvalidInput(f"--columns: there is no {', '.join(unknown)}; an answer has {', '.join(known)}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.index import fulltext
 from storage_core.index.text_snippets import snippets
 from storage_core.log.snapshot import Snapshot
@@ -23,6 +24,7 @@ def with_snippets(
     *,
     index: str | None,
     syntax: object,
+    wanted: object = True,
 ) -> pa.Table:
     """Return what `search` returns of these columns, and behind them a struct with a snippet per column of the index.
 
@@ -30,6 +32,8 @@ def with_snippets(
     where nothing of the column matches. The texts are read with the rows. Raises `InvalidInput` for an index that is
     not of full text, and what `search` raises.
     """
+    if wanted is not True:
+        raise InvalidInput(f"snippets is {quoted(wanted)}; it is true or false")
     definition = index_for(snapshot, index, by_vector=query is None)
     if definition.kind != "fulltext" or not isinstance(query, str):
         raise InvalidInput(f"snippets are of full text, and index {definition.name!r} is {definition.kind}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -14,15 +16,17 @@ from storage_core.index import catch_up
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.predicate import Filter, col
 from storage_core.read.search_matches import Searched
+from storage_core.read.search_ordered import Order, search_ordered
 from storage_core.region.options import WriterOptions
 from storage_core.region.unmerged import capture
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
-from tests.support.indexed_table import TAG_VALUES, TAGS, TEXT, WORDS, IndexedTable
+from tests.support.indexed_table import SCHEMA, TAG_VALUES, TAGS, TEXT, WORDS, IndexedTable
 from tests.support.keyed_table import KeyedTable
-from tests.support.matches import Row, judge, judge_snippets
+from tests.support.matches import Row, in_order, judge, judge_snippets
 from tests.support.scale import scaled
 
+_names = itertools.count()
 TIES = ("at", "id", "tag", "words")
 FILTERS: list[tuple[Filter | None, Any]] = [
     (None, lambda _: True),
@@ -56,10 +60,20 @@ def words_of(row: Row) -> set[str]:
     return {*(row["words"] or "").split()}
 
 
-def _take(table: IndexedTable, step: str, given: Any) -> None:
+def _append(table: IndexedTable, given: Any, numbers: Iterator[int]) -> None:
+    """Add rows of which many have the same time as others, also of other splits."""
+    made = []
+    for hour, tag, words in given:
+        number = next(numbers)
+        at = dt.datetime.fromtimestamp(3600 * hour + number % 2, dt.UTC)
+        made.append({"at": at, "id": number % 9, "tag": tag, "words": words})
+    table.add(pa.Table.from_pylist(made, schema=SCHEMA))
+
+
+def _take(table: IndexedTable, step: str, given: Any, numbers: Iterator[int]) -> None:
     match step:
         case "append":
-            table.append(given)
+            _append(table, given, numbers)
         case "delete":
             if live := {path: range(0, add.numRecords or 0, given) for path, add in table.snapshot.splits.items()}:
                 table.delete(live)
@@ -81,10 +95,10 @@ def _take(table: IndexedTable, step: str, given: Any) -> None:
 def test_of_rows_that_move_and_are_indexed_and_deleted(
     first: Any, taken: list[tuple[str, Any]], filters: Any, queries: set[int]
 ) -> None:
-    table = IndexedTable()
-    table.append(first)
+    table, numbers = IndexedTable(), itertools.count()
+    _append(table, first, numbers)
     for step, given_value in taken:
-        _take(table, step, given_value)
+        _take(table, step, given_value, numbers)
     condition, meets = filters
     searched = Searched(store=table.store, snapshot=table.snapshot, filter=condition)
     rows = [row for row in table.rows(table.snapshot) if meets(row)]
@@ -94,9 +108,38 @@ def test_of_rows_that_move_and_are_indexed_and_deleted(
             judge_snippets(searched, "words", query, words, index=index)
 
 
+overlapping = st.lists(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.sampled_from("xxy")), min_size=1, max_size=4),
+    min_size=3,
+    max_size=7,
+)
+
+
+@settings(max_examples=scaled(25), deadline=None)
+@given(batches=overlapping, indexed=st.integers(0, 7), limit=st.integers(1, 5), offset=st.integers(0, 3))
+def test_of_splits_whose_values_overlap_the_first_rows_are_found(
+    batches: list[list[tuple[int, int, str]]], indexed: int, limit: int, offset: int
+) -> None:
+    table, numbers = IndexedTable(), itertools.count()
+    for place, batch in enumerate(batches):
+        times = [dt.datetime.fromtimestamp(seconds, dt.UTC) for seconds, _, _ in batch]
+        ids = [each * 100 + next(numbers) % 2 for _, each, _ in batch]
+        tags = [tag for _, _, tag in batch]
+        table.add(pa.table([times, ids, tags, ["ebb" for _ in batch]], schema=SCHEMA))
+        if place == indexed:
+            table.catch_up()
+    searched = Searched(store=table.store, snapshot=table.snapshot)
+    rows = [row for row in table.rows(table.snapshot) if row["tag"] == "x"]
+    for column in ("at", "id"):
+        for descending in (True, False):
+            expected = in_order(rows, column, TIES, descending=descending)[offset : offset + limit]
+            order = Order(column, descending)
+            found = search_ordered(searched, "x", order, index="tags", limit=limit, offset=offset)
+            assert found.to_pylist() == expected
+
+
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False)] + [(name, pa.string()) for name in ("tag", "words")])
 CONFIG = TableConfig(primary_key=("id",), indexes=(TEXT, TAGS))
-_names = itertools.count()
 fields = st.fixed_dictionaries({}, optional={"tag": st.sampled_from(TAG_VALUES), "words": texts})
 written = st.lists(
     st.tuples(st.sampled_from(["put", "patch", "reset", "delete"]), st.integers(0, 5), fields)
