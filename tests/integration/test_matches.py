@@ -16,8 +16,12 @@ import pytest
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.read.search_facets import search_facets
+from storage_core.read.search_matches import Query, Searched
+from storage_core.read.search_ordered import Order, search_ordered
 from tests.chaos.upkeep import catch_up
 from tests.support.deleted_rows import delete_where
+from tests.support.indexed_table import IndexedTable
 from tidemark import Table
 
 HOURS, ROWS = 12, 40
@@ -191,6 +195,21 @@ def test_the_values_of_matches_are_counted_by_bitmaps(table: Table, fetched: set
     table.append(lines(HOURS))
     found = table.search_facets("tide", "level", index="words", filter="level is not null")
     assert found.to_pylist() == [{"value": "info", "count": quarter + ROWS // 4}]
+
+
+def test_a_split_may_have_none_of_the_rows_of_a_segment_that_could_answer_for_it() -> None:
+    table = IndexedTable()
+    for tag in ("x", "z"):
+        table.append([(0, tag, "ebb")] * 40)
+    table.catch_up()
+    [whole] = table.compact().splits  # sorted by the tag, so the next outputs have rows of one segment each
+    snapshot = table.commit_merge(table.merge([[whole]], target_bytes=700))
+    assert len(snapshot.splits) > 1
+    searched = Searched(store=table.store, snapshot=snapshot)
+    found = search_facets(searched, Query.of(snapshot, "ebb", index="text"), "tag", 10)
+    assert found.to_pylist() == [{"value": "x", "count": 40}, {"value": "z", "count": 40}]
+    newest = search_ordered(searched, "ebb", Order("id"), index="text", limit=3)
+    assert newest.column("id").to_pylist() == [79, 78, 77]
 
 
 def test_values_are_read_where_there_are_more_of_them_than_matches() -> None:
