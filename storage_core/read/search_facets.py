@@ -110,7 +110,7 @@ class _Facets:
 
     def _in_segment(self, segment: IndexSegment, split: str, rows: BitMap) -> tuple[BitMap, BitMap]:
         """The rows of a segment that are among these of a split, and those of the split that they are."""
-        if segment.origins is None and segment.covers[0] == split:
+        if segment.origins is None and tuple(segment.covers) == (split,):
             return rows, rows
         own, there = self._base.places(segment).within(split)
         chosen = np.isin(there, np.array(rows.to_array(), np.int64))
