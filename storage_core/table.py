@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from storage_core.read.recall import Recall
     from storage_core.read.scan import Scan
     from storage_core.read.search_kept import Kept
+    from storage_core.read.search_matches import Searched
     from storage_core.read.sql import Opened, TableView
     from storage_core.read.sql_result import SqlResult
     from storage_core.region.options import WriterOptions
@@ -404,6 +405,9 @@ class Table:
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
         nprobe: int | None = None,
+        order_by: str | None = None,
+        descending: bool = True,
+        snippets: bool = False,
         cache_dir: Path | None = None,
         limits: QueryLimits | None = None,
     ) -> HeldRows:
@@ -422,6 +426,9 @@ class Table:
         ("linear") are added up, times the `weights` by index, into `score`; an index of full text with the weight 0
         filters instead. Rank and score of each index stand beside it, as `<index>_rank` and `<index>_score`, null for
         rows that are not among its best (`read.hybrid.search`).
+        `order_by` a column returns the rows in its order instead, without a score: greatest first, which of times is
+        newest first, or with `descending=False` least first; nulls are last. `snippets` adds a struct with a fragment
+        of each text of the index as HTML, in which what matched is in `<b>` and all else escaped (`text_snippets`).
         `filter`, `columns`, `consistency` and `limits` are those of `scan`: only rows that meet the filter count
         towards `limit` and `offset`, the number of best rows to leave out. Rows with equal scores have one order, so
         pages of one version neither overlap nor leave a row out. Unpacked segments stay in `cache_dir`, a folder that
@@ -432,35 +439,128 @@ class Table:
         """
         from storage_core.read.arrow_rows import HeldRows
         from storage_core.read.hybrid import search
-        from storage_core.read.scan import chosen_columns, wanted_filter
-        from storage_core.read.search_kept import Kept
+        from storage_core.read.scan import chosen_columns
 
-        wanted = wanted_filter(filter)
+        searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
+        chosen = chosen_columns(columns, searched.snapshot.schema)
+
+        def found(names: Sequence[str] | None) -> pa.Table:
+            return search(
+                searched.store,
+                searched.snapshot,
+                query,
+                vector=vector,
+                index=index,
+                fusion=fusion,
+                weights=weights,
+                limit=limit,
+                offset=offset,
+                columns=names,
+                filter=searched.filter,
+                limits=limits,
+                syntax=syntax,
+                boosts=boosts,
+                nprobe=nprobe,
+                cache_dir=cache_dir,
+                unmerged=searched.unmerged,
+                kept=searched.kept,
+            )
+
+        if order_by is not None or descending is not True:
+            from storage_core.read.hybrid_question import one_index
+            from storage_core.read.search_ordered import Order, search_ordered
+
+            of_scores = {"vector": vector, "boosts": boosts, "nprobe": nprobe, "weights": weights}
+            order = Order.of(order_by, descending, **of_scores, fusion=None if fusion == "rrf" else fusion)
+            one = one_index(index, "order_by")
+            found = partial(
+                search_ordered, searched, query, order, index=one, syntax=syntax, limit=limit, offset=offset
+            )
+        if snippets is not False:
+            from storage_core.read.search_snippets import with_snippets
+
+            found = partial(with_snippets, found, searched.snapshot, query, index=index, syntax=syntax, wanted=snippets)
+        return HeldRows(found(chosen))
+
+    @_loading
+    def search_count(
+        self,
+        query: object,
+        *,
+        index: str | None = None,
+        filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
+        syntax: str = "lenient",
+        at: At | None = None,
+        consistency: str = Consistency.SNAPSHOT,
+        cache_dir: Path | None = None,
+        limits: QueryLimits | None = None,
+    ) -> int:
+        """Return how many rows a search for the query finds, exactly, however far index and merge lag.
+
+        No row is read for it but the columns of a filter that no bitmap index answers. The parameters are those of
+        `search`, which has what is raised; an index of vectors has no matches to count.
+        """
+        from storage_core.read.search_matches import Query
+
+        searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
+        wanted = Query.of(searched.snapshot, query, index=index, syntax=syntax)
+        return searched.answer(wanted, lambda matches: matches.number())
+
+    @_loading
+    def search_facets(
+        self,
+        query: object,
+        by: str,
+        *,
+        limit: int = 10,
+        index: str | None = None,
+        filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
+        syntax: str = "lenient",
+        at: At | None = None,
+        consistency: str = Consistency.SNAPSHOT,
+        cache_dir: Path | None = None,
+        limits: QueryLimits | None = None,
+    ) -> HeldRows:
+        """Return the `limit` most frequent values of a column among all rows that match: `value`, `count`.
+
+        Of `by`, which a bitmap index is over; exact however far the indexes and the merge lag. Most frequent first,
+        then by value; null is a value too. The other parameters are those of `search_count`. See `read.search_facets`.
+        """
+        from storage_core.read.arrow_rows import HeldRows
+        from storage_core.read.search_facets import search_facets
+        from storage_core.read.search_matches import Query
+        from storage_core.read.search_question import page
+
+        searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
+        wanted = Query.of(searched.snapshot, query, index=index, syntax=syntax)
+        most, _ = page(limit)
+        return HeldRows(search_facets(searched, wanted, by, most))
+
+    def _searched(
+        self,
+        at: At | None,
+        consistency: str,
+        given: Filter | str | None,
+        *,
+        limits: QueryLimits | None,
+        cache_dir: Path | None,
+    ) -> Searched:
+        from storage_core.read.scan import wanted_filter
+        from storage_core.read.search_kept import Kept
+        from storage_core.read.search_matches import Searched
+
+        wanted = wanted_filter(given)
         self._kept = self._kept or Kept(self._verified, values=self._view.kept)
         snapshot, captured = self._view.captured(at, consistency)
-        chosen = chosen_columns(columns, snapshot.schema)
-        unmerged = () if captured is None else captured.parts(snapshot)
-        found = search(
-            self._store,
-            snapshot,
-            query,
-            vector=vector,
-            index=index,
-            fusion=fusion,
-            weights=weights,
-            limit=limit,
-            offset=offset,
-            columns=chosen,
+        return Searched(
+            store=self._store,
+            snapshot=snapshot,
+            unmerged=() if captured is None else captured.parts(snapshot),
             filter=wanted,
             limits=limits,
-            syntax=syntax,
-            boosts=boosts,
-            nprobe=nprobe,
             cache_dir=cache_dir,
-            unmerged=unmerged,
             kept=self._kept,
         )
-        return HeldRows(found)
 
     @_loading
     def recall(

@@ -9,6 +9,7 @@ import typer
 from pipelines.commands import output
 from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri
 from pipelines.commands.caching import folder_of_segments
+from pipelines.commands.matches import Asking
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -44,6 +45,16 @@ Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the
 Offset = Annotated[int, typer.Option(metavar="N", help="Leave out so many of the best rows: the next page.")]
 Filter = Annotated[
     str | None, typer.Option("--filter", metavar="CONDITION", help='Only rows that meet it: "status >= 500".')
+]
+OrderBy = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="In the order of this column instead of by score, newest first.")
+]
+Ascending = Annotated[bool, typer.Option("--ascending", help="With --order-by: least first.")]
+Snippets = Annotated[bool, typer.Option("--snippets", help="Add a fragment of each text, as HTML with matches in <b>.")]
+Count = Annotated[bool, typer.Option("--count", help="Print how many rows match instead.")]
+Facet = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Print its most frequent values among all matches; a bitmap index is over it."),
 ]
 Columns = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these columns of a row: path,status.")]
 Seconds = Annotated[
@@ -117,6 +128,11 @@ def search(
     filter_: Filter = None,
     syntax: Syntax = "lenient",
     nprobe: Probes = None,
+    order_by: OrderBy = None,
+    ascending: Ascending = False,
+    snippets: Snippets = False,
+    count: Count = False,
+    facet: Facet = None,
     columns: Columns = None,
     at: At = None,
     consistency: Consistency = None,
@@ -127,6 +143,13 @@ def search(
 
     All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
+    if count or facet is not None:
+        of_rows = {"--vector": vector, "--offset": offset, "--nprobe": nprobe, "--order-by": order_by}
+        of_rows |= {"--boost": boost, "--weight": weight, "--fusion": None if fusion == "rrf" else fusion}
+        of_rows |= {"--ascending": ascending, "--snippets": snippets, "--columns": columns}
+        asking = Asking(query, _one_index(index), filter_, syntax, at, consistency or "snapshot")
+        asking.show(uri, count=count, facet=facet, limit=limit, of_rows=of_rows, as_json=as_json)
+        return
     wanted = None if vector is None else _vector(vector)
     table = open_table(uri)
     names = None if columns is None else list(dict.fromkeys(columns.split(",")))
@@ -143,6 +166,9 @@ def search(
         filter=filter_,
         syntax=syntax,
         nprobe=nprobe,
+        order_by=order_by,
+        descending=not ascending,
+        snippets=snippets,
         at=at,
         consistency=consistency or "snapshot",
         cache_dir=folder_of_segments(),
@@ -179,6 +205,12 @@ def recall(
         return
     output.line(f"index {found.index}: recall@{found.k} {found.recall:.4f} over {found.queries:,} queries")
     output.line(f"  rows scored exactly: {found.rows:,}; candidates of all searches: {found.candidates:,}")
+
+
+def _one_index(names: list[str] | None) -> str | None:
+    from storage_core.read.hybrid_question import one_index
+
+    return one_index(names, "a count or a facet")
 
 
 def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:

@@ -41,13 +41,14 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ColumnValues:
-    """The distinct values of a column of some rows as keys of `rows.sortable`, and of the bitmap of each the place.
+    """The distinct values of a column of some rows, and of the bitmap of each the place; `keys` are of `rows.sortable`.
 
     Where some rows have no value, a place more is that of their bitmap. `checksums` are the xxh3-64 of the bitmaps;
     None in segments of earlier releases, in which nulls are in no bitmap.
     """
 
     type: pa.DataType
+    values: pa.Array
     keys: pa.Array
     offsets: Numbers
     lengths: Numbers
@@ -56,7 +57,7 @@ class ColumnValues:
     @property
     def size_bytes(self) -> int:
         """What it takes in memory, about."""
-        return int(self.keys.nbytes + 3 * self.lengths.nbytes)
+        return int(self.values.nbytes + self.keys.nbytes + 3 * self.lengths.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,13 @@ class ColumnBitmaps:
         encoded = self.read(places) if len(places) else []
         with damage(self.where):
             return BitMap.union(BitMap(), *(BitMap.deserialize(bytes(each)) for each in encoded))
+
+    def counts(self, rows: BitMap) -> Numbers:
+        """Return how many of these rows hold each of the values."""
+        encoded = self.read(np.arange(len(self.values.values)))
+        with damage(self.where):
+            found = [BitMap.deserialize(bytes(each)).intersection_cardinality(rows) for each in encoded]
+        return np.array(found, np.int64)
 
     def places(self, chosen: Mask, *, with_nulls: bool) -> Mask:
         """Return of which places the bitmaps are needed for the rows of some values, and of those with none."""
@@ -162,7 +170,7 @@ def column_values(data: bytes | memoryview, *, size: int, where: str) -> ColumnV
         checksums = table.column("xxh3").to_numpy() if "xxh3" in table.column_names else None
         kind = table.schema.field("value").type
         known = table.column("value").combine_chunks().drop_null()
-        return ColumnValues(kind, _keys(known), offsets, lengths, checksums)
+        return ColumnValues(kind, known, _keys(known), offsets, lengths, checksums)
 
 
 def bitmaps_within(values: ColumnValues, bitmaps: bytes | memoryview, *, where: str) -> ColumnBitmaps:

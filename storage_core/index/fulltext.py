@@ -260,7 +260,7 @@ def _unparsable(query: TextQuery, reason: str) -> InvalidInput:
 
 
 def tantivy_schema(definition: IndexDefinition) -> tantivy.Schema:
-    """Return the schema of the index for tantivy, which `text_files.schema_of` has as JSON."""
+    """Return the schema of an index: its columns, and the number of a row."""
     import tantivy
 
     builder = tantivy.SchemaBuilder()

@@ -55,7 +55,7 @@ class Places:
 
     def within(self, split: str) -> tuple[Rows, Rows]:
         """Return the rows of the segment that are in this split, and the row of its file that each is."""
-        own = np.flatnonzero(self.split == self.splits.index(split))
+        own = np.flatnonzero(self.split == (self.splits.index(split) if split in self.splits else len(self.splits)))
         return own, self.row[own].astype(np.int64)
 
 
@@ -163,8 +163,7 @@ class Ways:
         return BitMap(range(rows)) - covered
 
     def _in(self, split: str, segment: IndexSegment) -> BitMap:
-        places = self.places(segment)
-        return BitMap(places.within(split)[1].astype(np.uint32)) if split in places.splits else BitMap()
+        return BitMap(self.places(segment).within(split)[1].astype(np.uint32))
 
     def _followed(self, split: str, own: Rows, rows: Rows, segment: IndexSegment) -> Iterator[tuple[str, Rows, Rows]]:
         """Yield live splits, rows of the segment in each, and where; `rows` of `split` are the segment's rows `own`."""

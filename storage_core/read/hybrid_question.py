@@ -36,6 +36,16 @@ def only_index(index: object, *, fusion: Fusion, weights: object) -> object:
     return index[0] if isinstance(index, list | tuple) else index
 
 
+def one_index(index: object, what: str) -> str | None:
+    """Return the name of the only index that is named, None for none. Raises `InvalidInput` for several."""
+    if index is None:
+        return None
+    first, *others = names_of(index)
+    if others:
+        raise InvalidInput(f"{what} is of one index, and {quoted(index)} are several; name the one to ask")
+    return first
+
+
 def names_of(index: object) -> list[str]:
     """Return the names in a list of indexes. Raises `InvalidInput` where it is none, or has one twice."""
     given = list(index) if isinstance(index, list | tuple) else [index]

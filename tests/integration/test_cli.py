@@ -447,6 +447,42 @@ def test_search_gives_the_next_page_of_the_rows_that_meet_a_filter(events: str, 
     assert (refused.code, "nope" in refused.err) == (2, True)
 
 
+def test_search_counts_and_orders_and_marks(events: str, run: Run) -> None:
+    search = ("search", events, "404,200", "--index", "status", "--json")
+    every = run(*search, "--limit", "100").lines
+    assert run(*search, "--count").one == {"count": len(every)}
+    assert run(*search, "--count", "--filter", "status = 404").one == {"count": 2}
+    assert "rows match" in run(*search[:-1], "--count").out
+    facets = run(*search, "--facet", "status").lines
+    assert sum(each["count"] for each in facets) == len(every)
+    assert run(*search, "--facet", "status", "--limit", "1").lines == facets[:1]
+    newest = run(*search, "--order-by", "time", "--columns", "time").lines
+    assert newest == sorted(({"time": row["time"]} for row in every), key=lambda row: row["time"], reverse=True)
+    oldest = run(*search, "--order-by", "time", "--ascending", "--limit", "1", "--columns", "time").one
+    assert oldest == newest[-1]
+    marked = run("search", events, "missing", "--index", "text", "--snippets", "--columns", "snippets", "--json").lines
+    assert marked[0] == {"snippets": {"path": "/<b>missing</b> page"}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--count", "--facet", "status"), "--facet"),
+        (("--count", "--offset", "2"), "--offset"),
+        (("--facet", "status", "--snippets"), "--snippets"),
+        (("--facet", "path"), "bitmap index"),
+        (("--ascending",), "order_by"),
+        (("--order-by", "nope"), "nope"),
+        (("--order-by", "time", "--columns", "score"), "score"),
+    ],
+)
+def test_search_refuses_options_that_contradict_each_other(
+    events: str, run: Run, options: tuple[str, ...], message: str
+) -> None:
+    refused = run("search", events, "404", "--index", "status", *options)
+    assert (refused.code, message in refused.err) == (2, True)
+
+
 def test_search_takes_a_question_as_it_is_written(events: str, run: Run) -> None:
     found = run("search", events, "what's (missing", "--index", "text", "--json").lines
     assert found == run("search", events, "missing", "--index", "text", "--json").lines != []

@@ -13,6 +13,8 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.index import fulltext
 from storage_core.index.text_composed import open_searcher
+from storage_core.index.text_matches import matches, number_of_matches
+from storage_core.index.text_snippets import snippets
 from storage_core.settings.index import IndexDefinition
 from tests.support.hostile_worker import survives, work
 from tests.support.scale import scaled
@@ -55,6 +57,7 @@ WRAPPERS = (
     *(('"', '"'), ("[", "]"), ("\\", ""), ("body:IN [", "]"), ("", "^9"), ("/", "/"), ("w", ""), ("-", ""), ("", "~9")),
 )
 LONGEST_ERROR = 2_000
+SNIPPETS_SHARE = 0.1
 _NO_QUERY = re.compile("Syntax Error|Field does not exist|Regex|not declared as indexed")
 
 
@@ -83,13 +86,21 @@ class Searched:
     def judge(self, chance: random.Random) -> str | None:
         text, syntax = query(chance), chance.choice(fulltext.SYNTAXES)
         try:
-            hits = fulltext.parse(text, DEFINITION, syntax=syntax).hits(self.searcher, 100)
+            parsed = fulltext.parse(text, DEFINITION, syntax=syntax)
+            hits = parsed.hits(self.searcher, 100)
         except InvalidInput as error:
             if syntax == fulltext.LENIENT and _NO_QUERY.search(str(error)) and "\ud800" not in text:
                 return f"a text that is words was refused: {error}"
             return None if len(str(error)) <= LONGEST_ERROR else f"an error of {len(str(error))} characters"
         if not all(math.isfinite(hit.score) and 0 <= hit.row < ROWS.num_rows for hit in hits):
             return f"{hits} for {text[:200]!r}"
+        matching = [row for _, rows in matches(parsed, self.searcher) for row in rows]
+        if matching != sorted(hit.row for hit in hits) or number_of_matches(parsed, self.searcher) != len(hits):
+            return f"{matching} match, {hits} are found for {text[:200]!r}"
+        if chance.random() < SNIPPETS_SHARE:
+            for row, found in zip(ROWS.to_pylist(), snippets(parsed, ROWS).to_pylist(), strict=True):
+                if any(found[name] and re.sub("</?b>", "", found[name]) not in row[name] for name in found):
+                    return f"{found} for {text[:200]!r}"
         return None
 
 

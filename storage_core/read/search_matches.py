@@ -1,0 +1,176 @@
+"""All rows that match a question, without scores: what is counted, or ordered by a column.
+
+Rows are named by the source that they are in, as those of a search are, and found exactly however index and merge lag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pyroaring import BitMap
+
+from storage_core.errors import InvalidInput
+from storage_core.index import fulltext
+from storage_core.index.cache import SegmentCache
+from storage_core.index.coverage import Coverage
+from storage_core.index.fulltext import Hit
+from storage_core.index.text_composed import Searcher
+from storage_core.index.text_matches import BLOCK_ROWS, matches, number_of_matches
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.overlay import Overlay, take_apart
+from storage_core.read.predicate import Predicate
+from storage_core.read.search_attempts import attempted
+from storage_core.read.search_filter import RowFilter
+from storage_core.read.search_kept import Kept
+from storage_core.read.search_live import Live
+from storage_core.read.search_question import index_for, question
+from storage_core.read.search_sources import sources
+from storage_core.settings.index import IndexDefinition
+
+if TYPE_CHECKING:
+    from storage_core.read.predicate import Filter
+    from storage_core.region.unmerged import Unmerged
+    from storage_core.settings.query import QueryLimits
+
+_AT_ONCE = 4
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """What is searched, as of `search`: the rows of a snapshot and of what is not merged into it that meet a filter."""
+
+    store: ObjectStore
+    snapshot: Snapshot
+    unmerged: Sequence[Unmerged] = ()
+    filter: Filter | None = None
+    limits: QueryLimits | None = None
+    cache_dir: Path | None = None
+    kept: Kept = field(default_factory=Kept)
+
+    def answer(self, query: Query, of: Callable[[Matches], _Answer]) -> _Answer:
+        """Return what `of` returns for the matches, called again where a segment turns out to be unusable.
+
+        Requests: those of `overlay.take_apart`, and what `Matches` makes. Raises as `search` does.
+        """
+        footers = self.kept.verified.footers
+        overlay = take_apart(self.store, self.snapshot, self.unmerged, footers=footers)
+
+        def attempt(covered: Coverage, cached: SegmentCache) -> _Answer:
+            own = Matches(self, query, overlay, covered=covered, cached=cached)
+            found = of(own)
+            own.require_sound()
+            return found
+
+        return attempted(attempt, self.snapshot, query.definition, kept=self.kept, cache_dir=self.cache_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What rows match: a full-text query, or a condition on columns with bitmaps."""
+
+    definition: IndexDefinition
+    parsed: fulltext.TextQuery | Predicate
+
+    @staticmethod
+    def of(snapshot: Snapshot, query: object, *, index: str | None, syntax: object = fulltext.LENIENT) -> Query:
+        """Return what is asked of an index that takes a query. Raises `InvalidInput`, `NotFound`."""
+        definition = index_for(snapshot, index, by_vector=False)
+        parsed = question(definition, snapshot, query=query, vector=None, syntax=syntax, boosts=None, nprobe=None)
+        if not isinstance(parsed, fulltext.TextQuery | Predicate):
+            raise InvalidInput(f"index {definition.name!r} takes a vector, which ranks rows; no row is a match")
+        return Query(definition, parsed)
+
+
+class Matches:
+    """The live rows that match a query and meet the filter, by their `sources`."""
+
+    def __init__(
+        self, searched: Searched, query: Query, overlay: Overlay, *, covered: Coverage, cached: SegmentCache
+    ) -> None:
+        """Look at no row yet."""
+        self.searched, self.overlay, self.covered, self.cached = searched, overlay, covered, cached
+        self._query = query
+        store, snapshot, kept = searched.store, searched.snapshot, searched.kept
+        self.sources = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
+        parts, wanted = kept.verified.bitmaps, None
+        if searched.filter is not None:
+            wanted = RowFilter(store, snapshot, searched.filter, limits=searched.limits, parts=parts)
+        self._live = Live(self.sources, wanted)
+        self._deleted: dict[int, BitMap] = {}
+
+    def rows(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, BitMap]]:
+        """Yield matching rows of the sources with these numbers, or of all, each source in one piece or several.
+
+        Requests: one GET per source whose segment is not cached; per source with matches those of its deleted rows,
+        and those of the filter's columns of these rows, where bitmap indexes do not answer it.
+        """
+        every = range(len(self.sources)) if numbers is None else numbers
+        held, count = dict[int, BitMap](), 0
+        for source, found in self._found([each for each in every if not self._live.excludes(each)]):
+            held[source] = held[source] | found if source in held else found
+            count += len(found)
+            if count >= BLOCK_ROWS:
+                yield from self._of_live(held)
+                held, count = {}, 0
+        yield from self._of_live(held)
+
+    def number(self) -> int:
+        """Return how many rows match. Where none can be hidden, they are not looked at one by one."""
+        parsed = self._query.parsed
+        if isinstance(parsed, fulltext.TextQuery) and self._is_whole():
+            with self._searcher(range(len(self.sources))) as searcher:
+                return number_of_matches(parsed, searcher)
+        return sum(len(rows) for _, rows in self.rows())
+
+    def require_sound(self) -> None:
+        """Raise `InvalidInput` for a filter that cannot be evaluated."""
+        self._live.require_sound()
+
+    def _searcher(self, numbers: Sequence[int]) -> AbstractContextManager[Searcher]:
+        parts = [self.sources[each] for each in numbers]
+        return self.searched.kept.searchers.searcher(self._query.definition, parts, self.cached.root)
+
+    def _found(self, numbers: Sequence[int]) -> Iterator[tuple[int, BitMap]]:
+        """Matching rows, also those that are no answer, in pieces of which one is at hand."""
+        parsed = self._query.parsed
+        if isinstance(parsed, fulltext.TextQuery):
+            with self._searcher(numbers) as searcher:
+                for place, found in matches(parsed, searcher):
+                    yield numbers[place], found
+            return
+        each_found = prefetch(lambda each: self.sources[each].matching(parsed), numbers, _AT_ONCE)
+        for source, found in zip(numbers, each_found, strict=True):
+            for start in range(0, len(found), BLOCK_ROWS):
+                yield source, found[start : start + BLOCK_ROWS]
+
+    def _of_live(self, found: Mapping[int, BitMap]) -> Iterator[tuple[int, BitMap]]:
+        left = self._filtered(found) if self._live.is_filtered else self._without_deleted(found)
+        return ((source, rows) for source, rows in left.items() if rows)
+
+    def _filtered(self, found: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
+        left: dict[int, BitMap] = {}
+        for hit in self._live([Hit(source, row, 0.0) for source, rows in found.items() for row in rows]):
+            left.setdefault(hit.source, BitMap()).add(hit.row)
+        return left
+
+    def _without_deleted(self, found: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
+        unknown = [each for each in found if each not in self._deleted]
+        deleted = prefetch(lambda each: self.sources[each].deleted(), unknown, _AT_ONCE)
+        self._deleted.update(zip(unknown, deleted, strict=True))
+        return {source: rows - self._deleted[source] for source, rows in found.items()}
+
+    def _is_whole(self) -> bool:
+        """Whether every row of every source is to be found."""
+        if self._live.is_filtered or self.overlay.deletes.num_rows:
+            return False
+        if any(add.deleted_rows is not None for add in self.searched.snapshot.splits.marked()):
+            return False
+        return not any(prefetch(lambda each: each.deleted(), self.sources, _AT_ONCE))

@@ -1,0 +1,191 @@
+"""Rows that match a question in the order of a column, such as the newest first, instead of by score.
+
+The log knows bounds of the column in each split. What may hold the first rows is searched first, and what lies behind
+all rows of the answer is not: neither its segments are opened, nor its rows read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
+from storage_core.index.fulltext import LENIENT
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.search_matches import Matches, Query, Searched
+from storage_core.read.search_order import codes_of, tie_columns
+from storage_core.read.search_question import page
+from storage_core.read.search_source import Source
+from storage_core.rows.codes import codes
+from storage_core.rows.keys import pack, sorted_order
+from storage_core.rows.sortable import bound_keys, sortable
+
+_AT_ONCE: Final = 4
+_MOST_SOURCES: Final = 16
+_SPARE_ROWS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order of a column: greatest values first where it is `descending`, else least; nulls last."""
+
+    column: str
+    descending: bool = True
+
+    @staticmethod
+    def of(column: object, descending: object, **of_scores: object) -> Order:
+        """Return the order that is wanted. Raises `InvalidInput` for none, and beside what is of scores only."""
+        if not isinstance(descending, bool):
+            raise InvalidInput(f"descending is {quoted(descending)}; it is true or false")
+        if not isinstance(column, str):
+            raise InvalidInput(f"order_by is {quoted(column)}; give the name of a column, and `descending` beside it")
+        if given := [name for name, value in of_scores.items() if value is not None]:
+            raise InvalidInput(f"order_by leaves scores out, and {given[0]} is of scores; give one of the two")
+        return Order(column, descending)
+
+    def require_known(self, schema: pa.Schema) -> None:
+        """Raise `InvalidInput` for a column that is not there, or has no order."""
+        if self.column not in schema.names:
+            raise InvalidInput(f"order_by is {quoted(self.column)}; it is one of the columns {', '.join(schema.names)}")
+        if pa.types.is_nested(kind := schema.field(self.column).type):
+            raise InvalidInput(f"order_by is {self.column!r}, which is {kind}: its values have no order")
+
+
+def search_ordered(
+    searched: Searched,
+    query: object,
+    order: Order,
+    columns: Sequence[str] | None = None,
+    *,
+    index: str | None = None,
+    syntax: object = LENIENT,
+    limit: object = 10,
+    offset: object = 0,
+) -> pa.Table:
+    """Return `limit` rows that match, behind the first `offset`, in the order of a column; without a score.
+
+    Rows with equal values come as rows with equal scores do (`search_order`), so pages of one version neither overlap
+    nor leave a row out. Requests: those of `Matches.rows`, and of the rows that may be in the answer; none of sources
+    whose bounds in the log are behind it. Integers, decimals, dates and timestamps have bounds. Raises `InvalidInput`
+    for a column that has no order, and as `search` does.
+    """
+    snapshot = searched.snapshot
+    order.require_known(snapshot.schema)
+    wanted, (first, after) = Query.of(snapshot, query, index=index, syntax=syntax), page(limit, offset)
+    names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
+
+    def answer(matches: Matches) -> pa.Table:
+        rows = _First(snapshot, order, first + after, names)
+        _add_first(matches, rows)
+        return rows.answer(names).slice(after)
+
+    return searched.answer(wanted, answer)
+
+
+class _First:
+    """The first so many of the rows that it is given, in the order of a column; memory is that of twice as many."""
+
+    def __init__(self, snapshot: Snapshot, order: Order, limit: int, columns: Collection[str]) -> None:
+        self.by, self.descending, self.limit = order.column, order.descending, limit
+        self._ties = tie_columns(snapshot)
+        wanted = {self.by, *columns, *self._ties}
+        schema = pa.schema([each for each in snapshot.schema if each.name in wanted])
+        self.columns: Sequence[str] = tuple(schema.names)
+        self._type = schema.field(self.by).type
+        self._rows = schema.empty_table()
+        self._is_trimmed = True
+
+    def add(self, rows: pa.Table) -> None:
+        self._rows, self._is_trimmed = pa.concat_tables([self._rows, rows]), False
+        if self._rows.num_rows > 2 * self.limit + _SPARE_ROWS:
+            self._trim()
+
+    def answer(self, columns: Sequence[str]) -> pa.Table:
+        self._trim()
+        return self._rows.select(list(columns))
+
+    def bound(self, source: Source, bounds: Mapping[str, Any]) -> Any:
+        """The key that no row of a source comes before; None where that is unknown."""
+        known = [bounds[split] for split in source.splits]
+        return None if not known or None in known else (max if self.descending else min)(known)
+
+    def excludes(self, bound: Any) -> bool:
+        """Whether no row is among the first whose value does not come before this key."""
+        if bound is None or self._rows.num_rows < self.limit:
+            return False
+        last = sortable(self._last().combine_chunks())[0].as_py()
+        return last is not None and bool(last > bound if self.descending else last < bound)
+
+    def contenders(self, values: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Return which rows with these values may be among the first."""
+        last = self._last() if self._rows.num_rows >= self.limit else values.slice(0, 0)
+        coded = codes(pa.chunked_array([*last.chunks, *values.chunks], self._type), descending=self.descending).values
+        own = coded[len(last) :]
+        reached = [coded[0]] if len(last) else []
+        if len(own) > self.limit:
+            reached.append(np.partition(own, self.limit - 1)[self.limit - 1])
+        return own <= min(reached) if reached else np.ones(len(own), np.bool_)
+
+    def _last(self) -> pa.ChunkedArray:
+        self._trim()
+        return self._rows.column(self.by).slice(self.limit - 1, 1)
+
+    def _trim(self) -> None:
+        if self._is_trimmed:
+            return
+        coded = [codes(self._rows.column(self.by), descending=self.descending)]
+        coded += [codes_of(self._rows.column(name)) for name in self._ties]
+        self._rows = self._rows.take(pa.array(sorted_order(pack(coded, self._rows.num_rows))[: self.limit]))
+        self._is_trimmed = True
+
+
+def _add_first(matches: Matches, first: _First) -> None:
+    """Search the sources in the order of their bounds, more and more at a time, until the next lie behind the rows."""
+    splits = {split for source in matches.sources for split in source.splits}
+    bounds = _bounds(matches.searched.snapshot, first, splits)
+    known = [first.bound(source, bounds) for source in matches.sources]
+    without = [number for number, bound in enumerate(known) if bound is None]
+    ordered = sorted((number for number in range(len(known)) if known[number] is not None), key=known.__getitem__)
+    ordered = ordered[::-1] if first.descending else ordered
+    if without:
+        _add(matches, first, without)
+    at_once = 1
+    while ordered and not first.excludes(known[ordered[0]]):
+        group, ordered = ordered[:at_once], ordered[at_once:]
+        _add(matches, first, group)
+        at_once = min(2 * at_once, _MOST_SOURCES)
+
+
+def _bounds(snapshot: Snapshot, first: _First, splits: Collection[str]) -> Mapping[str, Any]:
+    """By split the key that no row of it comes before; None where the log does not tell."""
+    kind, adds = snapshot.schema.field(first.by).type, [snapshot.splits[each] for each in splits]
+    if not any(is_kind(kind) for is_kind in _BOUNDED):
+        return dict.fromkeys(splits)
+    known = [(add.maxValues if first.descending else add.minValues) or {} for add in adds]
+    keys = bound_keys(pa.array([each.get(first.by) for each in known], pa.string()), kind)
+    return dict(zip(splits, keys.to_pylist(), strict=True))
+
+
+# Bounds of floats do not tell of NaN, which is the greatest; those of texts are long before they differ.
+_BOUNDED = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
+
+
+def _add(matches: Matches, first: _First, numbers: Sequence[int]) -> None:
+    """Give the rows that match in some sources: of a piece its values of the column, then rows that may be wanted."""
+
+    def values(piece: tuple[int, BitMap]) -> tuple[int, Sequence[int], pa.ChunkedArray]:
+        source, rows = piece
+        found: Sequence[int] = rows.to_array().tolist()
+        return source, found, matches.sources[source].take(found, [first.by]).column(first.by)
+
+    for source, rows, own in prefetch(values, matches.rows(numbers), _AT_ONCE):
+        wanted = np.flatnonzero(first.contenders(own)).tolist()
+        if wanted:
+            first.add(matches.sources[source].take([rows[each] for each in wanted], first.columns))

@@ -1,0 +1,212 @@
+"""Counts, facets, orders and snippets of a search are those of the rows of a scan, at any lag of index and merge."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage_core.index import catch_up
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.read.predicate import Filter, col
+from storage_core.read.search_matches import Searched
+from storage_core.read.search_ordered import Order, search_ordered
+from storage_core.region.options import WriterOptions
+from storage_core.region.unmerged import capture
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
+from tests.support.indexed_table import SCHEMA, TAG_VALUES, TAGS, TEXT, WORDS, IndexedTable
+from tests.support.keyed_table import KeyedTable
+from tests.support.matches import Row, in_order, judge, judge_snippets
+from tests.support.scale import scaled
+
+_names = itertools.count()
+TIES = ("at", "id", "tag", "words")
+FILTERS: list[tuple[Filter | None, Any]] = [
+    (None, lambda _: True),
+    (col("id") < 6, lambda row: row["id"] < 6),
+    (col("tag") == "x", lambda row: row["tag"] == "x"),
+    ((col("tag").is_null()) | (col("id") >= 4), lambda row: row["tag"] is None or row["id"] >= 4),
+    (col("id") < 0, lambda _: False),
+]
+QUERIES: list[tuple[str, str, Any, tuple[str, ...]]] = [
+    ("text", "ebb tide", lambda row: {"ebb", "tide"} & words_of(row), ("ebb", "tide")),
+    ("text", "NOT flood", lambda row: "flood" not in words_of(row), ()),
+    ("text", "fl* OR tida~1", lambda row: {"flood", "tide"} & words_of(row), ("flood", "tide")),
+    ("text", '"ebb flood"', lambda row: "ebb flood" in (row["words"] or ""), ("ebb", "flood")),
+    ("tags", "x,y", lambda row: row["tag"] in ("x", "y"), ()),
+    ("tags", '{"tag": {"is null": true}}', lambda row: row["tag"] is None, ()),
+]
+two_queries = st.sets(st.sampled_from(range(len(QUERIES))), min_size=2, max_size=2)
+texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(" ".join) | st.none()
+added = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(TAG_VALUES), texts), min_size=1, max_size=6)
+steps = st.lists(
+    st.tuples(st.just("append"), added)
+    | st.tuples(st.just("delete"), st.integers(2, 4))
+    | st.tuples(st.just("catch up"), st.sampled_from([("text",), ("tags",), ("text", "tags")]))
+    | st.tuples(st.sampled_from(["compact", "compact alone"]), st.none()),
+    min_size=1,
+    max_size=7,
+)
+
+
+def words_of(row: Row) -> set[str]:
+    return {*(row["words"] or "").split()}
+
+
+def _append(table: IndexedTable, given: Any, numbers: Iterator[int]) -> None:
+    """Add rows of which many have the same time as others, also of other splits."""
+    made = []
+    for hour, tag, words in given:
+        number = next(numbers)
+        at = dt.datetime.fromtimestamp(3600 * hour + number % 2, dt.UTC)
+        made.append({"at": at, "id": number % 9, "tag": tag, "words": words})
+    table.add(pa.Table.from_pylist(made, schema=SCHEMA))
+
+
+def _take(table: IndexedTable, step: str, given: Any, numbers: Iterator[int]) -> None:
+    match step:
+        case "append":
+            _append(table, given, numbers)
+        case "delete":
+            if live := {path: range(0, add.numRecords or 0, given) for path, add in table.snapshot.splits.items()}:
+                table.delete(live)
+        case "catch up":
+            table.catch_up(*given)
+        case "compact":
+            table.compact()
+        case _:
+            table.compact_alone()
+
+
+@settings(max_examples=scaled(12), deadline=None)
+@given(
+    first=added,
+    taken=steps,
+    filters=st.sampled_from(FILTERS),
+    queries=two_queries,
+)
+def test_of_rows_that_move_and_are_indexed_and_deleted(
+    first: Any, taken: list[tuple[str, Any]], filters: Any, queries: set[int]
+) -> None:
+    table, numbers = IndexedTable(), itertools.count()
+    _append(table, first, numbers)
+    for step, given_value in taken:
+        _take(table, step, given_value, numbers)
+    condition, meets = filters
+    searched = Searched(store=table.store, snapshot=table.snapshot, filter=condition)
+    rows = [row for row in table.rows(table.snapshot) if meets(row)]
+    for index, query, matches, words in (QUERIES[each] for each in sorted(queries)):
+        judge(searched, rows, query=query, index=index, matches=matches, facet="tag", ties=TIES)
+        if index == "text":
+            judge_snippets(searched, "words", query, words, index=index)
+
+
+overlapping = st.lists(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.sampled_from("xxy")), min_size=1, max_size=4),
+    min_size=3,
+    max_size=7,
+)
+
+
+@settings(max_examples=scaled(25), deadline=None)
+@given(batches=overlapping, indexed=st.integers(0, 7), limit=st.integers(1, 5), offset=st.integers(0, 3))
+def test_of_splits_whose_values_overlap_the_first_rows_are_found(
+    batches: list[list[tuple[int, int, str]]], indexed: int, limit: int, offset: int
+) -> None:
+    table, numbers = IndexedTable(), itertools.count()
+    for place, batch in enumerate(batches):
+        times = [dt.datetime.fromtimestamp(seconds, dt.UTC) for seconds, _, _ in batch]
+        ids = [each * 100 + next(numbers) % 2 for _, each, _ in batch]
+        tags = [tag for _, _, tag in batch]
+        table.add(pa.table([times, ids, tags, ["ebb" for _ in batch]], schema=SCHEMA))
+        if place == indexed:
+            table.catch_up()
+    searched = Searched(store=table.store, snapshot=table.snapshot)
+    rows = [row for row in table.rows(table.snapshot) if row["tag"] == "x"]
+    for column in ("at", "id"):
+        for descending in (True, False):
+            expected = in_order(rows, column, TIES, descending=descending)[offset : offset + limit]
+            order = Order(column, descending)
+            found = search_ordered(searched, "x", order, index="tags", limit=limit, offset=offset)
+            assert found.to_pylist() == expected
+
+
+KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False)] + [(name, pa.string()) for name in ("tag", "words")])
+CONFIG = TableConfig(primary_key=("id",), indexes=(TEXT, TAGS))
+fields = st.fixed_dictionaries({}, optional={"tag": st.sampled_from(TAG_VALUES), "words": texts})
+written = st.lists(
+    st.tuples(st.sampled_from(["put", "patch", "reset", "delete"]), st.integers(0, 5), fields)
+    | st.sampled_from([("flush",), ("merge",), ("index",)]),
+    min_size=4,
+    max_size=14,
+)
+
+
+class Written:
+    """A keyed table beside dictionaries of what each level has to see."""
+
+    def __init__(self, definitions: tuple[IndexDefinition, ...] = (TEXT, TAGS)) -> None:
+        self.table = KeyedTable(MemoryStore(f"matches-{next(_names)}")).create(KEYED, CONFIG)
+        self.writer = self.table.writer(WriterOptions(segment_rows=3))
+        self.definitions = definitions
+        self.seen: dict[str, dict[int, dict[str, Any]]] = {"snapshot": {}, "committed": {}, "latest": {}}
+
+    def take(self, step: tuple[Any, ...]) -> None:
+        match step:
+            case ("flush",):
+                self.writer.flush()
+                self.seen["committed"] = dict(self.seen["latest"])
+            case ("merge",):
+                self.table.merge()
+                self.seen["snapshot"] = dict(self.seen["committed"])
+            case ("index",):
+                self._index()
+            case (operation, key, given_fields):
+                self._write(operation, key, given_fields)
+
+    def _index(self) -> None:
+        snapshot = self.table.log.snapshot()
+        plans = [catch_up.plan(snapshot, each.name) for each in self.definitions]
+        built = [catch_up.execute(self.table.store, work, ids=self.table.ids) for plan in plans for work in plan.work]
+        if actions := catch_up.actions_of(plans, built):
+            self.table.log.commit(snapshot, actions, operation="CATCH UP")
+
+    def _write(self, operation: str, key: int, given_fields: dict[str, Any]) -> None:
+        latest, row = self.seen["latest"], {"id": key}
+        if operation == "delete":
+            self.writer.delete((key,))
+            latest.pop(key, None)
+            return
+        getattr(self.writer, operation)({**row, **given_fields})
+        before = latest.get(key, {}) if operation == "patch" else {}
+        latest[key] = {**row, "tag": None, "words": None, **before, **given_fields}
+
+    def searched(self, level: str, condition: Filter | None) -> Searched:
+        snapshot, store = self.table.log.snapshot(), self.table.store
+        parts = () if level == "snapshot" else capture(store, snapshot, include_wal=level == "latest").parts(snapshot)
+        return Searched(store=store, snapshot=snapshot, unmerged=parts, filter=condition)
+
+
+@pytest.mark.parametrize("level", ["snapshot", "committed", "latest"])
+@settings(max_examples=scaled(8), deadline=None)
+@given(taken=written, filters=st.sampled_from(FILTERS), queries=two_queries)
+def test_of_rows_that_are_written_over_and_merged(
+    level: str, taken: list[tuple[Any, ...]], filters: Any, queries: set[int]
+) -> None:
+    table = Written()
+    for step in taken:
+        table.take(step)
+    condition, meets = filters
+    searched = table.searched(level, condition)
+    rows = [row for row in table.seen[level].values() if meets(row)]
+    for index, query, matches, words in (QUERIES[each] for each in sorted(queries)):
+        judge(searched, rows, query=query, index=index, matches=matches, facet="tag", ties=("id",))
+        if index == "text":
+            judge_snippets(searched, "words", query, words, index=index)
