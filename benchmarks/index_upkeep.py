@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from benchmarks.metrics import Metric, command
 from benchmarks.peers import NotMeasuredError, lance_python, printed
 from storage_core.log.actions import RemoveIndexSegment
-from tests.chaos.upkeep import catch_up, compact
+from tests.support.upkeep import catch_up, compact
 from tidemark import Table
 
 Size = tuple[int, int, int]

@@ -15,9 +15,9 @@ import pytest
 from storage_core.objectstore.contract import Overwrite
 from storage_core.read import bitmap_pruning
 from storage_core.split import row_groups
-from tests.chaos.upkeep import catch_up, compact
 from tests.support.deleted_rows import delete_where
 from tests.support.s3_server import S3Server
+from tests.support.upkeep import catch_up, compact
 from tidemark import Table
 
 ROWS, SPLITS = 6_000, 4

@@ -17,9 +17,9 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.read import search_base
 from storage_core.split import row_groups
-from tests.chaos.upkeep import catch_up
 from tests.support.keyed_table import KeyedTable
 from tests.support.region_copies import drop_copies
+from tests.support.upkeep import catch_up
 from tests.support.waves import Waves, WavesStore
 from tidemark import Table
 

@@ -25,10 +25,10 @@ from storage_core.read.overlay import Overlay
 from storage_core.read.search_filter import RowFilter
 from storage_core.rows.vectors import vector_type
 from storage_core.table import Table
-from tests.chaos.upkeep import catch_up
 from tests.support.brute_fusion import by_prefixes, by_vector, fused
 from tests.support.damage import Damage, damage
 from tests.support.deleted_rows import delete_where
+from tests.support.upkeep import catch_up
 
 SCHEMA = pa.schema([
     pa.field("id", pa.int64(), nullable=False),

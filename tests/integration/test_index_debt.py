@@ -16,8 +16,8 @@ from storage_core.declaration import TableDeclaration, load
 from storage_core.index import merging
 from storage_core.index.debt import debt
 from storage_core.read.recall import Recall
-from tests.chaos.upkeep import catch_up
 from tests.support.indexed_table import IndexedTable
+from tests.support.upkeep import catch_up
 from tidemark import Table
 
 DECLARED = """

@@ -19,9 +19,9 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.search_facets import search_facets
 from storage_core.read.search_matches import Query, Searched
 from storage_core.read.search_ordered import Order, search_ordered
-from tests.chaos.upkeep import catch_up
 from tests.support.deleted_rows import delete_where
 from tests.support.indexed_table import IndexedTable
+from tests.support.upkeep import catch_up
 from tidemark import Table
 
 HOURS, ROWS = 12, 40

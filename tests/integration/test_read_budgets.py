@@ -25,9 +25,9 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.read import search_base, search_ranged
 from storage_core.rows.vectors import Floats, vector_type
 from storage_core.split import row_groups
-from tests.chaos.upkeep import catch_up
 from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import Front, S3Server
+from tests.support.upkeep import catch_up
 from tests.support.waves import WavesStore
 from tidemark import Table
 

@@ -12,7 +12,7 @@ import pytest
 
 from storage_core.split import pages
 from storage_core.split.encodings import ROWS_PER_PAGE
-from tests.chaos.upkeep import catch_up
+from tests.support.upkeep import catch_up
 from tidemark import Table
 
 ROWS, SPLITS = 20_000, 3

@@ -18,9 +18,9 @@ from storage_core.objectstore.contract import Blob, IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read import search_base
 from storage_core.split.opened import Piece
-from tests.chaos.upkeep import catch_up
 from tests.support.deleted_rows import delete_where
 from tests.support.s3_server import S3Server
+from tests.support.upkeep import catch_up
 from tidemark import Table
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])

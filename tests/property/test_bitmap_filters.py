@@ -21,9 +21,9 @@ from storage_core.engine.session import session
 from storage_core.index.coverage import answering, coverage
 from storage_core.read import bitmap_pruning
 from storage_core.split import row_groups
-from tests.chaos.upkeep import catch_up, compact
 from tests.support.deleted_rows import delete_where
 from tests.support.scale import scaled
+from tests.support.upkeep import catch_up, compact
 from tidemark import Table, col
 
 NOON = dt.datetime(2024, 5, 17, 12, tzinfo=dt.UTC)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.read.predicate import Filter
-from tests.chaos.upkeep import catch_up
 from tests.support.deleted_rows import delete_where
 from tests.support.scale import scaled
+from tests.support.upkeep import catch_up
 from tidemark import Table, col
 
 SCHEMA = pa.schema([

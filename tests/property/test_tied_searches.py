@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.chaos.upkeep import catch_up, merge
 from tests.support.deleted_rows import delete_where
 from tests.support.scale import scaled
+from tests.support.upkeep import catch_up, merge
 from tidemark import Table
 
 FIELDS = {
