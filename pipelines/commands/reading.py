@@ -144,7 +144,12 @@ def search(
     All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
     if count or facet is not None:
-        of_rows = {"--vector": vector, "--offset": offset, "--nprobe": nprobe, "--order-by": order_by}
+        of_rows: dict[str, object] = {
+            "--vector": vector,
+            "--offset": offset,
+            "--nprobe": nprobe,
+            "--order-by": order_by,
+        }
         of_rows |= {"--boost": boost, "--weight": weight, "--fusion": None if fusion == "rrf" else fusion}
         of_rows |= {"--ascending": ascending, "--snippets": snippets, "--columns": columns}
         asking = Asking(query, _one_index(index), filter_, syntax, at, consistency or "snapshot")

@@ -24,10 +24,10 @@ import pyarrow as pa
 from storage_core.region.options import WriterOptions
 from storage_core.region.writer import RegionWriter
 from storage_core.table import Table
-from tests.chaos import upkeep
 from tests.chaos.board import Board
 from tests.chaos.journal import DONE, Journal
 from tests.chaos.register import tag_of
+from tests.support import upkeep
 
 KEYS = [f"k{number}" for number in range(6)]
 TAGS = ["t0", "t1", "t2"]

@@ -38,9 +38,9 @@ from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.table import Table
-from tests.chaos import upkeep
 from tests.chaos.board import now_ms
 from tests.chaos.model import COLUMNS, WHOLE, AppendModel, KeyedModel, Record, Row, bag, frozen
+from tests.support import upkeep
 
 SCHEMA = pa.schema(
     [

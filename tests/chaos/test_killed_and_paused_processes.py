@@ -26,13 +26,13 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
-from tests.chaos import upkeep
 from tests.chaos.board import Board, now_ms
 from tests.chaos.crew import Crew
 from tests.chaos.history import History
 from tests.chaos.journal import Journal
 from tests.chaos.processes import EVENTS, HOUR_S, ITEMS, Requested, Task, ids_of_events, rows_of_items
 from tests.chaos.proxy import Proxy
+from tests.support import upkeep
 from tests.support.s3_server import S3Server
 from tests.support.scale import scaled
 

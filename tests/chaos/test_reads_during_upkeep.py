@@ -18,7 +18,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.resolve import open_store
 from storage_core.settings.table import TableConfig
 from storage_core.split import read, row_groups
-from tests.chaos import upkeep
+from tests.support import upkeep
 from tests.support.elsewhere import open_elsewhere
 from tests.support.scale import scaled
 from tidemark import Table

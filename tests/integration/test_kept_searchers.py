@@ -21,7 +21,7 @@ from storage_core.index.text_composed import Searcher, open_searcher
 from storage_core.objectstore.contract import Overwrite
 from storage_core.read.search_kept import Kept
 from storage_core.split.kept_values import KeptValues
-from tests.chaos import upkeep
+from tests.support import upkeep
 from tests.support.deleted_rows import delete_where
 from tidemark import Table
 

@@ -27,7 +27,7 @@ from storage_core.read.search import search
 from storage_core.rows.vectors import vector_type
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.read import read_split
-from tests.chaos import upkeep
+from tests.support import upkeep
 from tests.support.indexed_table import CONFIG, SCHEMA, TAG_VALUES, TAGS, TEXT, IndexedTable, watermarks
 from tidemark import Table
 

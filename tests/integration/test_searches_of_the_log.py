@@ -17,7 +17,7 @@ from storage_core.errors import InvalidInput
 from storage_core.read.log_runs import LEAST_RATIO, LoggedRows, LogRuns
 from storage_core.region.options import WriterOptions
 from storage_core.region.router import TableWriter
-from tests.chaos import upkeep
+from tests.support import upkeep
 from tidemark import Table
 
 PLACE = pa.field("place", pa.list_(pa.float32(), 2))

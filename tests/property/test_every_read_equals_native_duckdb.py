@@ -27,8 +27,8 @@ from storage_core.engine.session import session
 from storage_core.read import late_materialization
 from storage_core.region.router import TableWriter
 from storage_core.split import read, row_groups
-from tests.chaos import upkeep
 from tests.integration.cache_reader import DAMAGES
+from tests.support import upkeep
 from tests.support.elsewhere import open_elsewhere
 from tests.support.s3_server import S3Server
 from tests.support.scale import scaled
