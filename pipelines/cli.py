@@ -30,6 +30,7 @@ from pipelines.commands import (
     quarantine,
     raw,
     reading,
+    searching,
     simulating,
     unmerged,
     upkeep,
@@ -61,8 +62,8 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Versions": {"changes": versions.changes, "restore": versions.restore, "tag": versions.tag},
     "Questions": {
         "sql": reading.sql,
-        "search": reading.search,
-        "recall": reading.recall,
+        "search": searching.search,
+        "recall": searching.recall,
         "get": reading.get,
         "explain": reading.explain,
     },

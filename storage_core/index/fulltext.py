@@ -53,10 +53,7 @@ class Hit(NamedTuple):
 
 
 def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
-    """Return only when the index can be built over tables of `schema`; raises `InvalidInput`.
-
-    Columns must be strings. The options are those of `text_tokenizers`.
-    """
+    """Return only when the index can be built over texts of `schema`; raises `InvalidInput`."""
     for column in definition.columns:
         if column == ROW_FIELD:
             raise InvalidInput(f"index {definition.name!r}: the column name {ROW_FIELD!r} is reserved; rename it")
