@@ -56,6 +56,17 @@ class Moves:
         gone, and what `part_of` raises.
         """
         translations = self.answering.translations
+        whole = [
+            (segment, member)
+            for segment in self.answering.segments
+            for member in members(segment)
+            if member.split == self.add.path and member.origins is None
+        ]
+        if whole:  # then it is the only one
+            [(segment, member)] = whole
+            met = matching[segment.path]
+            every = BitMap(range(member.start, member.start + member.rows))
+            return Left((every if met is None else met & every).shift(-member.start), is_told=True)
         maps = dict(zip(translations, all_of(self._map, translations, _AT_ONCE), strict=True))
         parts, leading = once(part_of), {self.add.path, *(split for each in translations for split in each.inputs)}
         for segment in self.answering.segments:  # before the lock is taken

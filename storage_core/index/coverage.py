@@ -8,7 +8,7 @@ a row, that over the nearest split does, over all of it before over a part, then
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from storage_core.index.segments import DEFINITION, fingerprint_of
@@ -58,7 +58,8 @@ def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collec
     `without` are paths of segments and translations that are not to be used. A usable segment was built under
     `definition`, and has as many rows as its split, or as the part of it.
     """
-    traces = _Traces.of(snapshot, definition, snapshot.splits.values(), without)
+    rows = {add.path: add.numRecords or 0 for add in snapshot.splits.values()}
+    traces = _Traces.of(snapshot, definition, rows, without)
     for path in sorted(snapshot.splits):
         traces.follow(path)
     own = (path for path, segment in snapshot.segments.items() if segment.index == definition.name)
@@ -106,13 +107,17 @@ def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
         is_current = segment.details.get(DEFINITION) == fingerprint
         if segment.index == definition.name and is_current and is_over_one_split(segment):
             whole[segment.covers[0]].append(segment)
-    traces = _Traces.of(snapshot, definition, ())
+    # What merged segments say of splits is taken for true until one is asked about: that takes no manifest.
+    merged = [each for each in snapshot.segments.values() if each.coveredRows and each.index == definition.name]
+    claimed = {each.split: each.rows for one in merged for each in members(one) if each.origins is None}
+    traces = _Traces.of(snapshot, definition, claimed)
 
     def of(add: Add) -> Answering | None:
         own = next((each for each in whole.get(add.path, ()) if each.numRecords == (add.numRecords or 0)), None)
         if own is not None:
             return Answering((own,))
-        if add.path not in traces.into and add.path not in traces.nearest.whole:
+        held = traces.nearest.whole.get(add.path)
+        if (add.path not in traces.into) if held is None else (held.member.rows != (add.numRecords or 0)):
             return None
         traced = traces.again()
         traced.follow(add.path)
@@ -202,15 +207,15 @@ class _Traces:
 
     @staticmethod
     def of(
-        snapshot: Snapshot, definition: IndexDefinition, splits: Iterable[Add], without: Collection[str] = ()
+        snapshot: Snapshot, definition: IndexDefinition, known: Mapping[str, int], without: Collection[str] = ()
     ) -> _Traces:
-        """Begin. Of other live splits than these only those are known that translations name."""
+        """Begin. Of live splits these have so many rows; of others only those are known that translations name."""
         translations = [each for path, each in snapshot.translations.items() if path not in without]
         rows: dict[str, int] = {}
         for translation in translations:
             rows |= dict(zip(translation.outputs, translation.outputRows, strict=True))
             rows |= dict(zip(translation.inputs, translation.inputRows, strict=True))
-        rows |= {add.path: add.numRecords or 0 for add in splits}
+        rows |= known
         fingerprint = fingerprint_of(definition)
         found = [
             each
@@ -250,7 +255,7 @@ class _Traces:
         """
         whole = self.nearest.whole.get(split)
         if whole is not None:
-            self._use(whole, way, self.rows[split], {split})
+            self._use(whole, way, whole.member.rows, {split})
             return
         for part in self.nearest.parts.get(split, ()):
             origins = frozenset(part.member.origins or ())

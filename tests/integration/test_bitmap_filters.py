@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from storage_core.index import merging
 from storage_core.objectstore.contract import Overwrite
 from storage_core.read import bitmap_pruning
 from storage_core.split import row_groups
@@ -164,6 +165,26 @@ def test_segments_of_what_was_compacted_leave_out_as_much_as_foretold(uri: str) 
     assert table.scan(filter=f"host = '{RARE}'").to_arrow().num_rows == 2
     hits = table.search("line", index="words", columns=["n"], limit=3, filter=f"host = '{RARE}'")
     assert sorted(hits.column("n").to_pylist()) == [2 * ROWS + 1_500, 2 * ROWS + 4_200]
+
+
+def test_merged_segments_leave_out_as_much_as_foretold(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "FACTOR", 2)
+    monkeypatch.setattr(bitmap_pruning, "PAYS", 0.5)
+    table = filled(f"{uri}-merged")
+    [segment] = [each for each in table.snapshot.segments.values() if each.index == "hosts"]
+    assert segment.coveredRows == (ROWS,) * SPLITS
+    for round_ in range(3):
+        plan = table.scan(filter=f"host = '{RARE}'").explain()
+        assert plan["t"].row_groups == 2, round_
+        requests, read = table.store.requests["get"], table.store.bytes_read
+        assert table.scan(filter=f"host = '{RARE}'").to_arrow().num_rows == 2
+        taken = (table.store.requests["get"] - requests, table.store.bytes_read - read)
+        assert taken == (plan.requests, plan.read_bytes)
+        assert table.sql(f"select n from t where host = '{RARE}' or host is null").num_rows == 3
+        table.append(batch(7 + round_))  # in part of what is compacted no row has a segment
+        compact(table)
+        catch_up(table)
+        table = Table.open(table.uri)
 
 
 def test_a_translation_that_is_damaged_is_a_warning_and_its_split_is_read(
