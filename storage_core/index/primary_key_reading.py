@@ -60,9 +60,9 @@ class KeyReading:
         ascending. Requests: see above, and one per translation. Raises `Corrupt`, `NotFound`, `Unsupported`.
         """
         found = {each.path: self._rows(each, hashes) for each in self.answering.segments}
-        if not self.answering.translations:
-            [rows] = found.values()
-            return rows
+        only = self.answering.segments[0]
+        if not self.answering.translations and only.origins is None:
+            return found[only.path]
         moves = Moves(self.store, self.add, self.answering, self.kept, self.kept.cached)
         matching = {path: BitMap(rows.astype(np.uint32)) for path, rows in found.items()}
         left = moves.left(matching, self._part_rows)
