@@ -23,6 +23,7 @@ from dagster import (
 )
 
 from assets.factory import asset_key, index_asset
+from assets.index_health import index_metadata
 from assets.launcher import Launcher, Report, typed_failures
 from assets.metadata import entries_in, json_value, mapping
 from assets.names import identifier
@@ -31,6 +32,8 @@ from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt
 from storage_core.index import catch_up
 from storage_core.region import merge
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.vector_options import VectorOptions
 from storage_core.table import Table, exists
 
 # The groups of invariants of docs/architecture/compaction.md, each a check.
@@ -47,13 +50,20 @@ AUDIT_ALL = "all"
 
 INDEX_COVERS_ALL = "covers_every_split"
 NO_GAP = "no_generation_missing"
+RECALL = "recall_at_least_floor"
 
 _MOST_SHOWN = 20
+_K = 10
 
 
 def build_table_checks(declaration: TableDeclaration) -> list[AssetChecksDefinition]:
-    """Return the checks of a table: compaction invariants, coverage of every index, generations without a gap."""
+    """Return the checks of a table: compaction invariants, coverage of every index, generations without a gap.
+
+    And of vectors the recall, where the index says how low it may be.
+    """
     indexes = [_index_check(declaration, index.name) for index in declaration.indexes]
+    floors = {each.name: _recall_floor(each.definition()) for each in declaration.indexes}
+    indexes += [_recall_check(declaration, name, floor) for name, floor in floors.items() if floor is not None]
     merged = [_merge_check(declaration)] if declaration.primary_key else []
     return [_audit_check(declaration), *indexes, *merged]
 
@@ -112,14 +122,47 @@ def _index_check(declaration: TableDeclaration, index: str) -> AssetChecksDefini
         with typed_failures():
             table = _open(declaration)
             missing = catch_up.plan(table.snapshot, index).work if table else ()
-            watermark = catch_up.watermark(table.snapshot, index) if table else 0
+            shown = index_metadata(table, index) if table else {}
         return AssetCheckResult(
             passed=not missing,
             severity=AssetCheckSeverity.WARN,
-            metadata={"splits_missing": len(missing), "watermark": watermark},
+            metadata={"splits_missing": len(missing), **shown},
         )
 
     return covers_every_split
+
+
+def _recall_floor(definition: IndexDefinition) -> float | None:
+    is_vector = definition.kind == "vector"
+    return VectorOptions.of(definition.name, definition.options).recall_floor if is_vector else None
+
+
+def _recall_check(declaration: TableDeclaration, index: str, floor: float) -> AssetChecksDefinition:
+    @asset_check(
+        asset=asset_key(declaration.name, index_asset(index)),
+        name=RECALL,
+        description=f"Searches find at least {floor:g} of the {_K} nearest rows, measured against all rows.",
+    )
+    def recall_at_least_floor() -> AssetCheckResult:
+        with typed_failures():
+            table = _open(declaration)
+            if table is None or table.snapshot.config.index(index) is None:  # the next catch-up declares it
+                return AssetCheckResult(passed=True, metadata={"recall_floor": floor})
+            found = table.recall(index, k=_K)
+        advice = f"run: tidemark catch-up {declaration.name} --retrain --index {index}"
+        return AssetCheckResult(
+            passed=found.recall >= floor,
+            description=None if found.recall >= floor else f"recall {found.recall:.3f} is below {floor:g}; {advice}",
+            metadata={
+                "recall": MetadataValue.float(found.recall),
+                "recall_floor": MetadataValue.float(floor),
+                "queries": found.queries,
+                "candidates": found.candidates,
+                "rows": found.rows,
+            },
+        )
+
+    return recall_at_least_floor
 
 
 def _merge_check(declaration: TableDeclaration) -> AssetChecksDefinition:

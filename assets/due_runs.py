@@ -238,8 +238,15 @@ def _catch_up(state: TableInputs) -> DueRuns:
     missing = {each.index: len(each.work) for each in plans if not each.empty}
     if not missing and not new:
         return DueRuns()
-    lacking = [f"{name} lacks {counted(count, 'split')}" for name, count in missing.items()]
-    work_key = " new ".join([_newest_split(table, EVERY_WINDOW), *new])
+    merged = {each.index for each in plans if each.merges}
+    lacking = [
+        f"{name} lacks {counted(count, 'split')}" for name, count in missing.items() if count or name not in merged
+    ]
+    for again, waits in ((False, "to merge"), (True, "to train again")):
+        counts = {each.index: sum(len(one.segments) for one in each.merges if one.again is again) for each in plans}
+        lacking += [f"{name} has {counted(count, 'segment')} {waits}" for name, count in counts.items() if count]
+    merges = [f"merge {each.segments[0].path}" for found in plans for each in found.merges]
+    work_key = " ".join([" new ".join([_newest_split(table, EVERY_WINDOW), *new]), *merges])
     reason = ", ".join([*lacking, *(f"{name} is new" for name in new)])
     return DueRuns((DueRun(work_key=work_key, reason=reason, indexes=(*missing, *new)),))
 

@@ -27,6 +27,7 @@ from dagster import (
     asset,
 )
 
+from assets.index_health import index_metadata
 from assets.launcher import JobName, Launcher, PartlyDone, Report, typed_failures
 from assets.metadata import json_value, mapping, metadata_of, metadata_of_partitions
 from assets.names import identifier
@@ -161,7 +162,7 @@ def _after_compaction(declaration: TableDeclaration, request: JobRequest) -> lis
         Step(
             name=index_asset(index.name),
             job="catch_up",
-            description=f"One segment of the {index.kind} index on {', '.join(index.columns)} per live split.",
+            description=f"Segments of the {index.kind} index on {', '.join(index.columns)} for all live splits.",
             after=("compacted",),
             request=replace(request, index=index.name),
         )
@@ -239,6 +240,9 @@ def _asset(
             except PartlyDone as partly:
                 raise record_part(context, key, partly, _debt_left(declaration, mode)) from partly
             metadata = metadata_of(report, _debt_left(declaration, mode))
+            if step.request.index is not None:
+                with typed_failures():
+                    metadata |= index_metadata(Table.open(declaration.uri), step.request.index)
             if partitions is not None and context.has_partition_key_range:
                 for name, own in metadata_of_partitions(report, context.partition_keys).items():
                     context.add_asset_metadata(own, partition_key=name)

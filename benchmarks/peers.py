@@ -1,6 +1,7 @@
 """Systems that are measured against and do not fit into `.venv/`: each is brought along once, into a folder of its own.
 
-DuckLake needs an older DuckDB than the project has, Lance much that nobody else needs, Delta Lake on Spark needs JARs.
+DuckLake needs an older DuckDB than the project has, Lance much that nobody else needs, Delta Lake on Spark needs JARs;
+a judged collection of documents is in a package.
 Where one cannot be had, the metric against it says why and counts as missed.
 """
 
@@ -20,6 +21,7 @@ from scripts.installer import REQUIREMENTS, ROOT, CannotInstallError, find_uv, i
 DUCKLAKE = ROOT / ".ducklake"
 LANCE = ROOT / ".lance"
 DELTA = ROOT / ".delta"
+JUDGED = ROOT / ".judged"
 _JARS = Path(__file__).with_name("delta_jars.xml")
 _GROUPS = "io.delta,io.unitycatalog"
 
@@ -36,6 +38,13 @@ def ducklake_python(*, make: bool) -> Path:
 def lance_python(*, make: bool) -> Path:
     """Return the Python that has Lance; without `make` only one that is there already."""
     return _python(LANCE, REQUIREMENTS / "lance.lock", make=make)
+
+
+def judged_documents(*, make: bool) -> Path:
+    """Return the folder with the judged documents that a package has; without `make` only one that is there already."""
+    _python(JUDGED, REQUIREMENTS / "judged.lock", make=make)
+    (found,) = JUDGED.glob("lib/python*/site-packages/gensim/test/test_data")
+    return found
 
 
 def printed(python: Path, program: str, *arguments: str) -> Any:

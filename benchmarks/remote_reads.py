@@ -127,14 +127,14 @@ class Answer:
 
 def asked(reader: Ours | Theirs, query: str, slow: str) -> Answer:
     """Ask a query through the slow server, which counts."""
-    _counted(slow)
+    counted(slow)
     started = time.perf_counter()
     found = reader.sql(query)
     taken_ms = 1000 * (time.perf_counter() - started)
-    return Answer(taken_ms=taken_ms, rows=found.num_rows, **_counted(slow))
+    return Answer(taken_ms=taken_ms, rows=found.num_rows, **counted(slow))
 
 
-def _counted(endpoint: str) -> dict[str, int]:
+def counted(endpoint: str) -> dict[str, int]:
     """What the slow server did since it was asked last."""
     connection = http.client.HTTPConnection(urlsplit(endpoint).netloc)
     try:

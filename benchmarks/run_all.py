@@ -1,6 +1,6 @@
 """Run every benchmark but `sql_confinement` and write `benchmarks/RESULTS.md`: the metrics, the machine, the versions.
 
-python -m benchmarks.run_all [--small]
+python -m benchmarks.run_all [--small] [--only NAME …]
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ BENCHMARKS = (
     "reads",
     "remote_reads",
     "bitmaps",
+    "hybrid_quality",
+    "index_upkeep",
+    "key_index",
+    "vectors",
+    "vector_job",
     "read_memory",
     "read_client",
     "startup",
@@ -38,9 +43,13 @@ def main() -> int:
     """Run them one after the other, each in a process of its own; the exit code is 1 when one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="see that they run; results are not written")
-    small = ["--small"] if parser.parse_args().small else []
-    lines, failed = [_head()], False
-    for name in BENCHMARKS:
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, help="run these, and leave the results of the others")
+    options = parser.parse_args()
+    small = ["--small"] if options.small else []
+    sections, failed = dict.fromkeys(BENCHMARKS, ""), False
+    if options.only:
+        sections |= {each.partition("\n")[0]: f"## {each}" for each in RESULTS.read_text().split("\n## ")[1:]}
+    for name in options.only or BENCHMARKS:
         run = subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}", "--json", *small],
             stdout=subprocess.PIPE,
@@ -48,8 +57,8 @@ def main() -> int:
             check=False,
         )
         failed = failed or run.returncode != 0
-        lines.append(_section(name, [json.loads(line) for line in run.stdout.splitlines()]))
-    report = "\n".join(lines)
+        sections[name] = _section(name, [json.loads(line) for line in run.stdout.splitlines()])
+    report = "\n".join([_head(), *(each.rstrip("\n") + "\n" for each in sections.values() if each)])
     sys.stdout.write(report)
     if not small and not failed:
         RESULTS.write_text(report)
@@ -68,7 +77,7 @@ def _head() -> str:
 
 def _section(name: str, metrics: list[dict[str, object]]) -> str:
     rows = [
-        f"\n## {name}\n",
+        f"## {name}\n",
         "| metric | value | unit | against | ratio | aim | holds |",
         "|---|---|---|---|---|---|---|",
     ]

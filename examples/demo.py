@@ -1,4 +1,4 @@
-"""The demo: real log lines and real aircraft through the whole pipeline, run by Dagster, then five questions.
+"""The demo: real log lines, aircraft and words through the whole pipeline, run by Dagster, then six questions.
 
     make demo
 
@@ -13,12 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 from rich.console import Console
 
 from assets.launcher import InProcessLauncher, JobName
 from examples import landing, two_stores
-from examples.datasets import planes
+from examples.datasets import planes, words
 from examples.narrator import Narrator
 from examples.producer import RAW_LOG
 from jobs.spark.spark import Spark
@@ -31,12 +32,15 @@ from pipelines.tables import load_tables, tables_folder
 from storage_core.declaration import load
 from storage_core.quarantine import read_entries
 from storage_core.raw_declaration import load_raw_log
+from storage_core.rows.vectors import Floats
 from storage_core.table import exists
 from tidemark import Table
 
 LOG_TABLE = Path("tables/access_log.yaml")
 PLANES_TABLE = Path("tables/planes.yaml")
 DEPARTURES_TABLE = Path("tables/departures.yaml")
+WORDS_TABLE = Path("tables/words.yaml")
+WORDS = 40_000
 LOST_AFTER_ROWS = 1_000
 PLAIN_WIDTH = 120
 JOB_OF: Mapping[str, JobName] = {
@@ -104,14 +108,15 @@ def main() -> int:
         logs = run_access_log(pipeline, narrator)
         aircraft = run_planes(pipeline, narrator)
         run_departures(pipeline, narrator)
+        vocabulary = run_words(pipeline, narrator)
         narrator.step("Collect", "Only the collector deletes, and only what no retained version needs.")
-        pipeline.run("access_log/collected", "planes/collected", "departures/collected")
+        pipeline.run("access_log/collected", "planes/collected", "departures/collected", "words/collected")
         narrator.step(
             "Check", "The invariants, from the files themselves: windows, order, what file and log say, coverage."
         )
         pipeline.check("access_log")
         pipeline.check("planes")
-    ask(logs, aircraft, narrator)
+    ask(logs, aircraft, vocabulary, narrator)
     console.print(f"\nDone in {time.perf_counter() - started:.0f} s. Look around:")
     for line in LOOK_AROUND:
         console.print(f"   {line}", highlight=False, markup=False)
@@ -186,6 +191,20 @@ def run_departures(pipeline: Pipeline, narrator: Narrator) -> None:
     narrator.say(two_stores.verdict(Table.open(place), two_stores.acknowledged()))
 
 
+def run_words(pipeline: Pipeline, narrator: Narrator) -> Table:
+    """Append words with their vectors, index them, and measure what searches by vector find."""
+    declaration = load(WORDS_TABLE)
+    table = Table.declare(declaration)
+    narrator.step("Index vectors", "Codes of 2 bits a number name candidates; the vectors of the table rank them.")
+    if table.version == 0:
+        table.append(words(WORDS))
+    pipeline.run("words/index_meaning", "words/index_spelling")
+    table = Table.open(declaration.uri)
+    measured = table.recall("meaning", queries=20)
+    narrator.say(f"of the {measured.k} words nearest to each of {measured.queries} it finds {measured.recall:.1%}")
+    return table
+
+
 def write_planes(table: Table, narrator: Narrator) -> None:
     """Put every row, patch one field of the Embraers, and delete one aircraft."""
     rows = planes()
@@ -201,8 +220,8 @@ def write_planes(table: Table, narrator: Narrator) -> None:
     narrator.say(f"{rows.num_rows:,} puts, {len(embraers)} patches, 1 delete, acknowledged in {seconds:.2f} s")
 
 
-def ask(logs: Table, aircraft: Table, narrator: Narrator) -> None:
-    """Ask the five questions."""
+def ask(logs: Table, aircraft: Table, vocabulary: Table, narrator: Narrator) -> None:
+    """Ask the six questions."""
     narrator.step("Ask", "Every answer is exact for one snapshot, however far the upkeep lags.")
     query = (
         "select date_trunc('hour', timestamp) as hour, count(*) as lines, count(*) filter (status >= 400) as errors "
@@ -218,6 +237,14 @@ def ask(logs: Table, aircraft: Table, narrator: Narrator) -> None:
     rows = [_plane(key, aircraft.get(key)) for key in ("N10156", "N102UW")]
     narrator.answer("What is N10156, and is N102UW gone?", "table.get('N10156')", rows)
 
+    king, man, woman = (meaning(vocabulary, word) for word in ("king", "man", "woman"))
+    near = vocabulary.search(vector=king - man + woman, filter="word <> 'king'", columns=["word"], limit=3)
+    narrator.answer(
+        "Who is to a woman what a king is to a man?",
+        "table.search(vector=king - man + woman, filter=\"word <> 'king'\")",
+        near.to_pylist(),
+    )
+
     narrator.answer("Was anything lost by compaction?", "Table.open(uri, at=version)", time_travel(logs))
 
     narrow = "select * from t where timestamp >= '2015-05-18 10:00:00+00' and timestamp < '2015-05-18 11:00:00+00'"
@@ -227,6 +254,12 @@ def ask(logs: Table, aircraft: Table, narrator: Narrator) -> None:
     ]
     steps.append({"step": "read", "splits": len(plan.splits), "bytes": plan.read_bytes})
     narrator.answer("How much of the table does one hour read?", f"table.explain({narrow!r})", steps)
+
+
+def meaning(vocabulary: Table, word: str) -> Floats:
+    """Return the vector of a word."""
+    (found,) = vocabulary.scan(["meaning"], filter=f"word = '{word}'").to_arrow().column("meaning").to_pylist()
+    return np.array(found, np.float32)
 
 
 def _plane(key: str, row: Mapping[str, object] | None) -> dict[str, object]:

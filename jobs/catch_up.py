@@ -1,12 +1,13 @@
-"""Catch-up: build the index segments that live splits lack, and drop those that cover nothing.
+"""Catch-up: build the index segments that live splits lack, merge small ones, and drop those that cover nothing.
 
-python -m jobs.catch_up --table-uri … [--index NAME]
+python -m jobs.catch_up --table-uri … [--index NAME] [--merges-only] [--retrain]
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from jobs.reports.metrics import Metrics
@@ -15,8 +16,9 @@ from jobs.requests.request import JobRequest
 from jobs.running.command import table_command
 from jobs.running.run import JobRun
 from jobs.spark import tasks
-from jobs.spark.spark import Spark
-from storage_core.index.catch_up import CatchUpPlan, CatchUpWork, actions_of, plan
+from jobs.spark.spark import Answer, Spark
+from storage_core.index.catch_up import CatchUpPlan, CatchUpWork, actions_of, merge_all, plan
+from storage_core.index.merging import Merged, MergeWork
 from storage_core.log.actions import IndexSegment
 from storage_core.log.encoding.action_json import read_action
 from storage_core.log.snapshot import Snapshot
@@ -27,37 +29,75 @@ SUMMARY = "Build the index segments that live splits lack."
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Catch up one index, or every index of the table, in one commit. Commutes with data commits.
 
-    Raises `NotFound` for an index that the table does not have, `Held` while another run catches one of them up, and
-    `Fenced` when one took over.
+    Small segments become one in the same commit; with `merges_only` that is all. A merge that finds a segment damaged
+    is left out, and the report says so. With `retrain` all segments of vectors are trained again; the old ones answer
+    until the commit. Raises `NotFound` for an index that the table does not have, `Held` while
+    another run catches one of them up, and `Fenced` when one took over.
     """
     job = JobRun("catch_up", request, spark)
     names = [request.index] if request.index else [index.name for index in job.before.config.indexes]
-    lacking = [name for name in names if not plan(job.before, name).empty]
-    with job.leased(partial(_plans, lacking), [f"catch_up.{name}" for name in lacking]) as plans:
+    plans_of = partial(_plans, request)
+    lacking = [each.index for each in plans_of(names, job.before)]
+    with job.leased(partial(plans_of, lacking), [f"catch_up.{name}" for name in lacking]) as plans:
         if not plans:
             return job.report("nothing_to_do")
         work = [item for each in plans for item in each.work]
-        details = {"segments_built": {each.index: len(each.work) for each in plans}}
+        details: dict[str, object] = {"segments_built": {each.index: len(each.work) for each in plans}}
         if request.dry_run:
+            merges = [item for each in plans for item in each.merges]
+            details |= _counts(plans, merges) if merges else {}
             return job.report("planned", metrics=Metrics(splits_in=len(work)), details=details)
         answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])
-        built = [read_action(answer["segment"], IndexSegment, "catch-up answer") for answer in answers]
-        metrics = _metrics(work, built)
-        return job.commit(actions_of(plans, built), operation="CATCH UP", metrics=metrics, details=details)
+        built, failed = [_segment(answer) for answer in answers], list[object]()
+        merged, idle = merge_all(job.before, plans, built, partial(_merged, job, failed))
+        details |= _counts(plans, [each.work for each in merged]) if merged else {}
+        details |= {"merges_failed": failed} if failed else {}
+        actions = actions_of(plans, built, merged, idle)
+        if not actions:
+            return job.report("nothing_to_do", details=details)
+        return job.commit(actions, operation="CATCH UP", metrics=_metrics(work, built, merged), details=details)
 
 
-def _plans(names: Sequence[str], snapshot: Snapshot) -> Sequence[CatchUpPlan]:
-    return [each for name in names if not (each := plan(snapshot, name)).empty]
+def _merged(job: JobRun, failed: list[object], items: Sequence[MergeWork]) -> list[Merged]:
+    answers = job.map(tasks.merge_segments, [{"work": item.to_json()} for item in items])
+    failed += [answer["failed"] for answer in answers if "failed" in answer]
+    return [Merged(item, _segment(each)) for item, each in zip(items, answers, strict=True) if "segment" in each]
 
 
-def _metrics(work: Sequence[CatchUpWork], built: Sequence[IndexSegment]) -> Metrics:
+def _counts(plans: Sequence[CatchUpPlan], items: Sequence[MergeWork]) -> dict[str, object]:
+    """How many segments of each index were merged, and how many trained again."""
+
+    def count(*, again: bool) -> dict[str, int]:
+        return {
+            each.index: sum(
+                len(item.segments) for item in items if item.definition.name == each.index and item.again is again
+            )
+            for each in plans
+        }
+
+    return {"segments_merged": count(again=False), "segments_retrained": count(again=True)}
+
+
+def _plans(request: JobRequest, names: Sequence[str], snapshot: Snapshot) -> Sequence[CatchUpPlan]:
+    found = [plan(snapshot, name, retrain=request.retrain) for name in names]
+    if request.merges_only:
+        found = [replace(each, work=(), stale=(), idle=()) for each in found]
+    return [each for each in found if not each.empty]
+
+
+def _segment(answer: Answer) -> IndexSegment:
+    return read_action(answer["segment"], IndexSegment, "catch-up answer")
+
+
+def _metrics(work: Sequence[CatchUpWork], built: Sequence[IndexSegment], merged: Sequence[Merged]) -> Metrics:
+    """Rows are those of splits that were indexed; bytes also those of segments that were merged."""
     return Metrics(
         rows_in=sum(segment.numRecords for segment in built),
         rows_out=sum(segment.numRecords for segment in built),
-        bytes_in=sum(item.add.size for item in work),
-        bytes_out=sum(segment.size for segment in built),
+        bytes_in=sum(item.add.size for item in work) + sum(old.size for each in merged for old in each.work.segments),
+        bytes_out=sum(segment.size for segment in built) + sum(each.segment.size for each in merged),
         splits_in=len(work),
-        splits_out=len(built),
+        splits_out=len(built) + len(merged),
     )
 
 

@@ -75,6 +75,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "expire": upkeep.expire,
         "checkpoint": upkeep.checkpoint,
         "catch-up": upkeep.catch_up,
+        "merge-segments": upkeep.merge_segments,
         "gc": upkeep.gc,
         "leases": leasing.leases,
         "cache": caching.cache,

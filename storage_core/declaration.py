@@ -214,6 +214,7 @@ class TableDeclaration(Closed):
         settled = TableConfig(indexes=tuple(index.definition() for index in indexes))
         for index in settled.indexes:
             _require_columns(index.columns, info.data.get("columns"))
+            index.require_key(info.data.get("primary_key", index.columns))
         return indexes
 
     @field_validator("maintained_indexes")

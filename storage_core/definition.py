@@ -48,6 +48,7 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     _check_bloom_filters(schema, config)
     for index in config.indexes:
         segments.validate(index, schema)
+        index.require_key(config.primary_key)
     check_maintained(config)
     _check_time(schema, config)
     sort_order.bind(config, schema)

@@ -48,6 +48,7 @@ LONG = {
     "damage and faults in every place": frozenset(
         {
             "tests/integration/test_corruption_matrix.py",
+            "tests/integration/test_damaged_vector_segments.py",
             "tests/integration/test_repair.py",
             "tests/integration/test_s3_lost_replies.py",
             "tests/unit/test_refusing_systems.py",
@@ -76,6 +77,7 @@ LONG = {
     "tables of many versions, pages or rows": frozenset(
         {
             "tests/integration/test_history_on_s3.py",
+            "tests/integration/test_segments_over_many_appends.py",
             "tests/integration/test_read_memory.py",
             "tests/integration/test_writer_memory.py",
             "tests/unit/test_compaction_planning_budget.py",

@@ -32,7 +32,8 @@ class JobRequest:
     `declaration` is the file that declares the table, for the job that may create it. `horizon_ms` overrides the
     collector's horizon. `run_id` is recorded in the commit. `master` is Spark's master URL. `wait_ms` is how long to
     wait while another run holds the lease. `mode` is what a compaction merges: all there is, or what pays now. With
-    `quarantine` a merge puts what it cannot apply into quarantine (decision 0088).
+    `quarantine` a merge puts what it cannot apply into quarantine (decision 0088). With `merges_only` a catch-up merges
+    small segments and builds none; with `retrain` it trains all segments of vectors again.
     """
 
     table_uri: str
@@ -46,6 +47,8 @@ class JobRequest:
     wait_ms: int = 0
     mode: Mode = Mode.FINALIZE
     quarantine: bool = False
+    merges_only: bool = False
+    retrain: bool = False
 
 
 def any_parser(job: str, summary: str) -> argparse.ArgumentParser:
@@ -80,6 +83,8 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument(
         "--quarantine", action="store_true", help="merge: what cannot be applied goes to quarantine (default: it fails)"
     )
+    result.add_argument("--merges-only", action="store_true", help="catch_up: only merge small segments of indexes")
+    result.add_argument("--retrain", action="store_true", help="catch_up: train all segments of vectors again")
     return result
 
 

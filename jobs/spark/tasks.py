@@ -19,9 +19,10 @@ from storage_core.compaction.skips import LASTING
 from storage_core.compaction.work import CompactionTask
 from storage_core.distribution import execute as distribution
 from storage_core.distribution.work import DivideWork, FillWork
-from storage_core.errors import TidemarkError, as_tidemark_error
+from storage_core.errors import Corrupt, NotFound, TidemarkError, as_tidemark_error
 from storage_core.ids import SystemIds
-from storage_core.index import catch_up
+from storage_core.index import catch_up, merging
+from storage_core.index import merge as segment_merge
 from storage_core.ingest import batch
 from storage_core.ingest.work import IngestWork
 from storage_core.log.actions import to_json_object
@@ -72,6 +73,16 @@ def build_segment(item: Item) -> Answer:
     """Build and store one index segment."""
     store = MeteredStore(open_store(item["table_uri"]))
     segment = catch_up.execute(store, catch_up.CatchUpWork.from_json(item["work"]), ids=SystemIds())
+    return {"segment": to_json_object(segment), "requests": store.requests}
+
+
+def merge_segments(item: Item) -> Answer:
+    """Store one index segment in place of several. One of them that is damaged or gone is an answer: others go on."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    try:
+        segment = segment_merge.execute(store, merging.MergeWork.from_json(item["work"]), ids=SystemIds())
+    except (Corrupt, NotFound) as error:
+        return {"failed": Failed.of(error).to_object(), "requests": store.requests}
     return {"segment": to_json_object(segment), "requests": store.requests}
 
 

@@ -61,7 +61,8 @@ def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json
     newest_first = reversed(about["windows"])
     output.records(newest_first, windows, as_json=False, nothing=nothing, most=most, more="--all")
     if about["indexes"]:
-        indexes = {"name": cell, "kind": cell, "watermark": number, "segments": number, "covered_splits": number}
+        numbers = ("watermark", "segments", "covered_splits", "uncovered_rows", "merges_due", "translation_depth")
+        indexes = {"name": cell, "kind": cell, **dict.fromkeys(numbers, number)}
         output.records(about["indexes"], indexes, as_json=False, nothing="", most=most, more="--all")
     if about["regions"]:
         regions = dict.fromkeys(about["regions"][0], cell)

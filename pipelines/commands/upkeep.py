@@ -1,4 +1,4 @@
-"""Upkeep in this process: `compact`, `sort`, `merge`, `expire`, `checkpoint`, `catch-up`, `gc`. Each runs its job."""
+"""Upkeep in this process: `compact`, `sort`, `merge`, `expire`, `checkpoint`, `catch-up`, … Each runs its job."""
 
 from __future__ import annotations
 
@@ -122,20 +122,40 @@ def catch_up(
     *,
     index: Annotated[str | None, typer.Option(metavar="NAME", help="Only this index.")] = None,
     all_: All = False,
+    retrain: Annotated[bool, typer.Option("--retrain", help="Train all segments of vectors again.")] = False,
     dry_run: DryRun = False,
     wait: Wait = None,
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
 ) -> None:
-    """Build the index segments that live splits lack."""
+    """Build the index segments that live splits lack.
+
+    Small segments become one, and vectors whose clusters are too unlike are trained again.
+    """
     from jobs.catch_up import run
-    from jobs.requests.request import JobRequest
 
     if all_ and index is not None:
         raise InvalidInput("give either --all or --index, not both")
-    request = JobRequest(
-        table_uri=resolve(uri).uri, index=index, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait)
-    )
+    request = replace(_of_table(uri, wait, dry_run=dry_run, master=master), index=index, retrain=retrain)
+    run_job(run, request, as_json=as_json)
+
+
+def merge_segments(
+    uri: Uri,
+    *,
+    index: Annotated[str | None, typer.Option(metavar="NAME", help="Only this index.")] = None,
+    dry_run: DryRun = False,
+    wait: Wait = None,
+    master: Master = LOCAL_SPARK,
+    as_json: Json = False,
+) -> None:
+    """Make one of many small index segments.
+
+    Every catch-up does so, too.
+    """
+    from jobs.catch_up import run
+
+    request = replace(_of_table(uri, wait, dry_run=dry_run, master=master), index=index, merges_only=True)
     run_job(run, request, as_json=as_json)
 
 

@@ -9,6 +9,7 @@ files.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 import secrets
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from storage_core.process import OwnLock
+from storage_core.settings.cache import CacheSettings
 
 LARGEST: Final = 4
 """What is written at once, and what one read keeps, is at most this part of the bound: a quarter."""
@@ -141,6 +143,12 @@ class BoundedFolder:
     def clear(self) -> int:
         """Remove every entry and return how many bytes they took."""
         return self.shrink(-1)
+
+
+@functools.lru_cache(maxsize=16)
+def bounded_folder(settings: CacheSettings) -> BoundedFolder | None:
+    """Return the one object of this process for the folder of a cache; None where there is no cache."""
+    return BoundedFolder(settings.folder, settings.most_bytes) if settings.folder and settings.is_on else None
 
 
 def begin_unused(entry: int | Path) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 
 import xxhash
 
-from storage_core.cache.bounded_folder import LARGEST, BoundedFolder, begin_unused, touch
+from storage_core.cache.bounded_folder import LARGEST, BoundedFolder, begin_unused, bounded_folder, touch
 from storage_core.process import OwnLock
 from storage_core.settings.cache import CacheSettings
 from storage_core.system_errors import cause
@@ -199,12 +199,6 @@ NOT_CACHED: Final = CachedPieces(None)
 def cached_pieces(settings: CacheSettings) -> CachedPieces:
     """Return the cache of these settings, which shares with others of this process what it knows of the folder."""
     return CachedPieces(bounded_folder(settings))
-
-
-@functools.lru_cache(maxsize=16)
-def bounded_folder(settings: CacheSettings) -> BoundedFolder | None:
-    """Return the one object of this process for the folder of a cache; None where there is no cache."""
-    return BoundedFolder(settings.folder, settings.most_bytes) if settings.folder and settings.is_on else None
 
 
 def _is_elsewhere(uri: str) -> bool:

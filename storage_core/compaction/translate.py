@@ -8,13 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from storage_core.compaction.kernel import Runs
-from storage_core.errors import CommitConflict
-from storage_core.formats import keys
-from storage_core.formats.translation_map import MOST_INPUTS, TranslationMap, pack
+from storage_core.formats.translation_map import MOST_INPUTS, TranslationMap
 from storage_core.ids import Ids
+from storage_core.index.translations import store_translation
 from storage_core.log.actions import Add, Translation
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.create import create_once
 from storage_core.rows.keys import Positions
 from storage_core.split.opened import OpenSplit
 
@@ -42,21 +40,7 @@ def translate(
     if not _is_of(found, runs.positions([split.rows for split in inputs])):
         _logger.warning("no translation of %s: not all rows of an input keep their order", inputs[0].add.path)
         return None
-    identity = ids.uuid()
-    packed, key = pack(found, identity=identity), keys.translation_key(identity)
-    if not create_once(store, key, packed.data, advice="compact again"):
-        raise CommitConflict(f"{key}: the translation id is taken by other bytes; compact again", key=key)
-    _logger.info("wrote translation %s of %d splits: %d bytes", key, len(inputs), len(packed.data))
-    return Translation(
-        path=key,
-        inputs=tuple(split.add.path for split in inputs),
-        inputRows=found.input_rows,
-        outputs=tuple(add.path for add in outputs),
-        movedRows=tuple(found.moved.ravel().tolist()),
-        size=len(packed.data),
-        xxh3=packed.xxh3,
-        footerOffset=packed.footer_offset,
-    )
+    return store_translation(store, found, [split.add.path for split in inputs], outputs, ids=ids)
 
 
 def _is_of(translation: TranslationMap, positions: Positions) -> bool:

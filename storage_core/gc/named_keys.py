@@ -42,6 +42,7 @@ NOT_KEEPING: Mapping[tuple[type[Action], str], str] = {
     (MergedGenerations, ALL_FIELDS): "names a region; its generations are found through its manifest",
     (IndexSegment, "covers"): "a segment over a removed split must not keep the split",
     (IndexSegment, "origins"): "says where rows of a split came from, and must not keep that",
+    (IndexSegment, "coveredOrigins"): "says where rows of splits came from, and must not keep those",
     (Translation, "inputs"): "splits that are gone, or kept by adds of their own",
     (Translation, "outputs"): "kept by adds of their own",
     (RemoveTranslation, ALL_FIELDS): "lets its translation go",

@@ -74,7 +74,7 @@ class ColumnBitmaps:
         """Return the rows that hold one of the values that are chosen, by their places."""
         places = np.flatnonzero(chosen)
         encoded = self.read(places) if len(places) else []
-        with _damage(self.where):
+        with damage(self.where):
             return BitMap.union(BitMap(), *(BitMap.deserialize(bytes(each)) for each in encoded))
 
     def places(self, chosen: Mask, *, with_nulls: bool) -> Mask:
@@ -153,8 +153,8 @@ def column_values(data: bytes | memoryview, *, size: int, where: str) -> ColumnV
 
     Raises `Corrupt`, which names `where`, for what cannot be that.
     """
-    with _damage(where):
-        table = _values(pa.BufferReader(data))
+    with damage(where):
+        table = value_table(pa.BufferReader(data))
         offsets, lengths = (table.column(name).to_numpy() for name in ("offset", "length"))
         ends = np.cumsum(lengths, dtype=np.int64)
         if (lengths < 0).any() or (offsets != ends - lengths).any() or (ends[-1] if len(ends) else 0) != size:
@@ -178,7 +178,7 @@ def bitmaps_within(values: ColumnValues, bitmaps: bytes | memoryview, *, where: 
 
 def unpacked_bitmaps(directory: Path, definition: IndexDefinition, column: str) -> ColumnBitmaps:
     """Return the bitmaps of a column from the files in a directory. Raises `Corrupt` for what cannot be those."""
-    with _damage(directory.name):
+    with damage(directory.name):
         values, bitmaps = ((directory / name).read_bytes() for name in column_files(definition, column))
     found = column_values(values, size=len(bitmaps), where=directory.name)
     return bitmaps_within(found, bitmaps, where=directory.name)
@@ -209,8 +209,8 @@ def _keys(values: pa.Array) -> pa.Array:
     return sortable(values)
 
 
-def _values(source: pa.NativeFile) -> pa.Table:
-    """Read the distinct values and where their bitmaps lie. Raises what `_damage` catches."""
+def value_table(source: pa.NativeFile) -> pa.Table:
+    """Return the distinct values and where their bitmaps lie. Raises what `damage` catches."""
     source.seek(_MAGIC_BYTES)  # an Arrow file is a stream between two magic numbers, then a footer
     first, *batches = pa.ipc.MessageReader.open_stream(source)
     if first.type != "schema" or any(each.type != "record batch" or _compressed(each) for each in batches):
@@ -254,7 +254,8 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 @contextmanager
-def _damage(where: str) -> Iterator[None]:
+def damage(where: str) -> Iterator[None]:
+    """Raise `Corrupt`, which names `where`, for what the block finds to be no values or bitmaps."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error) as error:

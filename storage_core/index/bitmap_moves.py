@@ -5,7 +5,7 @@ A segment tells which of its own rows may; maps of translations say where those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
@@ -15,9 +15,10 @@ from pyroaring import BitMap
 
 from storage_core.cache.pieces import CachedPieces, Piece
 from storage_core.formats.translation_map import TranslationMap
-from storage_core.index.coverage import Answering
-from storage_core.index.places import Places, Ways, read_map
+from storage_core.index.coverage import Answering, Held
+from storage_core.index.places import PartOf, Places, Ways, once, read_map
 from storage_core.log.actions import Add, IndexSegment, Translation
+from storage_core.log.covered import members
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
 from storage_core.split.kept_values import KeptValues
@@ -47,7 +48,7 @@ class Moves:
     requests: int = 0
     read_bytes: int = 0
 
-    def left(self, matching: Mapping[str, BitMap | None], part_of: Callable[[IndexSegment], BitMap]) -> Left:
+    def left(self, matching: Mapping[str, BitMap | None], part_of: PartOf) -> Left:
         """Return the rows of the split that may match, given those of each segment by its path; None for all of them.
 
         `part_of` returns the rows that a segment over a part was built over. A row that no segment answers for may
@@ -56,13 +57,17 @@ class Moves:
         """
         translations = self.answering.translations
         maps = dict(zip(translations, all_of(self._map, translations, _AT_ONCE), strict=True))
-        parts = {each.path: part_of(each) for each in self.answering.segments if each.origins is not None}
+        parts, leading = once(part_of), {self.add.path, *(split for each in translations for split in each.inputs)}
+        for segment in self.answering.segments:  # before the lock is taken
+            for member in members(segment):
+                if member.origins is not None and member.split in leading:
+                    parts(Held(segment, member))
         ways = Ways.of(
             {self.add.path},
             self.answering.segments,
             translations,
             map_of=maps.__getitem__,
-            part_of=lambda segment: parts[segment.path],
+            part_of=parts,
         )
         rows = self.add.numRecords or 0
         may, told = np.ones(rows, np.bool_), 0

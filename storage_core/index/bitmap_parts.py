@@ -23,6 +23,7 @@ from storage_core.index.bitmap_moves import Moves, map_name
 from storage_core.index.coverage import Answering, AnsweringOf, answering
 from storage_core.index.native_errors import REBUILD
 from storage_core.log.actions import Add, IndexSegment
+from storage_core.log.covered import Member
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
@@ -106,14 +107,14 @@ class Reading:
                 self._keep(found[name], read.size_bytes, name)
         return {name: self._bitmaps(name, each) for name, each in found.items()}
 
-    def part_rows(self) -> BitMap:
-        """Return the rows of its split that the segment was built over, which is over a part. Raises as `columns`."""
-        found = self._found(segments.ROWS)
+    def part_rows(self, member: Member) -> BitMap:
+        """Return the rows of a split of which the segment is over a part. Raises as `columns`."""
+        found = self._found(member.file)
         if not isinstance(found, bytes):
-            part = self._directory().part(segments.ROWS)
+            part = self._directory().part(member.file)
             [found] = self._bytes([_Span(part.offset, part.offset + part.length, part.xxh3)])
-            self._keep(found, len(found), segments.ROWS)
-        return segments.part_rows(found, self.segment)
+            self._keep(found, len(found), member.file)
+        return segments.part_rows(found, self.segment, member)
 
     def _bitmaps(self, name: str, column: _Column) -> ColumnBitmaps:
         def read(places: Numbers) -> Sequence[bytes]:

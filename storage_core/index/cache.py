@@ -22,8 +22,7 @@ import pyarrow as pa
 import xxhash
 from pyroaring import BitMap
 
-from storage_core.cache.bounded_folder import TEMPORARY, BoundedFolder, begin_unused, touch
-from storage_core.cache.pieces import bounded_folder
+from storage_core.cache.bounded_folder import TEMPORARY, BoundedFolder, begin_unused, bounded_folder, touch
 from storage_core.formats.bundle import checksum
 from storage_core.formats.translation_map import TranslationMap
 from storage_core.index import segments

@@ -7,15 +7,16 @@ leaves orphan segments, which the collector removes. A run with nothing to do pl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import cast
 
 from storage_core.ids import Ids
-from storage_core.index import segments
+from storage_core.index import merging, segments
 from storage_core.index.coverage import Coverage, coverage
-from storage_core.index.places import Ways, load_map
+from storage_core.index.covering import Part
+from storage_core.index.merging import Merged, MergeWork
+from storage_core.index.places import Ways, load_map, once, part_in
 from storage_core.log.actions import (
     Action,
     Add,
@@ -29,7 +30,7 @@ from storage_core.log.encoding.action_json import read_action, read_actions, wri
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import from_schema_string
-from storage_core.settings.index import IndexDefinition, IndexKind
+from storage_core.settings.index import IndexDefinition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +50,8 @@ class CatchUpWork:
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal item."""
-        described = {
-            "name": self.definition.name,
-            "kind": self.definition.kind,
-            "columns": list(self.definition.columns),
-            "options": dict(self.definition.options),
-        }
         body = {
-            "index": described,
+            "index": [self.definition.key, self.definition.to_text()],
             "split": to_json_object(self.add),
             "schema": self.schema_string,
             "answering": write_actions(self.answering),
@@ -69,15 +64,8 @@ class CatchUpWork:
     def from_json(text: str) -> CatchUpWork:
         """Return the item that `to_json` wrote."""
         body, where = json.loads(text), "catch-up work item"
-        described = body["index"]
-        definition = IndexDefinition(
-            name=described["name"],
-            kind=cast("IndexKind", described["kind"]),
-            columns=tuple(described["columns"]),
-            options=described["options"],
-        )
         return CatchUpWork(
-            definition=definition,
+            definition=IndexDefinition.from_text(*body["index"]),
             add=read_action(body["split"], Add, where),
             schema_string=body["schema"],
             answering=read_actions(body["answering"], IndexSegment, where),
@@ -88,51 +76,121 @@ class CatchUpWork:
 
 @dataclass(frozen=True, slots=True)
 class CatchUpPlan:
-    """What an index lacks at a version, and what it has no use for any more: segments, and translations of no index."""
+    """What an index lacks at a version, and what it has no use for any more: segments, and translations of no index.
+
+    `merges` are of small segments that become one, or are trained again: with `retrain` all of vectors.
+    """
 
     index: str
     version: int
     work: tuple[CatchUpWork, ...]
     stale: tuple[str, ...]
     idle: tuple[str, ...]
+    merges: tuple[MergeWork, ...] = ()
+    retrain: bool = False
 
     @property
     def empty(self) -> bool:
         """True when the index is caught up and has nothing stale: there is nothing to execute or commit."""
-        return not self.work and not self.stale and not self.idle
+        return not self.work and not self.stale and not self.idle and not self.merges
 
-    def actions(self, built: Iterable[IndexSegment]) -> list[Action]:
+    def actions(self, built: Iterable[IndexSegment], merged: Iterable[Merged] = ()) -> list[Action]:
         """Return the actions of the commit that ends a run for this index alone, given what the tasks built."""
-        return actions_of([self], built)
+        return actions_of([self], built, merged)
 
 
-def actions_of(plans: Iterable[CatchUpPlan], built: Iterable[IndexSegment]) -> list[Action]:
-    """Return the actions of the one commit that ends a run, given the segments that its tasks built."""
-    found = list(plans)
-    removed = [RemoveIndexSegment(index=each.index, path=path) for each in found for path in each.stale]
-    idle = dict.fromkeys(path for each in found for path in each.idle)
+def actions_of(
+    plans: Iterable[CatchUpPlan],
+    built: Iterable[IndexSegment],
+    merged: Iterable[Merged] = (),
+    idle: Iterable[str] = (),
+) -> list[Action]:
+    """Return the actions of the one commit that ends a run, given what its tasks built, and what they merged.
+
+    What was built or merged and became part of a larger segment in the same run is not named. `idle` are translations
+    that no index needs then.
+    """
+    found, done = list(plans), list(merged)
+    added = {each.path: each for each in (*built, *(each.segment for each in done))}
+    replaced = {old.path: old for each in done for old in each.work.segments}
+    idle_paths = dict.fromkeys([*(path for each in found for path in each.idle), *idle])
     return [
-        *removed,
-        *(RemoveTranslation(path=path) for path in idle),
-        *sorted(built, key=lambda segment: (segment.index, segment.covers)),
+        *(RemoveIndexSegment(index=each.index, path=path) for each in found for path in each.stale),
+        *(RemoveIndexSegment(index=old.index, path=path) for path, old in replaced.items() if path not in added),
+        *(RemoveTranslation(path=path) for path in idle_paths),
+        *sorted((added[path] for path in added.keys() - replaced.keys()), key=lambda each: (each.index, each.covers)),
     ]
 
 
-def plan(snapshot: Snapshot, index: str) -> CatchUpPlan:
+def merge_all(
+    snapshot: Snapshot,
+    plans: Sequence[CatchUpPlan],
+    built: Iterable[IndexSegment],
+    merge: Callable[[Sequence[MergeWork]], Sequence[Merged]],
+) -> tuple[list[Merged], tuple[str, ...]]:
+    """Merge what a run found and what it built, and return that, and the translations that no index needs then.
+
+    `merge` executes items and returns those that were executed; as long as it does, what it makes is merged further.
+    Segments that it leaves are trained again as the plans say.
+    """
+    stale = {path for each in plans for path in each.stale}
+    live = {path: each for path, each in snapshot.segments.items() if path not in stale}
+    live |= {each.path: each for each in built}
+    done = list[Merged]()
+
+    def covered() -> Iterator[tuple[CatchUpPlan, Snapshot, Coverage]]:
+        state = replace(snapshot, segments=live)
+        for each in plans:
+            yield each, state, coverage(state, segments.definition_of(state, each.index))
+
+    def executed(items: Sequence[MergeWork]) -> bool:
+        found = merge(items) if items else ()
+        for each in found:
+            for old in each.work.segments:
+                del live[old.path]
+            live[each.segment.path] = each.segment
+        done.extend(found)
+        return bool(found)
+
+    while executed([item for _, state, each in covered() for item in merging.plan(state, each)]):
+        pass
+    trained = [
+        item
+        for one, state, each in covered()
+        for item in merging.plan_training(state, each, every=one.retrain)
+        if item.segments[0].path in snapshot.segments
+    ]
+    executed(trained)
+    state = replace(snapshot, segments=live)
+    used = {path for each in state.config.indexes for path in coverage(state, each).translations}
+    return done, tuple(sorted(snapshot.translations.keys() - used))
+
+
+def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
     """Return the work that makes `index` cover every live split of the snapshot. No request; same snapshot, same plan.
 
-    Segments to rebuild are replaced, translations that no index needs then go. Raises `NotFound` for an index that
-    is not defined, `InvalidInput` for one that does not fit the schema.
+    With `retrain` all segments of vectors are trained again, else those of which the log says that it is time. Segments
+    to rebuild are replaced, translations that no index needs then go. Raises `NotFound` for an index that is not
+    defined, `InvalidInput` for one that does not fit the schema.
     """
     covered = coverage(snapshot, segments.definition_of(snapshot, index))
     if covered.rebuild:
         covered = coverage(snapshot, covered.definition, without=covered.rebuild)
+    merges = merging.plan(snapshot, covered)
+    merged = {each.path for merge in merges for each in merge.segments}
+    trained = [
+        each
+        for each in merging.plan_training(snapshot, covered, every=retrain)
+        if merged.isdisjoint(old.path for old in each.segments)
+    ]
     return CatchUpPlan(
         index=index,
         version=snapshot.version,
         work=tuple(_work(snapshot, covered, add) for add in covered.missing),
         stale=covered.stale,
         idle=_idle(snapshot, covered),
+        merges=(*merges, *trained),
+        retrain=retrain,
     )
 
 
@@ -170,16 +228,16 @@ def execute(store: ObjectStore, work: CatchUpWork, *, ids: Ids) -> IndexSegment:
     return segments.write(store, files, definition=work.definition, covers=covers, rows=count, ids=ids, part=part)
 
 
-def _part(store: ObjectStore, work: CatchUpWork) -> segments.Part:
+def _part(store: ObjectStore, work: CatchUpWork) -> Part:
     ways = Ways.of(
         {work.add.path},
         work.answering,
         work.translations,
         map_of=cache(lambda each: load_map(store, each)),
-        part_of=lambda segment: segments.part_rows(segments.load(store, segment)[segments.ROWS], segment),
+        part_of=once(lambda held: part_in(store, held)),
     )
     rows = ways.unanswered(work.add.path, work.add.numRecords or 0, work.answering)
-    return segments.Part(rows, work.origins)
+    return Part(rows, work.origins)
 
 
 def watermark(snapshot: Snapshot, index: str) -> int:

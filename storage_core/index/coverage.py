@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from storage_core.index.segments import DEFINITION, fingerprint_of
 from storage_core.log.actions import Add, IndexSegment, Translation
+from storage_core.log.covered import Member, is_over_one_split, members
 from storage_core.log.snapshot import Snapshot
 from storage_core.settings.index import IndexDefinition
 
@@ -31,7 +32,9 @@ class Coverage:
     rows that none answers for, and `origins` says of each of them which splits these rows came from. `translations`
     lead to the live splits from the segments, and from the origins of parts, built or missing. `stale` are segments
     that no search of the snapshot uses, `rebuild` those in use that should be built anew. `without` is what it was
-    asked not to use.
+    asked not to use. `atoms` says, by live split and segment, over which splits the segment was built of the rows
+    there, or for a part from which they came; `live_rows`, by segment, about how many of its rows are live; `moves`,
+    how often they moved at most; `missing_rows`, about how many rows of a live split no segment answers for.
     """
 
     definition: IndexDefinition
@@ -43,6 +46,10 @@ class Coverage:
     stale: tuple[str, ...]
     rebuild: frozenset[str]
     without: frozenset[str] = frozenset()
+    atoms: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    live_rows: Mapping[str, float] = field(default_factory=dict)
+    moves: Mapping[str, int] = field(default_factory=dict)
+    missing_rows: Mapping[str, float] = field(default_factory=dict)
 
 
 def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collection[str] = ()) -> Coverage:
@@ -65,18 +72,24 @@ def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collec
         stale=tuple(sorted(path for path in own if path not in traces.live_rows)),
         without=frozenset(without),
         rebuild=frozenset(path for path in traces.live_rows if traces.needs_rebuild(snapshot.segments[path])),
+        atoms={pair: frozenset(found) for pair, found in traces.atoms.items()},
+        live_rows=dict(traces.live_rows),
+        moves=dict(traces.moves),
+        missing_rows=dict(traces.missing_rows),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """The segments that answer for rows of a live split, and the translations that lead to it from them.
-
-    Without `translations` it is one segment over all of the split.
-    """
+    """The segments that answer for rows of a live split, and the translations that lead to it from them."""
 
     segments: tuple[IndexSegment, ...]
     translations: tuple[Translation, ...] = ()
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it is one segment over this split alone, which numbers rows as the file does."""
+        return not self.translations and len(self.segments) == 1 and is_over_one_split(self.segments[0])
 
 
 AnsweringOf = Callable[[Add], Answering | None]
@@ -90,8 +103,8 @@ def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
     """
     fingerprint, whole = fingerprint_of(definition), defaultdict[str, list[IndexSegment]](list)
     for _, segment in sorted(snapshot.segments.items()):
-        is_current = segment.details.get(DEFINITION) == fingerprint and segment.origins is None
-        if segment.index == definition.name and is_current and len(segment.covers) == 1:
+        is_current = segment.details.get(DEFINITION) == fingerprint
+        if segment.index == definition.name and is_current and is_over_one_split(segment):
             whole[segment.covers[0]].append(segment)
     traces = _Traces.of(snapshot, definition, ())
 
@@ -99,7 +112,7 @@ def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
         own = next((each for each in whole.get(add.path, ()) if each.numRecords == (add.numRecords or 0)), None)
         if own is not None:
             return Answering((own,))
-        if add.path not in traces.into:
+        if add.path not in traces.into and add.path not in traces.nearest.whole:
             return None
         traced = traces.again()
         traced.follow(add.path)
@@ -111,34 +124,42 @@ def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A split that a segment is over, or a part of it."""
+
+    segment: IndexSegment
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
 class Nearest:
     """The segments of each split that answer for rows in it: one over all of it, else some over parts."""
 
-    whole: Mapping[str, IndexSegment]
-    parts: Mapping[str, Sequence[IndexSegment]]
+    whole: Mapping[str, Held]
+    parts: Mapping[str, Sequence[Held]]
 
     @staticmethod
     def of(segments: Collection[IndexSegment]) -> Nearest:
         """Return them; where two are over the same rows, the first by path is used."""
-        whole: dict[str, IndexSegment] = {}
-        parts: dict[str, list[IndexSegment]] = defaultdict(list)
+        whole: dict[str, Held] = {}
+        parts: dict[str, list[Held]] = defaultdict(list)
         for each in sorted(segments, key=lambda each: each.path):
-            if each.origins is None:
-                for split in each.covers:
-                    whole.setdefault(split, each)
-            else:
-                parts[each.covers[0]].append(each)
+            for member in members(each):
+                if member.origins is None:
+                    whole.setdefault(member.split, Held(each, member))
+                else:
+                    parts[member.split].append(Held(each, member))
         return Nearest(whole, {split: found for split, found in parts.items() if split not in whole})
 
 
 def usable(segment: IndexSegment, rows: Mapping[str, int], fingerprint: str) -> bool:
     """Tell whether a segment can answer under a definition, given the rows of all splits that are known."""
-    if segment.details.get(DEFINITION) != fingerprint or len(segment.covers) != 1:
+    if segment.details.get(DEFINITION) != fingerprint:
         return False
-    known = rows.get(segment.covers[0])
-    if known is None:
-        return False
-    return segment.numRecords == known if segment.origins is None else segment.numRecords <= known
+    found = [each for each in members(segment) if each.split in rows]
+    return bool(found) and all(
+        each.rows == rows[each.split] if each.origins is None else each.rows <= rows[each.split] for each in found
+    )
 
 
 _MOST_DEPTH = 64  # of a log that somebody made up
@@ -174,8 +195,10 @@ class _Traces:
     origins: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     translations: set[str] = field(default_factory=set)
     to_missing: set[str] = field(default_factory=set)
+    atoms: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     live_rows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     moves: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    missing_rows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @staticmethod
     def of(
@@ -227,11 +250,12 @@ class _Traces:
         """
         whole = self.nearest.whole.get(split)
         if whole is not None:
-            self._use(whole, way, self.rows[split])
+            self._use(whole, way, self.rows[split], {split})
             return
         for part in self.nearest.parts.get(split, ()):
-            self._use(part, way, part.numRecords)
-            answered |= frozenset(part.origins or ())
+            origins = frozenset(part.member.origins or ())
+            self._use(part, way, part.member.rows, origins)
+            answered |= origins
         translation = self.into.get(split)
         if translation is None and split not in answered:
             self._miss(split, way)
@@ -254,10 +278,13 @@ class _Traces:
 
     def _miss(self, split: str, way: _Way) -> None:
         self.origins[way.live].add(split)
+        self.missing_rows[way.live] += way.share * self.rows.get(split, 0)
         self.to_missing |= way.translations
 
-    def _use(self, segment: IndexSegment, way: _Way, rows: int) -> None:
-        self.answers[way.live].add(segment.path)
-        self.live_rows[segment.path] += way.share * rows
-        self.moves[segment.path] = max(self.moves[segment.path], way.moves)
+    def _use(self, held: Held, way: _Way, rows: int, atoms: Collection[str]) -> None:
+        path = held.segment.path
+        self.answers[way.live].add(path)
+        self.atoms[way.live, path].update(atoms)
+        self.live_rows[path] += way.share * rows
+        self.moves[path] = max(self.moves[path], way.moves)
         self.translations |= way.translations

@@ -19,8 +19,10 @@ from storage_core.errors import Corrupt
 from storage_core.formats import keys
 from storage_core.formats.bundle import Expected
 from storage_core.formats.translation_map import Rows, TranslationMap, unpack
-from storage_core.index.coverage import Nearest
+from storage_core.index import segments
+from storage_core.index.coverage import Held, Nearest
 from storage_core.log.actions import IndexSegment, Translation
+from storage_core.log.covered import members
 from storage_core.log.moves import by_input, outputs_with
 from storage_core.objectstore.contract import ObjectStore
 
@@ -29,7 +31,7 @@ NOWHERE = -1
 MapOf = Callable[[Translation], TranslationMap]
 """Returns the map of a translation, verified. Raises what `load_map` raises."""
 
-PartOf = Callable[[IndexSegment], BitMap]
+PartOf = Callable[[Held], BitMap]
 """Returns the rows of its split that a segment over a part of it was built over. Raises as `segments.load` does."""
 
 
@@ -55,6 +57,25 @@ class Places:
         """Return the rows of the segment that are in this split, and the row of its file that each is."""
         own = np.flatnonzero(self.split == self.splits.index(split))
         return own, self.row[own].astype(np.int64)
+
+
+def part_in(store: ObjectStore, held: Held) -> BitMap:
+    """Return the rows of a split that a segment is over, which is over a part of it. One GET. Raises as `load`."""
+    segment, member = held.segment, held.member
+    return segments.part_rows(segments.load(store, segment)[member.file], segment, member)
+
+
+def once(part_of: PartOf) -> PartOf:
+    """Return a function that asks `part_of` once per part."""
+    found: dict[tuple[str, str], BitMap] = {}
+
+    def remembered(held: Held) -> BitMap:
+        key = held.segment.path, held.member.split
+        if key not in found:
+            found[key] = part_of(held)
+        return found[key]
+
+    return remembered
 
 
 def load_map(store: ObjectStore, translation: Translation) -> TranslationMap:
@@ -125,12 +146,15 @@ class Ways:
         splits: list[str] = []
         split = np.full(segment.numRecords, NOWHERE, np.int32)
         row = np.zeros(segment.numRecords, np.uint32)
-        start = segment.covers[0]
-        built = np.arange(segment.numRecords) if segment.origins is None else _positions(self.part_of(segment))
-        for name, own, there in self._followed(start, np.arange(segment.numRecords), built, segment):
-            if name not in splits:
-                splits.append(name)
-            split[own], row[own] = splits.index(name), there
+        for member in members(segment):
+            if member.split not in self.live and member.split not in self.moved:
+                continue
+            held, rows = Held(segment, member), np.arange(member.rows)
+            built = rows if member.origins is None else _positions(self.part_of(held))
+            for name, own, there in self._followed(member.split, member.start + rows, built, segment):
+                if name not in splits:
+                    splits.append(name)
+                split[own], row[own] = splits.index(name), there
         return Places(tuple(splits), split, row)
 
     def unanswered(self, split: str, rows: int, segments: Collection[IndexSegment]) -> BitMap:
@@ -159,10 +183,10 @@ class Ways:
         """The places of those of the rows that no segment nearer to the live splits answers for."""
         whole = self.nearest.whole.get(split)
         if whole is not None:
-            return np.arange(len(rows) if whole.path == segment.path else 0)
+            return np.arange(len(rows) if whole.segment.path == segment.path else 0)
         taken = BitMap()
         for part in self.nearest.parts.get(split, ()):
-            if part.path == segment.path:
+            if part.segment.path == segment.path:
                 break
             taken |= self.part_of(part)
         return np.flatnonzero(~np.isin(rows, _positions(taken))) if taken else np.arange(len(rows))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import assert_never
 
 import pyarrow as pa
@@ -19,9 +19,11 @@ from pyroaring import BitMap
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
-from storage_core.index import bitmap, fulltext, text_files, vector
+from storage_core.index import bitmap, fulltext, primary_key, text_files, vector
+from storage_core.index.covering import Covered, Part
 from storage_core.index.native_errors import REBUILD
 from storage_core.log.actions import Add, IndexSegment
+from storage_core.log.covered import Member, members, rows_file
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
@@ -31,8 +33,8 @@ _logger = logging.getLogger(__name__)
 
 DEFINITION = "definition"
 
-ROWS = "rows.bin"
-"""The file, in a segment over a part of a split, with the rows of the part: a portable Roaring bitmap."""
+ROWS = rows_file()
+"""The file, in a segment over a part of a split, with the rows of the part."""
 
 
 def definition_of(snapshot: Snapshot, index: str) -> IndexDefinition:
@@ -42,6 +44,7 @@ def definition_of(snapshot: Snapshot, index: str) -> IndexDefinition:
         defined = ", ".join(each.name for each in snapshot.config.indexes) or "none"
         raise NotFound(f"the table has no index {index!r}; defined: {defined}", index=index)
     validate(definition, snapshot.schema)
+    definition.require_key(snapshot.config.primary_key)
     return definition
 
 
@@ -60,6 +63,8 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
             bitmap.validate(definition, schema)
         case "vector":
             vector.validate(definition, schema)
+        case "primary_key":
+            pass  # of which columns it is, the settings of the table say (`require_key`)
         case _:
             assert_never(definition.kind)
 
@@ -80,17 +85,28 @@ def build(
     a search leaves them out. `schema` has at least the indexed columns. One GET, verified against the log; memory is
     bounded by the split. A column that the split does not have is null. Raises what `read_split` raises.
     """
+    return build_rows(indexed_rows(store, add, definition, schema, rows=rows), definition)
+
+
+def indexed_rows(
+    store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.Schema, *, rows: Sequence[int] | None = None
+) -> pa.Table:
+    """Return the columns of the index of one split, or of these rows of it, as `build` reads them."""
     # The whole file is read even for few columns: a segment must not preserve damage that only a checksum shows.
     from storage_core.split.conform import conform_split
     from storage_core.split.read import read_split  # and Parquet, which coverage does not need
 
     found = read_split(store, add.as_written, verify=True)
     found = conform_split(found, pa.schema([schema.field(each) for each in definition.columns]))
-    return build_rows(found if rows is None else found.take(pa.array(rows, pa.int64())), definition)
+    return found if rows is None else found.take(pa.array(rows, pa.int64()))
 
 
-def build_rows(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
+def build_rows(
+    rows: pa.Table, definition: IndexDefinition, *, start: vector.Codebook | None = None
+) -> dict[str, bytes]:
     """Return the files of a segment over rows in memory, which have at least the indexed columns. No request.
+
+    Of vectors training goes on from `start`.
 
     The same rows give the same files of vectors: their codebook is trained with a seed that the definition fixes.
     """
@@ -103,17 +119,11 @@ def build_rows(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
         case "vector":
             column = rows.column(definition.columns[0])
             seed = xxhash.xxh3_64_intdigest(fingerprint_of(definition).encode())
-            return vector.build(column, vector.train_on(column, definition, seed), definition)
+            return vector.build(column, vector.train_on(column, definition, seed, start=start), definition)
+        case "primary_key":
+            return primary_key.build(rows, definition.columns)
         case _:
             assert_never(definition.kind)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some rows of a split, ascending, and the splits that they came from, for which no segment answers."""
-
-    rows: BitMap
-    origins: tuple[str, ...]
 
 
 def write(
@@ -133,26 +143,69 @@ def write(
     The object is durable when this returns; until the action is committed nobody sees it. Raises `CommitUnknown` when
     the store did not say whether it kept the object and does not have it.
     """
-    segment_id = ids.uuid()
-    fingerprint = fingerprint_of(definition)
-    properties = {"index": definition.name, DEFINITION: fingerprint, "split": covers}
     beside = {} if part is None else {ROWS: part.rows.serialize()}
-    packed = bundle.pack({**files, **beside}, identity=segment_id, properties=properties)
+    written = _stored(store, {**files, **beside}, definition, covers, ids=ids)
+    return replace(
+        written,
+        numRecords=rows if part is None else len(part.rows),
+        origins=None if part is None else part.origins,
+    )
+
+
+def write_merged(
+    store: ObjectStore,
+    files: Mapping[str, bytes | memoryview],
+    *,
+    definition: IndexDefinition,
+    covered: Sequence[Covered],
+    ids: Ids,
+) -> IndexSegment:
+    """Store the files of a segment over these splits, one after the other, as `write` does. One PUT."""
+    if len(covered) == 1:
+        [one] = covered
+        return write(store, files, definition=definition, covers=one.split, rows=one.rows, ids=ids, part=one.part)
+    parts = {rows_file(number): each.part for number, each in enumerate(covered) if each.part is not None}
+    beside = {name: part.rows.serialize() for name, part in parts.items()}
+    written = _stored(store, {**files, **beside}, definition, covered[0].split, ids=ids)
+    origins = tuple(() if each.part is None else each.part.origins for each in covered)
+    return replace(
+        written,
+        covers=tuple(each.split for each in covered),
+        numRecords=sum(each.count for each in covered),
+        coveredRows=tuple(each.count for each in covered),
+        coveredOrigins=origins if parts else None,
+    )
+
+
+def _stored(
+    store: ObjectStore, files: Mapping[str, bytes | memoryview], definition: IndexDefinition, split: str, *, ids: Ids
+) -> IndexSegment:
+    segment_id, fingerprint = ids.uuid(), fingerprint_of(definition)
+    is_trained = definition.kind == "vector"
+    training = {vector.TRAINING: vector.Training.in_files(files).to_object()} if is_trained else {}
+    properties = {"index": definition.name, DEFINITION: fingerprint, "split": split}
+    packed = bundle.pack(bound(files, definition, segment_id), identity=segment_id, properties=properties)
     key = keys.segment_key(definition.name, segment_id)
     _create(store, key, packed.data)
-    _logger.info("wrote segment %s over %s: %d bytes", key, covers, len(packed.data))
+    _logger.info("wrote segment %s over %s: %d bytes", key, split, len(packed.data))
     return IndexSegment(
         index=definition.name,
         kind=definition.kind,
         path=key,
-        covers=(covers,),
+        covers=(split,),
         size=len(packed.data),
         xxh3=packed.xxh3,
         footerOffset=packed.footer_offset,
-        numRecords=rows if part is None else len(part.rows),
-        details={DEFINITION: fingerprint},
-        origins=None if part is None else part.origins,
+        numRecords=0,
+        details={DEFINITION: fingerprint, **training},
     )
+
+
+def bound(
+    files: Mapping[str, bytes | memoryview], definition: IndexDefinition, identity: str
+) -> Mapping[str, bytes | memoryview]:
+    """Return the files as those of the object of this identity, which parts of some kinds name in their checksums."""
+    return primary_key.bound(files, identity) if definition.kind == "primary_key" else files
 
 
 def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
@@ -162,9 +215,10 @@ def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
     """
     where = segment.path
     files = bundle.unpack(store.get(where).data, expected_of(segment))
-    indexed = files if segment.origins is None else _without_rows(files, segment)
+    indexed = _without_rows(files, segment)
     # A split of another writer may not say how many rows it has; its segment says 0.
-    check(indexed, segment.index, str(segment.details.get(DEFINITION)), rows=segment.numRecords or None, where=where)
+    definition, rows = str(segment.details.get(DEFINITION)), segment.numRecords or None
+    check(indexed, segment.index, definition, rows=rows, identity=segment_id(segment), where=where)
     return files
 
 
@@ -180,10 +234,17 @@ def expected_of(segment: IndexSegment) -> bundle.Expected:
 
 
 def check(
-    files: Mapping[str, bytes | memoryview], index: str, fingerprint: str, *, rows: int | None, where: str
+    files: Mapping[str, bytes | memoryview],
+    index: str,
+    fingerprint: str,
+    *,
+    rows: int | None,
+    where: str,
+    identity: str = "",
 ) -> None:
     """Return only when these can be the files of a segment that was built as `fingerprint` says; raises `Corrupt`.
 
+    `identity` is that of their object, which only parts that `bound` made its own need.
     A definition that this release does not know says nothing of the files, and no search uses them.
     """
     try:
@@ -197,6 +258,8 @@ def check(
             bitmap.check(files, definition, where=where)
         case "vector":
             vector.check(files, definition, rows=rows, where=where)
+        case "primary_key":
+            primary_key.check(files, rows=rows, identity=identity, where=where)
         case _:
             assert_never(definition.kind)
 
@@ -209,24 +272,26 @@ def segment_id(segment: IndexSegment) -> str:
     return parsed.id
 
 
-def part_rows(data: bytes | memoryview, segment: IndexSegment) -> BitMap:
-    """Return the rows of its split that a segment over a part of it has indexed, ascending. Raises `Corrupt`."""
+def part_rows(data: bytes | memoryview, segment: IndexSegment, member: Member) -> BitMap:
+    """Return the rows of a split that a segment over a part of it has indexed, ascending. Raises `Corrupt`."""
     try:
         rows = BitMap.deserialize(bytes(data))
     except (ValueError, LookupError) as error:
         raise Corrupt(f"{segment.path}: its rows cannot be read: {error}", advice=REBUILD, key=segment.path) from error
-    if len(rows) != segment.numRecords:
-        found = f"{segment.path}: names {len(rows)} rows, the log says {segment.numRecords}"
+    if len(rows) != member.rows:
+        found = f"{segment.path}: names {len(rows)} rows of {member.split}, the log says {member.rows}"
         raise Corrupt(found, advice=REBUILD, key=segment.path)
     return rows
 
 
 def _without_rows(files: Mapping[str, memoryview], segment: IndexSegment) -> dict[str, memoryview]:
-    """The files of the index; raises `Corrupt` unless the rows beside them are sound."""
-    if ROWS not in files:
-        raise Corrupt(f"{segment.path}: does not say which rows it is over", advice=REBUILD, key=segment.path)
-    part_rows(files[ROWS], segment)
-    return {name: data for name, data in files.items() if name != ROWS}
+    """The files of the index; raises `Corrupt` unless the rows of parts beside them are sound."""
+    parts = {each.file: each for each in members(segment) if each.origins is not None}
+    for name, member in parts.items():
+        if name not in files:
+            raise Corrupt(f"{segment.path}: does not say which rows it is over", advice=REBUILD, key=segment.path)
+        part_rows(files[name], segment, member)
+    return {name: data for name, data in files.items() if name not in parts}
 
 
 def _create(store: ObjectStore, key: str, data: bytes) -> None:

@@ -24,10 +24,12 @@ VECTORS_FEATURE = "deletionVectors"
 REGIONS_FEATURE = "regionSpecs"
 TRANSLATIONS_FEATURE = "translations"
 VECTOR_COLUMNS_FEATURE = "vectorColumns"
+KEY_INDEXES_FEATURE = "primaryKeyIndexes"
 FEATURES = frozenset(
     {
         *("avroState", "multiPartCheckpoint", "schemaDeduplication"),
         *(OWN_FEATURE, REGIONS_FEATURE, TRANSLATIONS_FEATURE, VECTORS_FEATURE, VECTOR_COLUMNS_FEATURE),
+        KEY_INDEXES_FEATURE,
     }
 )
 
@@ -200,6 +202,8 @@ class IndexSegment:
 
     It answers for the rows of those splits, wherever translations moved them. With `origins` it was built over a part
     of one split only: of the rows that came from these other splits, for which no segment answered. Decision 0115.
+    A merged segment has in `coveredRows` the rows of each of `covers`, one after the other, and in `coveredOrigins` the
+    origins of each that is a part, and nothing for the others. Decision 0122.
     """
 
     NAME: ClassVar[str] = "indexSegment"
@@ -213,6 +217,8 @@ class IndexSegment:
     numRecords: int
     details: Mapping[str, Any] = field(default_factory=dict)
     origins: tuple[str, ...] | None = None
+    coveredRows: tuple[int, ...] | None = None
+    coveredOrigins: tuple[tuple[str, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from storage_core.log.actions import (
+    KEY_INDEXES_FEATURE,
     OWN_FEATURE,
     REGIONS_FEATURE,
     TRANSLATIONS_FEATURE,
@@ -21,6 +22,7 @@ from storage_core.log.actions import (
     Translation,
 )
 from storage_core.rows.vectors import VECTOR
+from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
 from storage_core.settings.region_fields import REGIONS_KEY
 
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
@@ -56,10 +58,16 @@ def _needed_by(action: Action) -> Iterable[str]:
                 yield REGIONS_FEATURE  # without it writers claim, and readers look into, the region of the whole table
             if VECTOR in action.schemaString:
                 yield VECTOR_COLUMNS_FEATURE  # without it writers let in lists of any length
+            if any(_is_of_the_key(*entry) for entry in action.configuration.items()):
+                yield KEY_INDEXES_FEATURE  # without it the settings of the table are none
         case Translation():
             yield TRANSLATIONS_FEATURE  # without it segments are taken for those of other rows, or for none
         case _:
             pass
+
+
+def _is_of_the_key(key: str, text: str) -> bool:
+    return key.startswith(INDEX_PREFIX) and IndexDefinition.from_text(key, text).kind == "primary_key"
 
 
 def _and(features: tuple[str, ...] | None, needed: Iterable[str]) -> tuple[str, ...]:

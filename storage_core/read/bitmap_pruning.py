@@ -170,7 +170,7 @@ class Bitmaps:
             if columns is None:
                 return False
             found[segment.path] = columns
-        if not answering.translations:
+        if answering.is_direct:
             [segment], [columns] = answering.segments, found.values()
             rows = self._rows({**question.columns, **columns}, segment, split.add.numRecords, limits)
             question.columns.update(columns)
@@ -199,7 +199,7 @@ class Bitmaps:
             return None
         moves = self._parts.moves(self._store, question.split.add, answering)
         question.readings.append(moves)
-        left = moves.left(matching, lambda segment: readings[segment.path].part_rows())
+        left = moves.left(matching, lambda held: readings[held.segment.path].part_rows(held.member))
         question.is_joint = left.is_told and len(self.indexes) == 1
         return left.rows
 
@@ -277,13 +277,13 @@ class _Split:
 
     @property
     def bytes(self) -> float:
-        return self.add.size if is_small(self.add) and not self.is_local else self.add.size * self.share
+        return self.add.size if is_small(self.add, self.share) and not self.is_local else self.add.size * self.share
 
     @property
     def cost(self) -> float:
         """What fetching it costs, with its requests in bytes: of the footer, and of each row group."""
         groups = math.ceil((self.add.numRecords or 1) / row_groups.ROWS_PER_GROUP)
-        return REQUEST_BYTES * (1 if is_small(self.add) else 1 + groups) + self.bytes
+        return REQUEST_BYTES * (1 if is_small(self.add, self.share) else 1 + groups) + self.bytes
 
     @property
     def most_bytes(self) -> int:

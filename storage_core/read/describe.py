@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
@@ -75,17 +76,11 @@ def _windows(snapshot: Snapshot) -> list[Row]:
 
 
 def _index(snapshot: Snapshot, definition: IndexDefinition) -> Row:
-    from storage_core.index.catch_up import watermark  # which tables without indexes do not need
-    from storage_core.index.coverage import coverage
+    from storage_core.index.debt import debt  # which tables without indexes do not need
 
-    covered = coverage(snapshot, definition)
-    return {
-        "name": definition.name,
-        "kind": definition.kind,
-        "watermark": watermark(snapshot, definition.name),
-        "segments": len(covered.segments) + len(covered.stale),
-        "covered_splits": len(snapshot.splits) - len(covered.missing),
-    }
+    found = asdict(debt(snapshot, definition.name))
+    found["segments"] += found.pop("stale_segments")
+    return {"name": definition.name, "kind": definition.kind, **found}
 
 
 def _regions(store: ObjectStore, snapshot: Snapshot) -> list[Row]:

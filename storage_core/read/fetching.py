@@ -29,11 +29,16 @@ With a condition the columns that are fetched first may need a quarter of it bes
 """
 
 
+_RELEASE_BYTES: Final = 64 * 2**20
+"""So much is handed on before Arrow is told to give back what it keeps of freed memory: several times what is held."""
+
+
 def fetched(
     store: ObjectStore,
     splits: Sequence[Add],
     schema: pa.Schema,
     *,
+    share: float,
     footers: Footers,
     deleted: Callable[[Add], BitMap] | None = None,
     predicate: Predicate | None = None,
@@ -45,8 +50,9 @@ def fetched(
 
     Rows that cannot make `predicate` true may be left out: row groups by their bounds, those without one of the `rows`
     of their split where it has some, and where that spares much
-    (`late_materialization`) the rest by the columns that it names, which are fetched first. A split up to
-    `SMALL_SPLIT_BYTES`, or of an earlier release, is one GET, and verified whole. Of another its footer is one, unless
+    (`late_materialization`) the rest by the columns that it names, which are fetched first. A split that is small
+    (`split.read.is_small`) for this `share` of the table's columns, or of an earlier release, is one GET, and verified
+    whole. Of another its footer is one, unless
     `footers` holds it, and each row group as many as its columns lie apart; both are verified before they are decoded.
     What `footers` have cached is none.
     Raises what `open_split` raises.
@@ -55,7 +61,7 @@ def fetched(
 
     def opened(add: Add) -> OpenSplit:
         hidden = None if deleted is None else deleted(add)
-        return open_split(store, add, whole=add.footerXxh3 is None, footers=footers, deleted=hidden)
+        return open_split(store, add, whole=add.footerXxh3 is None, share=share, footers=footers, deleted=hidden)
 
     def pieces() -> Generator[Piece]:
         with closing(prefetch(opened, splits, SPLITS_AT_ONCE)) as found:
@@ -70,5 +76,10 @@ def fetched(
         closing(pieces()) as wanted,
         closing(read_late(wanted, predicate, schema, at_once=PIECES_AT_ONCE, most=HELD_BYTES)) as read,
     ):
+        handed_on = 0
         for table in read:
+            handed_on += table.nbytes
+            if handed_on > _RELEASE_BYTES:
+                pa.default_memory_pool().release_unused()
+                handed_on = 0
             yield conform_split(table, schema)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,9 @@ from storage_core.rows.keys import Positions
 from storage_core.rows.map_lookup import map_column
 from storage_core.rows.sortable import bound_keys
 from storage_core.split.kept_values import KeptValues
+
+if TYPE_CHECKING:
+    from storage_core.read.indexed_keys import IndexedKeys
 
 _KEYS_AT_ONCE = 64
 _BOUNDED = ("bounds of keys",)
@@ -58,12 +62,20 @@ def candidates(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequen
 
 
 def rows(
-    store: ObjectStore, add: Add, wanted: pa.Table, schema: pa.Schema, *, verified: Verified, kept: KeptValues
+    store: ObjectStore,
+    add: Add,
+    wanted: pa.Table,
+    schema: pa.Schema,
+    *,
+    verified: Verified,
+    kept: KeptValues,
+    index: IndexedKeys | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the live rows of a split with one of these keys, with the columns of the table.
 
-    What is in `kept` and `verified` is not read again. A local file is read whole once, to verify it. Of any other
-    split: one GET where it is small (`split.read.SMALL_SPLIT_BYTES`), else one of the footer, then per row group that
+    What is in `kept` and `verified` is not read again. Where the `index` tells of the split, the rows that it names
+    are read, and nothing where it names none. A local file is read whole once, to verify it. Of any other split: one
+    GET where it is small (`split.read.SMALL_SPLIT_BYTES`), else one of the footer, then per row group that
     may hold a key one of the key columns, or several where they lie apart, and per row group that does one of all
     columns. One GET more for a deletion vector that is stored and not cached, where the split has a key. Raises
     what `open_split` raises.
@@ -72,9 +84,12 @@ def rows(
     from storage_core.split.conform import conform_split
     from storage_core.split.read import open_split
 
+    named = None if index is None else index.of_split(add).places
+    if named is not None and not len(named):
+        return
     path = verified.path(store, add)
     opened = cache(lambda: open_split(store, add.as_written, whole=False, file_path=path, footers=verified.footers))
-    places = key_places.find(add, opened, wanted, kept)
+    places = key_places.find(add, opened, wanted, kept) if named is None else named
     if len(places) and add.deletionVector is not None:
         places = places[~np.isin(places, _deleted(store, add, kept))]
     if not len(places):

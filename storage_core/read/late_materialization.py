@@ -146,8 +146,7 @@ class _Stages:
     def first(self, piece: Piece) -> _FirstRead:
         if not piece.split.is_ranged or piece.columns is None or self._in_vain > _IN_VAIN:
             return _FirstRead(piece)
-        [group] = piece.groups
-        first, rest = first_and_rest(piece.split.footer, group, piece.columns, self.predicate)
+        first, rest = first_and_rest(piece.split.footer, piece.group, piece.columns, self.predicate)
         if not rest:
             return _FirstRead(piece)
         return _FirstRead(piece, replace(piece, columns=first), replace(piece, columns=rest))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +29,9 @@ from storage_core.rows.keys import key_codes
 from storage_core.rows.schema import conform
 from storage_core.split.kept_values import KeptValues
 from storage_core.system_errors import raise_refused
+
+if TYPE_CHECKING:
+    from storage_core.read.indexed_keys import IndexedKeys
 
 Key = object
 
@@ -82,10 +86,12 @@ def get_many(
     newer = _folded(records, wanted)
     requested = wanted if newer is None else fold.left_open([newer], wanted)
 
-    def of_split(add: Add) -> list[pa.Table]:
-        return list(key_splits.rows(store, add, requested, snapshot.schema, verified=verified, kept=kept))
-
     splits = key_splits.candidates(snapshot, requested, kept) if requested.num_rows else ()
+    index = key_index(store, snapshot, requested, splits=len(splits), verified=verified, kept=kept)
+
+    def of_split(add: Add) -> list[pa.Table]:
+        return list(key_splits.rows(store, add, requested, snapshot.schema, verified=verified, kept=kept, index=index))
+
     base = [snapshot.schema.empty_table(), *chain.from_iterable(all_of(of_split, splits, _SPLITS_AT_ONCE))]
     rows = pa.concat_tables(base)
     if newer is not None and newer.num_rows:
@@ -96,6 +102,17 @@ def get_many(
     held, requested_codes = key_codes([rows, wanted], columns)
     by_code = dict(zip(held.tolist(), found, strict=True))
     return [by_code.get(each) for each in requested_codes.tolist()]
+
+
+def key_index(
+    store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, splits: int, verified: Verified, kept: KeptValues
+) -> IndexedKeys | None:
+    """Return `IndexedKeys.of`, None at once for a table without segments."""
+    if not snapshot.segments:
+        return None
+    from storage_core.read.indexed_keys import IndexedKeys  # which tables without indexes do not need
+
+    return IndexedKeys.of(store, snapshot, wanted, splits=splits, verified=verified, kept=kept)
 
 
 def left_to_base(records: pa.Table | None, wanted: pa.Table) -> pa.Table:

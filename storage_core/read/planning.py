@@ -117,11 +117,16 @@ class _Splits:
     verified: Verified
     left: Narrowed
 
+    @property
+    def _share(self) -> float:
+        """The share of the table's columns that is read."""
+        return len(self.names) / len(self.snapshot.schema)
+
     def part(self, add: Add) -> _Part:
         """What is read of a split. One GET for its footer, unless it is held or the split is read whole."""
         is_local = self.store.local_path(add.path) is not None
         vectors = int(add.deleted_rows is not None and add.deleted_rows.path is not None)
-        if add.footerXxh3 is None or (is_small(add) and not is_local):
+        if add.footerXxh3 is None or (is_small(add, self._share) and not is_local):
             return _Part(vectors if is_local else vectors + 1, add.size)
         footer = self.verified.footers.held(add)
         if footer is not None or is_local:

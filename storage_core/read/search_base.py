@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar, cast
@@ -11,11 +12,13 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from storage_core.cache.pieces import CachedPieces
+from storage_core.errors import TidemarkError
 from storage_core.formats.translation_map import TranslationMap
 from storage_core.index.cache import SegmentCache
-from storage_core.index.coverage import Coverage, Nearest
+from storage_core.index.coverage import Coverage, Held, Nearest
 from storage_core.index.places import Places, Ways
-from storage_core.index.segments import ROWS, part_rows
+from storage_core.index.segments import part_rows
 from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.log.moves import by_input
 from storage_core.log.snapshot import Snapshot
@@ -29,11 +32,14 @@ from storage_core.read.row_group_pruning import leading_bounds
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between, first_column, least
 from storage_core.read.search_source import chosen, require_within, usable
+from storage_core.rows.keys import Positions
 from storage_core.rows.sortable import has_leading_keys
+from storage_core.rows.vectors import is_vector
 from storage_core.split import pages
 from storage_core.split.conform import conform_split
-from storage_core.split.opened import corrupt_on_failure
+from storage_core.split.opened import OpenSplit, corrupt_on_failure
 from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
+from storage_core.split.vector_pages import RangedVectors
 
 _LOW_BYTES = 500  # of a bound and its name
 _FETCHED_AT_ONCE = 8
@@ -53,15 +59,24 @@ class Base:
         *,
         cache: SegmentCache,
         kept: Kept,
+        hidden: Hidden | None = None,
     ) -> None:
-        """Look at nothing yet."""
+        """Look at nothing yet. `hidden` is shared with the bases of other indexes of the same search."""
         self.store, self.snapshot, self.covered, self.cache = store, snapshot, covered, cache
         self._kept, self._first = kept, first_column(snapshot)
         self._nearest = Nearest.of(covered.segments.values())
         self._moved = by_input(covered.translations.values())
         self._reading = _Locks()
-        self._hidden, self._unanswered = _Once[BitMap](), _Once[BitMap]()
+        self._hidden, self._unanswered, self._parts = _Once[BitMap](), _Once[BitMap](), _Once[BitMap]()
+        self._directories = _Once[Path]()
         self._overlay = overlay
+        if hidden is not None:
+            self._hidden = hidden
+
+    @property
+    def pieces(self) -> CachedPieces:
+        """What is fetched of segments goes through this."""
+        return self._kept.verified.footers.cached
 
     def hidden(self, split: str) -> BitMap:
         """Return the rows of a split that are no answer; see `Overlay.deleted`, which is asked once per split."""
@@ -113,6 +128,10 @@ class Base:
         wanted = {each.column for each in conditions(condition)}
         reading = self._kept.verified.bitmaps.reading(self.store, segment, self.covered.definition)
         return rows_that_meet(condition, reading.columns(wanted) or {}, count)
+
+    def directory(self, segment: IndexSegment) -> Path:
+        """Return the directory with the files of a segment. One GET at most. Raises as `SegmentCache.segment` does."""
+        return self._directories(segment.path, lambda: self.cache.segment(self.store, segment))
 
     def count(self, split: str) -> int:
         """Return the rows of a split's file. No request, but for its footer where the log does not say."""
@@ -176,7 +195,7 @@ class Base:
             whole = path is not None or add.size <= WHOLE_SPLIT_BYTES
             opened = open_split(self.store, add, whole=whole, file_path=path, footers=self._kept.verified.footers)
             require_within(rows, opened.rows, split)
-            found = opened.take(places, columns)
+            found = self._taken(add, opened, places, columns)
         if not found.num_columns:  # of a split that is older than all of these columns
             found = pa.table({"": pa.nulls(len(places))})
         wanted = chosen(self.snapshot.schema, columns)
@@ -184,6 +203,29 @@ class Base:
         self._kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
         # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
         return cast("pa.Table", taken.cast(wanted))
+
+    def foresee(self, split: str) -> None:
+        """Have at hand the footer of a split that `take` will read by ranges, if it is sound. One GET at most."""
+        add = self.snapshot.splits[split].as_written
+        if add.footerXxh3 is not None and add.size > WHOLE_SPLIT_BYTES and self.store.local_path(add.path) is None:
+            with suppress(TidemarkError, pa.ArrowException, OSError):
+                self._kept.verified.footers.of(self.store, add)
+
+    def _taken(self, add: Add, opened: OpenSplit, places: Positions, columns: Collection[str]) -> pa.Table:
+        """Rows of a split: of one that is read by ranges the pages with their vectors, and not column chunks."""
+        listed = [each.name for each in opened.schema if each.name in columns and is_vector(each.type)]
+        if not opened.is_ranged or not listed:
+            return opened.take(places, columns)
+        footers = self._kept.verified.footers
+        with corrupt_on_failure(add):
+            footer = footers.of(self.store, add)
+            pages = RangedVectors(self.store, add, footer, kept=self._kept.values, cached=footers.cached)
+            taken = {name: pages.take(name, opened.schema, places) for name in listed}
+        found = {name: vectors for name, vectors in taken.items() if vectors is not None}
+        others = [name for name in columns if name not in found and name in opened.schema.names]
+        rest = opened.take(places, others) if others else None
+        names = [name for name in opened.schema.names if name in columns]
+        return pa.table({name: found[name] if rest is None or name in found else rest.column(name) for name in names})
 
     @property
     def _ways(self) -> Ways:
@@ -205,10 +247,14 @@ class Base:
         with self._reading(translation.path):
             return self._kept.values.made(name, TranslationMap, read, lambda each: each.size_bytes)
 
-    def _part(self, segment: IndexSegment) -> BitMap:
-        with usable(segment.path):
-            directory = self.cache.segment(self.store, segment)
-            return part_rows((directory / ROWS).read_bytes(), segment)
+    def _part(self, held: Held) -> BitMap:
+        segment, member = held.segment, held.member
+
+        def found() -> BitMap:
+            with usable(segment.path):
+                return part_rows((self.directory(segment) / member.file).read_bytes(), segment, member)
+
+        return self._parts(f"{segment.path} {member.split}", found)
 
 
 class _Locks:
@@ -235,6 +281,10 @@ class _Once(Generic[_Value]):
             if name not in self._values:
                 self._values[name] = make()
             return self._values[name]
+
+
+Hidden = _Once[BitMap]
+"""Rows of splits that are no answer, by path."""
 
 
 def _is_ours(add: Add) -> bool:

@@ -33,13 +33,22 @@ class VectorQuery:
 Question = fulltext.TextQuery | Predicate | VectorQuery
 
 
-def index_for(snapshot: Snapshot, index: str | None, *, by_vector: bool) -> IndexDefinition:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One index of a search, and what is asked of it."""
+
+    definition: IndexDefinition
+    question: Question
+
+
+def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDefinition:
     """Return the definition of the index of this name, else of the only one that takes a vector, or does not.
 
     Raises `NotFound` for an unknown name, `InvalidInput` where none or several fit, or the kind is another.
     """
     if index is None:
-        fitting = sorted(each.name for each in snapshot.config.indexes if (each.kind == "vector") is by_vector)
+        searched = (each for each in snapshot.config.indexes if each.kind != "primary_key")
+        fitting = sorted(each.name for each in searched if (each.kind == "vector") is by_vector)
         if len(fitting) != 1:
             kind = "vector" if by_vector else "full-text or bitmap"
             found = f"{len(fitting)} {kind} indexes ({', '.join(fitting)})" if fitting else f"no {kind} index"
@@ -48,6 +57,8 @@ def index_for(snapshot: Snapshot, index: str | None, *, by_vector: bool) -> Inde
     elif not isinstance(index, str):
         raise InvalidInput(f"index is {quoted(index)}; give the name of one index")
     definition = segments.definition_of(snapshot, index)
+    if definition.kind == "primary_key":
+        raise InvalidInput(f"index {index!r} is of the primary key: get and merges use it, no search does", index=index)
     if (definition.kind == "vector") is not by_vector:
         what = "a vector; a text or values cannot ask it" if definition.kind == "vector" else "a query, and no vector"
         raise InvalidInput(f"index {index!r} ({definition.kind}) takes {what}", index=index)
@@ -66,7 +77,7 @@ def question(
 ) -> Question:
     """Return what is asked of an index of this definition. Raises `InvalidInput`."""
     if query is not None and vector is not None:
-        raise InvalidInput("a search takes a query or a vector, found both; ask once with each")
+        raise InvalidInput("one index takes a query or a vector, found both; `read.hybrid` asks several")
     if nprobe is not None and definition.kind != "vector":
         raise InvalidInput(f"nprobe is of searches by vector, and index {definition.name!r} is {definition.kind}")
     if boosts and definition.kind != "fulltext":
@@ -80,8 +91,19 @@ def question(
             return bitmap_query.parse(query, definition, snapshot.schema)
         case "vector":
             return _vector_query(vector, definition, snapshot, nprobe)
+        case "primary_key":
+            raise InvalidInput(f"index {definition.name!r} is of the primary key; ask by get")
         case _:
             assert_never(definition.kind)
+
+
+def page(limit: object, offset: object = 0) -> tuple[int, int]:
+    """Return how many rows are wanted, and how many are left out before. Raises `InvalidInput`."""
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+        raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
+    return limit, offset
 
 
 def _vector_query(given: object, definition: IndexDefinition, snapshot: Snapshot, nprobe: object) -> VectorQuery:

@@ -13,6 +13,7 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.translation_map import Rows
 from storage_core.index.native_errors import REBUILD
+from storage_core.index.vector.parts import Parts
 from storage_core.read.predicate import Predicate
 from storage_core.read.search_order import Between
 
@@ -44,6 +45,10 @@ class Source(Protocol):
 
     def directory(self) -> Path:
         """Return the directory with the files of the index over all the rows."""
+        ...
+
+    def parts(self) -> Parts | None:
+        """Return the files of a segment of vectors by ranges; None where `directory` is to be read."""
         ...
 
     def matching(self, condition: Predicate) -> BitMap:

@@ -22,14 +22,17 @@ from storage_core.formats.bundle import checksum
 from storage_core.formats.translation_map import Rows
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
+from storage_core.index.vector.parts import Parts
 from storage_core.log.actions import IndexSegment
+from storage_core.log.covered import is_over_one_split
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
-from storage_core.read.search_base import Base
+from storage_core.read.search_base import Base, Hidden
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between
+from storage_core.read.search_ranged import parts_of
 from storage_core.read.search_source import InSplit, Source, require_within, usable
 from storage_core.read.search_unmerged import unmerged_sources, unpacked
 from storage_core.split.read import open_split
@@ -50,8 +53,24 @@ def sources(
 
     Of the base first what has no segment, by split, then the segments by path.
     """
-    base = Base(store, snapshot, covered, overlay, cache=cache, kept=kept)
-    return [*_gaps(base), *_indexed(base), *unmerged_sources(store, covered, cache, overlay, kept=kept)]
+    return sources_of_several(store, snapshot, [covered], overlay=overlay, cache=cache, kept=kept)[0]
+
+
+def sources_of_several(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    covered: Sequence[Coverage],
+    *,
+    overlay: Overlay,
+    cache: SegmentCache,
+    kept: Kept,
+) -> list[list[Source]]:
+    """Return the sources of a search by several indexes, for each index its own. What is hidden is looked up once."""
+    found, hidden = list[list[Source]](), Hidden()
+    for each in covered:
+        base = Base(store, snapshot, each, overlay, cache=cache, kept=kept, hidden=hidden)
+        found.append([*_gaps(base), *_indexed(base), *unmerged_sources(store, each, cache, overlay, kept=kept)])
+    return found
 
 
 def _gaps(base: Base) -> Iterator[Source]:
@@ -65,7 +84,7 @@ def _indexed(base: Base) -> Iterator[Source]:
         for path in paths:
             splits.setdefault(path, []).append(split)
     for path, segment in base.covered.segments.items():
-        if segment.origins is None and segment.covers[0] in base.snapshot.splits:
+        if is_over_one_split(segment) and segment.covers[0] in base.snapshot.splits:
             yield _Split(base, segment.covers[0], segment)
         else:
             yield _Moved(base, segment, tuple(splits[path]))
@@ -99,11 +118,14 @@ class _Split:
     def directory(self) -> Path:
         if self.segment is not None:
             try:
-                return self.base.cache.segment(self.base.store, self.segment)
+                return self.base.directory(self.segment)
             except (Corrupt, NotFound) as error:
                 found = (self.segment.path, self.path, error)
                 _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
         return self.base.gap(self.path)
+
+    def parts(self) -> Parts | None:
+        return None if self.segment is None else parts_of(self.base, self.segment, self.splits)
 
     def matching(self, condition: Predicate) -> BitMap:
         if self.segment is not None:
@@ -136,7 +158,7 @@ class _Split:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The rows of a segment over a part of a split, or over a split whose rows moved to `splits`."""
+    """The rows of a segment over several splits, a part of one, or one whose rows moved; they are in `splits`."""
 
     base: Base
     segment: IndexSegment
@@ -155,7 +177,10 @@ class _Moved:
 
     def directory(self) -> Path:
         with usable(self.segment.path):
-            return self.base.cache.segment(self.base.store, self.segment)
+            return self.base.directory(self.segment)
+
+    def parts(self) -> Parts | None:
+        return parts_of(self.base, self.segment, self.splits)
 
     def matching(self, condition: Predicate) -> BitMap:
         with usable(self.segment.path):
@@ -218,6 +243,9 @@ class _PartOfSplit:
 
     def directory(self) -> Path:
         return self.base.gap(self.path, self.base.unanswered(self.path))
+
+    def parts(self) -> None:
+        return None
 
     def matching(self, condition: Predicate) -> BitMap:
         return unpacked(self.directory(), self.base.covered.definition, condition, lambda: len(self._rows()))

@@ -69,6 +69,9 @@ class _Unmerged:
     def directory(self) -> Path:
         return self.made()
 
+    def parts(self) -> None:
+        return None
+
     def matching(self, condition: Predicate) -> BitMap:
         return unpacked(self.directory(), self.definition, condition, self.count)
 

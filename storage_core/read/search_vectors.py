@@ -7,6 +7,7 @@ than looking into clusters until enough of them are found.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best
 from storage_core.read.search_question import VectorQuery
-from storage_core.read.search_source import Source
+from storage_core.read.search_source import Source, usable
 from storage_core.rows.vectors import matrix
 from storage_core.settings.vector_options import Metric
 from storage_core.split.kept_values import KeptValues
@@ -58,7 +59,7 @@ def add_nearest(live: Live, query: VectorQuery, best: Best, most: int, *, reader
     for source, each in zip(live.sources, found, strict=True):
         for at in range(0, len(each.rows), _ADDED_ROWS):
             part = slice(at, at + _ADDED_ROWS)
-            rows = source.take(each.rows[part].tolist(), best.columns)
+            rows = best.taken(source, each.rows[part].tolist())
             best.add(rows, (0.0 - each.distances[part]).tolist())
 
 
@@ -127,23 +128,40 @@ def _candidates(live: Live, number: int, query: VectorQuery, *, most: int, reade
     is_few = live.is_filtered and len(allowed) <= max(FEW_ROWS, FEW_SHARE * count)
     if is_few or source.fetched_bytes is None:
         return exactly(source, query, np.array(allowed.to_array(), np.int64), most)
-    reader = _reader(source, count, readers)
+    reader, path = _reader(source, count, readers)
     wanted = max(LEAST_WINDOW // PER_ROW, most)
-    rows, distances = reader.candidates(query.vector, wanted, None if len(allowed) == count else allowed, query.nprobe)
+    with _found_usable(path):
+        rows, distances = reader.candidates(
+            query.vector, wanted, None if len(allowed) == count else allowed, query.nprobe
+        )
     # What codes cannot tell apart is near until its vector says that it is not.
     near = np.nan_to_num(distances, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
     return Found(rows, near, is_exact=reader.head.quantization == "none")
 
 
-def _reader(source: Source, count: int, readers: KeptValues) -> vector.Reader:
-    """The open segment of a source, its files in memory."""
+def _found_usable(path: str | None) -> AbstractContextManager[None]:
+    """What is read by ranges is found to be damaged while it is read; files were verified before."""
+    return nullcontext() if path is None else usable(path)
 
-    def opened() -> tuple[vector.Reader, int]:
-        files = {each.name: each.read_bytes() for each in source.directory().iterdir()}
-        reader = vector.Reader(vector.InMemory(files), where=source.name, rows=count)
+
+_Opened = tuple[vector.Reader, str | None]
+
+
+def _reader(source: Source, count: int, readers: KeptValues) -> _Opened:
+    """The open segment of a source: its files in memory, or by ranges the object of this path, which may be damaged."""
+
+    def opened() -> tuple[_Opened, int]:
+        parts, held, path = source.parts(), 0, None
+        if isinstance(parts, vector.Ranged):
+            path = parts.where
+        if parts is None:
+            files = {each.name: each.read_bytes() for each in source.directory().iterdir()}
+            parts, held = vector.InMemory(files), sum(map(len, files.values()))
+        with _found_usable(path):
+            reader = vector.Reader(parts, where=path or source.name, rows=count)
         decoded = min(vector.KEPT_BYTES, reader.head.rows * (reader.head.dimensions + 8))
-        return reader, sum(map(len, files.values())) + decoded
+        return (reader, path), held + decoded
 
     found = readers.made((source.name,), tuple, opened, lambda each: int(each[1]))
-    reader: vector.Reader = found[0]
-    return reader
+    kept: _Opened = found[0]
+    return kept

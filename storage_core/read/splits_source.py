@@ -80,7 +80,14 @@ def splits_source(
 
         def read() -> Generator[pa.RecordBatch]:
             found = fetched(
-                store, splits, wanted, footers=verified.footers, deleted=deleted, predicate=predicate, rows=rows
+                store,
+                splits,
+                wanted,
+                share=len(wanted) / len(schema),
+                footers=verified.footers,
+                deleted=deleted,
+                predicate=predicate,
+                rows=rows,
             )
             with closing(found):
                 for table in found:

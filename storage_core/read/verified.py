@@ -94,6 +94,10 @@ class Verified:
             raise Unavailable(f"{add.path}: {error.strerror}; try again later", key=add.path) from error
         return path
 
+    def is_known(self, add: Add) -> bool:
+        """Whether the local file of a split was read whole already."""
+        return add.path in self._files
+
     def columns(self, add: Add) -> Columns:
         """Return what the footer of a split, of which `path` has told the file, says of its columns."""
         return self._files[add.path].columns

@@ -28,6 +28,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import generation
+from storage_core.region.indexed_base import IndexedBase, with_index
 from storage_core.region.merge_segments import MovingSegments
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap
@@ -62,8 +63,8 @@ def plan(
     generation.
     """
     newest = known_manifests(store, snapshot) if manifests is None else manifests
-    works = (_plan_region(store, snapshot, each, max_records) for each in newest)
-    return [work for work in works if work is not None]
+    works = [_plan_region(store, snapshot, each, max_records) for each in newest]
+    return with_index(snapshot, [work for work in works if work is not None])
 
 
 def _plan_region(
@@ -91,9 +92,10 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, quara
 
     Commits nothing: that is the caller's, with `actions_of`. No split is rewritten; one whose last live row is gone is
     removed. Memory holds the records, the keys of one split, a row group and the rows that patches hit. A delete of
-    what does not exist writes nothing (lesson 28). Requests: those of the generations, of `superseded.find` per split
-    of the base, one PUT per vector that is stored and per new split. Raises `Corrupt` for a damaged generation or
-    split; what was written until then are orphans. An error of the data names region, generation, record and key.
+    what does not exist writes nothing (lesson 28). Requests: those of the generations, of `IndexedBase.rows` and
+    `superseded.find` per split of the base, one PUT per vector that is stored and per new split. Raises `Corrupt` for
+    a damaged generation or split; what was written until then are orphans. An error of the data names region,
+    generation, record and key.
 
     With `quarantine` the records of a key that cannot be applied are there when this returns, and the base keeps what
     it has of that key.
@@ -202,7 +204,8 @@ def _read(work: MergeWork, found: Sequence[Superseded]) -> pa.Table:
 
 def _superseded(store: ObjectStore, work: MergeWork, folded: pa.Table) -> list[Superseded]:
     key, schema = work.primary_key, work.context.schema
-    looked = [find(store, split, folded, key=key, schema=schema) for split in work.base]
+    index = IndexedBase.of(store, work, folded)
+    looked = [find(store, split, folded, key=key, schema=schema, among=index.rows(split)) for split in work.base]
     return [each for each in looked if each is not None]
 
 

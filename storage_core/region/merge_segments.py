@@ -9,7 +9,7 @@ the merge, the rest, no segment answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,16 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import CommitConflict, Corrupt, NotFound
-from storage_core.formats import keys
+from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.generation_manifest import Generation
-from storage_core.formats.translation_map import MOST_INPUTS, TranslationMap, pack
+from storage_core.formats.translation_map import MOST_INPUTS, TranslationMap
 from storage_core.ids import Ids
 from storage_core.index import segments
 from storage_core.index.coverage import REBUILD_SHARE
-from storage_core.log.actions import Add, IndexSegment, Translation
+from storage_core.index.translations import store_translation
+from storage_core.log.actions import IndexSegment
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.create import create_once
 from storage_core.region import generation_segments
 from storage_core.region.refused import Records
 from storage_core.rows import fold
@@ -75,7 +74,9 @@ class MovingSegments:
         if not _is_of(found, origins, [*moved]):
             _logger.warning("no segment of %s is followed: its rows are not in the order of its segments", [*moved])
             return rewrite
-        translation = self._stored(store, found, moved, ids=ids, outputs=rewrite.adds)
+        names = [generation_segments.covered_name(each) for each in self.generations]
+        inputs = [*(names[number] for number in moved), f"{names[-1]}/rest"]
+        translation = store_translation(store, found, inputs, rewrite.adds, ids=ids)
         joining = tuple(each for own in moved.values() for each in own)
         return replace(rewrite, translations=(translation,), segments=joining)
 
@@ -126,32 +127,6 @@ class MovingSegments:
                 continue
             sound.append(segment)
         return sound
-
-    def _stored(
-        self,
-        store: ObjectStore,
-        found: TranslationMap,
-        moved: Mapping[int, Sequence[IndexSegment]],
-        *,
-        ids: Ids,
-        outputs: Sequence[Add],
-    ) -> Translation:
-        identity = ids.uuid()
-        packed, key = pack(found, identity=identity), keys.translation_key(identity)
-        if not create_once(store, key, packed.data, advice="merge again"):
-            raise CommitConflict(f"{key}: the translation id is taken by other bytes; merge again", key=key)
-        _logger.info("wrote translation %s of %d generations: %d bytes", key, len(moved), len(packed.data))
-        names = [generation_segments.covered_name(each) for each in self.generations]
-        return Translation(
-            path=key,
-            inputs=(*(names[number] for number in moved), f"{names[-1]}/rest"),
-            inputRows=found.input_rows,
-            outputs=tuple(add.path for add in outputs),
-            movedRows=tuple(found.moved.ravel().tolist()),
-            size=len(packed.data),
-            xxh3=packed.xxh3,
-            footerOffset=packed.footer_offset,
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

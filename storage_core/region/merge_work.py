@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from storage_core.formats.region_manifest import FlushedGeneration
-from storage_core.log.actions import Add, MergedGenerations, to_json_object
+from storage_core.index.coverage import Answering
+from storage_core.log.actions import Add, IndexSegment, MergedGenerations, Translation, to_json_object
 from storage_core.log.conflicts.requirements import MergeProgress
 from storage_core.log.encoding.action_json import read_action, read_actions, write_actions
 from storage_core.split.context import SplitContext
@@ -21,7 +22,7 @@ class MergeWork:
 
     `generations` are consecutive, a sorted one by the range that it stands for, and start at `after` + 1. `base` are
     the live splits whose key bounds admit a touched key, with their deletion vectors; that they hold one is decided by
-    reading their keys.
+    reading their keys, or by a primary-key index: what of it answers for them is in `answering`, by path.
     """
 
     region: str
@@ -30,6 +31,7 @@ class MergeWork:
     primary_key: tuple[str, ...]
     base: tuple[Add, ...]
     context: SplitContext
+    answering: Mapping[str, Answering] = field(default_factory=dict)
 
     @property
     def requirements(self) -> tuple[MergeProgress, ...]:
@@ -45,6 +47,7 @@ class MergeWork:
             "primaryKey": list(self.primary_key),
             "base": write_actions(self.base),
             "context": self.context.to_json(),
+            **self._index(),
         }
         return json.dumps(body, sort_keys=True)
 
@@ -62,7 +65,30 @@ class MergeWork:
             primary_key=tuple(body["primaryKey"]),
             base=read_actions(body["base"], Add, "merge work"),
             context=SplitContext.from_json(body["context"]),
+            answering=_answering(body),
         )
+
+    def _index(self) -> Mapping[str, Any]:
+        """What answers for the splits, each segment and translation once, however many splits it answers for."""
+        found = self.answering.values()
+        return {
+            "segments": write_actions({each.path: each for one in found for each in one.segments}.values()),
+            "translations": write_actions({each.path: each for one in found for each in one.translations}.values()),
+            "answering": {
+                split: [[each.path for each in one.segments], [each.path for each in one.translations]]
+                for split, one in self.answering.items()
+            },
+        }
+
+
+def _answering(body: Mapping[str, Any]) -> Mapping[str, Answering]:
+    where = "merge work"
+    segments = {each.path: each for each in read_actions(body["segments"], IndexSegment, where)}
+    translations = {each.path: each for each in read_actions(body["translations"], Translation, where)}
+    return {
+        split: Answering(tuple(segments[path] for path in own), tuple(translations[path] for path in ways))
+        for split, (own, ways) in body["answering"].items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

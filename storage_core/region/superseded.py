@@ -56,29 +56,36 @@ def find(
     key: Sequence[str],
     schema: pa.Schema,
     footers: Footers | None = None,
+    among: Positions | None = None,
 ) -> Superseded | None:
     """Return what the records do to the split, None for nothing.
 
-    `records` is folded. Ranged GETs of the footer and the key columns, and, where a patch hits, of the row groups that
-    hold its row: a split up to `split.read.SMALL_SPLIT_BYTES` is one GET in all; one more for a vector that is stored.
-    What `footers` hold or have cached costs none. Raises what `open_split` raises.
+    `records` is folded; `among` are the places, ascending, of the only rows that may have one of their keys, where that
+    is known: none cost no request. Ranged GETs of the footer and the key columns, of the row groups of those places,
+    and, where a patch hits, of the row groups that hold its row: a split up to `split.read.SMALL_SPLIT_BYTES` is one
+    GET in all; one more for a vector that is stored. What `footers` hold or have cached costs none. Raises what
+    `open_split` raises.
     """
+    if among is not None and not len(among):
+        return None
     footers = footers or Footers()
     deleted = deleted_rows(store, split, footers.cached)
     opened = open_split(store, split.as_written, whole=False, footers=footers)
-    wanted, held = key_codes([records, opened.read(key)], key)
-    live = np.ones(len(held), np.bool_)
+    rows = opened.rows
+    at = np.arange(rows) if among is None else among
+    wanted, held = key_codes([records, opened.read(key) if among is None else opened.take(at, key)], key)
+    live = np.ones(rows, np.bool_)
     live[positions(deleted)] = False
-    places = np.flatnonzero(live & np.isin(held, wanted))
-    if not len(places):
+    hit = live[at] & np.isin(held, wanted)
+    if not hit.any():
         return None
     patched = wanted[records.column(fold.OPERATION).to_numpy() == fold.Operation.PATCH]
     return Superseded(
         split=split,
-        rows=len(held),
-        deleted=deleted | BitMap(places.astype(np.uint32)),
-        hit=len(places),
-        read=_rows(opened, places[np.isin(held[places], patched)], schema),
+        rows=rows,
+        deleted=deleted | BitMap(at[hit].astype(np.uint32)),
+        hit=int(hit.sum()),
+        read=_rows(opened, at[hit & np.isin(held, patched)], schema),
     )
 
 

@@ -14,7 +14,7 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import column_regex, statistics
 from storage_core.rows.schema import from_schema_string
-from storage_core.split import chunk_checksums
+from storage_core.split import chunk_checksums, vector_pages
 from storage_core.split.conform import conform_split
 from storage_core.split.lineage import Lineage, Origin, read_origin
 from storage_core.split.metadata import add_of, require_checksum
@@ -60,6 +60,7 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
     require_checksum(metadata, path)
     if chunk_checksums.KEY in metadata and chunk_checksums.entry(data, footer).items() - metadata.items():
         raise Corrupt(f"{path}: its column chunks do not have the checksums that it records", key=path)
+    vector_pages.recorded(metadata, footer, path)
     origin = read_origin(metadata, path)
     if origin is None:
         raise Corrupt(f"{path}: of early 0.1, whose splits do not describe their table", key=path)

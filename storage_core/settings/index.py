@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
@@ -12,7 +12,7 @@ from storage_core.settings.json_text import column_names, json_object, json_text
 
 INDEX_PREFIX = "tidemark.index."
 
-IndexKind = Literal["fulltext", "bitmap", "vector"]
+IndexKind = Literal["fulltext", "bitmap", "vector", "primary_key"]
 
 INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
@@ -35,6 +35,18 @@ class IndexDefinition:
             raise InvalidInput(f"index name {self.name!r}: use 1 to 63 letters, digits, '_' and '-'")
         if not self.columns:
             raise InvalidInput(f"index {self.name!r} covers no column; name at least one")
+
+    def require_key(self, primary_key: Sequence[str]) -> None:
+        """Return unless the index is one of the primary key and a table of this key cannot have it: `InvalidInput`."""
+        if self.kind != "primary_key":
+            return
+        if not primary_key:
+            raise InvalidInput(f"index {self.name!r}: kind primary_key needs a table with a primary_key")
+        if self.columns != tuple(primary_key):
+            found = f"found {list(self.columns)}; name the table's primary_key, {list(primary_key)} in this order"
+            raise InvalidInput(f"index {self.name!r}: columns of kind primary_key: {found}")
+        if self.options:
+            raise InvalidInput(f"index {self.name!r}: kind primary_key has no options, found {sorted(self.options)}")
 
     @property
     def key(self) -> str:

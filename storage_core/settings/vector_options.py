@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
@@ -11,7 +12,7 @@ from storage_core.errors import InvalidInput
 Metric = Literal["l2", "cosine", "dot"]
 Quantization = Literal["rotated", "none", "scalar", "product"]
 
-OPTIONS = ("metric", "quantization", "nprobe")
+OPTIONS = ("metric", "quantization", "nprobe", "recall_floor", "retrain_imbalance_threshold")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +21,15 @@ class VectorOptions:
 
     `quantization`: `rotated` keeps 2 bits and then 8 of each dimension, behind a rotation; `scalar` 8 bits, `product` a
     byte for several dimensions, `none` all 32 bits. `nprobe` is how many clusters a search looks into, by default
-    `vector.probes` of them.
+    `vector.probes` of them. Below the recall `recall_floor` (0 to 1) a check fails; above the ratio
+    `retrain_imbalance_threshold` of the largest cluster to the smallest a segment is trained once more. None: never.
     """
 
     metric: Metric = "l2"
     quantization: Quantization = "rotated"
     nprobe: int | None = None
+    recall_floor: float | None = None
+    retrain_imbalance_threshold: float | None = None
 
     @staticmethod
     def of(index: str, options: Mapping[str, str]) -> VectorOptions:
@@ -37,6 +41,8 @@ class VectorOptions:
             metric=cast("Metric", _among(index, options, "metric", get_args(Metric))),
             quantization=cast("Quantization", _among(index, options, "quantization", get_args(Quantization))),
             nprobe=_probes(index, options),
+            recall_floor=_number(index, options, "recall_floor", (0.0, 1.0)),
+            retrain_imbalance_threshold=_number(index, options, "retrain_imbalance_threshold", (1.0, math.inf)),
         )
 
     @property
@@ -70,6 +76,19 @@ def _probes(index: str, options: Mapping[str, str]) -> int | None:
     if text is not None and not (text.isascii() and text.isdigit() and 1 <= int(text) < 2**31):
         raise _refused(index, f"nprobe is {text!r}; it is a number of clusters, at least 1")
     return None if text is None else int(text)
+
+
+def _number(index: str, options: Mapping[str, str], name: str, span: tuple[float, float]) -> float | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not span[0] <= found <= span[1]:
+        raise _refused(index, f"{name} is {text!r}; it is a number from {span[0]:g} to {span[1]:g}")
+    return found
 
 
 def _refused(index: str, reason: str) -> InvalidInput:

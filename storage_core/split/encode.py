@@ -19,11 +19,12 @@ from storage_core.formats.parquet_footer import MAGIC, footer_start
 from storage_core.rows.order import ranks
 from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.vectors import is_vector
-from storage_core.split import chunk_checksums
+from storage_core.split import chunk_checksums, vector_pages
 from storage_core.split.encodings import (
     CHOSEN_DICTIONARY_BYTES,
     DICTIONARY_BYTES,
     ROWS_PER_PAGE,
+    VECTOR_PAGE_BYTES,
     ZSTD_LEVEL,
     Encodings,
     by_dictionary,
@@ -73,13 +74,16 @@ class FileWriter:
         self._without_statistics = frozenset(may_hold_nan)
         plain = plain_schema(schema)
         others = {name: each.value for name, each in encodings.items() if not by_dictionary(encodings, name)}
-        # no number of a vector comes again
-        without_dictionary = {*others, *(field.name for field in plain if is_vector(field.type))}
+        vectors = {field.name for field in plain if is_vector(field.type)}
+        # Numbers of vectors hardly become smaller, and a search takes few of them, each from another page.
+        packed = _leaves(plain, but=vectors) if vectors else None
+        without_dictionary = {*others, *vectors}  # no number of a vector comes again
         self._writer = pq.ParquetWriter(
             self._sink.stream,
             self._schema,
-            compression="zstd",
-            compression_level=ZSTD_LEVEL,
+            compression="zstd" if packed is None else dict.fromkeys(packed, "zstd"),
+            compression_level=ZSTD_LEVEL if packed is None else dict.fromkeys(packed, ZSTD_LEVEL),
+            data_page_size=VECTOR_PAGE_BYTES if vectors else None,
             use_dictionary=_leaves(plain, but=without_dictionary) if without_dictionary else True,
             column_encoding=others or None,
             # the Arrow schema would bring dictionary types back on reading; the native types say everything
@@ -99,7 +103,7 @@ class FileWriter:
         return self._sink.size
 
     def add(self, rows: pa.Table) -> None:
-        """Append rows as one row group; at most `row_groups.ROWS_PER_GROUP` belong into one.
+        """Append rows as one row group; `row_groups.rows_per_group` says how many belong into one.
 
         Raises `InvalidInput` for NaN in a column that was not said to hold any.
         """
@@ -112,13 +116,14 @@ class FileWriter:
     def finish(self, metadata: Mapping[str, str]) -> pa.Buffer:
         """Return the complete bytes; nothing can be added afterwards.
 
-        Among them are `metadata`, the checksums of the column chunks, and a checksum over both.
+        Among them are `metadata`, checksums of column chunks and of pages of vectors, and a checksum over all of these.
         """
         with self._sink.writing():
             self._writer.close()
             written = self._sink.finish()
             footer = pq.read_metadata(pa.BufferReader(written))
-            checked = with_checksum({**metadata, **chunk_checksums.entry(written, footer)})
+            pages = vector_pages.entry(written, footer, self._schema)
+            checked = with_checksum({**metadata, **chunk_checksums.entry(written, footer), **pages})
             return self._sink.with_end(written.slice(0, footer_start(written)), _footer(self._schema, checked, footer))
 
 

@@ -24,6 +24,9 @@ ZSTD_LEVEL: Final = 3
 ROWS_PER_PAGE: Final = 4096
 """What a lookup by page index decodes per column; smaller pages cost all other reads more (decision 0079)."""
 
+VECTOR_PAGE_BYTES: Final = 65_536
+"""What a search takes for one vector; so all pages of a file with vectors are cut."""
+
 DICTIONARY_BYTES: Final = 65_536
 """Where a dictionary stops paying in so small a row group; Parquet's mebibyte would hold every value of a number."""
 

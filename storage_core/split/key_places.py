@@ -54,6 +54,18 @@ def is_kept(add: Add, group: int, kept: KeptValues) -> bool:
     return kept.get((*_name(add), group)) is not None
 
 
+def missing(add: Add, wanted: pa.Table, kept: KeptValues) -> int | None:
+    """Return how many row groups of the split may hold one of these keys and have keys that are not in `kept`.
+
+    None where nothing of the split is.
+    """
+    groups = kept.get(_name(add))
+    if not isinstance(groups, _Groups):
+        return None
+    admitted = admitting(groups.bounds, len(groups.first_rows), wanted)
+    return sum(not is_kept(add, group, kept) for group in admitted)
+
+
 def _name(add: Add) -> tuple[object, ...]:
     return add.path, add.xxh3, "keys"
 

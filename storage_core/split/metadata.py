@@ -42,6 +42,7 @@ NOT_IN_THE_LOG: Final = frozenset(
         "encodings",
         "row_groups",
         "chunk_checksums",
+        "vector_pages",
         "seal",
     )
 )

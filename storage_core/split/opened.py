@@ -30,6 +30,10 @@ VALUE_BYTES = 16
 """What a decoded value takes, about: texts that repeat take more than they do encoded."""
 
 
+_GROWN = 2
+"""So many times the bytes of texts are held while Arrow decodes them: it does not know how many there will be."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenSplit:
     """A split whose footer has been read and found to be the one that the log names.
@@ -45,7 +49,7 @@ class OpenSplit:
     row_groups: int
     _file: pq.ParquetFile
     _in_memory: bool
-    _chunks: VerifiedChunks | None = None
+    _source: pa.NativeFile | VerifiedChunks
 
     @property
     def rows(self) -> int:
@@ -75,26 +79,30 @@ class OpenSplit:
     def pieces(self, columns: Collection[str] | None, groups: Sequence[int] | None = None) -> list[Piece]:
         """Return the rows that `batches` yields as pieces to be read in this order, each by any thread.
 
-        Of these columns, and of another where the split has none of them. A split that is in memory is one piece.
+        Each is a row group, with these columns, and with another where the split has none of them.
         """
         names = None if columns is None else self._present(columns) or self.schema.names[:1]
         chosen = range(self.row_groups) if groups is None else groups
-        if self._chunks is None:
-            return [Piece(self, names, chosen)] if chosen else []
-        return [Piece(self._apart(self._chunks), names, [index]) for index in chosen]
+        return [Piece(self if len(chosen) == 1 else self._apart(), names, group) for group in chosen]
 
-    def chunk_bytes(self, columns: Collection[str] | None, groups: Sequence[int]) -> int:
-        """Return about what these columns of these row groups take in memory, encoded and decoded."""
-        leaves = self._leaves(columns)
-        chunks = [self._file.metadata.row_group(group).column(leaf) for group in groups for leaf in leaves]
+    def chunk_bytes(self, columns: Collection[str] | None, group: int) -> int:
+        """Return about what these columns of a row group take in memory, encoded and decoded."""
+        chunks = map(self._file.metadata.row_group(group).column, self._leaves(columns))
         return sum(
-            each.total_compressed_size + each.total_uncompressed_size + VALUE_BYTES * each.num_values for each in chunks
+            each.total_compressed_size
+            + each.total_uncompressed_size * (_GROWN if each.physical_type == "BYTE_ARRAY" else 1)
+            + VALUE_BYTES * each.num_values
+            for each in chunks
         )
 
-    def _apart(self, chunks: VerifiedChunks) -> OpenSplit:
+    def _apart(self) -> OpenSplit:
         """The same split with a file of its own."""
-        own = chunks.another()
-        return replace(self, _chunks=own, _file=parquet_file(own, self._file.metadata))
+        own = self._source.another() if isinstance(self._source, VerifiedChunks) else self._source
+        return replace(self, _source=own, _file=parquet_file(own, self._file.metadata))
+
+    @property
+    def _chunks(self) -> VerifiedChunks | None:
+        return self._source if isinstance(self._source, VerifiedChunks) else None
 
     def since(self, place: int, batch_rows: int = BATCH_ROWS) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
         """Yield the rows from this place in the file on, and the place of each, in tables of at most `batch_rows`.
@@ -220,22 +228,20 @@ def leaves_of(footer: pq.FileMetaData, columns: Collection[str] | None) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Row groups of a split, with some columns."""
+    """A row group of a split, with some columns."""
 
     split: OpenSplit
     columns: Collection[str] | None
-    groups: Sequence[int]
+    group: int
 
     def read(self) -> pa.Table:
         """Return its rows. Ranged GETs where the split is read by ranges. Raises what `open_split` raises."""
-        if len(self.groups) == self.split.row_groups:
-            return self.split.read(self.columns)
-        return pa.concat_tables(self.split.batches(self.columns, groups=self.groups))
+        return next(self.split.batches(self.columns, groups=[self.group]))
 
     @property
     def memory_bytes(self) -> int:
         """About what reading it takes: its chunks, as they are and decompressed, and `VALUE_BYTES` for each value."""
-        return self.split.chunk_bytes(self.columns, self.groups)
+        return self.split.chunk_bytes(self.columns, self.group)
 
 
 def parquet_file(

@@ -7,9 +7,8 @@ but a page of vectors, where none is null, has as many rows as its numbers make.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +24,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import sortable
 from storage_core.rows.codes import Unsigned
 from storage_core.rows.keys import Positions
-from storage_core.rows.vectors import Floats, is_vector, typed
-from storage_core.split import chunk_checksums
+from storage_core.rows.vectors import Floats, typed
+from storage_core.split import chunk_checksums, vector_pages
 from storage_core.split.conform import conform_split
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.opened import corrupt_on_failure
@@ -38,20 +37,22 @@ _FEW_PAGES: Final = 4
 _READ_BYTES: Final = 65_536
 _FOOTER_FACTOR: Final = 8  # what a footer takes in memory, to its bytes in the file
 # Numbers of fields in `PageHeader` of parquet.thrift, and in the structs of its two kinds of data pages.
-_SIZE, _STORED_SIZE, _DATA_PAGE, _DATA_PAGE_V2, _NUM_VALUES, _ENCODING = 2, 3, 5, 8, 1, 2
-_PLAIN: Final = 0
-_LEVELS = struct.Struct("<I")
+_STORED_SIZE, _DATA_PAGE, _DATA_PAGE_V2, _NUM_VALUES = 3, 5, 8, 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Footer:
-    """What is read of a file but once. `leaves` are the columns that are read by page, `vectors` those of vectors."""
+    """What is read of a file but once. `leaves` are the columns that are read by page, `vectors` those of vectors.
+
+    `pages` are those of vectors that the file records, by leaf column and row group.
+    """
 
     metadata: pq.FileMetaData
     schema: pa.Schema
     first_rows: Positions
     leaves: dict[str, int]
     vectors: dict[str, int]
+    pages: Mapping[tuple[int, int], vector_pages.Pages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,10 @@ class _Taking:
         kind, chunk = self._footer.schema.field(name).type, self._footer.metadata.row_group(group)
         if chunk.column(leaf).num_values != chunk.num_rows * kind.list_size:
             return None  # a null has one value as well
+        recorded = self._footer.pages.get((leaf, group))
+        if recorded is not None and chunk.column(leaf).compression == "UNCOMPRESSED":
+            taken = vector_pages.in_place(self._data, recorded, inside, kind.list_size)
+            return pa.FixedSizeListArray.from_arrays(pa.array(taken.ravel()), type=kind)
         pages = self._pages(group, name, kind.list_size)
         if pages.rows[-1] != chunk.num_rows:
             return None  # some page does not end with a row
@@ -173,19 +178,11 @@ class _Taking:
 
     def _vector_page(self, group: int, name: str, position: int) -> Floats:
         """The numbers of the page at a position of the file; none where it is another kind of page than ours are."""
+        codec = self._footer.metadata.row_group(group).column(self._footer.vectors[name]).compression
 
         def made() -> Floats:
-            header, body = thrift.struct(self._data, position)
-            page, chunk = header.get(_DATA_PAGE), self._footer.metadata.row_group(group)
-            codec = chunk.column(self._footer.vectors[name]).compression
-            if page is None or page[_ENCODING] != _PLAIN or codec != "ZSTD":
-                return np.zeros(0, np.float32)
-            stored = self._data[body : body + header[_STORED_SIZE]]
-            whole = memoryview(pa.decompress(stored, decompressed_size=header[_SIZE], codec="zstd"))
-            at = 0
-            for _ in ("repetition", "definition"):
-                at += _LEVELS.size + _LEVELS.unpack_from(whole, at)[0]
-            return np.frombuffer(whole[at:], "<f4")
+            found = vector_pages.numbers(self._data, position, codec)
+            return np.zeros(0, np.float32) if found is None else found
 
         return self._kept.made((*self._name, "vectors", position), np.ndarray, made, lambda each: each.nbytes)
 
@@ -249,9 +246,9 @@ class _Taking:
         times = Counter(paths)
         flat = {each.name for each in opened.schema if not pa.types.is_nested(each.type) and times[each.name] == 1}
         leaves = {path: index for index, path in enumerate(paths) if path in flat}
-        listed = {each.name: f"{each.name}.list.element" for each in opened.schema if is_vector(each.type)}
-        vectors = {name: paths.index(path) for name, path in listed.items() if times[path] == 1}
-        return _Footer(metadata, opened.schema, opened.first_rows, leaves, vectors)
+        vectors = vector_pages.leaves(metadata, opened.schema)
+        pages = vector_pages.recorded(opened.metadata, metadata, self._add.path)
+        return _Footer(metadata, opened.schema, opened.first_rows, leaves, vectors, pages)
 
     def _pages(self, group: int, name: str, width: int = 1) -> _Pages:
         """The pages of a column of which each row has `width` values, which is asked for first."""

@@ -52,15 +52,13 @@ class Footers:
     What a reader of them fetches of splits, footers as well, goes through `cached`.
     """
 
-    def __init__(self, cached: CachedPieces = NOT_CACHED) -> None:
+    def __init__(self, cached: CachedPieces = NOT_CACHED, *, held: KeptValues | None = None) -> None:
         self.cached = cached
-        self._held = KeptValues(_FOOTERS_BYTES)
+        self._held = KeptValues(_FOOTERS_BYTES) if held is None else held
 
     def of_a_read(self) -> Footers:
         """Return the same footers for one read, which is cached as one."""
-        found = Footers(self.cached.of_a_read())
-        found._held = self._held
-        return found
+        return Footers(self.cached.of_a_read(), held=self._held)
 
     def of(self, store: ObjectStore, add: Add) -> Footer:
         """Return the footer of a split that has `footerXxh3`. One ranged GET, none where it is held or cached.

@@ -30,7 +30,10 @@ WHOLE_SPLIT_BYTES = 8 * 2**20
 """A reader of a part of the rows fetches a split up to this size by one GET, and a larger one by ranges."""
 
 SMALL_SPLIT_BYTES = 2**20
-"""A split up to this size is read whole, whatever is wanted of it: a request takes about as long as a mebibyte."""
+"""A split up to this size is read whole where nearly all is wanted of it: a request takes about as long."""
+
+NEEDLESS_BYTES = 2**16
+"""What is read in vain of a split that is read whole, at most, about."""
 
 AHEAD_BYTES = 2**20
 """What a ranged GET of a split of an earlier release asks for at least."""
@@ -41,9 +44,9 @@ UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
 _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
 
 
-def is_small(add: Add) -> bool:
-    """Return whether a split is read whole, whatever is wanted of it."""
-    return add.size <= SMALL_SPLIT_BYTES
+def is_small(add: Add, share: float = 1) -> bool:
+    """Return whether a split is read whole where such a share of its columns is wanted."""
+    return add.size <= SMALL_SPLIT_BYTES and add.size * (1 - share) <= NEEDLESS_BYTES
 
 
 def open_split(
@@ -51,6 +54,7 @@ def open_split(
     add: Add,
     *,
     whole: bool = True,
+    share: float = 1,
     as_dictionary: bool = False,
     spool: Path | None = None,
     file_path: Path | None = None,
@@ -62,16 +66,17 @@ def open_split(
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
     memory while the result lives, or with a `spool` mapped from a file, the store's own or one in that folder.
     Else ranged GETs as columns are read (the footer first, unless `footers` holds it), each part by its checksum, but
-    one GET of a split up to `SMALL_SPLIT_BYTES`; of files of earlier releases each page by its own. Of what `footers`
-    have cached none. With `file_path` the split is that file, known to be sound as a whole, and mapped. One GET more
-    for a deletion vector that is stored and not cached; none where the `deleted` rows are given, which hide instead.
+    one GET of a split that is small (`is_small`) for the `share` of its columns that will be read; of files of earlier
+    releases each page by its own. Of what `footers` have cached none. With `file_path` the split is that file, known to
+    be sound as a whole, and mapped. One GET more for a deletion vector that is stored and not cached; none where the
+    `deleted` rows are given, which hide instead.
     Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file.
     """
     footers = footers or Footers()
     deleted = deleted_rows(store, add, footers.cached) if deleted is None else deleted
     has_checksums = add.footerXxh3 is not None
-    whole = whole or (has_checksums and file_path is None and is_small(add))
-    footer, chunks = None, None
+    whole = whole or (has_checksums and file_path is None and is_small(add, share))
+    footer = None
     with corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object: where Python has ended it aborts the process. So
         # threads read what Arrow itself holds, and ranges are read in the calling thread, nothing of them ahead.
@@ -81,7 +86,7 @@ def open_split(
             source = _source(store, add, spool, footers.cached)
         elif has_checksums:
             footer = footers.of(store, add)
-            source = chunks = VerifiedChunks(store, add, footer, footers.cached)
+            source = VerifiedChunks(store, add, footer, footers.cached)
         else:
             source = ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
         file = parquet_file(source, None if footer is None else footer.file)
@@ -97,7 +102,7 @@ def open_split(
                 f"{add.path}: its deletion vector names row {deleted.max()} of {file.metadata.num_rows}",
                 key=add.path,
             )
-    return OpenSplit(add, schema, entries, deleted, file.metadata.num_row_groups, file, whole, chunks)
+    return OpenSplit(add, schema, entries, deleted, file.metadata.num_row_groups, file, whole, source)
 
 
 def read_split(

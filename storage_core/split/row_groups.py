@@ -1,4 +1,6 @@
-"""Which row groups of a split may hold a key, by bounds that the file has of them in its own metadata, with a checksum.
+"""How many rows a row group has, and which row groups of a split may hold a key.
+
+The file has bounds of them in its own metadata, with a checksum.
 
 Parquet's statistics say the same in the footer. Splits of early 0.1 have no checksum of the footer, so its statistics
 cannot be believed there: damaged they would hide a row, and on some of them Arrow aborts the process. Lookups use these
@@ -13,6 +15,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
 from storage_core.rows import statistics
@@ -24,7 +27,27 @@ from storage_core.system_errors import raise_refused
 ROWS_PER_GROUP: Final = 65_536
 """A lookup decodes whole column chunks of the row group that holds its key."""
 
+GROUP_BYTES: Final = 32 * 2**20
+"""What the rows of a row group take decoded, about, unless one row takes more: readers hold several at a time."""
+
 _ENTRY: Final = "row_groups"
+
+
+def rows_per_group(rows: int, taken: int) -> int:
+    """Return how many rows make a row group where so many `rows` have taken so many bytes, decoded."""
+    return min(ROWS_PER_GROUP, max(1, rows * GROUP_BYTES // max(1, taken)))
+
+
+def decoded_bytes(rows: pa.Table) -> int:
+    """Return what rows take in memory where each has its own text, also of columns that are dictionaries."""
+    return sum(_decoded_bytes(column) for column in rows.columns)
+
+
+def _decoded_bytes(column: pa.ChunkedArray) -> int:
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = [pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in column.chunks]
+    return sum(each.nbytes + (pc.sum(each).as_py() or 0) for each in lengths)
 
 
 class Bounds:

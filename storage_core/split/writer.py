@@ -55,7 +55,7 @@ class SplitHead:
 class SplitWriter:
     """One split as it is written: sorted rows go in piece by piece, and what it says about itself is counted meanwhile.
 
-    In memory are the rows of one row group, and unless they are `on_disk` the encoded bytes so far.
+    In memory are the rows of one row group, what was added last, and unless they are `on_disk` the encoded bytes.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class SplitWriter:
         self._rows = 0
         self._ends: tuple[pa.Table, pa.Table] | None = None
         self._waiting: list[pa.Table] = []
+        self._waiting_bytes = 0
 
     @property
     def rows(self) -> int:
@@ -105,21 +106,26 @@ class SplitWriter:
         self._ends = (rows.take(pa.array([0])) if self._ends is None else self._ends[0], last)
         self._rows += rows.num_rows
         self._waiting.append(rows)
-        waiting = sum(each.num_rows for each in self._waiting)
-        if waiting >= row_groups.ROWS_PER_GROUP:
-            self._encode(waiting - waiting % row_groups.ROWS_PER_GROUP)
+        self._waiting_bytes += row_groups.decoded_bytes(rows)
+        self._encode(is_all=False)
 
-    def _encode(self, rows: int) -> None:
-        """Move so many of the waiting rows into the file, as row groups."""
+    def _encode(self, *, is_all: bool) -> None:
+        """Move the waiting rows into the file, as row groups: `is_all` of them, or those that fill one."""
+        waiting = sum(rows.num_rows for rows in self._waiting)
+        size = row_groups.rows_per_group(waiting, self._waiting_bytes)
+        rows = waiting if is_all else waiting - waiting % size
+        if not rows:
+            return
         # a row group that comes as one is written as it is; the writer wants one dictionary for all of it
         several = len(self._waiting) > 1
-        waiting = pa.concat_tables(self._waiting).unify_dictionaries() if several else self._waiting[0]
-        for start in range(0, rows, row_groups.ROWS_PER_GROUP):
-            group = waiting.slice(start, min(row_groups.ROWS_PER_GROUP, rows - start))
+        found = pa.concat_tables(self._waiting).unify_dictionaries() if several else self._waiting[0]
+        for start in range(0, rows, size):
+            group = found.slice(start, min(size, rows - start))
             self._bounds.add(group)
             self._file.add(group)
-        left = waiting.slice(rows)
+        left = found.slice(rows)
         self._waiting = [left] if left.num_rows else []
+        self._waiting_bytes = row_groups.decoded_bytes(left)
 
     def finish(self, store: ObjectStore) -> Add:
         """Write the file and return the action that adds it; durable when this returns. One PUT.
@@ -129,8 +135,7 @@ class SplitWriter:
         head, context = self._head, self._head.context
         if self._ends is None:
             raise InvalidInput(f"split {self._id} would be empty; write no split instead", split_id=self._id)
-        if self._waiting:
-            self._encode(sum(rows.num_rows for rows in self._waiting))
+        self._encode(is_all=True)
         add = self._described(split_key(head.window, context.window_seconds is not None, self._id), *self._ends)
         schema_string = to_schema_string(plain_schema(self._schema))
         metadata = describe(add, table_id=context.table_id, schema_string=schema_string)

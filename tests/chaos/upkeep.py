@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from storage_core.clock import SystemClock
@@ -12,6 +13,8 @@ from storage_core.compaction.work import OPERATION
 from storage_core.gc.collect import CollectionReport
 from storage_core.gc.collect import collect as run_collector
 from storage_core.index import catch_up as indexing
+from storage_core.index import merge as segment_merge
+from storage_core.index import merging as segment_merging
 from storage_core.region import idle, sorting
 from storage_core.region import merge as merging
 from storage_core.region.sorting import SortingTerms
@@ -84,12 +87,17 @@ def checkpoint(table: Table) -> bool:
 
 
 def catch_up(table: Table) -> int:
-    """Index what the indexes of the table lack, and return the number of segments that were built."""
+    """Index what the indexes of the table lack, merge small segments, and return how many were built."""
     log = table.log
     snapshot = log.snapshot()
     plans = [indexing.plan(snapshot, each.name) for each in snapshot.config.indexes]
     built = [indexing.execute(table.store, work, ids=log.ids) for plan in plans for work in plan.work]
-    if actions := indexing.actions_of(plans, built):
+
+    def merged(items: Sequence[segment_merging.MergeWork]) -> list[segment_merging.Merged]:
+        return [segment_merging.Merged(item, segment_merge.execute(table.store, item, ids=log.ids)) for item in items]
+
+    done, idle = indexing.merge_all(snapshot, plans, built, merged)
+    if actions := indexing.actions_of(plans, built, done, idle):
         log.commit(snapshot, actions, operation="CATCH UP")
     return len(built)
 

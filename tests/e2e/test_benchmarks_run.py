@@ -75,6 +75,28 @@ def test_the_small_benchmark_of_bitmaps_prints_every_query_with_the_index_and_wi
         assert any(metric["name"].endswith(f"a rare value, {unit}") for metric in metrics), unit
 
 
+def test_the_small_benchmark_of_index_upkeep_prints_what_was_written_and_how_many_segments_are_left() -> None:
+    metrics = _metrics("index_upkeep")
+    written, time, lance, *segments = metrics
+    assert (written["unit"], time["unit"], lance["unit"]) == ("MB", "s", "s")
+    assert written["value"] > 0
+    assert [each["name"].split(", segments that ")[1].split()[0] for each in segments] == ["words", "levels"]
+    assert all(0 < each["value"] <= 6 for each in segments)
+
+
+def test_the_small_benchmark_of_hybrid_quality_prints_words_vector_and_both() -> None:
+    metrics = _metrics("hybrid_quality")
+    assert [each["name"].split(", ", 2)[2] for each in metrics] == ["words", "vector", "both, rrf", "both, linear"]
+    assert [each["value"] for each in metrics] == [1] * 4, "of two subjects nobody mistakes one for the other"
+
+
+def test_the_small_benchmark_of_key_indexes_prints_lookups_and_merges_with_the_index_and_without() -> None:
+    metrics = _metrics("key_index")
+    assert {metric["against"] for metric in metrics} == {"without the index", None}
+    for what in ("get of a row", "get of none", "get_many of 10", "merge of 2 changes"):
+        assert any(metric["name"].endswith(f"{what}, requests") for metric in metrics), what
+
+
 def test_the_small_benchmark_of_read_clients_prints_every_work_beside_both_peers() -> None:
     metrics = _metrics("read_client")
     assert {metric["against"] for metric in metrics} == {"boto3", "obstore"}
@@ -121,3 +143,21 @@ def test_the_small_benchmark_of_the_questions_of_compaction_answers_each() -> No
         assert any(metric["name"] == f"order of 64 splits, {strategy}" for metric in metrics), strategy
     for part in ("64 splits by 4", "pages of 65,536 rows", "a target of 1/8", "a tenth of the hosts null, nulls first"):
         assert any(metric["name"].startswith(part) for metric in metrics), part
+
+
+def test_the_small_benchmark_of_vectors_prints_what_is_found_warm_and_cold() -> None:
+    metrics = {metric["name"]: metric for metric in _metrics("vectors")}
+    for data in ("GloVe, 4,180 × 50", "made, 4,000 × 256"):
+        for name in ("recall@10", "recall@10, 0.1 %", "recall@10, 10 % on one side"):
+            assert metrics[f"{data}, ours, {name}"]["holds"], name
+        for name in ("build, processor", "index per vector", "p50", "p99", "cold on S3, of the segment: waves"):
+            assert f"{data}, ours, {name}" in metrics, name
+        for peer in ("Lance IVF_PQ", "Lance IVF_RQ", "faiss IVF in memory", "numpy looks at all"):
+            assert any(name.startswith(f"{data}, {peer}") for name in metrics), peer
+
+
+@pytest.mark.spark
+def test_the_small_benchmark_of_the_vector_job_kills_it_and_runs_it_again() -> None:
+    metrics = {metric["name"].partition(", ")[2]: metric for metric in _metrics("vector_job")}
+    assert metrics["splits covered when run again"]["value"] == 10
+    assert metrics["most memory of a task"]["holds"]

@@ -21,7 +21,7 @@ from threading import Lock
 
 import pyarrow as pa
 
-from storage_core.cache.pieces import bounded_folder
+from storage_core.cache.bounded_folder import bounded_folder
 from storage_core.errors import TidemarkError
 from storage_core.settings.cache import CacheSettings
 from storage_core.split import read as split_reading

@@ -22,6 +22,7 @@ import pytest
 from pipelines.cli import main
 from storage_core.errors import InvalidInput
 from storage_core.formats import keys
+from storage_core.index.debt import IndexDebt
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
 from tidemark import Table
@@ -513,7 +514,7 @@ def test_describe_keeps_its_contract(events: str, run: Run) -> None:
         (1431860400, 2, 2),
     ]
     assert sum(each["bytes"] for each in about["windows"]) == about["bytes"]
-    assert about["indexes"][0].keys() == {"name", "kind", "watermark", "segments", "covered_splits"}
+    assert about["indexes"][0].keys() == {"name", "kind", *IndexDebt.__dataclass_fields__} - {"stale_segments"}
     assert about["regions"] == []
 
 

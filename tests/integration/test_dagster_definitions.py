@@ -91,6 +91,7 @@ def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -
         "planes/index_manufacturer",
         "planes/merged",
         "planes/sorted",
+        *(f"words/{each}" for each in ("checkpointed", "collected", "compacted", "index_meaning", "index_spelling")),
     ]
     assert sorted(name for name in repository.job_names if not name.startswith("__")) == [
         *(f"access_log_{each}" for each in ("backfill", "catch_up", "check", "checkpoint", "collect", "compact")),
@@ -98,16 +99,19 @@ def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -
         *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact", "upkeep")),
         *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge")),
         *("planes_sort", "planes_upkeep"),
+        *(f"words_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "upkeep")),
     ]
     assert sorted(schedule.name.removesuffix("_schedule") for schedule in repository.schedule_defs) == [
         *(f"access_log_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "ingest")),
         *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact")),
         *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge", "sort")),
+        *(f"words_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact")),
     ]
     assert sorted(sensor.name.removesuffix("_sensor") for sensor in repository.sensor_defs) == [
         *(f"access_log_{each}" for each in ("catch_up", "compact", "ingest")),
         "departures_compact",
         *(f"planes_{each}" for each in ("catch_up", "compact", "merge", "sort")),
+        *(f"words_{each}" for each in ("catch_up", "compact")),
     ]
     assert sorted(key.to_user_string() for key in repository.asset_graph.asset_check_keys) == [
         "access_log/compacted:cs_scopes",
@@ -127,6 +131,12 @@ def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -
         "planes/compacted:tw_windows",
         "planes/index_manufacturer:covers_every_split",
         "planes/merged:no_generation_missing",
+        "words/compacted:cs_scopes",
+        "words/compacted:mc_merges",
+        "words/compacted:ss_splits",
+        "words/compacted:tw_windows",
+        "words/index_meaning:covers_every_split",
+        "words/index_spelling:covers_every_split",
     ]
 
 
@@ -162,7 +172,7 @@ def test_one_invalid_declaration_leaves_the_other_tables_working(checkout: Path)
     left_out = graph.get(AssetKey(["invalid_declarations", "broken"]))
     assert "tables/broken.yaml:4: field `columns.a" in str(left_out.description)
     assert not left_out.is_materializable
-    assert len(graph.materializable_asset_keys) == 15
+    assert len(graph.materializable_asset_keys) == 20
 
 
 def test_a_second_table_of_the_same_name_is_left_out(checkout: Path) -> None:
@@ -170,7 +180,7 @@ def test_a_second_table_of_the_same_name_is_left_out(checkout: Path) -> None:
 
     declared = load_tables(checkout / "tables")
 
-    assert [table.declaration.name for table in declared.tables] == ["access_log", "departures", "planes"]
+    assert [table.declaration.name for table in declared.tables] == ["access_log", "departures", "planes", "words"]
     assert declared.problems[0].message.startswith("tables/zz.yaml:2: field `name`: 'planes' is taken")
 
 

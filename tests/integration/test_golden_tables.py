@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 
 from storage_core.formats import avro_state, region_manifest
+from storage_core.formats.key_hash import key_hashes
 from storage_core.formats.keys import KeyKind, parse
+from storage_core.index.primary_key_reading import KeyReading, index_of
 from storage_core.log.encoding.codec import decode_version, encode_version
+from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.split.kept_values import NOTHING
+from storage_core.split.read import read_split
 from tests.support.clock import ManualClock
 from tests.support.every_kind import answers
 
@@ -55,6 +60,25 @@ def test_an_old_table_opens_and_answers_as_it_did(name: str) -> None:
     found = json.loads(json.dumps(answers(store, clock, expected["older"])))
     # Questions that came later have answers too, or they could not be dumped; what they were then nobody wrote down.
     assert {question: found[question] for question in expected["answers"]} == expected["answers"]
+
+
+def test_the_newest_golden_table_has_an_index_of_its_key_that_tells_where_rows_are() -> None:
+    store = MemoryStore("golden", clock=ManualClock())
+    for key, data in _objects(NAMES[-1]).items():
+        store.put(key, data, Overwrite())
+    head = TransactionLog(store).snapshot()
+    index = index_of(head)
+    assert index is not None
+    told = 0
+    for add in head.splits.values():
+        answering = index[1](add)
+        keys = read_split(store, add.as_written, ["id"])
+        for row in range(0, keys.num_rows if answering else 0, 7):
+            wanted = key_hashes(keys.slice(row, 1), ["id"])
+            places = None if answering is None else KeyReading(store, add, answering, NOTHING).places(wanted)
+            assert places is None or places.tolist() == [row]
+            told += places is not None
+    assert told
 
 
 @pytest.mark.parametrize("kind", REENCODED)

@@ -59,7 +59,11 @@ def column_bytes(table: Table, column: str) -> tuple[int, int]:
     return taken, footers
 
 
-def test_of_a_wide_table_one_column_and_the_footers_are_fetched(uri: str) -> None:
+@pytest.mark.parametrize("small_split_bytes", [2**14, 2**24], ids=["large splits", "small splits"])
+def test_of_a_wide_table_one_column_and_the_footers_are_fetched(
+    uri: str, small_split_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", small_split_bytes)
     table = Table.create(uri, wide_rows().schema)
     rows = wide_rows()
     table.append(rows)
@@ -214,3 +218,17 @@ def test_a_stream_holds_what_may_be_held_and_reads_no_further(two: Table, monkey
     assert (batch.num_rows, batch.schema) == (500, pa.schema([FEW.schema.field("c2")]))
     assert table.store.bytes_read - before <= footers + 2 * int((places[:, 2, 1] - places[:, 2, 0]).max())
     assert 500 + sum(each.num_rows for each in reader) == 2 * ROWS - 1
+
+
+def test_a_small_split_is_one_request_where_nearly_all_of_it_is_wanted(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**24)
+    Table.create(uri, wide_rows().schema).append(wide_rows())
+    table = Table.open(uri)
+    (add,) = table.snapshot.splits.values()
+    for columns, requests in ((None, 1), (NAMES[:-1], 1 + ROWS // 2_000), (NAMES, 1)):
+        before = table.store.requests["get"]
+        assert table.scan(columns).to_arrow().num_rows == ROWS
+        assert table.store.requests["get"] - before == requests
+    assert add.size / COLUMNS > 2**16, "of which more is spared than a request is worth"

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
@@ -17,10 +18,12 @@ import pytest
 
 from storage_core.clock import SystemClock
 from storage_core.ids import SystemIds
+from storage_core.index.vector import layout, parts, probing, segment, training
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.read import search_base
+from storage_core.read import search_base, search_ranged
+from storage_core.rows.vectors import Floats, vector_type
 from storage_core.split import row_groups
 from tests.chaos.upkeep import catch_up
 from tests.support.keyed_table import KeyedTable
@@ -150,6 +153,77 @@ def test_a_search_for_ten_rows_waits_for_segments_footers_and_rows(
         with place.costing(store) as cost:
             assert table.search("rare", index="text", limit=10).num_rows == 10
         assert (cost.waves, cost.requests) == (waves, requests)
+
+
+NEIGHBOURS = 12_000
+DIMENSIONS = 256
+
+
+def around_points() -> Floats:
+    random = np.random.default_rng(4)
+    points = random.standard_normal((300, DIMENSIONS), np.float32)
+    noise = random.standard_normal((NEIGHBOURS, DIMENSIONS), np.float32)
+    found: Floats = points[random.integers(0, 300, NEIGHBOURS)] + np.float32(0.5) * noise
+    return found
+
+
+@pytest.fixture
+def near(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A table of vectors around 300 points, with one segment of 110 clusters that is read by ranges."""
+    for defaults in (training.train.__kwdefaults__, segment.build.__kwdefaults__):
+        assert defaults
+        monkeypatch.setitem(defaults, "flat_bytes", 2**16)
+    monkeypatch.setattr(layout, "FLAT_BYTES", 2**16)
+    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", NEIGHBOURS)
+    monkeypatch.setattr(search_ranged, "WHOLE_SEGMENT_BYTES", 2**16)
+    monkeypatch.setattr(parts, "GAP_BYTES", 2**10)
+    vectors = around_points()
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), type=vector_type(DIMENSIONS))
+    rows = pa.table({"n": np.arange(NEIGHBOURS), "v": column})
+    table = Table.create(place.uri, rows.schema, indexes=[{"name": "near", "kind": "vector", "columns": ["v"]}])
+    table.append(rows)
+    catch_up(table)
+    return place
+
+
+def test_a_cold_search_by_vector_fetches_a_part_of_its_segment_and_pages_of_vectors(near: Place) -> None:
+    """Waves: directory, what opens the segment, and the footer of the split; codes; pages of vectors; rows."""
+    table, store = near.open()
+    (path,) = table.snapshot.segments
+    (split,) = table.snapshot.splits
+    query = around_points()[7] + np.random.default_rng(5).standard_normal(DIMENSIONS)
+    with near.costing(store) as cost:
+        found = table.search(vector=query, columns=["n"])
+    of_segment = [wave for wave, _, key in store.waves.requests if key == path]
+    assert len({*of_segment}) == 2
+    assert of_segment.count(min(of_segment)) == 2
+    assert len(of_segment) <= 2 + probing.PIECES + 2
+    of_split = len(store.waves.requests) - len(of_segment)
+    assert of_split <= 1 + 40 + len(found)
+    assert cost.waves == 4
+    fetched = store.waves.bytes
+    assert fetched[path] < table.snapshot.segments[path].size / 5, "no second codes, and a part of the others"
+    assert fetched[split] < table.snapshot.splits[split].size / 2
+    away = np.square(around_points() - query).sum(axis=1)
+    assert len({*found.column("n").to_pylist()} & {*np.argsort(away)[:10].tolist()}) >= 9
+    with near.costing(store) as again:
+        assert table.search(vector=query, columns=["n"]).equals(found)
+    assert again.waves == 1, "the rows"
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_what_a_search_by_vector_fetched_is_on_disk_for_the_next_process(
+    near: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert near.front is not None
+    monkeypatch.setenv("TIDEMARK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TIDEMARK_CACHE_MIB", "64")
+    query = np.random.default_rng(5).standard_normal(DIMENSIONS)
+    first = Table.open(near.uri).search(vector=query, columns=["n"])
+    table = Table.open(near.uri)
+    near.front.reset()
+    assert table.search(vector=query, columns=["n"]).equals(first)
+    assert sum(near.front.requests.values()) == 0
 
 
 LOOKUPS = {

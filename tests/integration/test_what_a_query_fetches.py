@@ -17,7 +17,7 @@ from storage_core.errors import Corrupt
 from storage_core.objectstore.contract import Blob, IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read import search_base
-from storage_core.split.opened import OpenSplit
+from storage_core.split.opened import Piece
 from tests.chaos.upkeep import catch_up
 from tests.support.deleted_rows import delete_where
 from tests.support.s3_server import S3Server
@@ -93,13 +93,13 @@ def test_splits_that_are_no_files_are_fetched_side_by_side(table: Table, monkeyp
 def test_of_splits_that_are_no_files_only_what_is_read_is_decoded(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, read = list[Collection[str] | None](), OpenSplit.read
+    decoded, read = list[Collection[str] | None](), Piece.read
 
-    def noted(split: OpenSplit, columns: Collection[str] | None = None) -> pa.Table:
-        decoded.append(columns)
-        return read(split, columns)
+    def noted(piece: Piece) -> pa.Table:
+        decoded.append(piece.columns)
+        return read(piece)
 
-    monkeypatch.setattr(OpenSplit, "read", noted)
+    monkeypatch.setattr(Piece, "read", noted)
     assert table.sql("select max(s) as s from t where s < 'row 5'").to_pylist() == [{"s": "row 4"}]
     assert table.scan(["a"]).to_arrow().num_rows == 36
     assert table.sql("from t").num_rows == 36

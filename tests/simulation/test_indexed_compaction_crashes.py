@@ -1,4 +1,4 @@
-"""A compaction or catch-up of an indexed table ends at any request, before and after it takes effect.
+"""A compaction, catch-up or merge of segments ends at any request, before and after it takes effect.
 
 Every search finds what a scan finds then, the next run does what is left, and the collector takes what nobody named.
 """
@@ -14,7 +14,7 @@ import pytest
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
-from storage_core.index import catch_up
+from storage_core.index import catch_up, merging
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from tests.support.clock import START_MS, ManualClock
@@ -26,6 +26,12 @@ TARGET = 600
 Run = Callable[[IndexedTable], object]
 
 
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two segments of a tier are merged already."""
+    monkeypatch.setattr(merging, "FACTOR", 2)
+
+
 def compact(table: IndexedTable) -> None:
     table.compact(target_bytes=TARGET)
 
@@ -34,7 +40,7 @@ def index(table: IndexedTable) -> None:
     table.catch_up()
 
 
-RUNS: Mapping[str, Run] = {"compaction": compact, "catch-up after it": index}
+RUNS: Mapping[str, Run] = {"compaction": compact, "catch-up after it": index, "merge of segments": index}
 
 
 @cache
@@ -51,6 +57,11 @@ def start(name: str) -> MemoryStore:
     table.delete({first: [2]})
     if name != "compaction":
         compact(table)
+    if name == "merge of segments":
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(merging, "FACTOR", 8)
+            table.append([(0, TAG_VALUES[row % 4], "ebb") for row in range(8)])
+            table.catch_up()
     return store
 
 
@@ -86,7 +97,8 @@ def _judge(left: ObjectStore) -> None:
         compact(table)
         assert all(now >= marks[each] for each, now in watermarks(table.snapshot).items())
     table.require_exact(table.snapshot)
-    table.catch_up()
+    for _ in range(4):  # merges make larger segments, which are merged then, and need no translations any more
+        table.catch_up()
     assert all(catch_up.plan(table.snapshot, each).empty for each in marks)
     table.require_exact(table.snapshot)
     table.log.checkpoint(table.snapshot)

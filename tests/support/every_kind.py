@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pyarrow as pa
 
@@ -13,7 +14,7 @@ from storage_core.errors import TidemarkError
 from storage_core.formats.keys import lock_key, probe_key
 from storage_core.gc.collect import collect
 from storage_core.history.tagging import set_tag
-from storage_core.index import catch_up
+from storage_core.index import catch_up, merge, merging
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
 from storage_core.log.interop.json_checkpoint import write_json_checkpoint
@@ -33,8 +34,9 @@ from tests.support.merge_plan import plan as plan_compaction
 
 SCHEMA = pa.schema([pa.field("id", pa.string(), nullable=False), ("status", pa.int32()), ("text", pa.string())])
 INDEX = IndexDefinition("by_status", "bitmap", ("status",))
+KEYS = IndexDefinition("keys", "primary_key", ("id",))
 CONFIG = TableConfig(
-    primary_key=("id",), checkpoint_interval=3, indexes=(INDEX,), version_retention_ms=1_000, gc_horizon_ms=1_000
+    primary_key=("id",), checkpoint_interval=3, indexes=(INDEX, KEYS), version_retention_ms=1_000, gc_horizon_ms=1_000
 )
 FOREIGN = "notes.txt"
 
@@ -72,6 +74,8 @@ def every_kind() -> EveryKind:
         _write(table, name)
         table.merge()
     _catch_up(table)
+    with patch.object(merging, "FACTOR", 2):
+        _catch_up(table)
     for snapshot in (older, table.snapshot):
         write_json_checkpoint(store, snapshot, in_parts=True)
     set_tag(table.log, "before", older)
@@ -161,8 +165,10 @@ def _compact(table: KeyedTable) -> None:
 
 
 def _catch_up(table: KeyedTable) -> None:
-    snapshot = table.snapshot
-    planned = catch_up.plan(snapshot, INDEX.name)
-    built = [catch_up.execute(table.store, work, ids=table.ids) for work in planned.work]
-    if actions := planned.actions(built):
-        table.log.commit(snapshot, actions, operation="CATCH UP")
+    for index in (INDEX, KEYS):
+        snapshot = table.snapshot
+        planned = catch_up.plan(snapshot, index.name)
+        built = [catch_up.execute(table.store, work, ids=table.ids) for work in planned.work]
+        merged = [merging.Merged(work, merge.execute(table.store, work, ids=table.ids)) for work in planned.merges]
+        if actions := planned.actions(built, merged):
+            table.log.commit(snapshot, actions, operation="CATCH UP")

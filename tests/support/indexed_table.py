@@ -12,7 +12,7 @@ import pyarrow as pa
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.work import OPERATION, CompactionTask
-from storage_core.index import catch_up
+from storage_core.index import catch_up, merge, merging
 from storage_core.log.actions import IndexSegment, Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -71,6 +71,7 @@ class Indexing:
     planned: Snapshot
     plan: catch_up.CatchUpPlan
     built: Sequence[IndexSegment]
+    merged: Sequence[merging.Merged] = ()
 
 
 class IndexedTable:
@@ -162,11 +163,13 @@ class IndexedTable:
         items = [catch_up.CatchUpWork.from_json(work.to_json()) for work in plan.work]
         built = [catch_up.execute(self.store, item, ids=self.ids) for item in items]
         self.retokenised += sum(each.numRecords for each in built)
-        return Indexing(snapshot, plan, built)
+        merges = [merging.MergeWork.from_json(work.to_json()) for work in plan.merges]
+        merged = [merging.Merged(item, merge.execute(self.store, item, ids=self.ids)) for item in merges]
+        return Indexing(snapshot, plan, built, merged)
 
     def commit_index(self, indexing: Indexing) -> Snapshot:
         """Commit a catch-up. Raises what a commit raises."""
-        actions = indexing.plan.actions(indexing.built)
+        actions = indexing.plan.actions(indexing.built, indexing.merged)
         return self.log.commit(indexing.planned, actions, operation="CATCH UP").snapshot if actions else self.snapshot
 
     def catch_up(self, *names: str) -> Snapshot:

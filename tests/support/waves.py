@@ -9,6 +9,7 @@ work whose results these took. What other threads did meanwhile counts for nothi
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ class Waves:
     def __init__(self) -> None:
         self.requests: list[tuple[int, str, str]] = []
         """Wave, kind and key, as they began."""
+        self.bytes = Counter[str]()
+        """Those that were got, by key."""
         self._here = threading.local()
         self._ended: WeakKeyDictionary[Future[Any], list[int]] = WeakKeyDictionary()
 
@@ -84,6 +87,7 @@ class Waves:
             start(thread)
 
         self.requests.clear()
+        self.bytes.clear()
         self._wave = 0
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ThreadPoolExecutor, "submit", submitted)
@@ -105,11 +109,15 @@ class WavesStore:
 
     def get(self, key: str) -> Blob:
         with self.waves.request("get", key):
-            return self._store.get(key)
+            found = self._store.get(key)
+        self.waves.bytes[key] += len(found.data)
+        return found
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         with self.waves.request("get", key):
-            return self._store.get_range(key, start, end)
+            found = self._store.get_range(key, start, end)
+        self.waves.bytes[key] += len(found)
+        return found
 
     def head(self, key: str) -> ObjectInfo:
         with self.waves.request("head", key):

@@ -134,6 +134,11 @@ def test_the_declared_tables_of_the_repository_load() -> None:
         ("level|timestamp/V2", "level|", "tables/events.yaml:10: field `sort_schema`:"),
         ("columns: [text]", "columns: [txt]", "tables/events.yaml:12: field `indexes`: 'txt' is not among"),
         ("kind: fulltext", "kind: graph", "tables/events.yaml:14: field `indexes.0.kind`:"),
+        (
+            "kind: fulltext",
+            "kind: primary_key",
+            "tables/events.yaml:12: field `indexes`: index 'words': kind primary_key needs",
+        ),
         ("format: ndjson", "format: xml", "tables/events.yaml:19: field `landing.format`:"),
         ("format: ndjson", "format: pattern", "tables/events.yaml:17: field `landing`: format 'pattern': a pattern"),
         ("2024-01-02T00:00", "2024-01-02T00:07", "tables/events.yaml:20: field `partitions`: start and end must be"),

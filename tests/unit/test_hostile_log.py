@@ -68,7 +68,7 @@ ACTIONS: Mapping[str, dict[str, Any]] = {
     "mergedGenerations": {"region": "r", "generation": 1},
     "indexSegment": {
         "index": "i", "kind": "k", "path": PATH, "covers": ["a"], "size": 1, "xxh3": "f", "footerOffset": 1,
-        "numRecords": 1, "details": {"a": 1}, "origins": ["b"],
+        "numRecords": 1, "details": {"a": 1}, "origins": ["b"], "coveredRows": [1], "coveredOrigins": [["b"]],
     },
     "removeIndexSegment": {"index": "i", "path": PATH},
     "translation": {
@@ -87,6 +87,7 @@ WRONG: Mapping[type, list[object]] = {
     dict: ["a", 1, [], [["a", "b"]]],
 }
 WRONG_COUNTS: list[object] = ["a", 1, {}, ["a"], [1, None], [[1]], [-1], [2**63], [True], [1.0]]
+WRONG_LISTS: list[object] = ["a", 1, {}, ["a"], [1], [["a"], None], [[1]], [[["a"]]], [{}], [True]]
 _NO_METRICS: tuple[object, ...] = (None, [], -1, {}, 2**63)
 WRONG_INSIDE: Mapping[str, list[object]] = {
     "text": [{"a": 1}, {"a": {"b": "c"}}, {"a": ["b"]}, {"a": True}, {"a": 1.5}],
@@ -107,7 +108,10 @@ def _wrong_fields() -> list[tuple[str, str, object]]:
     found: list[tuple[str, str, object]] = []
     for action, body in ACTIONS.items():
         for field, value in body.items():
-            kind = WRONG_COUNTS if isinstance(value, list) and isinstance(value[0], int) else WRONG[type(value)]
+            first = type(value[0]) if isinstance(value, list) else type(value)
+            is_list = isinstance(value, list)
+            kind = {int: WRONG_COUNTS, list: WRONG_LISTS}.get(first) if is_list else None
+            kind = kind or WRONG[type(value)]
             wrong = [*kind, *WRONG_INSIDE.get(MAPS.get(field, ""), [])]
             found += [(action, field, each) for each in wrong]
     return found

@@ -49,6 +49,10 @@ EVERY_ACTION: list[Action] = [
         index="i", kind="bitmap", path="_indices/i/p.seg", covers=("o",), size=1, xxh3="0", footerOffset=0,
         numRecords=2, origins=("a",),
     ),
+    IndexSegment(
+        index="i", kind="bitmap", path="_indices/i/m.seg", covers=("o", "p"), size=1, xxh3="0", footerOffset=0,
+        numRecords=5, coveredRows=(2, 3), coveredOrigins=(("a",), ()),
+    ),
     RemoveIndexSegment(index="i", path="_indices/i/t.seg"),
     Translation(
         path="_indices/_translations/m.map", inputs=("a", "b"), inputRows=(3, 2), outputs=("o",), movedRows=(2, 2),

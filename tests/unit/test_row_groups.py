@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 
 from storage_core.errors import Corrupt
 from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.split import row_groups
+from storage_core.split.encode import plain_schema
 from storage_core.split.metadata import with_checksum
 from storage_core.split.read import open_split
+from storage_core.split.writer import SplitHead, SplitWriter
+from tests.support.events import context
 from tests.support.keyed_table import KeyedTable
 from tidemark import Table
 
@@ -156,3 +161,36 @@ def test_row_groups_that_lie_close_together_are_read_by_one_request(table: Table
     assert split.read(["n"]).column("n").to_pylist() == list(range(0, 2 * ROWS, 2))
     assert split.read().num_rows == ROWS
     assert table.store.requests["get"] - before == 1
+
+
+@pytest.mark.parametrize("is_dictionary", [False, True])
+def test_rows_that_take_much_make_smaller_row_groups(*, is_dictionary: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 100)
+    monkeypatch.setattr(row_groups, "GROUP_BYTES", 20_000)
+    texts = pa.array([str(each % 7) * 1_000 if each >= 300 else str(each % 7) for each in range(600)])
+    rows = pa.table({"n": range(600), "text": texts.dictionary_encode() if is_dictionary else texts})
+    store = MemoryStore("groups")
+    head = SplitHead(context=context(plain_schema(rows.schema), TableConfig()), window=None, now_ms=1)
+    for size in (600, 50):  # of an addition
+        writer = SplitWriter(head, f"split{size}", rows.schema, {}, rows=600)
+        for start in range(0, 600, size):
+            writer.add(rows.slice(start, size))
+        split = open_split(store, writer.finish(store))
+        groups = [each.num_rows for each in split.batches()]
+        assert max(groups) <= 100
+        assert (
+            max(each.nbytes for each in split.batches(groups=range(split.row_groups // 2, split.row_groups))) < 60_000
+        )
+        assert split.read().column("text").to_pylist() == texts.to_pylist()
+        if size == 50:
+            assert groups[:3] == [100, 100, 100], "narrow rows make row groups of as many rows as may be"
+            assert max(groups[3:]) < 25
+
+
+def test_what_dictionaries_take_is_counted_as_texts() -> None:
+    texts = pa.array(["a" * 1_000, None, "b", *["a" * 1_000] * 9])
+    plain = pa.table({"text": texts, "n": range(12)})
+    coded = plain.set_column(0, "text", texts.dictionary_encode())
+    for rows in (plain, coded, coded.slice(2), pa.concat_tables([coded, coded.slice(5)])):
+        decoded = sum(len(each or "") for each in rows.column("text").to_pylist())
+        assert decoded <= row_groups.decoded_bytes(rows) <= decoded + 20 * rows.num_rows

@@ -68,6 +68,7 @@ def test_the_rows_are_those_of_the_whole_split(store: MeteredStore, columns: lis
     )
     assert pa.concat_tables(piece.read() for piece in split.pieces(columns)).equals(expected)
     assert pa.concat_tables(piece.read() for piece in whole.pieces(columns)).equals(expected)
+    assert len(whole.pieces(columns)) == len(split.pieces(columns)) == whole.row_groups > 1
     assert split.take(np.array([5, 299, 900])).equals(whole.take(np.array([5, 299, 900])))
     found = list(split.since(290, 100))
     assert np.concatenate([places for places, _ in found]).tolist() == [

@@ -357,6 +357,8 @@ def test_k_means_finds_clusters_that_are_apart_and_gives_none_away() -> None:
     found = clusters.k_means(vectors, 4, words, rounds=20)
     assert sorted(np.round(found / 100).astype(int).tolist()) == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert len(clusters.k_means(vectors[:3], 4, words, rounds=5)) == 3
+    again = clusters.k_means(vectors, 4, words, rounds=1, start=found)
+    assert np.array_equal(again, found)  # where nothing is left to move, it begins and ends there
     assert len(clusters.k_means(np.ones((50, 2), np.float32), 4, words, rounds=5)) == 4
 
 

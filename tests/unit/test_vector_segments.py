@@ -12,6 +12,8 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt
 from storage_core.index import segments, vector
+from storage_core.index.covering import Part
+from storage_core.log.covered import members
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.vectors import Floats, vector_type
 from storage_core.settings.index import IndexDefinition
@@ -74,11 +76,11 @@ def test_vectors_near_the_end_of_32_bits_make_a_segment(metric: str, quantizatio
 
 def test_a_segment_over_a_part_of_a_split_keeps_its_rows_beside_the_files(tmp_path: Path) -> None:
     store, index = MemoryStore(f"part-{tmp_path.name}"), definition()
-    part = segments.Part(BitMap([1, 4, 5]), ("a", "b"))
+    part = Part(BitMap([1, 4, 5]), ("a", "b"))
     files = segments.build_rows(rows_of(made(3)), index)
     added = segments.write(store, files, definition=index, covers="s", rows=9, ids=SeededIds(1), part=part)
     loaded = segments.load(store, added)
-    assert segments.part_rows(loaded[segments.ROWS], added) == part.rows
+    assert segments.part_rows(loaded[segments.ROWS], added, *members(added)) == part.rows
     found = {name: bytes(data) for name, data in loaded.items() if name != segments.ROWS}
     assert found == files
 

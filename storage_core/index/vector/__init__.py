@@ -6,27 +6,36 @@ Pure but for `parts`: arrays to bytes and back. A segment has the codebook that 
 from storage_core.index.vector.codebook import Codebook
 from storage_core.index.vector.definition import options_of, validate
 from storage_core.index.vector.distances import exact
-from storage_core.index.vector.parts import InMemory, Parts, Ranged
-from storage_core.index.vector.reader import KEPT_BYTES, Reader, probes
+from storage_core.index.vector.layout import CODEBOOK, opening_bytes
+from storage_core.index.vector.parts import InMemory, Parts, Ranged, Span
+from storage_core.index.vector.probing import probes
+from storage_core.index.vector.reader import KEPT_BYTES, Reader
 from storage_core.index.vector.segment import build, check, indexable
+from storage_core.index.vector.trained import TRAINING, Training, trained_again
 from storage_core.index.vector.training import coding_error, sample_rows, train, train_on
 
 __all__ = [
+    "CODEBOOK",
     "KEPT_BYTES",
+    "TRAINING",
     "Codebook",
     "InMemory",
     "Parts",
     "Ranged",
     "Reader",
+    "Span",
+    "Training",
     "build",
     "check",
     "coding_error",
     "exact",
     "indexable",
+    "opening_bytes",
     "options_of",
     "probes",
     "sample_rows",
     "train",
     "train_on",
+    "trained_again",
     "validate",
 ]

@@ -16,17 +16,20 @@ Numbers = npt.NDArray[np.int64]
 _VALUES_AT_ONCE = 2**22
 
 
-def k_means(vectors: Floats, count: int, words: np.random.PCG64, *, rounds: int) -> Floats:
+def k_means(vectors: Floats, count: int, words: np.random.PCG64, *, rounds: int, start: Floats | None = None) -> Floats:
     """Return `count` centroids, or one per vector where these are fewer.
 
-    They begin as vectors drawn from the sample. A cluster that loses all of its vectors takes the one that is farthest
-    from its own centroid.
+    They begin as vectors drawn from the sample, or as those of `start`, as far as there are. A cluster that loses all
+    of its vectors takes the one that is farthest from its own centroid.
     """
     count = min(count, len(vectors))
     if not count:
         return np.zeros((0, vectors.shape[1]), np.float32)
     drawn = np.argsort(words.random_raw(len(vectors)), kind="stable")[:count]
     centroids = vectors[drawn].copy()
+    if start is not None and len(start):
+        taken = np.linspace(0, len(start) - 1, min(count, len(start))).round().astype(np.int64)
+        centroids[: len(taken)] = start[taken]
     for _ in range(rounds):
         numbers, distances = _assigned(vectors, centroids)
         sums, sizes = _sums(vectors, numbers, count)

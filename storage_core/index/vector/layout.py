@@ -17,6 +17,7 @@ A flat segment has blocks of `BLOCK_ROWS` rows of cluster 0. Everything is littl
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, assert_never, get_args
@@ -45,6 +46,8 @@ BLOCK = np.dtype([("cluster", "<u4"), ("rows", "<u4"), ("blocks", "<u8"), ("seco
 
 Table = npt.NDArray[np.void]
 _FLOAT = 4
+_BOOK_ENTRIES = 256
+_HEADERS_BYTES = 1024  # of the bundle, of `head.json` and of the codebook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +125,14 @@ def row_bytes(quantization: Quantization, dimensions: int) -> int:
 def second_bytes(quantization: Quantization, dimensions: int) -> int:
     """Return what a row takes in `second.bin`."""
     return _FLOAT + dimensions if quantization == "rotated" else 0
+
+
+def opening_bytes(quantization: Quantization, dimensions: int, rows: int) -> int:
+    """Return how long the files before the blocks are together, at most, as `build` makes them of so many rows."""
+    clusters = 0 if rows * row_bytes(quantization, dimensions) <= FLAT_BYTES else round(math.sqrt(rows))
+    books = padded_size(dimensions) * _BOOK_ENTRIES if quantization == "product" else 0
+    codebook = _FLOAT * (dimensions * (1 + clusters) + books)
+    return _HEADERS_BYTES + BLOCK.itemsize * (1 + clusters + rows // BLOCK_ROWS) + 4 * rows + codebook
 
 
 def table_of(data: bytes | memoryview, head: Head, *, where: str) -> Table:

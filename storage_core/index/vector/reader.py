@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -28,7 +27,8 @@ from storage_core.index.vector.layout import (
     second_bytes,
     table_of,
 )
-from storage_core.index.vector.parts import Parts
+from storage_core.index.vector.parts import Parts, Span
+from storage_core.index.vector.probing import Rows, in_pieces, probes
 from storage_core.index.vector.segment import codebook_of, require_block, require_rows
 from storage_core.index.vector.whole import decoded
 from storage_core.rows.vectors import Floats
@@ -40,16 +40,12 @@ COARSE = 40
 FINE = 4
 """Candidates per row of the answer that a second look leaves for exact vectors."""
 
-LEAST_PROBES = 32
+LEAST_SECOND = 128
+"""From so many dimensions on coarse codes name the nearest well enough not to fetch finer ones."""
+
 KEPT_BYTES = 256 * 2**20
 
-Rows = npt.NDArray[np.int64]
 _Loaded = TypeVar("_Loaded")
-
-
-def probes(clusters: int) -> int:
-    """Return into how many of so many clusters a search looks where nothing else is said."""
-    return max(LEAST_PROBES, math.ceil(3 * clusters / 16))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,10 +115,12 @@ class Reader:
         the last are returned, so equal vectors are there or not together. `allowed` are the rows that count; others are
         not returned. `nprobe` clusters are looked into that hold a row that counts, and more until they hold
         `COARSE` · k; all of a flat segment. Without a `second` look, which reads 4 times as much per row as the first,
-        there are about `COARSE` · k rows instead of `FINE` · k. Raises `InvalidInput` for a query that is no vector of
+        there are about `COARSE` · k rows instead of `FINE` · k; so it is where parts are ranged, from `LEAST_SECOND`
+        dimensions on. Raises `InvalidInput` for a query that is no vector of
         the index, `Corrupt` for a block that is not what was written. Requests: those of `Parts.read`, once for the
         blocks and once for a second look.
         """
+        second = second and not (self._parts.is_ranged and self.head.dimensions >= LEAST_SECOND)
         with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `_apart`
             return self._found(self._query(query, k), k, (self._counted(allowed), nprobe), second=second)
 
@@ -192,9 +190,11 @@ class Reader:
             order = order[per_cluster[order] > 0]
             enough = int(np.searchsorted(np.cumsum(per_cluster[order]), most)) + 1
             wanted = np.zeros(self.head.clusters, np.bool_)
-            wanted[order[: max(probes(self.head.clusters) if nprobe is None else nprobe, enough)]] = True
+            usual = probes(self.head.clusters, is_ranged=self._parts.is_ranged)
+            wanted[order[: max(usual if nprobe is None else nprobe, enough)]] = True
             holding &= wanted[clusters]
-        return np.flatnonzero(holding)
+        found = np.flatnonzero(holding)
+        return in_pieces(found, self._sizes, self._ends) if self._parts.is_ranged else found
 
     def _away(self, query: _Query) -> Floats:
         """How far each centroid is from the query, in some unit."""
@@ -233,12 +233,11 @@ class Reader:
         numbers = np.searchsorted(self._ends, places, side="right")
         blocks = np.unique(numbers)
         loaded = self._loaded(SECOND, blocks, block, lambda each: int(each[0].nbytes + each[1].nbytes))
-        found = np.zeros(len(places), np.float32)
-        for number, (leans, whole) in zip(blocks, loaded, strict=True):
-            mine = np.flatnonzero(numbers == number)
-            inside = places[mine] - (self._ends[number] - self._sizes[number])
-            found[mine] = self._products(query, leans[inside], whole[inside])
-        return found
+        starts = np.searchsorted(numbers, blocks).tolist()  # places ascend, and so do their blocks
+        inside = np.split(places - (self._ends[numbers] - self._sizes[numbers]), starts[1:])
+        taken = [(leans[rows], codes[rows]) for (leans, codes), rows in zip(loaded, inside, strict=True)]
+        leans, whole = zip(*taken, strict=True)
+        return self._products(query, np.concatenate(leans), np.concatenate(whole))
 
     def _products(self, query: _Query, leans: Floats, whole: Whole) -> Floats:
         """What the distance of each row takes from its dot product with the query."""
@@ -273,9 +272,13 @@ class Reader:
         missing = [each for each, value in held.items() if value is None]
         width = {BLOCKS: row_bytes, SECOND: second_bytes}[name](self.head.quantization, self.head.dimensions)
         ends = [int(self._ends[each]) * width for each in missing]
-        ranges = [(end - int(self._sizes[each]) * width, end) for each, end in zip(missing, ends, strict=True)]
-        for each, data in zip(missing, self._parts.read(name, ranges) if ranges else (), strict=True):
-            require_block(data, name, int(self._table[name.removesuffix(".bin")][each]), where=self._where)
+        checksums = self._table[name.removesuffix(".bin")]
+        spans = [
+            Span(end - int(self._sizes[each]) * width, end, int(checksums[each]))
+            for each, end in zip(missing, ends, strict=True)
+        ]
+        for each, data in zip(missing, self._parts.read(name, spans) if spans else (), strict=True):
+            require_block(data, name, int(checksums[each]), where=self._where)
             value = decode(data, int(self._sizes[each]))
             self._kept.keep((name, each), value, size(value) + len(data))
             held[each] = value

@@ -31,12 +31,14 @@ def train(
     *,
     rows: int | None = None,
     flat_bytes: int = FLAT_BYTES,
+    start: Codebook | None = None,
 ) -> Codebook:
     """Return a codebook for `rows` vectors like those of the sample, by default as many; the same for the same.
 
     `sample` has rows by dimensions, all of them such as can be indexed (`segment.indexable`), in any order;
-    `sample_rows` says how many are wanted. Above `flat_bytes` of codes there are about √rows clusters. Raises
-    `InvalidInput` for a sample that is no matrix of finite numbers, or empty.
+    `sample_rows` says how many are wanted. Centroids begin as those of `start`, a codebook of this definition. Above
+    `flat_bytes` of codes there are about √rows clusters. Raises `InvalidInput` for a sample that is no matrix of finite
+    numbers, or empty.
     """
     options, vectors = options_of(definition), _checked(sample)
     total = len(vectors) if rows is None else rows
@@ -59,22 +61,27 @@ def train(
         fresh = replace(fresh, books=train_books(placed, words))
     count = clusters_for(total, fresh, flat_bytes)
     if count:
-        found = k_means(placed[: SAMPLE_PER_CLUSTER * count], count, words, rounds=ROUNDS)
+        begin = None if start is None else start.centroids + fresh.turned(start.center - fresh.center)
+        found = k_means(placed[: SAMPLE_PER_CLUSTER * count], count, words, rounds=ROUNDS, start=begin)
         fresh = replace(fresh, centroids=in_a_row(found))
     return replace(fresh, error=coding_error(fresh, vectors))
 
 
-def train_on(vectors: pa.ChunkedArray | pa.Array, definition: IndexDefinition, seed: int) -> Codebook:
+def train_on(
+    vectors: pa.ChunkedArray | pa.Array, definition: IndexDefinition, seed: int, *, start: Codebook | None = None
+) -> Codebook:
     """Return a codebook for a column of vectors, trained on a sample of them; the same for the same rows and seed.
 
-    Of a column without a vector that can be indexed it is one that encodes any.
+    With `start` it goes on from that codebook, by another sample. Of a column without a vector that can be indexed it
+    is one that encodes any.
     """
     metric = options_of(definition).metric
     rows = np.flatnonzero(indexable(vectors, metric))
-    drawn = np.argsort(np.random.PCG64(seed).random_raw(len(rows)), kind="stable")[: sample_rows(len(rows))]
+    words = np.random.PCG64(seed if start is None else (seed, start.rows))
+    drawn = np.argsort(words.random_raw(len(rows)), kind="stable")[: sample_rows(len(rows))]
     sample = matrix(vectors)[rows[drawn]] if len(rows) else np.zeros((1, vectors.type.list_size), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        book = train(sample, definition, seed, rows=len(rows))
+        book = train(sample, definition, seed, rows=len(rows), start=start)
     # Of numbers near the end of 32 bits a mean may be none of them: then rows are not divided into clusters.
     is_sound = bool(np.isfinite(book.centroids).all())
     return replace(

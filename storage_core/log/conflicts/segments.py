@@ -16,6 +16,7 @@ from storage_core.log.actions import (
     RemoveTranslation,
     Translation,
 )
+from storage_core.log.covered import origins_in
 from storage_core.log.moves import by_input, leads_to, reaches
 from storage_core.log.snapshot import Snapshot
 from storage_core.settings.table import TableConfig
@@ -113,17 +114,16 @@ def _check_coverage(added: Sequence[IndexSegment], removed: set[str], head: Snap
         for split in segment.covers:
             others = covered.setdefault((segment.index, split), [])
             for other in others:
-                if _overlap(segment, other):
+                if _overlap(segment, other, split):
                     raise CommitConflict(
                         f"{split}: covered by {other.path} of index {segment.index!r} already; plan again"
                     )
             others.append(segment)
 
 
-def _overlap(one: IndexSegment, other: IndexSegment) -> bool:
-    if one.origins is None or other.origins is None:
-        return True
-    return not set(one.origins).isdisjoint(other.origins)
+def _overlap(one: IndexSegment, other: IndexSegment, split: str) -> bool:
+    own, others = origins_in(one, split), origins_in(other, split)
+    return own is None or others is None or not set(own).isdisjoint(others)
 
 
 def _check_dropped(mine: Metadata, removed: set[str], planned: Snapshot, head: Snapshot) -> None:

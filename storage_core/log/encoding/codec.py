@@ -115,6 +115,8 @@ def decode_line(line: str, where: str) -> Action:
         _require_rows(action, where)
     if isinstance(action, Translation):
         _require_moves(action, where)
+    if isinstance(action, IndexSegment) and action.coveredRows is not None:
+        _require_members(action, where)
     return action
 
 
@@ -150,6 +152,16 @@ def _require_moves(translation: Translation, where: str) -> None:
         moved = sum(translation.movedRows[number * outputs : (number + 1) * outputs])
         if moved > rows:
             raise Corrupt(f"{where}: {moved} rows moved of the {rows} of {translation.inputs[number]}", key=where)
+
+
+def _require_members(segment: IndexSegment, where: str) -> None:
+    """Every split of a merged segment has its count, they make up its rows, and none is there twice."""
+    splits, rows, origins = len(segment.covers), segment.coveredRows or (), segment.coveredOrigins
+    if len(rows) != splits or (origins is not None and len(origins) != splits) or len(set(segment.covers)) != splits:
+        counts = f"{len(rows)} counts and {0 if origins is None else len(origins)} lists of origins"
+        raise Corrupt(f"{where}: {counts} of {splits} splits, or a split twice, in {segment.path}", key=where)
+    if sum(rows) != segment.numRecords:
+        raise Corrupt(f"{where}: the rows of {splits} splits are not the {segment.numRecords} rows of {segment.path}")
 
 
 def _refuse_constant(name: str) -> None:

@@ -111,6 +111,12 @@ def _texts(value: list[Any]) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _text_lists(value: list[Any]) -> tuple[tuple[str, ...], ...]:
+    if not all(type(each) is list for each in value):
+        raise _Misfit("is a list with a value that is no list; expected lists of texts")
+    return tuple(_texts(each) for each in value)
+
+
 def _counts(value: list[Any]) -> tuple[int, ...]:
     if value and (set(map(type, value)) != _COUNT or not 0 <= min(value) <= max(value) <= MAX_INT64):
         raise _Misfit(f"is a list with a value that is no count; expected whole numbers from 0 to {MAX_INT64}")
@@ -164,6 +170,7 @@ _KINDS: Mapping[str, tuple[type[Any], Callable[[Any], Any] | None]] = {
     "bool": (bool, None),
     "tuple[str, ...]": (list, _texts),
     "tuple[int, ...]": (list, _counts),
+    "tuple[tuple[str, ...], ...]": (list, _text_lists),
     "Mapping[str, str]": (dict, _text_map),
     "Mapping[str, int]": (dict, _count_map),
     "Mapping[str, Any]": (dict, _json_object),

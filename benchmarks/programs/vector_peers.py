@@ -1,0 +1,112 @@
+"""Nearest neighbours by Lance and by faiss: a program for the Python that `peers.lance_python` returns.
+
+python -m benchmarks.programs.vector_peers FOLDER ENGINE METRIC FILTERS_AS_JSON [URI OPTIONS_AS_JSON] reads
+`vectors.npy`, `queries.npy` and `rows.parquet` of the folder, builds the index and asks each query for ten rows,
+without a filter and with each. It prints JSON: processor seconds of the build, bytes per vector of the index, and per
+filter the milliseconds and rows of each query. With a URI Lance writes its dataset there. ENGINE `ask IVF_PQ` asks the
+dataset that is there for the first query alone, and prints its milliseconds.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Vectors = npt.NDArray[np.float32]
+Ask = Callable[[Vectors, str | None], list[int]]
+Built = tuple[dict[str, Any], Ask]
+
+ROWS = 10
+PROBES, REFINE = 20, 4
+
+
+def main(folder: str, engine: str, metric: str, filters: str, *where: str) -> None:
+    """Print what was measured."""
+    place, options = where or (f"{folder}/{engine}.lance", "{}")
+    queries = np.load(Path(folder) / "queries.npy")
+    if engine.startswith("ask"):
+        import lance
+
+        started = time.perf_counter()
+        _nearest(lance.dataset(place, storage_options=json.loads(options)), queries[0], None)
+        print(json.dumps(1000 * (time.perf_counter() - started)))
+        return
+    vectors = np.load(Path(folder) / "vectors.npy")
+    if engine == "faiss":
+        found, ask = _faiss(vectors, metric)
+    else:
+        found, ask = _lance(vectors, Path(folder), engine, metric=metric, place=place, options=json.loads(options))
+    for name in ("", *json.loads(filters)):
+        if name and engine == "faiss":
+            continue
+        for query in queries[:5]:
+            ask(query, name or None)
+        taken, rows = [], []
+        for query in queries:
+            started = time.perf_counter()
+            rows.append(ask(query, name or None))
+            taken.append(1000 * (time.perf_counter() - started))
+        found["asked"][name] = {"ms": taken, "rows": rows}
+    print(json.dumps(found))
+
+
+def _lance(vectors: Vectors, folder: Path, engine: str, *, metric: str, place: str, options: dict[str, str]) -> Built:
+    import lance
+
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    rows = pq.read_table(folder / "rows.parquet").append_column("v", column)
+    dataset = lance.write_dataset(rows, place, storage_options=options, mode="overwrite")
+    before = _bytes(folder)
+    started = time.process_time()
+    sizes = {"num_partitions": max(1, round(math.sqrt(len(vectors))))}
+    if engine == "IVF_PQ":
+        sizes["num_sub_vectors"] = vectors.shape[1] // (8 if vectors.shape[1] % 8 == 0 else 5)
+    dataset.create_index("v", engine, metric=metric, **sizes)
+    cpu = time.process_time() - started
+    opened = lance.dataset(place, storage_options=options)
+    size = (_bytes(folder) - before) / len(vectors)
+    return {"cpu": cpu, "bytes": size, "asked": {}}, lambda query, wanted: _nearest(opened, query, wanted)
+
+
+def _nearest(dataset: Any, query: Vectors, wanted: str | None) -> list[int]:
+    nearest = {"column": "v", "q": query, "k": ROWS, "nprobes": PROBES, "refine_factor": REFINE}
+    found = dataset.to_table(columns=["id", "_distance"], nearest=nearest, filter=wanted, prefilter=wanted is not None)
+    rows: list[int] = found.column("id").to_pylist()
+    return rows
+
+
+def _faiss(vectors: Vectors, metric: str) -> Built:
+    import faiss
+
+    is_cosine, size = metric == "cosine", vectors.shape[1]
+    if is_cosine:
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    started, kind = time.process_time(), faiss.METRIC_INNER_PRODUCT if is_cosine else faiss.METRIC_L2
+    coarse = faiss.IndexFlatIP(size) if is_cosine else faiss.IndexFlatL2(size)
+    index = faiss.IndexIVFFlat(coarse, size, max(1, round(math.sqrt(len(vectors)))), kind)
+    index.train(vectors)
+    index.add(vectors)
+    index.nprobe = PROBES
+    cpu = time.process_time() - started
+
+    def asked(query: Vectors, _: str | None) -> list[int]:
+        found: list[int] = index.search(query[None, :], ROWS)[1][0].tolist()
+        return found
+
+    return {"cpu": cpu, "bytes": 4 * size + 8, "asked": {}}, asked
+
+
+def _bytes(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,215 @@
+"""Segments of the primary key: the hashes of a split's keys, ascending, and the row of each; see docs/spec.md, 13.3.
+
+Hashes are those of Bloom filters (`formats.key_hash`), so rows that they name are compared with the key. `keys.bin` has
+blocks of one length, each with the hashes of an equal share of all numbers: which block a key is in, and where that
+lies, follows from what the log says of the segment, and a block says itself whether it is sound. So a key takes one
+request. `head.bin` says of how many rows the keys are. This module does no I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from storage_core.errors import Corrupt, Unsupported
+from storage_core.formats.key_hash import Hashes, Places, key_hashes
+from storage_core.index.native_errors import REBUILD
+from storage_core.rows.codes import Mask
+
+KEYS, HEAD = "keys.bin", "head.bin"
+FORMAT: Final = 1
+
+BLOCK_KEYS: Final = 1024
+"""Keys per block, about: 12 KiB, which a request hardly notices."""
+
+MOST_ROOM: Final = 2
+"""Where blocks of one length would have room for so many times the keys, all keys are one block."""
+
+_HEAD = struct.Struct("<II")
+HEAD_BYTES: Final = _HEAD.size
+_CHECKSUM, _BEFORE_KEYS, _KEY = 8, 16, 12
+
+Numbers = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the keys of so many `rows` lie in a file: in so many `blocks`, each with `room` for so many keys."""
+
+    rows: int
+    blocks: int
+    room: int
+
+    @staticmethod
+    def of(rows: int, size: int, *, where: str) -> Layout:
+        """Return that of a file of `size` bytes. Raises `Corrupt`."""
+        blocks = 1 if size == _BEFORE_KEYS + _KEY * rows else _blocks(rows)
+        room, rest = divmod(size // blocks - _BEFORE_KEYS, _KEY)
+        if size % blocks or rest or room < 0 or not rows <= blocks * room <= max(rows, MOST_ROOM * rows):
+            raise _damaged(where, f"{size} bytes cannot be the keys of {rows} rows")
+        return Layout(rows, blocks, room)
+
+    @property
+    def block_bytes(self) -> int:
+        """The length of each block."""
+        return _BEFORE_KEYS + _KEY * self.room
+
+    def blocks_of(self, hashes: Hashes) -> Places:
+        """Return the block that each of the hashes is in, if it is anywhere."""
+        return _block_of(hashes, self.blocks)
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """A block: the xxh3-64 of what follows, how many keys it has, the format, the hashes, the rows."""
+        fields = [("xxh3", "<u8"), ("keys", "<u4"), ("format", "<u4")]
+        return np.dtype([*fields, ("hashes", "<u8", (self.room,)), ("rows", "<u4", (self.room,))])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keys:
+    """Hashes, ascending, and the row of each."""
+
+    hashes: Hashes
+    rows: Numbers
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take in memory."""
+        return self.hashes.nbytes + self.rows.nbytes
+
+    @staticmethod
+    def joined(parts: Sequence[Keys]) -> Keys:
+        """Return those of several blocks, ascending."""
+        if len(parts) == 1:
+            return parts[0]
+        none = Keys(np.zeros(0, np.uint64), np.zeros(0, np.uint32))
+        found = [none, *parts]
+        return Keys(np.concatenate([each.hashes for each in found]), np.concatenate([each.rows for each in found]))
+
+
+def build(rows: pa.Table, key: Sequence[str]) -> dict[str, bytes]:
+    """Return the files of a segment over these rows, which `bound` makes those of one object; some 50 bytes a row."""
+    hashes = _hashes(rows, key)
+    order = np.argsort(hashes, kind="stable").astype(np.uint32)
+    return _files(Keys(hashes[order], order))
+
+
+def bound(files: Mapping[str, bytes | memoryview], identity: str) -> dict[str, bytes | memoryview]:
+    """Return the files with checksums of an object of this identity: its blocks are not taken for another's."""
+    seed, data = _seed(identity), bytearray(files[KEYS])
+    size = Layout.of(_head(files[HEAD], where=identity), len(data), where=identity).block_bytes
+    for start in range(0, len(data), size):
+        digest = xxhash.xxh3_64_intdigest(memoryview(data)[start + _CHECKSUM : start + size], seed)
+        data[start : start + _CHECKSUM] = digest.to_bytes(_CHECKSUM, "little")
+    return {**files, KEYS: bytes(data)}
+
+
+def block(data: bytes | memoryview, layout: Layout, identity: str, *, where: str) -> Keys:
+    """Return the keys of one block of the object of this identity. Raises `Corrupt`, `Unsupported`."""
+    if not is_sound(data, layout, identity):
+        raise _damaged(where, f"the checksum of a block of {KEYS} does not match")
+    found = np.frombuffer(data, layout.dtype)[0]
+    _require_known(int(found["format"]), where)
+    count = int(found["keys"])
+    keys = Keys(found["hashes"][:count].astype(np.uint64), found["rows"][:count].astype(np.uint32))
+    if count > layout.room or (keys.hashes[1:] < keys.hashes[:-1]).any() or (keys.rows >= layout.rows).any():
+        raise _damaged(where, f"a block of {KEYS} is not of {layout.rows} rows")
+    return keys
+
+
+def is_sound(data: bytes | memoryview, layout: Layout, identity: str) -> bool:
+    """Tell whether these are the bytes of a block of the object of this identity."""
+    stored = int.from_bytes(data[:_CHECKSUM], "little")
+    return len(data) == layout.block_bytes and stored == xxhash.xxh3_64_intdigest(data[_CHECKSUM:], _seed(identity))
+
+
+def every_key(files: Mapping[str, bytes | memoryview], identity: str, *, where: str) -> Keys:
+    """Return all keys of a segment, found to be those of its rows, one each. Raises `Corrupt`, `Unsupported`."""
+    if {KEYS, HEAD} - files.keys():
+        raise _damaged(where, f"expected {KEYS} and {HEAD}, found {sorted(files)}")
+    data = memoryview(files[KEYS])
+    layout = Layout.of(_head(files[HEAD], where=where), len(data), where=where)
+    starts = range(0, len(data), layout.block_bytes)
+    parts = [block(data[each : each + layout.block_bytes], layout, identity, where=where) for each in starts]
+    found = Keys.joined(parts)
+    blocks = np.repeat(np.arange(layout.blocks), [len(each.hashes) for each in parts])
+    placed = len(found.rows) == layout.rows and (layout.blocks_of(found.hashes) == blocks).all()
+    if not placed or not _is_permutation(found.rows):
+        raise _damaged(where, f"{KEYS} does not have each of {layout.rows} rows once, in the block of its key")
+    return found
+
+
+def check(files: Mapping[str, bytes | memoryview], *, rows: int | None, identity: str, where: str) -> None:
+    """Return only when these are sound files of a segment over so many rows. Raises `Corrupt`, `Unsupported`."""
+    found = len(every_key(files, identity, where=where).rows)
+    if rows is not None and found != rows:
+        raise _damaged(where, f"it has the keys of {found} rows, the log says {rows}")
+
+
+def _files(keys: Keys) -> dict[str, bytes]:
+    rows = len(keys.rows)
+    numbers = _block_of(keys.hashes, _blocks(rows))
+    counts = np.bincount(numbers, minlength=_blocks(rows))
+    if len(counts) * int(counts.max()) > MOST_ROOM * rows:
+        numbers, counts = np.zeros(rows, np.int64), np.array([rows])
+    layout = Layout(rows, len(counts), int(counts.max()))
+    table = np.zeros(layout.blocks, layout.dtype)
+    table["keys"], table["format"] = counts, FORMAT
+    within = np.arange(rows) - np.repeat(np.cumsum(counts) - counts, counts)
+    table["hashes"][numbers, within] = keys.hashes
+    table["rows"][numbers, within] = keys.rows
+    return {KEYS: table.tobytes(), HEAD: _HEAD.pack(FORMAT, rows)}
+
+
+def _hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
+    """One hash per row; that of a key with a null, which only other writers let in and no lookup names, is 0."""
+    is_key: Mask = np.ones(rows.num_rows, np.bool_)
+    for name in key:
+        is_key &= pc.is_valid(rows.column(name)).to_numpy()
+    hashes = np.zeros(rows.num_rows, np.uint64)
+    hashes[is_key] = key_hashes(rows if is_key.all() else rows.filter(pa.array(is_key)), key)
+    return hashes
+
+
+def _head(data: bytes | memoryview, *, where: str) -> int:
+    """The number of rows that the keys are of."""
+    if len(data) != HEAD_BYTES:
+        raise _damaged(where, f"{HEAD} has {len(data)} bytes, expected {HEAD_BYTES}")
+    found, rows = _HEAD.unpack(data)
+    _require_known(found, where)
+    return int(rows)
+
+
+def _require_known(found: int, where: str) -> None:
+    if found != FORMAT:
+        what = f"{where}: format {found} of the keys, this release reads {FORMAT}; upgrade Tidemark"
+        raise Unsupported(what, key=where)
+
+
+def _blocks(rows: int) -> int:
+    return max(1, -(-rows // BLOCK_KEYS))
+
+
+def _block_of(hashes: Hashes, blocks: int) -> Places:
+    """Equal shares of the numbers of 32 bits, by the upper half of each hash."""
+    return ((hashes >> np.uint64(32)) * np.uint64(blocks) >> np.uint64(32)).astype(np.int64)
+
+
+def _is_permutation(rows: Numbers) -> bool:
+    return bool((np.bincount(rows, minlength=len(rows)) == 1).all())
+
+
+def _seed(identity: str) -> int:
+    return xxhash.xxh3_64_intdigest(identity.encode())
+
+
+def _damaged(where: str, what: str) -> Corrupt:
+    return Corrupt(f"{where}: not the files of a primary-key segment: {what}", advice=REBUILD, key=where)

@@ -1,0 +1,203 @@
+"""Which rows of a split may have some keys, by the segments of the primary key that answer for it.
+
+Of a segment over a whole split the blocks are fetched that may have a key: where they lie follows from the log, so the
+first request has what is wanted. Each further request for a segment fetches twice as many blocks beside those, so many
+lookups fetch all of it in a few requests. A segment over a part of a split is fetched whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from pyroaring import BitMap
+
+from storage_core.cache.pieces import Piece
+from storage_core.formats import bundle
+from storage_core.formats.key_hash import Hashes, within
+from storage_core.index import primary_key, segments
+from storage_core.index.bitmap_moves import Moves, map_name
+from storage_core.index.coverage import Answering, AnsweringOf, Held, answering
+from storage_core.index.primary_key import Keys, Layout
+from storage_core.log.actions import Add, IndexSegment
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
+from storage_core.rows.keys import Positions
+from storage_core.settings.index import IndexDefinition
+from storage_core.split.kept_values import KeptValues
+
+REQUEST_BYTES: Final = 2**20
+"""Fetching so much takes about as long as a request, so blocks with no more between them are fetched by one."""
+
+_AT_ONCE: Final = 4
+_FIRST: Final = len(bundle.MAGIC + bundle.VERSION)
+_ASK_BYTES: Final = 64
+_SOUND: Final = "sound"
+
+
+@dataclass(slots=True)
+class KeyReading:
+    """One reading of what answers for a split; `requests` and `read_bytes` are what it took, if nothing was on disk.
+
+    What is read is in `kept` then.
+    """
+
+    store: ObjectStore
+    add: Add
+    answering: Answering
+    kept: KeptValues
+    requests: int = 0
+    read_bytes: int = 0
+
+    def places(self, hashes: Hashes) -> Positions | None:
+        """Return the places in the split of rows whose key has one of these hashes, ascending; rarely of others too.
+
+        Whether the rows are gone or not; None where the segments do not answer for every row. `hashes` are distinct and
+        ascending. Requests: see above, and one per translation. Raises `Corrupt`, `NotFound`, `Unsupported`.
+        """
+        found = {each.path: self._rows(each, hashes) for each in self.answering.segments}
+        if not self.answering.translations:
+            [rows] = found.values()
+            return rows
+        moves = Moves(self.store, self.add, self.answering, self.kept, self.kept.cached)
+        matching = {path: BitMap(rows.astype(np.uint32)) for path, rows in found.items()}
+        left = moves.left(matching, self._part_rows)
+        self.requests += moves.requests
+        self.read_bytes += moves.read_bytes
+        return np.array(left.rows.to_array(), np.int64) if left.is_told else None
+
+    def cost(self, hashes: Hashes) -> tuple[int, int]:
+        """Return the requests and bytes that `places` takes, about. No request. Raises `Corrupt`."""
+        requests = bytes_ = 0
+        for translation in self.answering.translations:
+            if self.kept.get(map_name(translation)) is None:
+                requests, bytes_ = requests + 1, bytes_ + translation.size
+        for segment in self.answering.segments:
+            own = self._whole_cost(segment) if segment.origins is not None else self._block_cost(segment, hashes)
+            requests, bytes_ = requests + own[0], bytes_ + own[1]
+        return requests, bytes_
+
+    def _whole_cost(self, segment: IndexSegment) -> tuple[int, int]:
+        return (0, 0) if self.kept.get(_name(segment, "keys")) is not None else (1, segment.size)
+
+    def _block_cost(self, segment: IndexSegment, hashes: Hashes) -> tuple[int, int]:
+        layout = layout_of(segment)
+        wanted = np.unique(layout.blocks_of(hashes)).tolist()
+        size = layout.block_bytes
+        missing = [_FIRST + each * size for each in wanted if self.kept.get(_name(segment, each)) is None]
+        ranges = _runs(missing, size)
+        return len(ranges), sum(end - start for start, end in ranges)
+
+    def _rows(self, segment: IndexSegment, hashes: Hashes) -> Positions:
+        keys = self._whole(segment) if segment.origins is not None else self._blocks(segment, hashes)
+        return np.sort(keys.rows[within(hashes, keys.hashes)].astype(np.int64))
+
+    def _whole(self, segment: IndexSegment) -> Keys:
+        """All keys of a segment over a part of a split. One GET where they are not kept."""
+
+        def read() -> Keys:
+            files = self._files(segment)
+            identity = segments.segment_id(segment)
+            return primary_key.every_key(files, identity, where=segment.path)
+
+        return self.kept.made(_name(segment, "keys"), Keys, read, lambda each: each.size_bytes)
+
+    def _part_rows(self, held: Held) -> BitMap:
+        segment, member = held.segment, held.member
+
+        def read() -> BitMap:
+            return segments.part_rows(self._files(segment)[member.file], segment, member)
+
+        return self.kept.made(_name(segment, member.file), BitMap, read, lambda each: 2 * len(each))
+
+    def _files(self, segment: IndexSegment) -> Mapping[str, bytes | memoryview]:
+        def fetched() -> bytes:
+            return self._range(segment, 0, segment.size)
+
+        piece = Piece(0, segment.size, segment.xxh3)
+        data = self.kept.cached.made(self.store.uri, segment.path, segment.xxh3, piece, fetch=fetched)
+        return bundle.unpack(data, segments.expected_of(segment))
+
+    def _blocks(self, segment: IndexSegment, hashes: Hashes) -> Keys:
+        """The keys of the blocks that may have one of these hashes, ascending, of a segment over a whole split."""
+        layout = layout_of(segment)
+        wanted = np.unique(layout.blocks_of(hashes)).tolist()
+        found = {each: self.kept.get(_name(segment, each)) for each in wanted}
+        missing = {each for each, keys in found.items() if not isinstance(keys, Keys)}
+        if missing:
+            for number, data in self._fetched(segment, layout, self._with_neighbours(segment, layout, missing)):
+                keys = primary_key.block(data, layout, segments.segment_id(segment), where=segment.path)
+                self.kept.keep(_name(segment, number), keys, keys.size_bytes)
+                found[number] = keys
+        return Keys.joined([keys for _, keys in sorted(found.items()) if isinstance(keys, Keys)])
+
+    def _with_neighbours(self, segment: IndexSegment, layout: Layout, missing: Collection[int]) -> list[int]:
+        """The blocks to fetch: each time that a segment is asked, twice as many beside each that is wanted."""
+        asked = self.kept.get(_name(segment, "asked"))
+        times = asked if isinstance(asked, int) else 0
+        self.kept.keep(_name(segment, "asked"), times + 1, _ASK_BYTES)
+        run = min(2**times, layout.blocks)
+        starts = sorted({each // run * run for each in missing})
+        beside = (number for start in starts for number in range(start, min(start + run, layout.blocks)))
+        # One that is missing may be in `kept` by now, thanks to another thread; it is wanted here all the same.
+        return [each for each in beside if each in missing or self.kept.get(_name(segment, each)) is None]
+
+    def _fetched(self, segment: IndexSegment, layout: Layout, blocks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        """Yield these blocks, ascending, from the cache on disk or the store; they are cached if all were taken."""
+        identity, size = segments.segment_id(segment), layout.block_bytes
+
+        def mark(data: bytes | memoryview) -> str:
+            return _SOUND if primary_key.is_sound(data, layout, identity) else ""
+
+        where = (self.store.uri, segment.path, segment.xxh3)
+        pieces = [Piece(start, start + size, _SOUND, mark) for start in (_FIRST + each * size for each in blocks)]
+        cached = self.kept.cached.read(*where, pieces)
+        ranges = _runs([piece.start for piece, data in zip(pieces, cached, strict=True) if data is None], size)
+        read = all_of(lambda each: self._range(segment, *each), ranges, _AT_ONCE)
+        fresh = []
+        for number, piece, held in zip(blocks, pieces, cached, strict=True):
+            data = held
+            if data is None:
+                at = bisect_right(ranges, piece.start, key=lambda each: each[0]) - 1
+                begin = piece.start - ranges[at][0]
+                data = read[at][begin : begin + size]
+                fresh.append((piece, data))
+            yield number, data
+        self.kept.cached.write(*where, fresh)
+
+    def _range(self, segment: IndexSegment, start: int, end: int) -> bytes:
+        self.requests += 1
+        self.read_bytes += end - start
+        return self.store.get_range(segment.path, start, end)
+
+
+def index_of(snapshot: Snapshot) -> tuple[IndexDefinition, AnsweringOf] | None:
+    """Return the index of the table's primary key, and what answers for each split; None without one. No request."""
+    key = snapshot.config.primary_key
+    defined = (each for each in snapshot.config.indexes if each.kind == "primary_key" and each.columns == key)
+    found = next(defined, None)
+    return None if found is None or not snapshot.segments else (found, answering(snapshot, found))
+
+
+def layout_of(segment: IndexSegment) -> Layout:
+    """Return how the keys lie in a segment over a whole split, by what the log says of it. Raises `Corrupt`."""
+    return Layout.of(segment.numRecords, segment.footerOffset - _FIRST - primary_key.HEAD_BYTES, where=segment.path)
+
+
+def _runs(starts: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """The ranges that have blocks of one size, which begin at these ascending places, and small gaps between them."""
+    found: list[tuple[int, int]] = []
+    for start in starts:
+        if found and start - found[-1][1] <= REQUEST_BYTES:
+            found[-1] = (found[-1][0], start + size)
+        else:
+            found.append((start, start + size))
+    return found
+
+
+def _name(segment: IndexSegment, what: object) -> tuple[object, ...]:
+    return segment.path, segment.xxh3, "key index", what

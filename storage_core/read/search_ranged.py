@@ -1,0 +1,39 @@
+"""Which segments of vectors are read by ranges: those that are far away, and larger than a request should fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from storage_core.index import segments, vector
+from storage_core.index.vector import Parts
+from storage_core.log.actions import IndexSegment
+from storage_core.objectstore.prefetch import all_of, both
+from storage_core.read.search_base import Base
+from storage_core.read.search_source import usable
+
+WHOLE_SEGMENT_BYTES: Final = 8 * 2**20
+"""A segment up to this size is fetched whole: that takes one request, and one wave."""
+
+_FORESEEN: Final = 4
+
+
+def parts_of(base: Base, segment: IndexSegment, splits: Sequence[str]) -> Parts | None:
+    """Return the files of a segment of vectors by ranges; None where it is small, on a local disk, or of another kind.
+
+    Ranged GETs at once: its directory, what a reader opens, and the footers of the first `splits` with its rows, whose
+    vectors are wanted next. None where they are cached. Raises `Unusable` for a segment that is damaged or gone.
+    """
+    store, definition = base.store, base.covered.definition
+    if definition.kind != "vector" or segment.size <= WHOLE_SEGMENT_BYTES or store.local_path(segment.path) is not None:
+        return None
+    dimensions = base.snapshot.schema.field(definition.columns[0]).type.list_size
+    quantization = vector.options_of(definition).quantization
+    ahead = min(vector.opening_bytes(quantization, dimensions, segment.numRecords), segment.size // 2)
+    expected = segments.expected_of(segment)
+    with usable(segment.path):
+        found, _ = both(
+            lambda: vector.Ranged(store, expected, ahead=ahead, cached=base.pieces),
+            lambda: all_of(base.foresee, splits[:_FORESEEN], _FORESEEN),
+        )
+    return found

@@ -1,0 +1,85 @@
+"""Which rows of the base a merge may supersede, by the primary-key index: asked where that costs less (decision 0123).
+
+A merge reads the key columns of every split that may have one of its keys. Of few records over many splits most of
+that is in vain, and the index says of which; of many records most of it is needed, and the index is not asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.errors import Corrupt, NotFound, Unsupported
+from storage_core.formats.key_hash import Hashes, key_hashes
+from storage_core.index.primary_key_reading import REQUEST_BYTES, KeyReading, index_of
+from storage_core.log.actions import Add
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region.merge_work import MergeWork
+from storage_core.rows.keys import Positions
+from storage_core.split import row_groups
+from storage_core.split.kept_values import NOTHING
+from storage_core.split.read import is_small
+
+_logger = logging.getLogger(__name__)
+
+
+def with_index(snapshot: Snapshot, works: Sequence[MergeWork]) -> list[MergeWork]:
+    """Return the works with what answers for the splits of their base that are not small. No request."""
+    index = index_of(snapshot) if works else None
+    if index is None:
+        return list(works)
+    answering_of = index[1]
+
+    def indexed(work: MergeWork) -> MergeWork:
+        found = {add.path: answering_of(add) for add in work.base if add.numRecords and not is_small(add)}
+        return replace(work, answering={path: each for path, each in found.items() if each is not None})
+
+    return [indexed(work) for work in works]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedBase:
+    """The base of a merge, whose folded records have these hashes, distinct and ascending."""
+
+    store: ObjectStore
+    work: MergeWork
+    hashes: Hashes
+
+    @staticmethod
+    def of(store: ObjectStore, work: MergeWork, folded: pa.Table) -> IndexedBase:
+        """Return it. No request."""
+        hashes = np.unique(key_hashes(folded, work.primary_key)) if work.answering else np.zeros(0, np.uint64)
+        return IndexedBase(store, work, hashes)
+
+    def rows(self, split: Add) -> Positions | None:
+        """Return the places of the only rows that may have a key of a record, ascending; None where that is not known.
+
+        Requests: those of `KeyReading.places`, where that costs less than reading the keys. A segment that is damaged
+        or gone is a warning.
+        """
+        found = self.work.answering.get(split.path)
+        if found is None:
+            return None
+        reading = KeyReading(self.store, split, found, NOTHING)
+        try:
+            return None if self._is_dear(reading) else reading.places(self.hashes)
+        except (Corrupt, NotFound, Unsupported) as error:
+            paths = ", ".join(each.path for each in found.segments)
+            _logger.warning("segment %s is not usable, reading the keys of %s: %s", paths, split.path, error)
+            return None
+
+    def _is_dear(self, reading: KeyReading) -> bool:
+        """Whether asking, and reading the keys of the row groups that then are left, costs more than reading all."""
+        split, columns = reading.add, len(self.work.context.schema.names)
+        groups = math.ceil((split.numRecords or 1) / row_groups.ROWS_PER_GROUP)
+        keys = groups * REQUEST_BYTES + split.size * len(self.work.primary_key) / columns
+        asked, size = reading.cost(self.hashes)
+        hits = len(self.hashes) / len(self.work.base)  # each key has one row at most
+        left = min(1.0, hits) * REQUEST_BYTES + (1 - math.exp(-hits / groups)) * keys
+        return asked * REQUEST_BYTES + size + left >= REQUEST_BYTES + keys

@@ -1,0 +1,438 @@
+"""Small segments become one: how many a search asks, what it answers then, and what a merge reads and writes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from assets.due_runs import due_runs
+from storage_core.declaration import load
+from storage_core.errors import CommitConflict
+from storage_core.gc.collect import collect
+from storage_core.history.restore import restore
+from storage_core.index import catch_up, merge, merging, segments, vector
+from storage_core.index.coverage import coverage
+from storage_core.index.vector import training
+from storage_core.log.actions import IndexSegment
+from storage_core.log.covered import GONE
+from storage_core.log.snapshot import Snapshot
+from storage_core.read.search import search
+from storage_core.rows.vectors import vector_type
+from storage_core.settings.index import IndexDefinition
+from storage_core.split.read import read_split
+from tests.chaos import upkeep
+from tests.support.indexed_table import CONFIG, SCHEMA, TAG_VALUES, TAGS, TEXT, IndexedTable, watermarks
+from tidemark import Table
+
+WORDS = ("ebb", "flood", "tide", "neap", "spring tide", None)
+QUESTIONS = (("text", "tide"), ("text", "ebb flood"), ("text", '"spring tide"'), ("tags", "x"), ("tags", ["y", "z"]))
+
+
+def appended(table: IndexedTable, splits: int, rows: int = 10, *, seed: int = 1) -> None:
+    """Append, and catch up after each; no segment is merged before there are `FACTOR` of a tier."""
+    draw = random.Random(seed)
+    for _ in range(splits):
+        table.append([(0, draw.choice(TAG_VALUES), draw.choice(WORDS)) for _ in range(rows)])
+        table.catch_up()
+
+
+def answers(table: IndexedTable, snapshot: Snapshot) -> list[pa.Table]:
+    return [search(table.store, snapshot, query, index=index, limit=1_000) for index, query in QUESTIONS]
+
+
+def require_same(table: IndexedTable, found: Sequence[pa.Table], snapshot: Snapshot) -> None:
+    """The rows, their order and their scores."""
+    for (index, query), before, after in zip(QUESTIONS, found, answers(table, snapshot), strict=True):
+        assert before.num_rows
+        assert before.equals(after), (index, query)
+
+
+def require_as_built_anew(table: IndexedTable) -> None:
+    head = table.snapshot
+    require_same(table, answers(table, replace(head, segments={})), head)
+
+
+def merged(snapshot: Snapshot, index: str = "text") -> list[IndexSegment]:
+    return [each for each in snapshot.segments.values() if each.index == index and each.coveredRows]
+
+
+def test_answers_scores_and_watermarks_are_those_of_before() -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    before, table.retokenised = answers(table, table.snapshot), 0
+    table.catch_up()
+    assert [len(merged(table.snapshot, name)) for name in ("text", "tags")] == [1, 1]
+    assert len(table.snapshot.segments) == 2
+    assert table.retokenised == 0
+    assert watermarks(table.snapshot) == dict.fromkeys(("text", "tags"), table.snapshot.version)
+    require_same(table, before, table.snapshot)
+    table.require_exact(table.snapshot)
+
+
+def test_a_merge_reads_no_split_and_tokenises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    monkeypatch.setattr(segments, "indexed_rows", None)
+    items = [item for name in ("text", "tags") for item in catch_up.plan(table.snapshot, name).merges]
+    before = dict(table.store.requests)
+    done = [merge.execute(table.store, item, ids=table.ids) for item in items]
+    assert [each.numRecords for each in done] == [80, 80]
+    after = table.store.requests
+    assert {kind: after[kind] - before[kind] for kind in ("get", "put")} == {"get": 2 * merging.FACTOR, "put": 2}
+
+
+def test_segments_of_rows_that_moved_are_over_the_splits_where_these_are_now() -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR - 1)
+    table.compact()
+    appended(table, 1)
+    before = answers(table, table.snapshot)
+    table.catch_up()
+    head = table.snapshot
+    assert {split for each in head.segments.values() for split in each.covers} == set(head.splits)
+    require_same(table, before, head)
+    table.catch_up()
+    assert table.snapshot.translations == {}  # nothing leads anywhere any more
+    require_same(table, before, table.snapshot)
+
+
+def test_one_segment_over_one_split_is_like_any_other() -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    table.compact()
+    before = answers(table, table.snapshot)
+    table.catch_up()
+    assert all(each.coveredRows is None and each.origins is None for each in table.snapshot.segments.values())
+    assert len(table.snapshot.segments) == 2
+    require_same(table, before, table.snapshot)
+
+
+def test_rows_that_were_dropped_weigh_as_before_and_are_not_found() -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    table.delete({path: [0] for path in table.snapshot.splits})
+    table.compact()
+    before = answers(table, table.snapshot)
+    table.catch_up()
+    (text,) = merged(table.snapshot)
+    assert text.covers[-1].endswith(f"/{GONE}")
+    assert text.coveredRows == (72, 8)
+    require_same(table, before, table.snapshot)
+    table.require_exact(table.snapshot)
+
+
+def test_a_split_that_other_segments_answer_for_too_is_covered_in_part() -> None:
+    table = IndexedTable()
+    table.append([(0, TAG_VALUES[row % 4], WORDS[row % 6]) for row in range(1_000)])
+    appended(table, merging.FACTOR)
+    table.compact()
+    before, table.retokenised = answers(table, table.snapshot), 0
+    table.catch_up()
+    parts = [each for each in table.snapshot.segments.values() if each.origins is not None]
+    assert {each.index: len(each.origins or ()) for each in parts} == {"text": 8, "tags": 8}
+    assert len(table.snapshot.segments) == 4
+    assert table.retokenised == 0
+    require_same(table, before, table.snapshot)
+    table.compact_alone()
+    table.append([(0, "x", "ebb")])
+    table.compact()
+    table.catch_up()
+    table.require_exact(table.snapshot)
+    require_as_built_anew(table)
+
+
+def test_interleaved_coverage_does_not_make_merges_a_no_op() -> None:
+    table = IndexedTable()
+    for number in range(2 * merging.FACTOR):
+        table.append([(0, TAG_VALUES[row % 4], WORDS[row % 6]) for row in range(20)])
+        if number % 2:
+            table.catch_up()  # now and then two splits at once
+        if number % 5 == 4:
+            table.compact(target_bytes=2_000)
+    for _ in range(4):
+        table.catch_up()
+    head = table.snapshot
+    assert watermarks(head) == dict.fromkeys(("text", "tags"), head.version)
+    assert all(len(coverage(head, each).segments) < merging.FACTOR for each in (TEXT, TAGS))
+    table.require_exact(head)
+    require_as_built_anew(table)
+
+
+def test_a_merge_after_a_deferred_remap_drops_no_row() -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR - 1)
+    table.append([(0, "x", "tide ebb") for _ in range(7)])
+    late = table.index("text")
+    table.compact()
+    table.commit_index(late)  # its rows have moved already
+    before = answers(table, table.snapshot)
+    table.catch_up()
+    require_same(table, before, table.snapshot)
+    table.require_exact(table.snapshot)
+    assert watermarks(table.snapshot)["text"] == table.snapshot.version
+
+
+def test_a_new_delta_deletes_no_old_one() -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    merge = table.index("text")
+    table.append([(0, "x", "tide")])
+    other = table.index("text")
+    table.commit_index(replace(other, merged=()))
+    before = answers(table, table.snapshot)
+    table.commit_index(merge)
+    assert len(coverage(table.snapshot, TEXT).segments) == 2
+    require_same(table, before, table.snapshot)
+
+
+def test_options_of_the_index_are_passed_to_the_commit() -> None:
+    stems = IndexDefinition("text", "fulltext", ("words",), {"tokenizer": "en_stem"})
+    table = IndexedTable(config=replace(CONFIG, indexes=(stems,)))
+    for number in range(merging.FACTOR):
+        table.append([(0, "x", ("flooding tides", "ebbed")[number % 2])])
+        table.catch_up("text")
+    before = search(table.store, table.snapshot, "flood tide", index="text")
+    assert before.num_rows == merging.FACTOR // 2
+    table.catch_up("text")
+    (segment,) = table.snapshot.segments.values()
+    assert segment.details[segments.DEFINITION] == segments.fingerprint_of(stems)
+    assert search(table.store, table.snapshot, "flood tide", index="text").equals(before)
+    table.append([(0, "x", "floods")])
+    table.catch_up("text")
+    assert search(table.store, table.snapshot, "flood", index="text").num_rows == 1 + merging.FACTOR // 2
+
+
+def test_nobody_has_to_run_optimize(tmp_path: Path) -> None:
+    file = tmp_path / "words.yaml"
+    described = "indexes: [{name: tags, kind: bitmap, columns: [tag]}]"
+    file.write_text(f"name: words\nuri: {tmp_path / 'table'}\ncolumns: {{tag: string}}\n{described}\n")
+    declaration = load(file)
+    table = Table.declare(declaration)
+    keys = set[str]()
+    for _ in range(merging.FACTOR):
+        table.append({"tag": "x"})
+        (due,) = due_runs("catch_up", declaration).wanted
+        keys.add(due.work_key)
+        plan = catch_up.plan(table.snapshot, "tags")
+        built = [catch_up.execute(table.store, item, ids=table.log.ids) for item in plan.work]
+        table.log.commit(table.snapshot, plan.actions(built), operation="CATCH UP")  # of a release that merges nothing
+    (due,) = due_runs("catch_up", declaration).wanted  # no split is lacking a segment any more
+    assert due.reason == "tags has 8 segments to merge"
+    assert due.work_key not in keys
+    upkeep.catch_up(table)
+    assert due_runs("catch_up", declaration).wanted == ()
+    assert len(table.refresh().snapshot.segments) == 1
+
+
+def test_of_two_merges_of_one_segment_one_commits() -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    first, second = table.index("text"), table.index("text")
+    table.commit_index(first)
+    with pytest.raises(CommitConflict, match="plan again"):
+        table.commit_index(second)
+    table.catch_up()
+    table.require_exact(table.snapshot)
+
+
+@pytest.mark.parametrize("merge_first", [True, False])
+def test_a_merge_of_segments_and_a_compaction_of_their_splits_both_commit(merge_first: bool) -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    before = answers(table, table.snapshot)
+    merge, moving = table.index("text"), table.merge([sorted(table.snapshot.splits)])
+    steps: list[Callable[[], Snapshot]] = [lambda: table.commit_index(merge), lambda: table.commit_merge(moving)]
+    for step in steps if merge_first else reversed(steps):
+        step()
+    head = table.snapshot
+    assert watermarks(head) == dict.fromkeys(("text", "tags"), head.version)
+    require_same(table, before, head)
+    assert len(coverage(head, TEXT).segments) == 1
+
+
+def test_older_versions_and_restored_ones_have_their_segments() -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    older = table.snapshot
+    before = answers(table, older)
+    table.catch_up()
+    table.delete({path: [1] for path in table.snapshot.splits})
+    table.compact()
+    table.catch_up()
+    require_same(table, before, table.log.snapshot(version=older.version))
+    restore(table.log, table.log.snapshot(version=older.version))
+    head = table.snapshot
+    require_same(table, before, head)
+    table.catch_up()
+    require_same(table, before, table.snapshot)
+    table.require_exact(table.snapshot)
+
+
+def test_the_collector_takes_segments_that_were_merged_and_keeps_the_merged_one() -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    table.catch_up()
+    for _ in range(3):
+        table.clock.now += 10_000
+        table.append([(5, "slack", "slack")])
+        table.log.checkpoint(table.snapshot)
+        collect(table.store, table.log, clock=table.clock)
+    listed = {info.key for info in table.store.list("_indices/")}
+    assert listed == set(table.snapshot.segments)
+    table.require_exact(table.snapshot)
+    require_as_built_anew(table)
+
+
+def test_a_merged_segment_of_which_a_fifth_is_gone_is_built_anew() -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    table.catch_up()
+    gone = sorted(table.snapshot.splits)[:3]
+    table.delete({path: range(10) for path in gone})
+    table.compact()
+    table.retokenised = 0
+    table.catch_up()
+    assert table.retokenised == 2 * 50
+    table.require_exact(table.snapshot)
+    require_as_built_anew(table)
+
+
+VECTORS = IndexDefinition("near", "vector", ("vector",), {"metric": "l2"})
+POINTS = pa.schema([*SCHEMA, ("vector", vector_type(16))])
+
+
+def with_points(splits: int, rows: int, definition: IndexDefinition = VECTORS) -> IndexedTable:
+    """Rows with vectors, none in the tenth of each; every split is indexed when it comes."""
+    table = IndexedTable(config=replace(CONFIG, indexes=(definition,)), schema=POINTS)
+    draw = np.random.default_rng(5)
+    for _ in range(splits):
+        points = [None if row == 9 else draw.normal(size=16).tolist() for row in range(rows)]
+        columns = {
+            "at": pa.array([dt.datetime.fromtimestamp(row, dt.UTC) for row in range(rows)], SCHEMA.field("at").type),
+            "id": pa.array(range(rows), pa.int64()),
+            "tag": pa.array(["x"] * rows),
+            "words": pa.nulls(rows, pa.string()),
+            "vector": pa.array(points, POINTS.field("vector").type),
+        }
+        table.add(pa.table(columns, schema=POINTS))
+        table.catch_up("near")
+    return table
+
+
+def nearest(table: IndexedTable, snapshot: Snapshot) -> pa.Table:
+    point = np.random.default_rng(6).normal(size=16)
+    return search(table.store, snapshot, vector=point, index="near", limit=20)
+
+
+def test_vectors_of_merged_segments_are_encoded_together_from_those_of_the_table() -> None:
+    table = with_points(merging.FACTOR, 40)
+    before = nearest(table, table.snapshot)
+    table.catch_up("near")
+    (segment,) = table.snapshot.segments.values()
+    assert (segment.numRecords, segment.coveredRows) == (320, (40,) * 8)
+    head = vector.Reader(vector.InMemory(segments.load(table.store, segment)), where=segment.path, rows=320).head
+    assert (head.rows, head.of) == (8 * 39, 320)
+    assert nearest(table, table.snapshot).equals(before)
+    table.delete({path: [1, 2, 3] for path in table.snapshot.splits})
+    expected = nearest(table, replace(table.snapshot, segments={}))
+    assert nearest(table, table.snapshot).equals(expected)
+    table.compact()
+    assert nearest(table, table.snapshot).equals(expected)
+
+
+def test_vectors_of_a_split_that_another_segment_answers_for_too_are_merged_in_part() -> None:
+    table = with_points(merging.FACTOR, 40)
+    table.delete({path: [4] for path in table.snapshot.splits})
+    large = with_points(1, 400)
+    (found,) = [read_split(large.store, add) for add in large.snapshot.splits.values()]
+    table.add(found)
+    done = table.index("near")
+    table.commit_index(replace(done, merged=()))
+    table.compact()
+    before = nearest(table, table.snapshot)
+    table.catch_up("near")
+    assert sorted(len(each.origins or ()) for each in table.snapshot.segments.values()) == [0, 8]
+    assert nearest(table, table.snapshot).equals(before)
+    assert before.equals(nearest(table, replace(table.snapshot, segments={})))
+
+
+def trained(table: IndexedTable) -> list[vector.Training]:
+    found = [vector.Training.of(each) for each in table.snapshot.segments.values()]
+    return [each for each in found if each is not None]
+
+
+def retrain(table: IndexedTable, *, every: bool) -> int:
+    """Train again as a catch-up does, and return how many segments were."""
+    head = table.snapshot
+    plan = catch_up.plan(head, "near", retrain=every)
+    items = [merging.MergeWork.from_json(item.to_json()) for item in plan.merges]
+    done = [merging.Merged(item, merge.execute(table.store, item, ids=table.ids)) for item in items]
+    before = nearest(table, table.snapshot)  # the old segments answer until the commit
+    if done:
+        table.log.commit(head, plan.actions((), done), operation="CATCH UP")
+        assert nearest(table, table.snapshot).equals(before)
+    return len(done)
+
+
+def test_segments_of_vectors_are_trained_again_on_demand() -> None:
+    table = with_points(3, 40)
+    assert [each.again for each in trained(table)] == [False] * 3
+    table.compact()
+    paths = set(table.snapshot.segments)
+    assert retrain(table, every=True) == 3
+    assert paths.isdisjoint(table.snapshot.segments)
+    assert [(each.again, each.rows) for each in trained(table)] == [(True, 39)] * 3
+    assert catch_up.watermark(table.snapshot, "near") == table.snapshot.version
+    assert retrain(table, every=False) == 0
+
+
+def test_a_segment_whose_clusters_are_too_unlike_is_trained_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in (training.train, vector.build):
+        monkeypatch.setitem(function.__kwdefaults__ or {}, "flat_bytes", 2**8)
+    definition = replace(VECTORS, options={**VECTORS.options, "retrain_imbalance_threshold": "1.1"})
+    table = with_points(1, 400, definition)
+    (before,) = trained(table)
+    assert before.clusters > 10
+    assert before.imbalance > 1.1
+    assert retrain(table, every=False) == 1
+    (after,) = trained(table)
+    assert after.again
+    assert after.clusters == before.clusters
+    assert retrain(table, every=False) == 0  # the same rows make much the same clusters
+    patient = replace(definition, options={**definition.options, "retrain_imbalance_threshold": "1000"})
+    assert retrain(with_points(1, 400, patient), every=False) == 0
+
+
+def test_an_index_without_vectors_has_nothing_to_train() -> None:
+    table = IndexedTable()
+    appended(table, 1)
+    assert all(catch_up.plan(table.snapshot, name, retrain=True).empty for name in ("text", "tags"))
+
+
+def test_a_merge_is_trained_on_all_of_its_rows() -> None:
+    table = with_points(merging.FACTOR, 40)
+    table.catch_up("near")
+    assert [each.rows for each in trained(table)] == [8 * 39]
+
+
+def test_a_catch_up_merges_what_it_built_and_has_nothing_to_do_then(tmp_path: Path) -> None:
+    file = tmp_path / "words.yaml"
+    described = "indexes: [{name: tags, kind: bitmap, columns: [tag]}, {name: text, kind: fulltext, columns: [tag]}]"
+    file.write_text(f"name: words\nuri: {tmp_path / 'table'}\ncolumns: {{tag: string}}\n{described}\n")
+    declaration = load(file)
+    table = Table.declare(declaration)
+    for number in range(merging.FACTOR**2):
+        table.append({"tag": ("ebb", "tide")[number % 2]})
+    before = table.search("tide", index="text", limit=100)
+    upkeep.catch_up(table)
+    assert due_runs("catch_up", declaration).wanted == ()
+    table = table.refresh()
+    assert sorted(each.index for each in table.snapshot.segments.values()) == ["tags", "text"]
+    assert table.search("tide", index="text", limit=100).to_arrow().equals(before.to_arrow())

@@ -1,0 +1,142 @@
+"""A merge, compaction or catch-up of a table with a primary-key index ends at any request, before and after it counts.
+
+Every lookup finds then what the base has, the next run does what is left, and the collector takes what nobody named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import pytest
+
+from storage_core.fsck.check import fsck
+from storage_core.fsck.report import Kind
+from storage_core.gc.collect import collect
+from storage_core.index import catch_up
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.read import indexed_keys, lookup
+from storage_core.read.verified import Verified
+from storage_core.region import indexed_base
+from storage_core.region.options import WriterOptions
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
+from storage_core.split import row_groups
+from storage_core.split.kept_values import KeptValues
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import PLANES, KeyedTable
+
+INDEX = IndexDefinition("keys", "primary_key", ("tailnum",))
+CONFIG = TableConfig(primary_key=("tailnum",), indexes=(INDEX,), version_retention_ms=0, gc_horizon_ms=0)
+NAMES = [f"N{number * 7_919 % 101:03}" for number in range(60)]
+
+
+@pytest.fixture(autouse=True)
+def _asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index is asked wherever it answers, as if requests were for nothing."""
+    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 2)
+    monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 0)
+    monkeypatch.setattr(indexed_keys, "REQUEST_BYTES", 0)
+    monkeypatch.setattr(indexed_base, "REQUEST_BYTES", 0)
+
+
+def merge(table: KeyedTable) -> None:
+    table.merge()
+
+
+def compact(table: KeyedTable) -> None:
+    table.compact()
+
+
+def index(table: KeyedTable) -> None:
+    snapshot = table.snapshot
+    plan = catch_up.plan(snapshot, INDEX.name)
+    built = [catch_up.execute(table.store, work, ids=table.ids) for work in plan.work]
+    if actions := plan.actions(built):
+        table.log.commit(snapshot, actions, operation="CATCH UP")
+
+
+RUNS: Mapping[str, Callable[[KeyedTable], None]] = {"merge": merge, "compaction": compact, "catch-up": index}
+
+
+@cache
+def start(name: str) -> MemoryStore:
+    """Splits of which the index covers all but one, and a generation that changes rows of them."""
+    store = MemoryStore("keyed")
+    table = KeyedTable(store, ids=SeededIds(1)).create(PLANES, CONFIG)
+    with table.writer(WriterOptions(segment_rows=1)) as writer:
+        for part in range(2):
+            writer.put([{"tailnum": name, "seats": part} for name in NAMES[part:40:2]])
+            writer.flush()
+            table.merge()
+        index(table)
+    with table.writer() as writer:  # without a segment
+        writer.put([{"tailnum": name, "seats": 2} for name in NAMES[40:50]])
+        writer.flush()
+        table.merge()
+        writer.patch([{"tailnum": NAMES[0], "seats": 7}])
+        writer.delete([NAMES[1]])
+        writer.put([{"tailnum": name, "seats": 3} for name in NAMES[50:55]])
+        writer.flush()
+    if name != "merge":
+        merge(table)
+    if name == "catch-up":
+        compact(table)
+    return store
+
+
+@cache
+def requests(name: str) -> int:
+    store = FaultStore(copy_of(start(name)))
+    RUNS[name](KeyedTable(store, ids=SeededIds(2)))
+    return len(store.trace)
+
+
+@pytest.mark.parametrize("side", list(CrashFault))
+@pytest.mark.parametrize("name", RUNS)
+def test_it_may_end_at_any_request(name: str, side: CrashFault) -> None:
+    judged: list[frozenset[str]] = []
+    for number in range(requests(name)):
+        objects = copy_of(start(name))
+        store = FaultStore(objects)
+        store.at(number, side)
+        with pytest.raises(Crash):
+            RUNS[name](KeyedTable(store, ids=SeededIds(2)))
+        left = frozenset(info.key for info in objects.list(""))
+        if left not in judged:  # requests that only read leave the same objects behind
+            judged.append(left)
+            _judge(objects)
+    assert len(judged) >= 3, "nothing, each object, and the version"
+
+
+def _judge(left: ObjectStore) -> None:
+    table = KeyedTable(left, ids=SeededIds(3))
+    _require_exact(table)
+    for run in (merge, compact, index):
+        before = catch_up.watermark(table.snapshot, INDEX.name)
+        run(table)
+        assert catch_up.watermark(table.snapshot, INDEX.name) >= before
+        _require_exact(table)
+    assert catch_up.plan(table.snapshot, INDEX.name).empty
+    table.log.checkpoint(table.snapshot)
+    collect(left, table.log, clock=ManualClock(START_MS + 10**9, step_ms=1))
+    head = table.snapshot
+    assert {info.key for info in left.list("_indices/")} == {*head.segments, *head.translations}
+    _require_exact(table)
+    findings = fsck(left, clock=ManualClock(START_MS + 10**10), deep=True).findings
+    assert [each for each in findings if each.kind is not Kind.UNREFERENCED] == []
+
+
+def _require_exact(table: KeyedTable) -> None:
+    """Each lookup finds the row that the splits have, one by one and all together."""
+    head = table.snapshot
+    rows = {row["tailnum"]: row for row in table.base_rows(head)}
+    assert len(rows) == head.rows, "one live row per key"
+    for names in (NAMES, *([each] for each in NAMES[::11])):
+        wanted = lookup.key_rows(head, names)
+        found = lookup.get_many(table.store, head, wanted, verified=Verified(), kept=KeptValues())
+        assert found == [rows.get(name) for name in names]
