@@ -87,7 +87,7 @@ def search(
         snapshot, index, query=query, vector=vector, weights=weights, syntax=syntax, boosts=boosts, nprobe=nprobe
     )
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
-    overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
+    overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers, runs=kept.runs)
 
     def best(covered: Sequence[Coverage], cached: SegmentCache) -> pa.Table:
         wanted = None

@@ -88,6 +88,27 @@ def test_a_second_search_indexes_only_the_rows_that_were_written_since(
         assert indexed(caplog) == 0, "vectors are compared as they are"
 
 
+def test_a_search_by_several_indexes_indexes_what_was_written_since_once_for_each_that_needs_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = table_at(tmp_path)
+    caplog.set_level(logging.DEBUG, "storage_core.index.segments")
+
+    def both() -> list[int]:
+        found = table.search("ebb", vector=[0.0, 1.0], index=["words", "near"], limit=5, consistency="latest")
+        return sorted(found.to_arrow().column("id").to_pylist())
+
+    with table.writer() as writer:
+        writer.put(rows_of(0, 300))
+        assert both() == [*range(5)]
+        assert indexed(caplog) == 300
+        writer.put(rows_of(0, 3, "flood"))
+        writer.delete([4])
+        found = both()
+        assert (len(found), 4 in found) == (5, False)
+        assert indexed(caplog) == 3
+
+
 def test_answers_and_scores_do_not_depend_on_what_was_searched_before(tmp_path: Path) -> None:
     table, random = table_at(tmp_path), np.random.default_rng(5)
     with table.writer(options=EVERY_GENERATION) as writer:

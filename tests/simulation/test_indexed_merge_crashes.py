@@ -1,0 +1,149 @@
+"""A flush or merge of an indexed keyed table ends at any request, before and after it takes effect.
+
+Every search finds what a scan finds then, the next run does what is left, and the collector takes what nobody named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import pyarrow as pa
+import pytest
+
+from storage_core.fsck.check import fsck
+from storage_core.fsck.report import Kind
+from storage_core.gc.collect import collect
+from storage_core.index import catch_up
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.read.search import search
+from storage_core.region.options import WriterOptions
+from storage_core.region.unmerged import capture
+from storage_core.rows.vectors import vector_type
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
+from tests.support.brute_force import nearest
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+
+INDEXES = (
+    IndexDefinition("text", "fulltext", ("text",)),
+    IndexDefinition("tags", "bitmap", ("tag",)),
+    IndexDefinition("near", "vector", ("place",), {"quantization": "none"}),
+)
+ID, PLACE = pa.field("id", pa.int64(), nullable=False), pa.field("place", vector_type(2))
+AT = pa.field("at", pa.timestamp("us", "UTC"))
+SCHEMA = pa.schema([ID, AT, ("text", pa.string()), ("tag", pa.string()), PLACE])
+CONFIG = TableConfig(
+    primary_key=("id",),
+    time_column="at",
+    sort_schema="tag|timestamp/V2",
+    indexes=INDEXES,
+    version_retention_ms=0,
+    gc_horizon_ms=0,
+)
+HERE = [1.5, 0.5]
+
+
+def table_in(store: ObjectStore, seed: int) -> KeyedTable:
+    return KeyedTable(store, ids=SeededIds(seed))
+
+
+def row(number: int, text: str) -> dict[str, object]:
+    place = None if number % 5 == 4 else [float(number % 3), float(number)]
+    return {"id": number, "at": None, "text": f"{text} tide", "tag": "xy"[number % 2], "place": place}
+
+
+def flush(table: KeyedTable) -> None:
+    with table.writer(WriterOptions(segment_rows=1)) as writer:
+        writer.flush()
+
+
+def merge(table: KeyedTable) -> None:
+    table.merge()
+
+
+RUNS: Mapping[str, Callable[[KeyedTable], object]] = {"flush": flush, "merge": merge}
+
+
+@cache
+def start(name: str) -> MemoryStore:
+    """A merged generation, one that is not, and a log that changes rows of both; flushed before a merge."""
+    store = MemoryStore("indexed")
+    table = table_in(store, 1).create(SCHEMA, CONFIG)
+    with table.writer(WriterOptions(segment_rows=1)) as writer:
+        writer.put([row(number, "ebb") for number in range(12)])
+        writer.flush()
+        table.merge()
+        writer.put([row(number, "flood") for number in range(10, 30)])
+        writer.flush()
+        writer.put([row(number, "neap") for number in range(8, 12)])
+        writer.delete([29])
+        writer.patch({"id": 2, "text": "neap"})
+        if name == "merge":
+            writer.flush()
+    return store
+
+
+@cache
+def requests(name: str) -> int:
+    store = FaultStore(copy_of(start(name)))
+    RUNS[name](table_in(store, 2))
+    return len(store.trace)
+
+
+def require_exact(table: KeyedTable) -> None:
+    head, rows = table.snapshot, [*table.rows().values()]
+    waiting = capture(table.store, head, include_wal=True).parts(head)
+    for index, query, column in (
+        *(("text", word, "text") for word in ("ebb", "flood", "neap")),
+        *(("tags", tag, "tag") for tag in "xy"),
+    ):
+        found = search(table.store, head, query, index=index, limit=100, unmerged=waiting).column("id").to_pylist()
+        assert sorted(found) == sorted(int(str(each["id"])) for each in rows if query in str(each[column])), query
+    near = search(table.store, head, vector=HERE, limit=100, unmerged=waiting)
+    expected = nearest(rows, HERE, "l2", column="place", order=lambda each: each["id"])
+    assert near.column("id").to_pylist() == [each["id"] for _, each in expected]
+
+
+@pytest.mark.parametrize("side", list(CrashFault))
+@pytest.mark.parametrize("name", RUNS)
+def test_it_may_end_at_any_request(name: str, side: CrashFault) -> None:
+    judged: list[frozenset[str]] = []
+    for number in range(requests(name)):
+        objects = copy_of(start(name))
+        store = FaultStore(objects)
+        store.at(number, side)
+        with pytest.raises(Crash):
+            RUNS[name](table_in(store, 2))
+        left = frozenset(info.key for info in objects.list(""))
+        if left not in judged:  # requests that only read leave the same objects behind
+            judged.append(left)
+            _judge(objects)
+    assert len(judged) >= 4, "nothing, each object, and what makes them count"
+
+
+def _judge(left: ObjectStore) -> None:
+    table = table_in(left, 3)
+    require_exact(table)
+    flush(table)
+    table.merge_all()
+    require_exact(table)
+    for each in INDEXES:
+        head = table.snapshot
+        plan = catch_up.plan(head, each.name)
+        built = [catch_up.execute(left, work, ids=table.ids) for work in plan.work]
+        if actions := plan.actions(built):
+            table.log.commit(head, actions, operation="CATCH UP")
+        assert catch_up.plan(table.snapshot, each.name).empty
+    table.log.checkpoint(table.snapshot)
+    collect(left, table.log, clock=ManualClock(START_MS + 10**9, step_ms=1))
+    head = table.snapshot
+    assert {info.key for info in left.list("_indices/")} == {*head.segments, *head.translations}
+    require_exact(table)
+    findings = fsck(left, clock=ManualClock(START_MS + 10**10), deep=True).findings
+    assert [each for each in findings if each.kind is not Kind.UNREFERENCED] == []
