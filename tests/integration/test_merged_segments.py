@@ -14,7 +14,7 @@ import pytest
 
 from assets.due_runs import due_runs
 from storage_core.declaration import load
-from storage_core.errors import CommitConflict
+from storage_core.errors import CommitConflict, Corrupt
 from storage_core.gc.collect import collect
 from storage_core.history.restore import restore
 from storage_core.index import catch_up, merge, merging, segments, vector
@@ -23,6 +23,7 @@ from storage_core.index.vector import training
 from storage_core.log.actions import IndexSegment
 from storage_core.log.covered import GONE
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import Overwrite
 from storage_core.read.search import search
 from storage_core.rows.vectors import vector_type
 from storage_core.settings.index import IndexDefinition
@@ -436,3 +437,28 @@ def test_a_catch_up_merges_what_it_built_and_has_nothing_to_do_then(tmp_path: Pa
     table = table.refresh()
     assert sorted(each.index for each in table.snapshot.segments.values()) == ["tags", "text"]
     assert table.search("tide", index="text", limit=100).to_arrow().equals(before.to_arrow())
+
+
+@pytest.mark.parametrize("index", ["text", "tags"])
+def test_a_damaged_merged_segment_is_a_warning_and_its_splits_are_read(
+    index: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    before = answers(table, table.snapshot)
+    table.catch_up()
+    (segment,) = merged(table.snapshot, index)
+    data = bytearray(table.store.get(segment.path).data)
+    data[len(data) // 3] ^= 1
+    table.store.put(segment.path, bytes(data), Overwrite())
+    require_same(table, before, table.snapshot)
+    assert segment.path in caplog.text
+
+
+def test_a_merge_names_the_segment_that_is_damaged() -> None:
+    table = IndexedTable()
+    appended(table, merging.FACTOR)
+    path = min(table.snapshot.segments)
+    table.store.put(path, table.store.get(path).data[:-1], Overwrite())
+    with pytest.raises(Corrupt, match=path):
+        table.index(table.snapshot.segments[path].index)
