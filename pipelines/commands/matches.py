@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
-
-import typer
 
 from pipelines.commands import output
 from pipelines.commands.caching import folder_of_segments
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
-
-OrderBy = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="In the order of this column instead of by score, newest first.")
-]
-Ascending = Annotated[bool, typer.Option("--ascending", help="With --order-by: least first.")]
-Snippets = Annotated[bool, typer.Option("--snippets", help="Add a fragment of each text, as HTML with matches in <b>.")]
-Count = Annotated[bool, typer.Option("--count", help="Print how many rows match instead.")]
-Facet = Annotated[
-    str | None,
-    typer.Option(metavar="COLUMN", help="Print its most frequent values among all matches; a bitmap index is over it."),
-]
 
 
 @dataclass(frozen=True, slots=True)

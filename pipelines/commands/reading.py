@@ -10,13 +10,13 @@ import typer
 from pipelines.commands import output
 from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri
 from pipelines.commands.caching import folder_of_segments
-from pipelines.commands.matches import Ascending, Asking, Count, Facet, OrderBy, Snippets
-from pipelines.commands.query_limits import MemoryMib, Seconds, SpillMib, limits_of
+from pipelines.commands.matches import Asking
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 
 if TYPE_CHECKING:
+    from storage_core.settings.query import QueryLimits
     from storage_core.table import Table
 
 Index = Annotated[str | None, typer.Option(metavar="NAME", help="The index that answers; needed where several could.")]
@@ -31,7 +31,33 @@ Offset = Annotated[int, typer.Option(metavar="N", help="Leave out so many of the
 Filter = Annotated[
     str | None, typer.Option("--filter", metavar="CONDITION", help='Only rows that meet it: "status >= 500".')
 ]
+OrderBy = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="In the order of this column instead of by score, newest first.")
+]
+Ascending = Annotated[bool, typer.Option("--ascending", help="With --order-by: least first.")]
+Snippets = Annotated[bool, typer.Option("--snippets", help="Add a fragment of each text, as HTML with matches in <b>.")]
+Count = Annotated[bool, typer.Option("--count", help="Print how many rows match instead.")]
+Facet = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Print its most frequent values among all matches; a bitmap index is over it."),
+]
 Columns = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these columns of a row: path,status.")]
+Seconds = Annotated[
+    float | None,
+    typer.Option(metavar="N", envvar="TIDEMARK_SQL_SECONDS", help="The longest the query may take; 300 by default."),
+]
+MemoryMib = Annotated[
+    int | None,
+    typer.Option(
+        metavar="MIB", envvar="TIDEMARK_SQL_MEMORY_MIB", help="The most memory it may take; 4096 MiB by default."
+    ),
+]
+SpillMib = Annotated[
+    int | None,
+    typer.Option(
+        metavar="MIB", envvar="TIDEMARK_SQL_SPILL_MIB", help="The most it may spill to disk; 16384 MiB by default."
+    ),
+]
 
 
 def sql(
@@ -54,7 +80,7 @@ def sql(
     from storage_core.engine.sandbox.pool import prepare
 
     prepare()  # it loads DuckDB while the table is opened
-    table, limits = open_table(uri), limits_of(seconds, memory_mib, spill_mib)
+    table, limits = open_table(uri), _limits(seconds, memory_mib, spill_mib)
     if analyze:
         from pipelines.commands import plans
 
@@ -99,12 +125,7 @@ def search(
     All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
     if count or facet is not None:
-        of_rows: dict[str, object] = {
-            "--vector": vector,
-            "--offset": offset,
-            "--nprobe": nprobe,
-            "--order-by": order_by,
-        }
+        of_rows = {"--vector": vector, "--offset": offset, "--nprobe": nprobe, "--order-by": order_by}
         of_rows |= {"--ascending": ascending, "--snippets": snippets, "--columns": columns}
         asking = Asking(query, index, filter_, syntax, at, consistency or "snapshot")
         asking.show(uri, count=count, facet=facet, limit=limit, of_rows=of_rows, as_json=as_json)
@@ -189,6 +210,17 @@ def _vector(text: str) -> object:
         raise InvalidInput(
             f"--vector: {quoted(text)} is no list of numbers as JSON, and no file of numpy behind @: {error}"
         ) from error
+
+
+def _limits(seconds: float | None, memory_mib: int | None, spill_mib: int | None) -> QueryLimits:
+    from storage_core.settings.query import QueryLimits  # the help needs no part of the core
+
+    usual = QueryLimits()
+    return QueryLimits(
+        seconds=usual.seconds if seconds is None else seconds,
+        memory_bytes=usual.memory_bytes if memory_mib is None else memory_mib * 2**20,
+        spill_bytes=usual.spill_bytes if spill_mib is None else spill_mib * 2**20,
+    )
 
 
 def get(
