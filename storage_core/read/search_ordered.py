@@ -6,8 +6,8 @@ all rows of the answer is not: neither its segments are opened, nor its rows rea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +22,6 @@ from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.search_matches import Matches, Query, Searched
 from storage_core.read.search_order import codes_of, tie_columns
 from storage_core.read.search_question import page
-from storage_core.read.search_source import Source
 from storage_core.rows.codes import codes
 from storage_core.rows.keys import pack, sorted_order
 from storage_core.rows.sortable import bound_keys, sortable
@@ -89,6 +88,15 @@ def search_ordered(
     return searched.answer(wanted, answer)
 
 
+@dataclass(frozen=True, slots=True)
+class _Bounded:
+    """A source, or `rows` of it, of which no value comes before the key `bound`; None where that is unknown."""
+
+    bound: Any
+    source: int
+    rows: BitMap = field(default_factory=BitMap)
+
+
 class _First:
     """The first so many of the rows that it is given, in the order of a column; memory is that of twice as many."""
 
@@ -111,9 +119,16 @@ class _First:
         self._trim()
         return self._rows.select(list(columns))
 
-    def bound(self, source: Source, bounds: Mapping[str, Any]) -> Any:
-        """The key that no row of a source comes before; None where that is unknown."""
-        known = [bounds[split] for split in source.splits]
+    def in_order(self, found: Iterable[_Bounded]) -> list[_Bounded]:
+        """Return what may hold the first rows before what may not; what has no bound is before all."""
+        each_found = [*found]
+        known = [each for each in each_found if each.bound is not None]
+        ordered = sorted(known, key=lambda each: each.bound, reverse=self.descending)
+        return [*(each for each in each_found if each.bound is None), *ordered]
+
+    def bound(self, bounds: Iterable[Any]) -> Any:
+        """Return the key that nothing comes before of what has these bounds; None where that is unknown."""
+        known = [*bounds]
         return None if not known or None in known else (max if self.descending else min)(known)
 
     def excludes(self, bound: Any) -> bool:
@@ -150,16 +165,14 @@ def _add_first(matches: Matches, first: _First) -> None:
     """Search the sources in the order of their bounds, more and more at a time, until the next lie behind the rows."""
     splits = {split for source in matches.sources for split in source.splits}
     bounds = _bounds(matches.searched.snapshot, first, splits)
-    known = [first.bound(source, bounds) for source in matches.sources]
-    without = [number for number, bound in enumerate(known) if bound is None]
-    ordered = sorted((number for number in range(len(known)) if known[number] is not None), key=known.__getitem__)
-    ordered = ordered[::-1] if first.descending else ordered
-    if without:
-        _add(matches, first, without)
-    at_once = 1
-    while ordered and not first.excludes(known[ordered[0]]):
-        group, ordered = ordered[:at_once], ordered[at_once:]
-        _add(matches, first, group)
+    waiting = first.in_order(
+        _Bounded(first.bound(bounds[split] for split in source.splits), number)
+        for number, source in enumerate(matches.sources)
+    )
+    at_once = sum(each.bound is None for each in waiting) or 1
+    while waiting and not first.excludes(waiting[0].bound):
+        group, waiting = waiting[:at_once], waiting[at_once:]
+        _add(matches, first, _pieces(matches, bounds, [each.source for each in group]))
         at_once = min(2 * at_once, _MOST_SOURCES)
 
 
@@ -177,15 +190,29 @@ def _bounds(snapshot: Snapshot, first: _First, splits: Collection[str]) -> Mappi
 _BOUNDED = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
 
 
-def _add(matches: Matches, first: _First, numbers: Sequence[int]) -> None:
-    """Give the rows that match in some sources: of a piece its values of the column, then rows that may be wanted."""
+def _pieces(matches: Matches, bounds: Mapping[str, Any], numbers: Sequence[int]) -> Iterator[_Bounded]:
+    """Yield the rows that match in some sources, apart by the split that they are in."""
+    for number, rows in matches.rows(numbers):
+        source, own = matches.sources[number], np.array(rows.to_array(), np.uint32)
+        if len(source.splits) < 2:
+            yield _Bounded(bounds[source.splits[0]] if source.splits else None, number, rows)
+            continue
+        for split, which, _ in source.in_splits(own.tolist()):
+            yield _Bounded(bounds[split], number, BitMap(own[which]))
 
-    def values(piece: tuple[int, BitMap]) -> tuple[int, Sequence[int], pa.ChunkedArray]:
-        source, rows = piece
-        found: Sequence[int] = rows.to_array().tolist()
-        return source, found, matches.sources[source].take(found, [first.by]).column(first.by)
 
-    for source, rows, own in prefetch(values, matches.rows(numbers), _AT_ONCE):
-        wanted = np.flatnonzero(first.contenders(own)).tolist()
-        if wanted:
-            first.add(matches.sources[source].take([rows[each] for each in wanted], first.columns))
+def _add(matches: Matches, first: _First, pieces: Iterable[_Bounded]) -> None:
+    """Give the rows of some pieces, in the order of their bounds: their values, then the rows that may be wanted."""
+
+    def values(piece: _Bounded) -> pa.ChunkedArray:
+        return matches.sources[piece.source].take(piece.rows.to_array().tolist(), [first.by]).column(first.by)
+
+    waiting, at_once = first.in_order(pieces), 1
+    while waiting and not first.excludes(waiting[0].bound):
+        group, waiting = waiting[:at_once], waiting[at_once:]
+        for piece, own in zip(group, prefetch(values, group, _AT_ONCE), strict=True):
+            wanted = np.flatnonzero(first.contenders(own))
+            rows = np.array(piece.rows.to_array(), np.int64)[wanted].tolist()
+            if rows:
+                first.add(matches.sources[piece.source].take(rows, first.columns))
+        at_once = min(2 * at_once, _AT_ONCE)
