@@ -389,7 +389,9 @@ class Table:
         query: object = None,
         *,
         vector: object = None,
-        index: str | None = None,
+        index: str | Sequence[str] | None = None,
+        fusion: str = "rrf",
+        weights: Mapping[str, float] | None = None,
         limit: int = 10,
         offset: int = 0,
         columns: Sequence[str] | None = None,
@@ -413,6 +415,10 @@ class Table:
         A `vector`, a list or an array of numbers, finds the nearest rows of those with one: `distance` is the metric's
         own, `score` 1 - distance (cosine) or -distance (l2, dot), both from exact vectors; `nprobe` clusters of each
         segment are looked into. `index` may be left out where one alone takes a vector, or a query.
+        A query and a vector, or several indexes: each ranks its rows, and the ranks (`fusion="rrf"`) or scores
+        ("linear") are added up, times the `weights` by index, into `score`; an index of full text with the weight 0
+        filters instead. Rank and score of each index stand beside it, as `<index>_rank` and `<index>_score`, null for
+        rows that are not among its best (`read.hybrid.search`).
         `filter`, `columns`, `consistency` and `limits` are those of `scan`: only rows that meet the filter count
         towards `limit` and `offset`, the number of best rows to leave out. Rows with equal scores have one order, so
         pages of one version neither overlap nor leave a row out. Unpacked segments stay in `cache_dir`, a folder that
@@ -422,8 +428,8 @@ class Table:
         none.
         """
         from storage_core.read.arrow_rows import HeldRows
+        from storage_core.read.hybrid import search
         from storage_core.read.scan import chosen_columns, wanted_filter
-        from storage_core.read.search import search
         from storage_core.read.search_kept import Kept
 
         wanted = wanted_filter(filter)
@@ -437,6 +443,8 @@ class Table:
             query,
             vector=vector,
             index=index,
+            fusion=fusion,
+            weights=weights,
             limit=limit,
             offset=offset,
             columns=chosen,
@@ -523,11 +531,14 @@ class Table:
         return Watched(self._store, self._log.cached)
 
     @_loading
-    def explain_search(self, *, index: str) -> dict[str, object]:
-        """Return which splits a search answers from segments, and which it reads and indexes on the fly. No request."""
-        from storage_core.read.search import explain_search
+    def explain_search(self, *, index: str | Sequence[str]) -> dict[str, object]:
+        """Return which splits a search answers from segments, and which it reads and indexes on the fly. No request.
 
-        return explain_search(self.snapshot, index=index)
+        Of a list of indexes: `parts`, the plan of each.
+        """
+        from storage_core.read.hybrid import explain
+
+        return explain(self.snapshot, index=index)
 
     @_loading
     def explain_get(

@@ -36,8 +36,8 @@ class _Validated:
         """Return the value of the parameter; raises as Typer does."""
         wanted = param.type_descriptor.annotation
         several = param.multiple or param.nargs == -1
-        if not several and (value is None or type(value) is wanted):
+        if value is None or (not several and type(value) is wanted):
             return value
-        if several and wanted == list[str] and isinstance(value, tuple) and all(type(each) is str for each in value):
+        if several and wanted == list[str] and isinstance(value, tuple | list) and all(type(e) is str for e in value):
             return list(value)
         return self.build().coerce(value, param=param, ctx=ctx)

@@ -22,9 +22,13 @@ def show_query(plan: Plan, *, as_json: bool, with_splits: bool = False) -> None:
 
 
 def show_search(plan: dict[str, Any], *, as_json: bool) -> None:
-    """Print the plan of a search."""
+    """Print the plan of a search, or of each index of it."""
     if as_json:
         output.json_line(plan)
+        return
+    if "parts" in plan:
+        for part in plan["parts"]:
+            show_search(part, as_json=False)
         return
     answered, scanned = len(plan["segments"].keys() - {*plan["scanned"]}), len(plan["scanned"])
     output.line(f"index {plan['index']} ({plan['kind']}) at version {plan['version']}, watermark {plan['watermark']}")

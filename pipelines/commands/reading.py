@@ -15,9 +15,25 @@ from storage_core.foreign_text import quoted
 
 if TYPE_CHECKING:
     from storage_core.settings.query import QueryLimits
-    from storage_core.table import Table
 
 Index = Annotated[str | None, typer.Option(metavar="NAME", help="The index that answers; needed where several could.")]
+Indexes = Annotated[
+    list[str] | None,
+    typer.Option("--index", metavar="NAME", help="An index that answers; needed where several could. Repeat to fuse."),
+]
+Fusion = Annotated[
+    str, typer.Option(metavar="HOW", help="rrf: several indexes are fused by ranks; linear: by scores from 0 to 1.")
+]
+Weights = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--weight", metavar="NAME=N", help="How much an index weighs beside others; a full-text one of 0 filters."
+    ),
+]
+Boosts = Annotated[
+    list[str] | None,
+    typer.Option("--boost", metavar="COLUMN=N", help="Multiply the full-text scores of a column."),
+]
 Probes = Annotated[
     int | None, typer.Option(metavar="N", help="Look into so many clusters of each segment; by default of the index.")
 ]
@@ -89,9 +105,13 @@ def search(
     ] = None,
     *,
     vector: Annotated[
-        str | None, typer.Option(metavar="NUMBERS", help="Find the nearest rows: [0.1,0.2] or @file.npy, and no QUERY.")
+        str | None,
+        typer.Option(metavar="NUMBERS", help="Find the nearest rows: [0.1,0.2] or @file.npy; with QUERY fuse both."),
     ] = None,
-    index: Index = None,
+    index: Indexes = None,
+    fusion: Fusion = "rrf",
+    weight: Weights = None,
+    boost: Boosts = None,
     limit: Limit = 10,
     offset: Offset = 0,
     filter_: Filter = None,
@@ -103,17 +123,20 @@ def search(
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Find the best rows for a query or a vector.
+    """Find the best rows for a query, a vector, or both.
 
     All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
     wanted = None if vector is None else _vector(vector)
     table = open_table(uri)
-    names = None if columns is None else _names_of(table, columns, by_vector=vector is not None)
+    names = None if columns is None else list(dict.fromkeys(columns.split(",")))
     answer = table.search(
         query,
         vector=wanted,
-        index=index,
+        index=index or None,
+        fusion=fusion,
+        weights=_numbers("--weight", weight),
+        boosts=_numbers("--boost", boost),
         limit=limit,
         offset=offset,
         columns=None if names is None else [name for name in names if name in table.schema.names] or None,
@@ -124,6 +147,9 @@ def search(
         consistency=consistency or "snapshot",
         cache_dir=folder_of_segments(),
     )
+    known = dict.fromkeys([*table.schema.names, *answer.column_names])
+    if unknown := [name for name in names or () if name not in known]:
+        raise InvalidInput(f"--columns: there is no {', '.join(unknown)}; an answer has {', '.join(known)}")
     output.rows(answer.to_arrow() if names is None else answer.select(names), as_json=as_json, everything=everything)
 
 
@@ -155,14 +181,19 @@ def recall(
     output.line(f"  rows scored exactly: {found.rows:,}; candidates of all searches: {found.candidates:,}")
 
 
-def _names_of(table: Table, columns: str, *, by_vector: bool) -> list[str]:
-    from storage_core.read.search import added_names
-
-    added = added_names(table.schema)[: 2 if by_vector else 1]
-    known, names = [*table.schema.names, *added], list(dict.fromkeys(columns.split(",")))
-    if unknown := [name for name in names if name not in known]:
-        raise InvalidInput(f"--columns: there is no {', '.join(unknown)}; an answer has {', '.join(known)}")
-    return names
+def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:
+    """The number of each name, of texts such as `words=2`. Raises `InvalidInput`."""
+    found = {}
+    for each in given or []:
+        name, _, number = each.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = None
+        if not name or value is None or name in found:
+            raise InvalidInput(f"{option}: {quoted(each)} is no name with a number, such as words=2, or is named twice")
+        found[name] = value
+    return found or None
 
 
 def _vector(text: str) -> object:
@@ -231,7 +262,9 @@ def explain(
     uri: Uri,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A SELECT; with --index, what would be searched for.")],
     *,
-    index: Annotated[str | None, typer.Option(metavar="NAME", help="Explain a search on this index.")] = None,
+    index: Annotated[
+        list[str] | None, typer.Option("--index", metavar="NAME", help="Explain a search on this index; repeat it.")
+    ] = None,
     at: At = None,
     consistency: Consistency = None,
     as_json: Json = False,
@@ -243,10 +276,11 @@ def explain(
     """
     from pipelines.commands import plans
 
-    if index is None:
+    if not index:
         plan = open_table(uri).explain(query, at=at, consistency=consistency or "snapshot")
         plans.show_query(plan, as_json=as_json, with_splits=True)
     elif consistency is None:
-        plans.show_search(open_table(uri, at).explain_search(index=index), as_json=as_json)
+        wanted = index[0] if len(index) == 1 else index
+        plans.show_search(open_table(uri, at).explain_search(index=wanted), as_json=as_json)
     else:
         raise InvalidInput("give either --index or --consistency, not both: a search is explained as of its snapshot")

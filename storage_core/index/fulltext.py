@@ -60,8 +60,7 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
     for column in definition.columns:
         if column == ROW_FIELD:
             raise InvalidInput(f"index {definition.name!r}: the column name {ROW_FIELD!r} is reserved; rename it")
-        if not pa.types.is_string(schema.field(column).type):
-            kind = schema.field(column).type
+        if not pa.types.is_string(kind := schema.field(column).type):
             raise InvalidInput(f"index {definition.name!r}: full text needs string columns, {column!r} is {kind}")
     text_tokenizers.validate(definition)
 
@@ -106,6 +105,10 @@ class TextQuery:
             if len(found) >= limit and lowest < found[limit - 1].score:
                 break
         return [hit for hit in found if len(found) <= limit or hit.score >= found[limit - 1].score]
+
+    def every_hit(self, searcher: Searcher, *, live: Callable[[list[Hit]], list[Hit]]) -> list[Hit]:
+        """Return all live documents of a searcher, in the order of `hits`."""
+        return [hit for page, _ in self._pages(searcher, _PAGE_HITS) for hit in live(page)]
 
     def _pages(self, searcher: Searcher, size: int) -> Iterator[tuple[list[Hit], float]]:
         """Yield all matching documents, best first, in larger and larger pages, each with the lowest score reached.

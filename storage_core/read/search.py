@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from storage_core.errors import InvalidInput
-from storage_core.foreign_text import quoted
 from storage_core.index import catch_up, fulltext, segments
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage, coverage
@@ -32,8 +30,8 @@ from storage_core.read.search_attempts import attempted
 from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
-from storage_core.read.search_order import Best
-from storage_core.read.search_question import VectorQuery, index_for, question
+from storage_core.read.search_order import Best, free_name
+from storage_core.read.search_question import Part, VectorQuery, index_for, page, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
 from storage_core.read.search_vectors import DISTANCE, add_nearest, with_distance
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 SCORE = "score"
-
 
 _MATCH = 1.0
 _AT_ONCE = 4
@@ -73,7 +70,7 @@ def search(
     query: object = None,
     *,
     vector: object = None,
-    index: str | None = None,
+    index: object = None,
     limit: object = 10,
     offset: object = 0,
     columns: Sequence[str] | None = None,
@@ -119,11 +116,8 @@ def search(
     kept = kept or Kept()
     definition = index_for(snapshot, index, by_vector=vector is not None)
     parsed = question(definition, snapshot, query=query, vector=vector, syntax=syntax, boosts=boosts, nprobe=nprobe)
-    if not _is_number(limit, least=1):
-        raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
-    if not _is_number(offset, least=0):
-        raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
-    most = cast("int", limit) + cast("int", offset)
+    first, after = page(limit, offset)
+    most = first + after
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
     overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
 
@@ -131,31 +125,36 @@ def search(
         found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
         wanted = None
         if filter is not None:
-            wanted = RowFilter(store, snapshot, filter, limits=limits, parts=kept.verified.bitmaps)
+            parts, values = kept.verified.bitmaps, kept.values
+            wanted = RowFilter(store, snapshot, filter, limits=limits, parts=parts, values=values)
         live, rows = Live(found, wanted), Best(snapshot, most, names)
-        match parsed:
-            case fulltext.TextQuery():
-                with kept.searchers.searcher(definition, found, cached.root) as searcher:
-                    _add_best(found, _text_matches(live, parsed, most, searcher), rows)
-            case VectorQuery():
-                add_nearest(live, parsed, rows, most, readers=kept.readers)
-            case _:
-                _add_best(found, _bitmap_matches(live, parsed, most), rows)
+        add_best(live, Part(definition, parsed), rows, most, kept=kept, root=cached.root)
         live.require_sound()
         return rows
 
     rows = attempted(best, snapshot, definition, kept=kept, cache_dir=cache_dir)
     score, distance = added_names(snapshot.schema)
-    found = rows.answer(names, offset=cast("int", offset), score=score)
+    found = rows.answer(names, offset=after, score=score)
     if not isinstance(parsed, VectorQuery):
         return found
     return with_distance(found, parsed.metric, score=score, distance=distance)
 
 
+def add_best(live: Live, part: Part, rows: Best, most: int, *, kept: Kept, root: Path) -> None:
+    """Add the best `most` rows that one index finds, and perhaps others that score as the last of them."""
+    match part.question:
+        case fulltext.TextQuery() as query:
+            with kept.searchers.searcher(part.definition, live.sources, root) as searcher:
+                _add_best(live.sources, _text_matches(live, query, most, searcher), rows)
+        case VectorQuery() as query:
+            add_nearest(live, query, rows, most, readers=kept.readers)
+        case condition:
+            _add_best(live.sources, _bitmap_matches(live, condition, most), rows)
+
+
 def added_names(schema: pa.Schema) -> tuple[str, str]:
     """Return what answers call the score and, of searches by vector, the distance: names that no column has."""
-    score, distance = (f"_{name}" if name in schema.names else name for name in (SCORE, DISTANCE))
-    return score, distance
+    return free_name(SCORE, schema.names), free_name(DISTANCE, schema.names)
 
 
 def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
@@ -175,10 +174,6 @@ def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
         "segments": {split: list(paths) for split, paths in sorted(covered.answers.items())},
         "scanned": [add.path for add in covered.missing],
     }
-
-
-def _is_number(given: object, *, least: int) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and given >= least
 
 
 def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Matches:
@@ -223,7 +218,7 @@ def _add_best(found: Sequence[Source], matches: _Matches, best: Best) -> None:
 
     def add(sources: Sequence[int]) -> None:
         hits = _contending(found, matches, matches.hits(sources), best)
-        rows = prefetch(lambda each: found[each].take([hit.row for hit in hits[each]], best.columns), hits, _AT_ONCE)
+        rows = prefetch(lambda each: best.taken(found[each], [hit.row for hit in hits[each]]), hits, _AT_ONCE)
         for own, taken in zip(hits.values(), rows, strict=True):
             best.add(taken, [hit.score for hit in own])
 

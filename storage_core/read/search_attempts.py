@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,9 +32,26 @@ def attempted(
 
     With a warning for each. Raises `Unavailable` when the machine lacks disk or memory.
     """
-    covered, unusable = kept.coverage(snapshot, definition), set[str]()
+
+    def by_one(covered: Sequence[Coverage], cached: SegmentCache) -> _Answer:
+        return attempt(covered[0], cached)
+
+    return attempted_by_several(by_one, snapshot, [definition], kept=kept, cache_dir=cache_dir)
+
+
+def attempted_by_several(
+    attempt: Callable[[Sequence[Coverage], SegmentCache], _Answer],
+    snapshot: Snapshot,
+    definitions: Sequence[IndexDefinition],
+    *,
+    kept: Kept,
+    cache_dir: Path | None,
+) -> _Answer:
+    """Return what `attempted` does of an attempt that asks several indexes, and is given what each covers."""
+    covered, unusable = [kept.coverage(snapshot, each) for each in definitions], set[str]()
+    names = ", ".join(repr(each.name) for each in definitions)
     with (
-        require_headroom(f"search of index {definition.name!r}", size=QUERY_BYTES),
+        require_headroom(f"search of index {names}", size=QUERY_BYTES),
         open_cache(cache_dir) as cached,
     ):
         while True:
@@ -43,4 +60,4 @@ def attempted(
             except Unusable as gone:
                 _logger.warning("%s is not usable, reading splits instead: %s", gone.path, gone)
                 unusable.add(gone.path)
-                covered = coverage(snapshot, definition, without=unusable)
+                covered = [coverage(snapshot, each, without=unusable) for each in definitions]

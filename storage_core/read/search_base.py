@@ -59,8 +59,9 @@ class Base:
         *,
         cache: SegmentCache,
         kept: Kept,
+        hidden: Hidden | None = None,
     ) -> None:
-        """Look at nothing yet."""
+        """Look at nothing yet. `hidden` is shared with the bases of other indexes of the same search."""
         self.store, self.snapshot, self.covered, self.cache = store, snapshot, covered, cache
         self._kept, self._first = kept, first_column(snapshot)
         self._nearest = Nearest.of(covered.segments.values())
@@ -68,6 +69,8 @@ class Base:
         self._reading = _Locks()
         self._hidden, self._unanswered = _Once[BitMap](), _Once[BitMap]()
         self._overlay = overlay
+        if hidden is not None:
+            self._hidden = hidden
 
     @property
     def pieces(self) -> CachedPieces:
@@ -269,6 +272,10 @@ class _Once(Generic[_Value]):
             if name not in self._values:
                 self._values[name] = make()
             return self._values[name]
+
+
+Hidden = _Once[BitMap]
+"""Rows of splits that are no answer, by path."""
 
 
 def _is_ours(add: Add) -> bool:

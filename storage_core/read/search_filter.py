@@ -1,30 +1,45 @@
 """The filter of a search: which of some rows meet it.
 
-Bitmap indexes tell of rows by their places. DuckDB tells of all others, in a process that can do nothing else.
+Bitmap indexes tell of rows by their places. DuckDB tells of all others, in a process that can do nothing else. What it
+said of rows of splits is kept, so that no index of a search asks again, and no other search of the same version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap
 
 from storage_core.engine.sandbox.pool import prepare
 from storage_core.engine.statement import TABLE
+from storage_core.formats.translation_map import Rows
 from storage_core.index.bitmap_parts import BitmapParts
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.bitmap_pruning import UNKNOWN, Answer, Bitmaps
 from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_of
-from storage_core.read.predicate import Filter
+from storage_core.read.predicate import And, Filter, Opaque, Or, Predicate
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source
 from storage_core.rows.codes import Mask
 from storage_core.settings.query import QueryLimits
+from storage_core.split.kept_values import KeptValues
+
+_KNOWN_BYTES = 1_000  # of a name and the objects behind it
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Rows of a split about which the filter was asked, and those of them that meet it."""
+
+    judged: BitMap
+    met: BitMap
 
 
 class RowFilter:
@@ -41,12 +56,20 @@ class RowFilter:
         *,
         limits: QueryLimits | None,
         parts: BitmapParts,
+        values: KeptValues | None = None,
     ) -> None:
-        """Start the process that may be asked later. Raises `Unavailable` where the system gives none."""
+        """Start the process that may be asked later. Raises `Unavailable` where the system gives none.
+
+        What it says of rows is kept in `values`; without them for this filter only.
+        """
         self._snapshot = snapshot
         self._wanted = wanted
         self._limits = QueryLimits() if limits is None else limits
         self._condition = str(wanted.expression)
+        # A condition that is not understood may be another at another time: what is known of it ends with the search.
+        self._kept = values if values is not None and _is_lasting(wanted.predicate) else KeptValues()
+        self._name = ("filter", self._condition, snapshot.table_id, snapshot.version)
+        self._answers: dict[str, Answer] = {}
         names = snapshot.schema.names
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
@@ -62,8 +85,25 @@ class RowFilter:
         return frozenset(add.path for add in prune(self._snapshot, self._predicate))
 
     def by_bitmaps(self, split: str) -> Answer:
-        """Return what bitmap indexes tell of the rows of a split. Requests: those of `Bitmaps.of_split`."""
-        return self._bitmaps.of_split(self._snapshot.splits[split]) if self._bitmaps.indexes else UNKNOWN
+        """Return what bitmap indexes tell of the rows of a split. Requests: those of `Bitmaps.of_split`, once."""
+        if not self._bitmaps.indexes:
+            return UNKNOWN
+        if split not in self._answers:
+            self._answers[split] = self._bitmaps.of_split(self._snapshot.splits[split])
+        return self._answers[split]
+
+    def known(self, split: str) -> Known:
+        """Return what `mask` said of rows of a split before."""
+        found = self._kept.get((*self._name, split))
+        return found if isinstance(found, Known) else Known(BitMap(), BitMap())
+
+    def note(self, split: str, rows: Rows, met: Mask) -> None:
+        """Keep what `mask` said of these rows of a split."""
+        before = self.known(split)
+        judged, meeting = BitMap(rows.astype(np.uint32)), BitMap(rows[met].astype(np.uint32))
+        now = Known(before.judged | judged, before.met | meeting)
+        size = _KNOWN_BYTES + len(now.judged.serialize()) + len(now.met.serialize())
+        self._kept.keep((*self._name, split), now, size)
 
     def require_sound(self) -> None:
         """Raise as `mask` does for a filter that was asked of no row, because none was found."""
@@ -91,3 +131,14 @@ class RowFilter:
         for each in places:
             mask[each] = True
         return mask
+
+
+def _is_lasting(predicate: Predicate) -> bool:
+    """Whether a condition says the same of a row whenever it is asked."""
+    match predicate:
+        case And(children) | Or(children):
+            return all(map(_is_lasting, children))
+        case Opaque():
+            return False
+        case _:
+            return True

@@ -27,11 +27,14 @@ class Kept:
     searchers: Searchers = field(default_factory=Searchers)
     values: KeptValues = field(default_factory=KeptValues)
     readers: KeptValues = field(default_factory=lambda: KeptValues(READER_BYTES))
-    _covered: tuple[Snapshot, Coverage] | None = None
+    _covered: tuple[Snapshot, dict[str, Coverage]] | None = None
 
     def coverage(self, snapshot: Snapshot, definition: IndexDefinition) -> Coverage:
         """Return what the index covers of the snapshot; made once as long as neither is another. No request."""
         covered = self._covered
-        if covered is None or covered[0] is not snapshot or covered[1].definition != definition:
-            covered = self._covered = snapshot, coverage(snapshot, definition)
-        return covered[1]
+        if covered is None or covered[0] is not snapshot:
+            covered = self._covered = snapshot, {}
+        found = covered[1].get(definition.name)
+        if found is None or found.definition != definition:
+            found = covered[1][definition.name] = coverage(snapshot, definition)
+        return found

@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from storage_core.formats.translation_map import Rows
 from storage_core.index.fulltext import Hit
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.bitmap_pruning import Answer
 from storage_core.read.search_filter import RowFilter
+from storage_core.read.search_matched import Matched, among
 from storage_core.read.search_source import Source
 from storage_core.rows.codes import Mask
 
@@ -22,15 +23,17 @@ _FILTERED_ROWS = 2**18
 class Live:
     """Takes hits, and returns those that are rows to be found, in their order.
 
-    Deleted rows are looked up of sources with hits only. What bitmap indexes do not tell of the rows of hits is read of
-    them: the columns of the filter. So what it costs is that of the hits until enough meet it, and not of the table.
+    Deleted rows are looked up of sources with hits only. What neither bitmap indexes nor earlier questions tell of the
+    rows of hits is read of them: the columns of the filter. So what it costs is that of the hits until enough meet it,
+    and not of the table.
     """
 
-    def __init__(self, found: Sequence[Source], wanted: RowFilter | None) -> None:
+    def __init__(self, found: Sequence[Source], wanted: RowFilter | None, matched: Sequence[Matched] = ()) -> None:
+        """Rows have to meet the filter, and to be among each of the matched ones."""
         self.sources = found
         self._filter = wanted
+        self._matched = matched
         self._deleted: dict[int, BitMap] = {}
-        self._answers: dict[str, Answer] = {}
         self._rows: dict[int, BitMap] = {}
 
     def __call__(self, hits: list[Hit]) -> list[Hit]:
@@ -41,12 +44,12 @@ class Live:
         found = prefetch(lambda source: self.sources[source].deleted(), unknown, _AT_ONCE)
         self._deleted.update(zip(unknown, found, strict=True))
         live = [hit for hit in hits if hit.source in admitted and hit.row not in self._deleted[hit.source]]
-        return live if self._filter is None or not live else self._filtered(live, self._filter)
+        return self._wanted(live) if live and self.is_filtered else live
 
     @property
     def is_filtered(self) -> bool:
         """Whether rows have to meet a filter."""
-        return self._filter is not None
+        return self._filter is not None or bool(self._matched)
 
     def rows(self, source: int) -> BitMap:
         """Return the rows of a source that are to be found. With a filter its columns of all live rows are read."""
@@ -67,46 +70,63 @@ class Live:
     def _found(self, source: int) -> BitMap:
         if self.excludes(source):
             return BitMap()
-        own, wanted = self.sources[source], self._filter
+        own = self.sources[source]
         live = BitMap(range(own.count())) - own.deleted()
-        if wanted is None:
+        if not self.is_filtered:
             return live
-        places, met = np.array(live.to_array(), np.int64), BitMap()
-        for at in range(0, len(places), _FILTERED_ROWS):
-            block = places[at : at + _FILTERED_ROWS]
-            mask = wanted.mask(own.take(block.tolist(), wanted.columns), len(block))
-            met |= BitMap(block[mask].astype(np.uint32))
+        rows, met = np.array(live.to_array(), np.int64), BitMap()
+        for at in range(0, len(rows), _FILTERED_ROWS):
+            block = rows[at : at + _FILTERED_ROWS]
+            met |= BitMap(block[self._meeting({source: block})[source]].astype(np.uint32))
         return met
 
-    def _filtered(self, hits: list[Hit], wanted: RowFilter) -> list[Hit]:
-        """Those that meet the filter: of hits in splits that bitmap indexes tell of, by their rows there."""
+    def _wanted(self, hits: list[Hit]) -> list[Hit]:
         places: dict[int, list[int]] = {}
         for place, hit in enumerate(hits):
             places.setdefault(hit.source, []).append(place)
-        in_split = [
-            (split, np.array(own, np.int64)[which], there)
-            for source, own in places.items()
-            for split, which, there in self.sources[source].in_splits([hits[place].row for place in own])
-        ]
-        unknown = sorted({split for split, _, _ in in_split} - self._answers.keys())
-        found = prefetch(wanted.by_bitmaps, unknown, _AT_ONCE)
-        self._answers.update(zip(unknown, found, strict=True))
-        met, is_told = np.ones(len(hits), np.bool_), np.zeros(len(hits), np.bool_)
-        for split, own_places, there in in_split:
-            answer = self._answers[split]
-            if answer.rows is not None:
-                met[own_places] = [row in answer.rows for row in there.tolist()]
-            is_told[own_places] = answer.is_exact
-        left = {source: [place for place in own if met[place] and not is_told[place]] for source, own in places.items()}
-        self._read(hits, {source: own for source, own in left.items() if own}, wanted, met)
+        rows = {source: np.array([hits[place].row for place in own], np.int64) for source, own in places.items()}
+        met = np.zeros(len(hits), np.bool_)
+        for source, mask in self._meeting(rows).items():
+            met[places[source]] = mask
         return [hit for hit, is_met in zip(hits, met.tolist(), strict=True) if is_met]
 
-    def _read(self, hits: Sequence[Hit], places: Mapping[int, Sequence[int]], wanted: RowFilter, met: Mask) -> None:
-        """Note which hits at these places, by source, have rows that meet the filter."""
+    def _meeting(self, rows: Mapping[int, Rows]) -> dict[int, Mask]:
+        """Return which of these rows of each source meet the filter and are among the matched ones."""
+        met = {source: np.ones(len(own), np.bool_) for source, own in rows.items()}
+        for source, own in rows.items():
+            for matched in self._matched:
+                met[source] &= matched.mask(self.sources[source], own)
+        if self._filter is not None:
+            self._judge(rows, met, self._filter)
+        return met
+
+    def _judge(self, rows: Mapping[int, Rows], met: Mapping[int, Mask], wanted: RowFilter) -> None:
+        """Leave of these rows those that meet the filter: by what is known of their places in splits, or by DuckDB."""
+        in_split = [
+            (source, *each) for source, own in rows.items() for each in self.sources[source].in_splits(own.tolist())
+        ]
+        splits = sorted({split for _, split, _, _ in in_split})
+        answers = dict(zip(splits, prefetch(wanted.by_bitmaps, splits, _AT_ONCE), strict=True))
+        left = {source: own.copy() for source, own in met.items()}
+        for source, split, which, there in in_split:
+            answer, known = answers[split], wanted.known(split)
+            if answer.rows is not None:
+                met[source][which] &= among(there, answer.rows)
+            is_judged = among(there, known.judged)
+            met[source][which] &= ~is_judged | among(there, known.met)
+            left[source][which] &= met[source][which] & ~is_judged & (not answer.is_exact)
+        unknown = {source: np.flatnonzero(own) for source, own in left.items() if own.any()}
+        if not unknown:
+            return
 
         def taken(source: int) -> pa.Table:
-            return self.sources[source].take([hits[place].row for place in places[source]], wanted.columns)
+            return self.sources[source].take(rows[source][unknown[source]].tolist(), wanted.columns)
 
-        if places:
-            read = np.array([place for own in places.values() for place in own], np.int64)
-            met[read] = wanted.mask(pa.concat_tables(prefetch(taken, places, _AT_ONCE)), len(read))
+        ends = np.cumsum([*map(len, unknown.values())])
+        mask = wanted.mask(pa.concat_tables(prefetch(taken, unknown, _AT_ONCE)), int(ends[-1]))
+        for (source, own), part in zip(unknown.items(), np.split(mask, ends[:-1]), strict=True):
+            met[source][own] = part
+        for source, split, which, there in in_split:
+            is_new = left[source][which]
+            if is_new.any():
+                wanted.note(split, there[is_new], met[source][which][is_new])

@@ -6,7 +6,7 @@ So it does not depend on the split, generation or place that a row is in, and pa
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +14,11 @@ import pyarrow as pa
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.codes import Codes, Mask, Unsigned, codes
-from storage_core.rows.keys import pack, sorted_order
+from storage_core.rows.keys import Positions, pack, sorted_order
 from storage_core.rows.sortable import bound_keys, leading_keys, sortable
+
+if TYPE_CHECKING:
+    from storage_core.read.search_source import Source
 
 Between = tuple[Unsigned, Unsigned]
 """Per row two `leading_keys`: of what its value in the first of the `tie_columns` is not below, and not above."""
@@ -35,6 +38,23 @@ def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*first, *snapshot.schema.names]))
 
 
+def row_name(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the columns that name a row, in whichever source it is found: the key, or its split and its place there.
+
+    Those two are in no schema (`Best.taken`); a table without a key has its rows in splits only.
+    """
+    if snapshot.config.primary_key:
+        return tuple(snapshot.config.primary_key)
+    return free_name("split", snapshot.schema.names), free_name("row", snapshot.schema.names)
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return the name, behind as many `_` as it takes to be no other's."""
+    while name in taken:
+        name = f"_{name}"
+    return name
+
+
 def first_column(snapshot: Snapshot) -> pa.Field:
     """Return the first of the `tie_columns`."""
     return snapshot.schema.field(tie_columns(snapshot)[0])
@@ -50,17 +70,30 @@ def least(add: Add, snapshot: Snapshot) -> Any:
 class Best:
     """The best `limit` of the rows that it is given. Memory is that of these, and of those given last."""
 
-    def __init__(self, snapshot: Snapshot, limit: int, columns: Collection[str]) -> None:
-        """Hold no row yet; of a row `columns` are wanted."""
-        self._columns = tie_columns(snapshot)
+    def __init__(self, snapshot: Snapshot, limit: int, columns: Collection[str], *, is_named: bool = False) -> None:
+        """Hold no row yet; of a row `columns` are wanted. If `is_named` its `row_name` too, which orders equal rows."""
+        self._name = tuple(each for each in row_name(snapshot) if each not in snapshot.schema.names) if is_named else ()
+        self._columns = (*tie_columns(snapshot), *self._name)
         wanted = {*columns, *self._columns}
         schema = pa.schema([each for each in snapshot.schema if each.name in wanted])
-        self.columns: Sequence[str] = tuple(schema.names)
-        """Those that rows have to have, which order them too."""
+        self._read: Sequence[str] = tuple(schema.names)
         self._limit = limit
         self._scores = pa.table({_SCORE: pa.array([], pa.float64())})
+        for name, kind in zip(self._name, (pa.string(), pa.int64()), strict=False):
+            schema = schema.append(pa.field(name, kind))
         self._rows = schema.empty_table()
         self._trimmed = True
+
+    def taken(self, source: Source, rows: Sequence[int]) -> pa.Table:
+        """Return what `add` takes of these rows of a source. Requests: those of `Source.take`. Safe for threads."""
+        taken = source.take(rows, self._read)
+        if self._name:
+            splits, places = np.empty(len(rows), object), np.empty(len(rows), np.int64)
+            for split, own, there in source.in_splits(rows):
+                splits[own], places[own] = split, there
+            for name, values in zip(self._name, (pa.array(splits, pa.string()), pa.array(places)), strict=True):
+                taken = taken.append_column(name, values)
+        return taken
 
     def add(self, rows: pa.Table, scores: Sequence[float]) -> None:
         """Take rows, each with its score."""
@@ -109,17 +142,21 @@ class Best:
     def _trim(self) -> None:
         if self._trimmed:
             return
-        scores = self._scores.column(_SCORE)
-        coded = [codes(scores, descending=True)]
-        if len(np.unique(scores.to_numpy())) < len(scores):
-            coded += [_codes_of(self._rows.column(name)) for name in self._columns]
-        order = pa.array(sorted_order(pack(coded, self._rows.num_rows))[: self._limit])
+        order = pa.array(best_first(self._scores.column(_SCORE), self._rows, self._columns)[: self._limit])
         self._rows, self._scores = self._rows.take(order), self._scores.take(order)
         self._trimmed = True
 
 
-def _codes_of(column: pa.ChunkedArray) -> Codes:
-    """Lists, structs and maps have no order of their own, so they are ordered as text."""
+def best_first(scores: pa.ChunkedArray, rows: pa.Table, columns: Sequence[str]) -> Positions:
+    """Return the order of rows: by score, and among equal scores by these columns."""
+    coded = [codes(scores, descending=True)]
+    if len(np.unique(scores.to_numpy())) < len(scores):
+        coded += [codes_of(rows.column(name)) for name in columns]
+    return sorted_order(pack(coded, rows.num_rows))
+
+
+def codes_of(column: pa.ChunkedArray) -> Codes:
+    """Return the codes of one of the `tie_columns`: lists, structs and maps, which have no order, go by their text."""
     if pa.types.is_nested(column.type):
         column = pa.chunked_array([[None if each is None else repr(each) for each in column.to_pylist()]], pa.string())
     return codes(column)

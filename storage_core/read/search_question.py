@@ -33,7 +33,15 @@ class VectorQuery:
 Question = fulltext.TextQuery | Predicate | VectorQuery
 
 
-def index_for(snapshot: Snapshot, index: str | None, *, by_vector: bool) -> IndexDefinition:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One index of a search, and what is asked of it."""
+
+    definition: IndexDefinition
+    question: Question
+
+
+def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDefinition:
     """Return the definition of the index of this name, else of the only one that takes a vector, or does not.
 
     Raises `NotFound` for an unknown name, `InvalidInput` where none or several fit, or the kind is another.
@@ -66,7 +74,7 @@ def question(
 ) -> Question:
     """Return what is asked of an index of this definition. Raises `InvalidInput`."""
     if query is not None and vector is not None:
-        raise InvalidInput("a search takes a query or a vector, found both; ask once with each")
+        raise InvalidInput("one index takes a query or a vector, found both; `read.hybrid` asks several")
     if nprobe is not None and definition.kind != "vector":
         raise InvalidInput(f"nprobe is of searches by vector, and index {definition.name!r} is {definition.kind}")
     if boosts and definition.kind != "fulltext":
@@ -82,6 +90,15 @@ def question(
             return _vector_query(vector, definition, snapshot, nprobe)
         case _:
             assert_never(definition.kind)
+
+
+def page(limit: object, offset: object = 0) -> tuple[int, int]:
+    """Return how many rows are wanted, and how many are left out before. Raises `InvalidInput`."""
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+        raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
+    return limit, offset
 
 
 def _vector_query(given: object, definition: IndexDefinition, snapshot: Snapshot, nprobe: object) -> VectorQuery:

@@ -28,7 +28,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
-from storage_core.read.search_base import Base
+from storage_core.read.search_base import Base, Hidden
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between
 from storage_core.read.search_ranged import parts_of
@@ -52,8 +52,24 @@ def sources(
 
     Of the base first what has no segment, by split, then the segments by path.
     """
-    base = Base(store, snapshot, covered, overlay, cache=cache, kept=kept)
-    return [*_gaps(base), *_indexed(base), *unmerged_sources(store, covered, cache, overlay)]
+    return sources_of_several(store, snapshot, [covered], overlay=overlay, cache=cache, kept=kept)[0]
+
+
+def sources_of_several(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    covered: Sequence[Coverage],
+    *,
+    overlay: Overlay,
+    cache: SegmentCache,
+    kept: Kept,
+) -> list[list[Source]]:
+    """Return the sources of a search by several indexes, for each index its own. What is hidden is looked up once."""
+    found, hidden = list[list[Source]](), Hidden()
+    for each in covered:
+        base = Base(store, snapshot, each, overlay, cache=cache, kept=kept, hidden=hidden)
+        found.append([*_gaps(base), *_indexed(base), *unmerged_sources(store, each, cache, overlay)])
+    return found
 
 
 def _gaps(base: Base) -> Iterator[Source]:

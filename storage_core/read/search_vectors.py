@@ -59,7 +59,7 @@ def add_nearest(live: Live, query: VectorQuery, best: Best, most: int, *, reader
     for source, each in zip(live.sources, found, strict=True):
         for at in range(0, len(each.rows), _ADDED_ROWS):
             part = slice(at, at + _ADDED_ROWS)
-            rows = source.take(each.rows[part].tolist(), best.columns)
+            rows = best.taken(source, each.rows[part].tolist())
             best.add(rows, (0.0 - each.distances[part]).tolist())
 
 

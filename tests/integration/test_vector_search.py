@@ -120,7 +120,7 @@ def test_what_is_no_vector_of_the_index_is_refused(table: Table, given: object) 
         ({"query": "row", "index": "near"}, "takes a vector"),
         ({"index": "near"}, "takes a vector"),
         ({"vector": [1, 2, 3, 4], "index": "words"}, "takes a query, and no vector"),
-        ({"query": "row", "vector": [1, 2, 3, 4]}, "found both"),
+        ({"query": "row", "vector": [1, 2, 3, 4], "index": "near"}, "a query is given, and none of near takes one"),
         ({"vector": [1, 2, 3, 4], "nprobe": 0}, "nprobe is 0"),
         ({"vector": [1, 2, 3, 4], "nprobe": "all"}, "nprobe is 'all'"),
         ({"query": "row", "nprobe": 4}, "nprobe is of searches by vector"),

@@ -1,0 +1,129 @@
+"""Search by several indexes at once: each ranks rows by itself, and their rankings are fused (decision 0121)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+
+from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
+from storage_core.index import fulltext
+from storage_core.index.cache import SegmentCache
+from storage_core.index.coverage import Coverage
+from storage_core.index.fulltext import Hit
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.read import search as by_one
+from storage_core.read.fusion import fusion_of
+from storage_core.read.hybrid_answer import Answer
+from storage_core.read.hybrid_question import asks_several, names_of, only_index, parts_of
+from storage_core.read.overlay import take_apart
+from storage_core.read.search_attempts import attempted_by_several
+from storage_core.read.search_filter import RowFilter
+from storage_core.read.search_kept import Kept
+from storage_core.read.search_live import Live
+from storage_core.read.search_matched import Matched
+from storage_core.read.search_order import Best
+from storage_core.read.search_question import Part, page
+from storage_core.read.search_sources import sources_of_several
+
+if TYPE_CHECKING:
+    from storage_core.read.predicate import Filter
+    from storage_core.region.unmerged import Unmerged
+    from storage_core.settings.query import QueryLimits
+
+
+def search(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    query: object = None,
+    *,
+    vector: object = None,
+    index: object = None,
+    fusion: object = "rrf",
+    weights: object = None,
+    limit: object = 10,
+    offset: object = 0,
+    columns: Sequence[str] | None = None,
+    filter: Filter | None = None,  # noqa: A002  # as of `scan`
+    limits: QueryLimits | None = None,
+    syntax: object = fulltext.LENIENT,
+    boosts: Mapping[str, float] | None = None,
+    nprobe: object = None,
+    cache_dir: Path | None = None,
+    unmerged: Sequence[Unmerged] = (),
+    kept: Kept | None = None,
+) -> pa.Table:
+    """Return what `read.search.search` does, of one index or fused of several; see `fusion` for the formulas.
+
+    Several are asked for a `query` and a `vector`, or where `index` is a list of names: full-text indexes are asked
+    the query, indexes of vectors the vector; without names the only one of each. `weights` are by the names of indexes,
+    1 where none is given. A full-text index of weight 0 filters: only rows that it finds are answers.
+
+    Beside the columns of the rows: `score`, the fused one; with a vector `distance`, of the first index of vectors; of
+    each index, as named or text first, `<index>_rank` (from 1) and `<index>_score`. All but the first are null where
+    the index does not have the row in its window; a filter has none. Names that are others' have `_` before.
+    Order: that of windows, in each by score, then as of one index; equal rows by where they are.
+
+    Raises what a search of each index raises, `InvalidInput` also for weights and fusion that make no sense. Requests:
+    those of a search of each index for as many rows as the window has, of each window that is needed; what is hidden,
+    and which rows meet the filter, is looked up once for all. With a filter by text all its matches are held in memory.
+    """
+    how, kept = fusion_of(fusion), kept or Kept()
+    first, after = page(limit, offset)
+    if boosts is not None and not isinstance(boosts, Mapping):
+        raise InvalidInput(f"boosts are {quoted(boosts)}; give a number by the name of a column")
+    if not asks_several(index, query=query, vector=vector):
+        name = only_index(index, fusion=how, weights=weights)
+        return by_one.search(
+            store, snapshot, query, vector=vector, index=name, limit=limit, offset=offset, columns=columns,
+            filter=filter, limits=limits, syntax=syntax, boosts=boosts, nprobe=nprobe, cache_dir=cache_dir,
+            unmerged=unmerged, kept=kept,
+        )  # fmt: skip
+    parts = parts_of(
+        snapshot, index, query=query, vector=vector, weights=weights, syntax=syntax, boosts=boosts, nprobe=nprobe
+    )
+    names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
+    overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers)
+
+    def best(covered: Sequence[Coverage], cached: SegmentCache) -> pa.Table:
+        wanted = None
+        if filter is not None:
+            bitmaps, values = kept.verified.bitmaps, kept.values
+            wanted = RowFilter(store, snapshot, filter, limits=limits, parts=bitmaps, values=values)
+        found = sources_of_several(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
+        split = len(parts.filtering)
+        matched = [
+            Matched(own, _hits(Live(own, wanted), each, kept=kept, root=cached.root), snapshot.config.primary_key)
+            for own, each in zip(found[:split], parts.filtering, strict=True)
+        ]
+        lives = [Live(own, wanted, matched) for own in found[split:]]
+
+        def ranked(number: int, window: int) -> Best:
+            rows = Best(snapshot, window, names, is_named=True)
+            by_one.add_best(lives[number], parts.ranking[number], rows, window, kept=kept, root=cached.root)
+            return rows
+
+        rows = Answer(snapshot, parts, names, how).rows(ranked, first + after)
+        lives[0].require_sound()
+        return rows
+
+    definitions = [each.definition for each in (*parts.filtering, *parts.ranking)]
+    return attempted_by_several(best, snapshot, definitions, kept=kept, cache_dir=cache_dir).slice(after)
+
+
+def _hits(live: Live, part: Part, *, kept: Kept, root: Path) -> list[Hit]:
+    """All rows that a text finds."""
+    query = cast("fulltext.TextQuery", part.question)
+    with kept.searchers.searcher(part.definition, live.sources, root) as searcher:
+        return query.every_hit(searcher, live=live)
+
+
+def explain(snapshot: Snapshot, *, index: object) -> dict[str, object]:
+    """Return the plan of `explain_search` for one index; of a list of names `parts`, one for each. No request."""
+    if isinstance(index, str):
+        return by_one.explain_search(snapshot, index=index)
+    return {"parts": [by_one.explain_search(snapshot, index=name) for name in names_of(index)]}

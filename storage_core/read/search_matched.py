@@ -1,0 +1,48 @@
+"""Rows that a query matches, as a filter of another search: segments number rows anew, so they have other names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pyroaring import BitMap
+
+from storage_core.formats.translation_map import Rows
+from storage_core.index.fulltext import Hit
+from storage_core.read.search_source import Source
+from storage_core.rows.codes import Mask
+from storage_core.rows.keys import key_codes
+
+
+class Matched:
+    """The rows of some hits: by their splits and places there, and above the base by their keys."""
+
+    def __init__(self, found: Sequence[Source], hits: Sequence[Hit], key: Sequence[str]) -> None:
+        """Hits of these sources of a table with this key. Requests: those of `Source.in_splits`."""
+        rows: dict[int, list[int]] = {}
+        for hit in hits:
+            rows.setdefault(hit.source, []).append(hit.row)
+        self._key = key
+        self._splits: dict[str, BitMap] = {}
+        self._unmerged = [found[each].take(own, key) for each, own in rows.items() if not found[each].splits]
+        for source, own in rows.items():
+            for split, _, there in found[source].in_splits(own):
+                self._splits[split] = self._splits.get(split, BitMap()) | BitMap(there.astype(np.uint32))
+
+    def mask(self, source: Source, rows: Rows) -> Mask:
+        """Return which of these rows of a source, of any index of the same search, are matched."""
+        mask = np.zeros(len(rows), np.bool_)
+        if source.splits:
+            for split, own, there in source.in_splits(rows.tolist()):
+                mask[own] = among(there, self._splits.get(split, BitMap()))
+        elif self._unmerged:
+            *matched, own = key_codes([*self._unmerged, source.take(rows.tolist(), self._key)], self._key)
+            mask = np.isin(own, np.concatenate(matched))
+        return mask
+
+
+def among(rows: Rows, bitmap: BitMap) -> Mask:
+    """Return which of the rows the bitmap has."""
+    common = BitMap(rows.astype(np.uint32)) & bitmap if bitmap else bitmap
+    found: Mask = np.isin(rows, np.array(common.to_array(), np.int64)) if common else np.zeros(len(rows), np.bool_)
+    return found
