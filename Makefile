@@ -35,7 +35,7 @@ setup: ## Make .venv from requirements/dev.lock and find or install Java; quick 
 	@$(PYTHON) -m scripts.environment $(LOCK)
 	@$(PYTHON) -m scripts.find_java > /dev/null
 
-demo: setup ## Run the whole pipeline on real data through Dagster and ask it six questions
+demo: setup ## Run the whole pipeline on real data through Dagster and ask it seven questions
 	@$(WITH_JAVA) $(VENV)/python -m examples.demo
 
 test: setup ## Run the tests that speak for the product: some minutes on two cores

@@ -1,4 +1,4 @@
-"""The demo: real log lines, aircraft and words through the whole pipeline, run by Dagster, then six questions.
+"""The demo: real log lines, aircraft and words through the whole pipeline, run by Dagster, then seven questions.
 
     make demo
 
@@ -221,7 +221,7 @@ def write_planes(table: Table, narrator: Narrator) -> None:
 
 
 def ask(logs: Table, aircraft: Table, vocabulary: Table, narrator: Narrator) -> None:
-    """Ask the six questions."""
+    """Ask the seven questions."""
     narrator.step("Ask", "Every answer is exact for one snapshot, however far the upkeep lags.")
     query = (
         "select date_trunc('hour', timestamp) as hour, count(*) as lines, count(*) filter (status >= 400) as errors "
@@ -243,6 +243,15 @@ def ask(logs: Table, aircraft: Table, vocabulary: Table, narrator: Narrator) -> 
         "Who is to a woman what a king is to a man?",
         "table.search(vector=king - man + woman, filter=\"word <> 'king'\")",
         near.to_pylist(),
+    )
+
+    both = vocabulary.search(
+        "water", vector=meaning(vocabulary, "ocean"), index=["spelling", "meaning"], columns=["word"], limit=5
+    )
+    narrator.answer(
+        "Which words are spelled like 'water' and mean something like 'ocean'?",
+        "table.search('water', vector=ocean, index=['spelling', 'meaning'])",
+        both.select(["word", "score", "spelling_rank", "meaning_rank"]).to_pylist(),
     )
 
     narrator.answer("Was anything lost by compaction?", "Table.open(uri, at=version)", time_travel(logs))
