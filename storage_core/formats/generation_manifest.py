@@ -56,6 +56,11 @@ class GenerationSegment:
     footer_offset: int
     xxh3: str
 
+    @property
+    def key(self) -> str:
+        """Where the object is. Raises `InvalidInput` for names that no segment has."""
+        return keys.segment_key(self.index, self.id)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
@@ -225,7 +230,7 @@ def _segment_object(segment: GenerationSegment) -> dict[str, object]:
 
 
 def _read_segment(found: Mapping[str, Any]) -> GenerationSegment:
-    return GenerationSegment(
+    segment = GenerationSegment(
         index=text(found["index"]),
         kind=text(found["kind"]),
         id=text(found["id"]),
@@ -236,6 +241,8 @@ def _read_segment(found: Mapping[str, Any]) -> GenerationSegment:
         footer_offset=number(found["footerOffset"]),
         xxh3=text(found["xxh3"]),
     )
+    keys.segment_key(segment.index, segment.id)
+    return segment
 
 
 def _format_of(generation: Generation) -> int:

@@ -26,7 +26,6 @@ from storage_core.gc.retention import Retained
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 from storage_core.region import generation
-from storage_core.region.generation_segments import of_base
 from storage_core.region.manifest import read_latest
 
 
@@ -85,7 +84,7 @@ def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionR
         merged_directories=frozenset(each.path for each in merged),
         merged_entries=deleted - kept,
         collected_generation=_collected(merged, spent),
-        segments=frozenset(of_base(each, own).path for each in needed_ones for own in each.segments),
+        segments=frozenset(own.key for each in needed_ones for own in each.segments),
     )
 
 

@@ -112,7 +112,7 @@ def of_base(generation: Generation, segment: GenerationSegment) -> IndexSegment:
     return IndexSegment(
         index=segment.index,
         kind=segment.kind,
-        path=keys.segment_key(segment.index, segment.id),
+        path=segment.key,
         covers=(covered_name(generation),),
         size=segment.size,
         xxh3=segment.xxh3,

@@ -14,8 +14,8 @@ import pytest
 
 from storage_core.clock import HOUR_MS
 from storage_core.definition import check_definition
-from storage_core.errors import InvalidInput, Unavailable
-from storage_core.formats import keys
+from storage_core.errors import Corrupt, InvalidInput, Unavailable
+from storage_core.formats import generation_manifest, keys
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.keys import KeyKind
 from storage_core.fsck.check import fsck
@@ -313,6 +313,14 @@ def test_segments_are_kept_while_their_generation_is_not_merged_and_then_as_long
         collect(table.store, table.log, clock=table.clock)
     assert stored() == set(table.snapshot.segments)
     assert fsck(table.store, clock=table.clock, deep=True).clean
+
+
+@pytest.mark.parametrize("change", [{"id": "../x"}, {"index": "a/b"}, {"rows": "1"}], ids=str)
+def test_a_generation_that_names_a_segment_that_cannot_be_is_damaged(change: dict[str, Any]) -> None:
+    found = generations(two_generations(new_table(WORDS)))[1]
+    wrong = replace(found, segments=(replace(found.segments[0], **change),))
+    with pytest.raises(Corrupt, match="not a generation manifest"):
+        generation_manifest.decode(generation_manifest.encode(wrong), "m.json")
 
 
 def test_a_table_says_which_of_its_indexes_generations_have_segments_of() -> None:
