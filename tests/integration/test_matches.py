@@ -191,7 +191,7 @@ def test_the_values_of_matches_are_counted_by_bitmaps(table: Table, fetched: set
         {"value": "warn", "count": quarter},
     ]
     assert not splits(table, fetched)
-    assert len(segments(table, "levels", fetched)) == HOURS
+    assert 1 <= len(segments(table, "levels", fetched)) <= HOURS
     table.append(lines(HOURS))
     found = table.search_facets("tide", "level", index="words", filter="level is not null")
     assert found.to_pylist() == [{"value": "info", "count": quarter + ROWS // 4}]
