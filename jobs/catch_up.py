@@ -23,16 +23,16 @@ from storage_core.log.actions import IndexSegment
 from storage_core.log.encoding.action_json import read_action
 from storage_core.log.snapshot import Snapshot
 
-SUMMARY = "Build the index segments that live splits lack."
+SUMMARY = "Build the index segments that live splits lack, and merge small ones."
 
 
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Catch up one index, or every index of the table, in one commit. Commutes with data commits.
 
-    Small segments become one in the same commit; with `merges_only` that is all. A merge that finds a segment damaged
-    is left out, and the report says so. With `retrain` all segments of vectors are trained again; the old ones answer
-    until the commit. Raises `NotFound` for an index that the table does not have, `Held` while
-    another run catches one of them up, and `Fenced` when one took over.
+    Small segments become one in the same commit; with `merges_only` nothing is built. A merge that finds a segment
+    damaged is left out, and the report says so. With `retrain` all segments of vectors are trained again; the old ones
+    answer until the commit. Raises `NotFound` for an index that the table does not have, `Held` while another run
+    catches one of them up, and `Fenced` when one took over.
     """
     job = JobRun("catch_up", request, spark)
     names = [request.index] if request.index else [index.name for index in job.before.config.indexes]

@@ -13,7 +13,7 @@ from functools import cache
 
 from storage_core.ids import Ids
 from storage_core.index import merging, segments
-from storage_core.index.coverage import Coverage, coverage
+from storage_core.index.coverage import Coverage, coverage, watermark_of
 from storage_core.index.covering import Part
 from storage_core.index.merging import Merged, MergeWork
 from storage_core.index.places import Ways, load_map, once, part_in
@@ -247,5 +247,4 @@ def watermark(snapshot: Snapshot, index: str) -> int:
     covered, else one less than the version that added the oldest uncovered split. A compaction moves rows and leaves
     it where it is.
     """
-    covered = coverage(snapshot, segments.definition_of(snapshot, index))
-    return min((snapshot.splits.added_at(add.path)[0] - 1 for add in covered.missing), default=snapshot.version)
+    return watermark_of(snapshot, coverage(snapshot, segments.definition_of(snapshot, index)))

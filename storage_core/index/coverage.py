@@ -52,6 +52,11 @@ class Coverage:
     missing_rows: Mapping[str, float] = field(default_factory=dict)
 
 
+def watermark_of(snapshot: Snapshot, covered: Coverage) -> int:
+    """Return the version up to which every live split is covered: one before that of the oldest split that is not."""
+    return min((snapshot.splits.added_at(add.path)[0] - 1 for add in covered.missing), default=snapshot.version)
+
+
 def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collection[str] = ()) -> Coverage:
     """Return what the index covers of the snapshot. No request.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from storage_core.index import merging, segments, vector
-from storage_core.index.coverage import coverage
+from storage_core.index.coverage import coverage, watermark_of
 from storage_core.log.snapshot import Snapshot
 
 
@@ -46,7 +46,7 @@ def debt(snapshot: Snapshot, index: str) -> IndexDebt:
     is_vector = definition.kind == "vector"
     missing = covered.missing
     return IndexDebt(
-        watermark=min((snapshot.splits.added_at(add.path)[0] - 1 for add in missing), default=snapshot.version),
+        watermark=watermark_of(snapshot, covered),
         segments=len(covered.segments),
         stale_segments=len(covered.stale),
         covered_splits=len(snapshot.splits) - len(missing),

@@ -13,9 +13,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from storage_core.index import vector
 from storage_core.index.coverage import Coverage
 from storage_core.log.actions import Add, IndexSegment, Translation
@@ -29,9 +26,7 @@ FACTOR = 8
 """So many segments of a tier at least become one, of the next tier."""
 
 MOST_BYTES = 256 * 2**20
-"""A segment that is larger is not merged any more, nor are more than these at once: a task has them in memory."""
-
-Numbers = npt.NDArray[np.int64]
+"""The most bytes of segments that one merge takes: a task has them in memory. A segment of over half is not merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +86,9 @@ class Merged:
 
 
 def plan(snapshot: Snapshot, covered: Coverage, *, most_bytes: int = MOST_BYTES) -> tuple[MergeWork, ...]:
-    """Return the merges after which no tier has `FACTOR` segments that may be merged, small ones first. No request.
+    """Return the merges of tiers with `FACTOR` segments or more, small ones first. No request.
 
+    What they make may fill the next tier.
     None of an index of the primary key: a lookup asks the segment of the one split that may have the key.
     """
     if covered.definition.kind == "primary_key":

@@ -7,7 +7,6 @@ it does not cover, and what a damaged segment would tell, is read as if there wa
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -282,7 +281,7 @@ class _Split:
     @property
     def cost(self) -> float:
         """What fetching it costs, with its requests in bytes: of the footer, and of each row group."""
-        groups = math.ceil((self.add.numRecords or 1) / row_groups.ROWS_PER_GROUP)
+        groups = row_groups.groups_about(self.add.numRecords or 1, self.add.size)
         return REQUEST_BYTES * (1 if is_small(self.add, self.share) else 1 + groups) + self.bytes
 
     @property

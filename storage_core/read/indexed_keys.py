@@ -7,7 +7,6 @@ damaged segment would tell, is looked for in the key columns of the split, as wi
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
@@ -149,7 +148,7 @@ class IndexedKeys:
         from storage_core.split import key_places  # and Parquet
         from storage_core.split.read import is_small
 
-        groups = math.ceil((add.numRecords or 1) / row_groups.ROWS_PER_GROUP)
+        groups = row_groups.groups_about(add.numRecords or 1, add.size)
         missing = key_places.missing(add, self.wanted, self.kept)
         if missing is None:
             missing = min(groups, self.wanted.num_rows) if self.index.is_sorted else groups

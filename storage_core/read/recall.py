@@ -77,7 +77,8 @@ def recall(
     overlay = take_apart(store, snapshot, (), footers=kept.verified.footers)
     wanted_rows = None
     if filter is not None:
-        wanted_rows = RowFilter(store, snapshot, filter, limits=limits, parts=kept.verified.bitmaps)
+        parts, values = kept.verified.bitmaps, kept.values
+        wanted_rows = RowFilter(store, snapshot, filter, limits=limits, parts=parts, values=values)
 
     def measured(covered: Coverage, cached: SegmentCache) -> Recall:
         found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)

@@ -60,8 +60,9 @@ class Searched:
 
         Requests: those of `overlay.take_apart`, and what `Matches` makes. Raises as `search` does.
         """
-        footers = self.kept.verified.footers
-        overlay = take_apart(self.store, self.snapshot, self.unmerged, footers=footers)
+        kept = self.kept
+        footers = kept.verified.footers
+        overlay = take_apart(self.store, self.snapshot, self.unmerged, footers=footers, runs=kept.runs)
 
         def attempt(covered: Coverage, cached: SegmentCache) -> _Answer:
             own = Matches(self, query, overlay, covered=covered, cached=cached)
@@ -100,9 +101,10 @@ class Matches:
         self._query = query
         store, snapshot, kept = searched.store, searched.snapshot, searched.kept
         self.sources = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
-        parts, wanted = kept.verified.bitmaps, None
+        wanted = None
         if searched.filter is not None:
-            wanted = RowFilter(store, snapshot, searched.filter, limits=searched.limits, parts=parts)
+            parts, values = kept.verified.bitmaps, kept.values
+            wanted = RowFilter(store, snapshot, searched.filter, limits=searched.limits, parts=parts, values=values)
         self._live = Live(self.sources, wanted)
         self._deleted: dict[int, BitMap] = {}
 

@@ -77,7 +77,7 @@ def question(
 ) -> Question:
     """Return what is asked of an index of this definition. Raises `InvalidInput`."""
     if query is not None and vector is not None:
-        raise InvalidInput("one index takes a query or a vector, found both; `read.hybrid` asks several")
+        raise InvalidInput("one index takes a query or a vector, found both")
     if nprobe is not None and definition.kind != "vector":
         raise InvalidInput(f"nprobe is of searches by vector, and index {definition.name!r} is {definition.kind}")
     if boosts and definition.kind != "fulltext":

@@ -12,6 +12,7 @@ from storage_core.index import fulltext
 from storage_core.index.text_snippets import snippets
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.hybrid_question import names_of
+from storage_core.read.search_order import free_name
 from storage_core.read.search_question import index_for
 from storage_core.settings.index import IndexDefinition
 
@@ -30,7 +31,7 @@ def with_snippets(
 ) -> pa.Table:
     """Return what `search` returns of these columns, and behind them a struct with a snippet per column of the index.
 
-    Its name is `snippets`, or `_snippets` where the table has such a column. See `text_snippets.snippets`: HTML, null
+    Its name is `snippets`, with `_` before where another column has the name. See `text_snippets.snippets`: HTML, null
     where nothing of the column matches. The texts are read with the rows. Raises `InvalidInput` for an index that is
     not of full text, and what `search` raises.
     """
@@ -43,7 +44,8 @@ def with_snippets(
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
     found = search(tuple(dict.fromkeys([*names, *definition.columns])))
     added = [each for each in found.column_names if each not in snapshot.schema.names]
-    return found.select([*names, *added]).append_column(snippets_name(snapshot.schema), snippets(parsed, found))
+    name = free_name(SNIPPETS, [*snapshot.schema.names, *added])
+    return found.select([*names, *added]).append_column(name, snippets(parsed, found))
 
 
 def _text_index(snapshot: Snapshot, index: object, query: object) -> IndexDefinition:
@@ -55,8 +57,3 @@ def _text_index(snapshot: Snapshot, index: object, query: object) -> IndexDefini
     if len(texts) != 1:
         raise InvalidInput(f"snippets are of one full-text index; of {quoted(index)} {len(texts)} are", index=index)
     return texts[0]
-
-
-def snippets_name(schema: pa.Schema) -> str:
-    """Return what the column with snippets is called: a name that no other column has."""
-    return f"_{SNIPPETS}" if SNIPPETS in schema.names else SNIPPETS

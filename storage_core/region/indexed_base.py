@@ -77,7 +77,7 @@ class IndexedBase:
     def _is_dear(self, reading: KeyReading) -> bool:
         """Whether asking, and reading the keys of the row groups that then are left, costs more than reading all."""
         split, columns = reading.add, len(self.work.context.schema.names)
-        groups = math.ceil((split.numRecords or 1) / row_groups.ROWS_PER_GROUP)
+        groups = row_groups.groups_about(split.numRecords or 1, split.size)
         keys = groups * REQUEST_BYTES + split.size * len(self.work.primary_key) / columns
         asked, size = reading.cost(self.hashes)
         hits = len(self.hashes) / len(self.work.base)  # each key has one row at most

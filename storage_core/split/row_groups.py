@@ -38,6 +38,11 @@ def rows_per_group(rows: int, taken: int) -> int:
     return min(ROWS_PER_GROUP, max(1, rows * GROUP_BYTES // max(1, taken)))
 
 
+def groups_about(rows: int, size_bytes: int) -> int:
+    """Return how many row groups a split has, at least about: encoded it takes no more than decoded."""
+    return max(1, -(-rows // ROWS_PER_GROUP), -(-size_bytes // GROUP_BYTES))
+
+
 def decoded_bytes(rows: pa.Table) -> int:
     """Return what rows take in memory where each has its own text, also of columns that are dictionaries."""
     return sum(_decoded_bytes(column) for column in rows.columns)

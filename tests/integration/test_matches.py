@@ -253,12 +253,13 @@ def test_snippets_are_beside_the_rows_they_are_of(table: Table) -> None:
 
 
 def test_a_column_of_the_table_keeps_its_name_beside_snippets() -> None:
-    schema = pa.schema([("snippets", pa.string()), ("score", pa.int64())])
+    schema = pa.schema([("snippets", pa.string()), ("score", pa.int64()), ("_snippets", pa.int64())])
     indexes = [{"name": "words", "kind": "fulltext", "columns": ["snippets"]}]
     table = Table.create(f"memory://{uuid4()}", schema, indexes=indexes)
-    table.append([{"snippets": "ebb", "score": 3}])
+    table.append([{"snippets": "ebb", "score": 3, "_snippets": 4}])
     [row] = table.search("ebb", snippets=True).to_pylist()
-    assert (row["snippets"], row["score"], row["_snippets"]) == ("ebb", 3, {"snippets": "<b>ebb</b>"})
+    assert (row["snippets"], row["score"], row["_snippets"]) == ("ebb", 3, 4)
+    assert row["__snippets"] == {"snippets": "<b>ebb</b>"}
 
 
 REFUSED: Mapping[str, tuple[Callable[[Table], object], str]] = {

@@ -88,6 +88,24 @@ def test_a_second_search_indexes_only_the_rows_that_were_written_since(
         assert indexed(caplog) == 0, "vectors are compared as they are"
 
 
+def test_counts_and_orders_index_only_the_rows_that_were_written_since(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = table_at(tmp_path)
+    caplog.set_level(logging.DEBUG, "storage_core.index.segments")
+    with table.writer() as writer:
+        writer.put(rows_of(0, 1_000))
+        assert table.search_count("ebb", index="words", consistency="latest") == 1_000
+        caplog.clear()
+        writer.put(rows_of(1_000, 7))
+        newest = table.search("ebb", index="words", order_by="id", limit=1, consistency="latest")
+        assert newest.to_arrow().column("id").to_pylist() == [1_006]
+        assert indexed(caplog) == 7
+        assert table.search_count("ebb", index="words", consistency="latest") == 1_007
+        assert len(ids(table)) == 1_007
+        assert indexed(caplog) == 0, "all kinds of searches share what is indexed"
+
+
 def test_a_search_by_several_indexes_indexes_what_was_written_since_once_for_each_that_needs_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
