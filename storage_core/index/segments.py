@@ -106,9 +106,8 @@ def build_rows(
 ) -> dict[str, bytes]:
     """Return the files of a segment over rows in memory, which have at least the indexed columns. No request.
 
-    Of vectors training goes on from `start`.
-
-    The same rows give the same files of vectors: their codebook is trained with a seed that the definition fixes.
+    Training of vectors goes on from `start`; the same rows and the same `start` give the same files, for the seed is
+    fixed by the definition.
     """
     _logger.debug("indexed %d rows of index %s", rows.num_rows, definition.name)
     match definition.kind:

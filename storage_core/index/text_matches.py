@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import tantivy
 
 BLOCK_ROWS: Final = 2**17
-"""Of the index are looked at at a time: tantivy returns an object of a hundred bytes for each that matches."""
+"""So many rows of the index are asked about at a time: tantivy returns an object of a hundred bytes per match."""
 
 _GREATEST = 2**64 - 1
 

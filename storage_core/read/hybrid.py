@@ -64,9 +64,9 @@ def search(
     1 where none is given. A full-text index of weight 0 filters: only rows that it finds are answers.
 
     Beside the columns of the rows: `score`, the fused one; with a vector `distance`, of the first index of vectors; of
-    each index, as named or text first, `<index>_rank` (from 1) and `<index>_score`. All but the first are null where
-    the index does not have the row in its window; a filter has none. Names that are others' have `_` before.
-    Order: that of windows, in each by score, then as of one index; equal rows by where they are.
+    each index, as named or text first, `<index>_rank` (from 1) and `<index>_score`. All but `score` are null
+    for a row that is not in the window of the index; an index that only filters has none. A name that another column
+    has gets `_` before it. Rows are in the order of their window, in each by score, then as in a search of one index.
 
     Raises what a search of each index raises, `InvalidInput` also for weights and fusion that make no sense. Requests:
     those of a search of each index for as many rows as the window has, of each window that is needed; what is hidden,

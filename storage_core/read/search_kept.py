@@ -20,8 +20,8 @@ READER_BYTES = 2**30
 class Kept:
     """Open searchers and segments of vectors, decoded pages, what is known of splits that were read; all of it bounded.
 
-    And how logs were divided, of which indexed runs are among the values. It is of things that never change and are
-    known by name and checksum, so a later version uses what still is of it. Threads may share one.
+    And where runs of logs end. All of it is of immutable things, known by name and checksum, so later versions use what
+    they share. Threads may share one.
     """
 
     verified: Verified = field(default_factory=Verified)
