@@ -69,7 +69,7 @@ def ndcg(judgements: Floats, possible: Floats) -> float:
 def _found(folder: str, judged: Sequence[str], words: _Words) -> dict[str, list[list[int]]]:
     vectors = words.vectors(judged)
     indexes = [
-        {"name": "words", "kind": "fulltext", "columns": ["text"], "tokenizer": "en_stem"},
+        {"name": "words", "kind": "fulltext", "columns": ["text"], "options": {"tokenizer": "en_stem"}},
         {"name": "vector", "kind": "vector", "columns": ["vector"], "metric": "cosine"},
     ]
     rows = pa.table(

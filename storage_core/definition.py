@@ -188,11 +188,14 @@ def _index_definition(index: object) -> IndexDefinition:
         return index
     if not isinstance(index, Mapping):
         raise InvalidInput(f"an index is a mapping with name, kind and columns, found {index!r}")
+    given = beside_kind(index)
     try:
-        columns, options = index["columns"], beside_kind(index).get("options", {})
+        columns, options = given["columns"], given.get("options", {})
         name, kind = str(index["name"]), str(index["kind"])
     except KeyError as error:
         raise InvalidInput(f"the index {dict(index)} lacks {error}; give name, kind and columns") from error
+    if unknown := [each for each in given if each not in ("name", "kind", "columns", "options")]:
+        raise InvalidInput(f"index {name!r}: there is no entry {unknown[0]!r}; give name, kind, columns and options")
     if not isinstance(columns, list | tuple) or not isinstance(options, Mapping):
         raise InvalidInput(f"index {name!r}: columns must be a list and options a mapping")
     texts = {str(key): str(value) for key, value in options.items()}

@@ -27,7 +27,7 @@ from storage_core.read.bitmap_rows import Limits, Rows, is_exact, useful
 from storage_core.read.predicate import Predicate
 from storage_core.settings.index import IndexDefinition
 from storage_core.split import row_groups
-from storage_core.split.read import is_small
+from storage_core.split.read import is_small, share_of
 from storage_core.split.vectors import deleted_rows
 
 _logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Bitmaps:
         self._predicate = predicate
         self._parts = parts if is_kept else parts.that_forget()
         self._is_bounded = is_bounded
-        self._share = min(1.0, len(columns) / max(1, len(snapshot.schema.names)))
+        self._share = share_of(columns, snapshot.schema)
         self.indexes = [] if predicate is None or not snapshot.segments else [*self._useful(predicate)]
 
     def _useful(self, predicate: Predicate) -> Sequence[_Index]:

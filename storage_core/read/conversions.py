@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-BATCH_ROWS = 65_536
+BATCH_ROWS = 8_192
+"""By default: rows may be wide, and batches are made whole."""
 
 
 def require_rows(batch_rows: object) -> None:

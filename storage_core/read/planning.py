@@ -28,7 +28,7 @@ from storage_core.read.verified import Verified
 from storage_core.split import chunk_checksums
 from storage_core.split.opened import corrupt_on_failure, leaves_of
 from storage_core.split.ranges import read_footer, requests_for
-from storage_core.split.read import is_small
+from storage_core.split.read import is_small, share_of
 
 
 def table_plan(
@@ -119,8 +119,7 @@ class _Splits:
 
     @property
     def _share(self) -> float:
-        """The share of the table's columns that is read."""
-        return len(self.names) / len(self.snapshot.schema)
+        return share_of(self.names, self.snapshot.schema)
 
     def part(self, add: Add) -> _Part:
         """What is read of a split. One GET for its footer, unless it is held or the split is read whole."""

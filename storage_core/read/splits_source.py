@@ -28,6 +28,7 @@ from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
 from storage_core.read.source import DELETED_SCHEMA, PLACES, Source
 from storage_core.read.verified import UNKNOWN, Verified
+from storage_core.split.read import share_of
 from storage_core.split.vectors import PARALLEL_READS, deleted_rows, positions
 
 _MOST_KINDS = 16
@@ -83,7 +84,7 @@ def splits_source(
                 store,
                 splits,
                 wanted,
-                share=len(wanted) / len(schema),
+                share=share_of(wanted.names, schema),
                 footers=verified.footers,
                 deleted=deleted,
                 predicate=predicate,

@@ -13,13 +13,13 @@ def conform_split(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
     Raises `InvalidInput` for a column whose type is another one than the schema's.
     """
-    return pa.table([_conform_column(table, field) for field in schema], schema=schema)
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    return pa.table([_conformed(columns.get(field.name), field, table.num_rows) for field in schema], schema=schema)
 
 
-def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    if field.name not in table.column_names:
-        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-    column = table.column(field.name)
+def _conformed(column: pa.ChunkedArray | None, field: pa.Field, rows: int) -> pa.ChunkedArray:
+    if column is None:
+        return pa.chunked_array([pa.nulls(rows, field.type)])
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if is_vector(field.type) and column.type == listed(field.type):  # of a file that others wrote
@@ -27,8 +27,7 @@ def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
         column = column.cast(field.type)
     if column.type != field.type:
         raise InvalidInput(
-            f"column {field.name!r} is {type_text(column.type)} in the split and {type_text(field.type)} in the "
-            "table; "
+            f"column {field.name!r} is {type_text(column.type)} in the split and {type_text(field.type)} in the table; "
             "the split was written under another schema",
             column=field.name,
         )

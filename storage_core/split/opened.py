@@ -19,7 +19,7 @@ from storage_core.rows.sort_order import OrderColumn
 from storage_core.rows.vectors import typed
 from storage_core.split.encode import has_float
 from storage_core.split.ranges import VerifiedChunks
-from storage_core.split.row_groups import Recorded, recorded
+from storage_core.split.row_groups import GROUP_BYTES, Recorded, recorded
 from storage_core.split.vectors import visible
 from storage_core.system_errors import raise_refused
 
@@ -88,12 +88,7 @@ class OpenSplit:
     def chunk_bytes(self, columns: Collection[str] | None, group: int) -> int:
         """Return about what these columns of a row group take in memory, encoded and decoded."""
         chunks = map(self._file.metadata.row_group(group).column, self._leaves(columns))
-        return sum(
-            each.total_compressed_size
-            + each.total_uncompressed_size * (_GROWN if each.physical_type == "BYTE_ARRAY" else 1)
-            + VALUE_BYTES * each.num_values
-            for each in chunks
-        )
+        return sum(each.total_compressed_size + _decoded_bytes(each) for each in chunks)
 
     def _apart(self) -> OpenSplit:
         """The same split with a file of its own."""
@@ -216,13 +211,36 @@ class OpenSplit:
         return None if columns is None else [name for name in self.schema.names if name in columns]
 
 
+def _decoded_bytes(chunk: pq.ColumnChunkMetaData) -> int:
+    """Return about what a chunk takes while Arrow decodes it.
+
+    What texts of a dictionary take is not said: as much as the longer of the least and the greatest each, or, where
+    these are too long to be there, as a row group has.
+    """
+    size = int(chunk.total_uncompressed_size) + VALUE_BYTES * int(chunk.num_values)
+    if chunk.physical_type != "BYTE_ARRAY":
+        return size
+    size += int(chunk.total_uncompressed_size)
+    if not chunk.has_dictionary_page:
+        return size
+    found = chunk.statistics
+    if found is not None and found.has_min_max:
+        ends = [each if isinstance(each, bytes) else str(each).encode() for each in (found.min_raw, found.max_raw)]
+        return max(size, max(map(len, ends)) * int(chunk.num_values))
+    nulls = 0 if found is None else found.null_count or 0
+    return size if nulls == chunk.num_values else max(size, GROUP_BYTES)
+
+
 def leaves_of(footer: pq.FileMetaData, columns: Collection[str] | None) -> list[int]:
     """Return the leaf columns, ascending, that Arrow reads for these columns of a file, or all: also `a.b` for `a`."""
-    paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
+    if columns is None:
+        return [*range(footer.num_columns)]
+    wanted = {*columns}
+    paths = [footer.schema.column(index).path.split(".") for index in range(footer.num_columns)]
     return [
         index
         for index, path in enumerate(paths)
-        if columns is None or any(path == name or path.startswith(f"{name}.") for name in columns)
+        if any(".".join(path[:length]) in wanted for length in range(1, len(path) + 1))
     ]
 
 

@@ -38,6 +38,8 @@ NEEDLESS_BYTES = 2**16
 AHEAD_BYTES = 2**20
 """What a ranged GET of a split of an earlier release asks for at least."""
 
+_WIDE = 8
+
 UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
 """What reading a split raises when its rows cannot be had."""
 
@@ -45,8 +47,24 @@ _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
 
 
 def is_small(add: Add, share: float = 1) -> bool:
-    """Return whether a split is read whole where such a share of its columns is wanted."""
+    """Return whether a split is read whole where such a share of its bytes is wanted (`share_of`)."""
     return add.size <= SMALL_SPLIT_BYTES and add.size * (1 - share) <= NEEDLESS_BYTES
+
+
+def share_of(names: Collection[str], schema: pa.Schema) -> float:
+    """Return about which share of the bytes of a split these columns have; texts and lists count as much as 8 others.
+
+    Columns that are not in `schema` have none.
+    """
+    taken = {field.name: 1 if _is_narrow(field.type) else _WIDE for field in schema}
+    return sum(taken.get(name, 0) for name in {*names}) / max(1, sum(taken.values()))
+
+
+def _is_narrow(kind: pa.DataType) -> bool:
+    try:
+        return int(kind.bit_width) <= 128
+    except ValueError:  # its values have lengths of their own
+        return False
 
 
 def open_split(
@@ -66,7 +84,7 @@ def open_split(
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
     memory while the result lives, or with a `spool` mapped from a file, the store's own or one in that folder.
     Else ranged GETs as columns are read (the footer first, unless `footers` holds it), each part by its checksum, but
-    one GET of a split that is small (`is_small`) for the `share` of its columns that will be read; of files of earlier
+    one GET of a split that is small (`is_small`) for the `share` of its bytes that will be read; of files of earlier
     releases each page by its own. Of what `footers` have cached none. With `file_path` the split is that file, known to
     be sound as a whole, and mapped. One GET more for a deletion vector that is stored and not cached; none where the
     `deleted` rows are given, which hide instead.

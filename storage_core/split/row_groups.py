@@ -10,7 +10,7 @@ bounds in every split (decision 0107).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -36,6 +36,16 @@ _ENTRY: Final = "row_groups"
 def rows_per_group(rows: int, taken: int) -> int:
     """Return how many rows make a row group where so many `rows` have taken so many bytes, decoded."""
     return min(ROWS_PER_GROUP, max(1, rows * GROUP_BYTES // max(1, taken)))
+
+
+def divided(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yield rows that would make a row group; in halves, where they take far more than those before them did."""
+    if rows.num_rows < 2 or decoded_bytes(rows) <= 2 * GROUP_BYTES:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from divided(rows.slice(0, half))
+    yield from divided(rows.slice(half))
 
 
 def groups_about(rows: int, size_bytes: int) -> int:

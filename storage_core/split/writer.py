@@ -120,9 +120,9 @@ class SplitWriter:
         several = len(self._waiting) > 1
         found = pa.concat_tables(self._waiting).unify_dictionaries() if several else self._waiting[0]
         for start in range(0, rows, size):
-            group = found.slice(start, min(size, rows - start))
-            self._bounds.add(group)
-            self._file.add(group)
+            for group in row_groups.divided(found.slice(start, min(size, rows - start))):
+                self._bounds.add(group)
+                self._file.add(group)
         left = found.slice(rows)
         self._waiting = [left] if left.num_rows else []
         self._waiting_bytes = row_groups.decoded_bytes(left)

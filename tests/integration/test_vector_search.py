@@ -275,6 +275,19 @@ def test_recall_of_rows_drawn_from_the_table_is_the_same_for_a_seed(table: Table
             table.recall("near", queries)
     with pytest.raises(InvalidInput, match="k is 0"):
         table.recall("near", k=0)
+    for seed in (-1, "a", True):
+        with pytest.raises(InvalidInput, match="seed is"):
+            table.recall("near", seed=seed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("entry", [{"metrics": "cosine"}, {"nprobes": 3}, {"tokenizer": "raw"}], ids=str)
+@pytest.mark.parametrize("kind", [("near", "vector", "v"), ("words", "fulltext", "text")], ids=str)
+def test_an_entry_of_an_index_that_nobody_reads_is_refused(
+    entry: dict[str, object], kind: tuple[str, str, str], tmp_path: Path
+) -> None:
+    name, of, column = kind
+    with pytest.raises(InvalidInput, match=f"there is no entry '{next(iter(entry))}'"):
+        Table.create(str(tmp_path / "t"), SCHEMA, indexes=[{"name": name, "kind": of, "columns": [column], **entry}])
 
 
 # --- the command line and the job ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from storage_core.settings.table import TableConfig
 from storage_core.split import row_groups
 from storage_core.split.encode import plain_schema
 from storage_core.split.metadata import with_checksum
-from storage_core.split.read import open_split
+from storage_core.split.read import open_split, share_of
 from storage_core.split.writer import SplitHead, SplitWriter
 from tests.support.events import context
 from tests.support.keyed_table import KeyedTable
@@ -194,3 +194,44 @@ def test_what_dictionaries_take_is_counted_as_texts() -> None:
     for rows in (plain, coded, coded.slice(2), pa.concat_tables([coded, coded.slice(5)])):
         decoded = sum(len(each or "") for each in rows.column("text").to_pylist())
         assert decoded <= row_groups.decoded_bytes(rows) <= decoded + 20 * rows.num_rows
+
+
+@pytest.mark.parametrize("is_dictionary", [False, True])
+def test_no_row_group_takes_far_more_than_others_where_rows_are_uneven(
+    *, is_dictionary: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 100)
+    monkeypatch.setattr(row_groups, "GROUP_BYTES", 20_000)
+    texts = pa.array([*(str(each % 3) * 1_000 for each in range(100)), *[""] * 4_000])
+    rows = pa.table({"n": range(4_100), "text": texts.dictionary_encode() if is_dictionary else texts})
+    store = MemoryStore("uneven")
+    head = SplitHead(context=context(plain_schema(rows.schema), TableConfig()), window=None, now_ms=1)
+    writer = SplitWriter(head, "split", rows.schema, {}, rows=rows.num_rows)
+    writer.add(rows)
+    split = open_split(store, writer.finish(store))
+    assert split.read().column("text").to_pylist() == texts.to_pylist()
+    taken = [row_groups.decoded_bytes(each) for each in split.batches()]
+    assert max(taken) <= 2 * row_groups.GROUP_BYTES
+    assert len(taken) < 60
+
+
+def test_texts_of_a_dictionary_are_weighed_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 10_000)
+    store, weights = MemoryStore("weights"), {}
+    for name, text in (("short", "a"), ("long", "a" * 200), ("too long to be told", "a" * 5_000), ("none", None)):
+        rows = pa.table({"text": pa.array([text] * 50_000, pa.string())})
+        head = SplitHead(context=context(rows.schema, TableConfig()), window=None, now_ms=1)
+        writer = SplitWriter(head, name.split()[0], rows.schema, {}, rows=50_000)
+        writer.add(rows.slice(0, 6_000))
+        split = open_split(store, writer.finish(store))
+        weights[name] = max(piece.memory_bytes for piece in split.pieces(None))
+    assert weights["none"] < 2 * weights["short"] < 400_000
+    assert 200 * 6_000 <= weights["long"] < 2_000_000
+    assert weights["too long to be told"] >= row_groups.GROUP_BYTES
+
+
+def test_the_share_of_columns_counts_texts_as_more_than_numbers() -> None:
+    schema = pa.schema([*((f"n{each}", pa.int64()) for each in range(8)), ("body", pa.string())])
+    assert share_of(schema.names, schema) == 1
+    assert share_of(["body", "other"], schema) == 0.5 == share_of([f"n{each}" for each in range(8)], schema)
+    assert share_of([], pa.schema([])) == 0
