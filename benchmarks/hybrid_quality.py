@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,7 +68,7 @@ def ndcg(judgements: Floats, possible: Floats) -> float:
 
 def _found(folder: str, judged: Sequence[str], words: _Words) -> dict[str, list[list[int]]]:
     vectors = words.vectors(judged)
-    indexes = [
+    indexes: list[Mapping[str, object]] = [
         {"name": "words", "kind": "fulltext", "columns": ["text"], "options": {"tokenizer": "en_stem"}},
         {"name": "vector", "kind": "vector", "columns": ["vector"], "metric": "cosine"},
     ]

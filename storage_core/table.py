@@ -433,10 +433,10 @@ class Table:
         towards `limit` and `offset`, the number of best rows to leave out. Rows with equal scores have one order, so
         pages of one version neither overlap nor leave a row out; of a search by vector alone they may, for each page
         ranks candidates of its own, unless the index has the quantization `none`. Unpacked segments stay in
-        `cache_dir`, a folder that nobody else may write to; None keeps them for this call only. Open searchers, decoded pages and bitmaps are kept
-        with this object, in bounded memory and temporary files (`index.searchers`, `split.kept_values`). Raises
-        `NotFound` for an unknown index, `InvalidInput` for an unknown column and for a query, vector or filter that is
-        none.
+        `cache_dir`, a folder that nobody else may write to; None keeps them for this call only. Open searchers, decoded
+        pages and bitmaps are kept with this object, in bounded memory and temporary files (`index.searchers`,
+        `split.kept_values`). Raises `NotFound` for an unknown index, `InvalidInput` for an unknown column and for a
+        query, vector or filter that is none.
         """
         from storage_core.read.arrow_rows import HeldRows
         from storage_core.read.hybrid import search

@@ -73,7 +73,7 @@ def recall(
     kept, definition = kept or Kept(), index_for(snapshot, index, by_vector=True)
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise InvalidInput(f"k is {quoted(k)}; ask for at least one row")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+    if type(seed) is not int or seed < 0:
         raise InvalidInput(f"seed is {quoted(seed)}; give a whole number, 0 or more")
     given = _Given.of(queries, definition, snapshot, nprobe)
     overlay = take_apart(store, snapshot, (), footers=kept.verified.footers)
