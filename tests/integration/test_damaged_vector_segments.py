@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -111,8 +112,12 @@ def forged(files: Mapping[str, bytes], name: str) -> dict[str, bytes]:
 def test_a_forged_part_gives_the_right_answer_or_a_typed_error(table: IndexedTable, name: str) -> None:
     expected, snapshot = found(table), table.snapshot
     (add,) = snapshot.splits.values()
-    files = forged(segments.build(table.store, add, INDEX, SCHEMA), name)
-    action = segments.write(table.store, files, definition=INDEX, covers=add.path, rows=ROWS, ids=table.ids)
+    files = segments.build(table.store, add, INDEX, SCHEMA)
+    sound = segments.write(table.store, files, definition=INDEX, covers=add.path, rows=ROWS, ids=table.ids)
+    said = {"index": INDEX.name, segments.DEFINITION: segments.fingerprint_of(INDEX), "split": add.path}
+    packed = bundle.pack(forged(files, name), identity=segments.segment_id(sound), properties=said)
+    table.store.put(sound.path, packed.data, Overwrite())
+    action = replace(sound, size=len(packed.data), xxh3=packed.xxh3, footerOffset=packed.footer_offset)
     table.log.commit(snapshot, [action], operation="INDEX")
     assert table.snapshot.segments
     try:

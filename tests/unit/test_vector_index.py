@@ -190,6 +190,17 @@ def test_codes_of_any_size_find_the_nearest_of_few(metric: str, dimensions: int)
         assert recall(reader, vectors, made(20, dimensions, seed=3) + np.float32(1)) >= 0.99
 
 
+@pytest.mark.parametrize("far", [1e4, 1e6])
+@pytest.mark.parametrize("metric", METRICS)
+def test_few_vectors_that_are_far_longer_leave_the_codes_of_others_as_they_are(metric: str, far: float) -> None:
+    vectors, queries = made(2000, 32), made(20, 32, seed=3)
+    vectors[[7, 70, 700]] *= np.float32(far)
+    for quantization in ("rotated", "scalar"):
+        reader = opened(vectors, definition(metric, quantization))
+        assert recall(reader, vectors, queries) >= 0.99
+        assert recall(reader, vectors, vectors[[7, 700, 71]]) >= 0.9
+
+
 def test_product_codes_find_most_of_the_nearest() -> None:
     vectors = made(3000, 24)
     for metric in METRICS:

@@ -23,6 +23,8 @@ SAMPLE_PER_CLUSTER = 64
 LEAST_SAMPLE = 4096
 ROUNDS = 10
 
+_FAR = 8
+
 
 def train(
     sample: Floats,
@@ -52,7 +54,7 @@ def train(
         seed=seed,
         rows=total,
         error=0.0,
-        center=placed.mean(axis=0, dtype=np.float64).astype(np.float32),
+        center=_center(placed),
         centroids=empty,
         books=np.zeros((0, 256, 4), np.float32),
     )
@@ -116,6 +118,13 @@ def coding_error(codebook: Codebook, vectors: Floats) -> float:
     products = np.einsum("ij,ij->i", placed, whole)
     kept = np.square(products.astype(np.float64)) / np.where(lengths > 0, lengths, 1)
     return float(np.nan_to_num(np.maximum(squares - kept, 0).mean(dtype=np.float64)))
+
+
+def _center(vectors: Floats) -> Floats:
+    """The mean of vectors but for those that are far longer than most: one such would lie far from all others."""
+    lengths = np.abs(vectors).max(axis=1)
+    usual = vectors[lengths <= _FAR * np.median(lengths)]
+    return usual.mean(axis=0, dtype=np.float64).astype(np.float32)
 
 
 def _checked(sample: Floats) -> Floats:
