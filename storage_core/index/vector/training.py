@@ -124,7 +124,8 @@ def _center(vectors: Floats) -> Floats:
     """The mean of vectors but for those that are far longer than most: one such would lie far from all others."""
     lengths = np.abs(vectors).max(axis=1)
     usual = vectors[lengths <= _FAR * np.median(lengths)]
-    return usual.mean(axis=0, dtype=np.float64).astype(np.float32)
+    center: Floats = usual.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return center
 
 
 def _checked(sample: Floats) -> Floats:
