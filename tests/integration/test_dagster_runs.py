@@ -168,7 +168,7 @@ def test_rejected_lines_count_once_and_keep_their_check_red_until_they_are_remov
 
 def test_every_asset_can_be_materialized_from_nothing(defs: Definitions, instance: DagsterInstance) -> None:
     graph = defs.get_repository_def().asset_graph
-    for table, tags in (("access_log", HOURS), ("planes", {}), ("departures", {})):
+    for table, tags in (("access_log", HOURS), ("planes", {}), ("departures", {}), ("words", {})):
         run(defs, instance, f"{table}_upkeep", tags=tags)
     for key in graph.get_all_asset_keys():
         event = instance.get_latest_materialization_event(key)
@@ -176,7 +176,8 @@ def test_every_asset_can_be_materialized_from_nothing(defs: Definitions, instanc
         assert event.asset_materialization is not None
         expected_keys = PARTITION_METADATA if event.asset_materialization.partition else METADATA
         if key.path[-1].startswith("index_"):
-            expected_keys |= INDEX_METADATA - {"index_rows_since_training", "index_imbalance"}  # of vectors
+            of_vectors = {"index_rows_since_training", "index_imbalance"}
+            expected_keys |= INDEX_METADATA - (set() if key.path[-1] == "index_meaning" else of_vectors)
         assert event.asset_materialization.metadata.keys() == expected_keys
         expected = "committed" if key.path[-1] == "checkpointed" else "nothing_to_do"
         assert event.asset_materialization.metadata["status"].value == expected
@@ -199,6 +200,7 @@ def test_schedules_ask_until_there_is_nothing_left_to_do(defs: Definitions, inst
 
     assert {"access_log_ingest_schedule", "planes_merge_schedule"} <= requested[0]
     empty = {f"departures_{each}_schedule" for each in ("compact", "checkpoint", "check")}
+    empty |= {f"words_{each}_schedule" for each in ("compact", "checkpoint", "check", "catch_up")}
     idle = {"planes_compact_schedule", "planes_sort_schedule", *empty, *idle_collectors(names)}
     assert set.union(*requested) == set(names) - idle
     assert Table.open("warehouse/access_log").snapshot.rows == LINES
