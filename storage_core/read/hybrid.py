@@ -20,15 +20,13 @@ from storage_core.read import search as by_one
 from storage_core.read.fusion import fusion_of
 from storage_core.read.hybrid_answer import Answer
 from storage_core.read.hybrid_question import asks_several, names_of, only_index, parts_of
-from storage_core.read.overlay import take_apart
-from storage_core.read.search_attempts import attempted_by_several
-from storage_core.read.search_filter import RowFilter
+from storage_core.read.search_attempts import attempted
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_matched import Matched
 from storage_core.read.search_order import Best
 from storage_core.read.search_question import Part, page
-from storage_core.read.search_sources import sources_of_several
+from storage_core.read.search_sources import sources
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter
@@ -87,14 +85,11 @@ def search(
         snapshot, index, query=query, vector=vector, weights=weights, syntax=syntax, boosts=boosts, nprobe=nprobe
     )
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
-    overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers, runs=kept.runs)
+    overlay = kept.overlay(store, snapshot, unmerged)
 
     def best(covered: Sequence[Coverage], cached: SegmentCache) -> pa.Table:
-        wanted = None
-        if filter is not None:
-            bitmaps, values = kept.verified.bitmaps, kept.values
-            wanted = RowFilter(store, snapshot, filter, limits=limits, parts=bitmaps, values=values)
-        found = sources_of_several(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
+        wanted = kept.row_filter(store, snapshot, filter, limits)
+        found = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
         split = len(parts.filtering)
         matched = [
             Matched(own, _hits(Live(own, wanted), each, kept=kept, root=cached.root), snapshot.config.primary_key)
@@ -112,7 +107,7 @@ def search(
         return rows
 
     definitions = [each.definition for each in (*parts.filtering, *parts.ranking)]
-    return attempted_by_several(best, snapshot, definitions, kept=kept, cache_dir=cache_dir).slice(after)
+    return attempted(best, snapshot, definitions, kept=kept, cache_dir=cache_dir).slice(after)
 
 
 def _hits(live: Live, part: Part, *, kept: Kept, root: Path) -> list[Hit]:

@@ -17,10 +17,8 @@ from storage_core.index.coverage import Coverage
 from storage_core.index.vector.distances import Distances
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.overlay import take_apart
 from storage_core.read.predicate import Filter
 from storage_core.read.search_attempts import attempted
-from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_question import VectorQuery, index_for, question
@@ -76,14 +74,10 @@ def recall(
     if type(seed) is not int or seed < 0:
         raise InvalidInput(f"seed is {quoted(seed)}; give a whole number, 0 or more")
     given = _Given.of(queries, definition, snapshot, nprobe)
-    overlay = take_apart(store, snapshot, (), footers=kept.verified.footers)
-    wanted_rows = None
-    if filter is not None:
-        parts, values = kept.verified.bitmaps, kept.values
-        wanted_rows = RowFilter(store, snapshot, filter, limits=limits, parts=parts, values=values)
+    overlay, wanted_rows = kept.overlay(store, snapshot, ()), kept.row_filter(store, snapshot, filter, limits)
 
-    def measured(covered: Coverage, cached: SegmentCache) -> Recall:
-        found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
+    def measured(covered: Sequence[Coverage], cached: SegmentCache) -> Recall:
+        [found] = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
         live = Live(found, wanted_rows)
         rows = [np.array(live.rows(each).to_array(), np.int64) for each in range(len(found))]
         live.require_sound()
@@ -104,7 +98,7 @@ def recall(
             rows=count,
         )
 
-    return attempted(measured, snapshot, definition, kept=kept, cache_dir=cache_dir)
+    return attempted(measured, snapshot, [definition], kept=kept, cache_dir=cache_dir)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,7 @@ from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.overlay import take_apart
 from storage_core.read.search_attempts import attempted
-from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best, free_name
@@ -119,20 +117,17 @@ def search(
     first, after = page(limit, offset)
     most = first + after
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
-    overlay = take_apart(store, snapshot, unmerged, footers=kept.verified.footers, runs=kept.runs)
+    overlay = kept.overlay(store, snapshot, unmerged)
 
-    def best(covered: Coverage, cached: SegmentCache) -> Best:
-        found = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
-        wanted = None
-        if filter is not None:
-            parts, values = kept.verified.bitmaps, kept.values
-            wanted = RowFilter(store, snapshot, filter, limits=limits, parts=parts, values=values)
-        live, rows = Live(found, wanted), Best(snapshot, most, names)
+    def best(covered: Sequence[Coverage], cached: SegmentCache) -> Best:
+        [found] = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
+        live = Live(found, kept.row_filter(store, snapshot, filter, limits))
+        rows = Best(snapshot, most, names)
         add_best(live, Part(definition, parsed), rows, most, kept=kept, root=cached.root)
         live.require_sound()
         return rows
 
-    rows = attempted(best, snapshot, definition, kept=kept, cache_dir=cache_dir)
+    rows = attempted(best, snapshot, [definition], kept=kept, cache_dir=cache_dir)
     score, distance = added_names(snapshot.schema)
     found = rows.answer(names, offset=after, score=score)
     if not isinstance(parsed, VectorQuery):

@@ -21,25 +21,6 @@ _Answer = TypeVar("_Answer")
 
 
 def attempted(
-    attempt: Callable[[Coverage, SegmentCache], _Answer],
-    snapshot: Snapshot,
-    definition: IndexDefinition,
-    *,
-    kept: Kept,
-    cache_dir: Path | None,
-) -> _Answer:
-    """Return what the attempt returns, begun again without each segment or translation that it finds unusable.
-
-    With a warning for each. Raises `Unavailable` when the machine lacks disk or memory.
-    """
-
-    def by_one(covered: Sequence[Coverage], cached: SegmentCache) -> _Answer:
-        return attempt(covered[0], cached)
-
-    return attempted_by_several(by_one, snapshot, [definition], kept=kept, cache_dir=cache_dir)
-
-
-def attempted_by_several(
     attempt: Callable[[Sequence[Coverage], SegmentCache], _Answer],
     snapshot: Snapshot,
     definitions: Sequence[IndexDefinition],
@@ -47,7 +28,11 @@ def attempted_by_several(
     kept: Kept,
     cache_dir: Path | None,
 ) -> _Answer:
-    """Return what `attempted` does of an attempt that asks several indexes, and is given what each covers."""
+    """Return what the attempt returns, begun again without each segment or translation that it finds unusable.
+
+    It is given what each index covers. With a warning for each that is unusable. Raises `Unavailable` when the machine
+    lacks disk or memory.
+    """
     covered, unusable = [kept.coverage(snapshot, each) for each in definitions], set[str]()
     names = ", ".join(repr(each.name) for each in definitions)
     with (

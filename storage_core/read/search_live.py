@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -38,13 +38,19 @@ class Live:
 
     def __call__(self, hits: list[Hit]) -> list[Hit]:
         """Return the hits that are rows to be found. Raises what `Source.take` and `RowFilter.mask` raise."""
-        sources = {hit.source for hit in hits}
-        admitted = {source for source in sources if not self.excludes(source)}
-        unknown = sorted(admitted - self._deleted.keys())
-        found = prefetch(lambda source: self.sources[source].deleted(), unknown, _AT_ONCE)
-        self._deleted.update(zip(unknown, found, strict=True))
-        live = [hit for hit in hits if hit.source in admitted and hit.row not in self._deleted[hit.source]]
+        deleted = self._deleted_of({hit.source for hit in hits})
+        live = [hit for hit in hits if hit.source in deleted and hit.row not in deleted[hit.source]]
         return self._wanted(live) if live and self.is_filtered else live
+
+    def left(self, found: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
+        """Return which of these rows of sources are to be found. Raises as a call does."""
+        deleted = self._deleted_of(found)
+        live = {source: rows - deleted[source] for source, rows in found.items() if source in deleted}
+        if not self.is_filtered:
+            return live
+        asked = {source: np.array(rows.to_array(), np.int64) for source, rows in live.items() if rows}
+        met = self._meeting(asked)
+        return {source: BitMap(rows[met[source]].astype(np.uint32)) for source, rows in asked.items()}
 
     @property
     def is_filtered(self) -> bool:
@@ -66,6 +72,14 @@ class Live:
         """Raise `InvalidInput` for a filter that cannot be evaluated, also where it met no hit."""
         if self._filter is not None:
             self._filter.require_sound()
+
+    def _deleted_of(self, sources: Collection[int]) -> Mapping[int, BitMap]:
+        """The deleted rows of those of these sources that the filter does not exclude."""
+        admitted = [source for source in sorted(sources) if not self.excludes(source)]
+        unknown = [source for source in admitted if source not in self._deleted]
+        found = prefetch(lambda source: self.sources[source].deleted(), unknown, _AT_ONCE)
+        self._deleted.update(zip(unknown, found, strict=True))
+        return {source: self._deleted[source] for source in admitted}
 
     def _found(self, source: int) -> BitMap:
         if self.excludes(source):

@@ -17,16 +17,14 @@ from storage_core.errors import InvalidInput
 from storage_core.index import fulltext
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
-from storage_core.index.fulltext import Hit
 from storage_core.index.text_composed import Searcher
 from storage_core.index.text_matches import BLOCK_ROWS, matches, number_of_matches
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.overlay import Overlay, take_apart
+from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
 from storage_core.read.search_attempts import attempted
-from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_question import index_for, question
@@ -60,17 +58,15 @@ class Searched:
 
         Requests: those of `overlay.take_apart`, and what `Matches` makes. Raises as `search` does.
         """
-        kept = self.kept
-        footers = kept.verified.footers
-        overlay = take_apart(self.store, self.snapshot, self.unmerged, footers=footers, runs=kept.runs)
+        overlay = self.kept.overlay(self.store, self.snapshot, self.unmerged)
 
-        def attempt(covered: Coverage, cached: SegmentCache) -> _Answer:
-            own = Matches(self, query, overlay, covered=covered, cached=cached)
+        def attempt(covered: Sequence[Coverage], cached: SegmentCache) -> _Answer:
+            own = Matches(self, query, overlay, covered=covered[0], cached=cached)
             found = of(own)
             own.require_sound()
             return found
 
-        return attempted(attempt, self.snapshot, query.definition, kept=self.kept, cache_dir=self.cache_dir)
+        return attempted(attempt, self.snapshot, [query.definition], kept=self.kept, cache_dir=self.cache_dir)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +96,8 @@ class Matches:
         self.searched, self.overlay, self.covered, self.cached = searched, overlay, covered, cached
         self._query = query
         store, snapshot, kept = searched.store, searched.snapshot, searched.kept
-        self.sources = sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept)
-        wanted = None
-        if searched.filter is not None:
-            parts, values = kept.verified.bitmaps, kept.values
-            wanted = RowFilter(store, snapshot, searched.filter, limits=searched.limits, parts=parts, values=values)
-        self._live = Live(self.sources, wanted)
-        self._deleted: dict[int, BitMap] = {}
+        [self.sources] = sources(store, snapshot, [covered], overlay=overlay, cache=cached, kept=kept)
+        self._live = Live(self.sources, kept.row_filter(store, snapshot, searched.filter, searched.limits))
 
     def rows(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, BitMap]]:
         """Yield matching rows of the sources with these numbers, or of all, each source in one piece or several.
@@ -154,20 +145,7 @@ class Matches:
                 yield source, found[start : start + BLOCK_ROWS]
 
     def _of_live(self, found: Mapping[int, BitMap]) -> Iterator[tuple[int, BitMap]]:
-        left = self._filtered(found) if self._live.is_filtered else self._without_deleted(found)
-        return ((source, rows) for source, rows in left.items() if rows)
-
-    def _filtered(self, found: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
-        left: dict[int, BitMap] = {}
-        for hit in self._live([Hit(source, row, 0.0) for source, rows in found.items() for row in rows]):
-            left.setdefault(hit.source, BitMap()).add(hit.row)
-        return left
-
-    def _without_deleted(self, found: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
-        unknown = [each for each in found if each not in self._deleted]
-        deleted = prefetch(lambda each: self.sources[each].deleted(), unknown, _AT_ONCE)
-        self._deleted.update(zip(unknown, deleted, strict=True))
-        return {source: rows - self._deleted[source] for source, rows in found.items()}
+        return ((source, rows) for source, rows in self._live.left(found).items() if rows)
 
     def _is_whole(self) -> bool:
         """Whether every row of every source is to be found."""

@@ -35,28 +35,11 @@ from storage_core.read.search_order import Between
 from storage_core.read.search_ranged import parts_of
 from storage_core.read.search_source import InSplit, Source, require_within, usable
 from storage_core.read.search_unmerged import unmerged_sources, unpacked
-from storage_core.split.read import open_split
 
 _logger = logging.getLogger(__name__)
 
 
 def sources(
-    store: ObjectStore,
-    snapshot: Snapshot,
-    *,
-    covered: Coverage,
-    overlay: Overlay,
-    cache: SegmentCache,
-    kept: Kept,
-) -> list[Source]:
-    """Return the sources of a search: of the base, generations by region and number, logs, what is in none of them.
-
-    Of the base first what has no segment, by split, then the segments by path.
-    """
-    return sources_of_several(store, snapshot, [covered], overlay=overlay, cache=cache, kept=kept)[0]
-
-
-def sources_of_several(
     store: ObjectStore,
     snapshot: Snapshot,
     covered: Sequence[Coverage],
@@ -65,7 +48,10 @@ def sources_of_several(
     cache: SegmentCache,
     kept: Kept,
 ) -> list[list[Source]]:
-    """Return the sources of a search by several indexes, for each index its own. What is hidden is looked up once."""
+    """Return the sources of a search for each index: of the base, generations by region and number, logs, the rest.
+
+    Of the base first what has no segment, by split, then the segments by path. What is hidden is looked up once.
+    """
     found, hidden = list[list[Source]](), Hidden()
     for each in covered:
         base = Base(store, snapshot, each, overlay, cache=cache, kept=kept, hidden=hidden)
@@ -130,15 +116,11 @@ class _Split:
     def matching(self, condition: Predicate) -> BitMap:
         if self.segment is not None:
             try:
-                return self.base.matching(self.segment, condition, self._count)
+                return self.base.matching(self.segment, condition, self.count)
             except (Corrupt, NotFound) as error:
                 found = (self.segment.path, self.path, error)
                 _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
-        return unpacked(self.base.gap(self.path), self.base.covered.definition, condition, self._count)
-
-    def _count(self) -> int:
-        add = self.base.snapshot.splits[self.path].as_written
-        return open_split(self.base.store, add, whole=False).rows if add.numRecords is None else add.numRecords
+        return unpacked(self.base.gap(self.path), self.base.covered.definition, condition, self.count)
 
     def low(self) -> Any:
         return self.base.low(self.path)

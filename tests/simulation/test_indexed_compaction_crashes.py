@@ -18,8 +18,8 @@ from storage_core.index import catch_up, merging
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from tests.support.clock import START_MS, ManualClock
-from tests.support.copies import copy_of
-from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.crashes import left_by_crashes
+from tests.support.fault_store import CrashFault
 from tests.support.indexed_table import CONFIG, NEAR, TAG_VALUES, WITH_PLACES, IndexedTable, watermarks
 
 TARGET = 600
@@ -65,28 +65,13 @@ def start(name: str) -> MemoryStore:
     return store
 
 
-@cache
-def requests(name: str) -> int:
-    store = FaultStore(copy_of(start(name)))
-    RUNS[name](IndexedTable(store, seed=2))
-    return len(store.trace)
-
-
 @pytest.mark.parametrize("side", list(CrashFault))
 @pytest.mark.parametrize("name", RUNS)
 def test_it_may_end_at_any_request(name: str, side: CrashFault) -> None:
-    judged: list[frozenset[str]] = []
-    for number in range(requests(name)):
-        objects = copy_of(start(name))
-        store = FaultStore(objects)
-        store.at(number, side)
-        with pytest.raises(Crash):
-            RUNS[name](IndexedTable(store, seed=2))
-        left = frozenset(info.key for info in objects.list(""))
-        if left not in judged:  # requests that only read leave the same objects behind
-            judged.append(left)
-            _judge(objects)
-    assert len(judged) >= 4, "nothing, each object, and the version"
+    left = left_by_crashes(start(name), lambda store: RUNS[name](IndexedTable(store, seed=2)), side)
+    for each in left:
+        _judge(each)
+    assert len(left) >= 4, "nothing, each object, and the version"
 
 
 def _judge(left: ObjectStore) -> None:

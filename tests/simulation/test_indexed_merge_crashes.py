@@ -25,8 +25,8 @@ from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.brute_force import nearest
 from tests.support.clock import START_MS, ManualClock
-from tests.support.copies import copy_of
-from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.crashes import left_by_crashes
+from tests.support.fault_store import CrashFault
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 
@@ -89,13 +89,6 @@ def start(name: str) -> MemoryStore:
     return store
 
 
-@cache
-def requests(name: str) -> int:
-    store = FaultStore(copy_of(start(name)))
-    RUNS[name](table_in(store, 2))
-    return len(store.trace)
-
-
 def require_exact(table: KeyedTable) -> None:
     head, rows = table.snapshot, [*table.rows().values()]
     waiting = capture(table.store, head, include_wal=True).parts(head)
@@ -113,18 +106,10 @@ def require_exact(table: KeyedTable) -> None:
 @pytest.mark.parametrize("side", list(CrashFault))
 @pytest.mark.parametrize("name", RUNS)
 def test_it_may_end_at_any_request(name: str, side: CrashFault) -> None:
-    judged: list[frozenset[str]] = []
-    for number in range(requests(name)):
-        objects = copy_of(start(name))
-        store = FaultStore(objects)
-        store.at(number, side)
-        with pytest.raises(Crash):
-            RUNS[name](table_in(store, 2))
-        left = frozenset(info.key for info in objects.list(""))
-        if left not in judged:  # requests that only read leave the same objects behind
-            judged.append(left)
-            _judge(objects)
-    assert len(judged) >= 4, "nothing, each object, and what makes them count"
+    left = left_by_crashes(start(name), lambda store: RUNS[name](table_in(store, 2)), side)
+    for each in left:
+        _judge(each)
+    assert len(left) >= 4, "nothing, each object, and what makes them count"
 
 
 def _judge(left: ObjectStore) -> None:

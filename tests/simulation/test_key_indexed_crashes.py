@@ -25,8 +25,8 @@ from storage_core.settings.table import TableConfig
 from storage_core.split import row_groups
 from storage_core.split.kept_values import KeptValues
 from tests.support.clock import START_MS, ManualClock
-from tests.support.copies import copy_of
-from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.crashes import left_by_crashes
+from tests.support.fault_store import CrashFault
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import PLANES, KeyedTable
 
@@ -89,28 +89,13 @@ def start(name: str) -> MemoryStore:
     return store
 
 
-@cache
-def requests(name: str) -> int:
-    store = FaultStore(copy_of(start(name)))
-    RUNS[name](KeyedTable(store, ids=SeededIds(2)))
-    return len(store.trace)
-
-
 @pytest.mark.parametrize("side", list(CrashFault))
 @pytest.mark.parametrize("name", RUNS)
 def test_it_may_end_at_any_request(name: str, side: CrashFault) -> None:
-    judged: list[frozenset[str]] = []
-    for number in range(requests(name)):
-        objects = copy_of(start(name))
-        store = FaultStore(objects)
-        store.at(number, side)
-        with pytest.raises(Crash):
-            RUNS[name](KeyedTable(store, ids=SeededIds(2)))
-        left = frozenset(info.key for info in objects.list(""))
-        if left not in judged:  # requests that only read leave the same objects behind
-            judged.append(left)
-            _judge(objects)
-    assert len(judged) >= 3, "nothing, each object, and the version"
+    left = left_by_crashes(start(name), lambda store: RUNS[name](KeyedTable(store, ids=SeededIds(2))), side)
+    for each in left:
+        _judge(each)
+    assert len(left) >= 3, "nothing, each object, and the version"
 
 
 def _judge(left: ObjectStore) -> None:

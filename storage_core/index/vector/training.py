@@ -12,7 +12,7 @@ from storage_core.errors import InvalidInput
 from storage_core.index.vector.clusters import distances_to, in_a_row, k_means
 from storage_core.index.vector.codebook import Codebook, normalized
 from storage_core.index.vector.definition import options_of
-from storage_core.index.vector.layout import FLAT_BYTES, row_bytes
+from storage_core.index.vector.layout import FLAT_BYTES, clusters_for
 from storage_core.index.vector.product import train_books
 from storage_core.index.vector.segment import indexable
 from storage_core.index.vector.whole import whole_of
@@ -61,7 +61,7 @@ def train(
     placed = fresh.placed(vectors)
     if options.quantization == "product":
         fresh = replace(fresh, books=train_books(placed, words))
-    count = clusters_for(total, fresh, flat_bytes)
+    count = clusters_for(fresh.quantization, fresh.dimensions, total, flat_bytes)
     if count:
         begin = None if start is None else start.centroids + fresh.turned(start.center - fresh.center)
         found = k_means(placed[: SAMPLE_PER_CLUSTER * count], count, words, rounds=ROUNDS, start=begin)
@@ -97,12 +97,6 @@ def train_on(
 def sample_rows(rows: int) -> int:
     """Return how many of so many rows a codebook is trained on."""
     return min(rows, max(LEAST_SAMPLE, SAMPLE_PER_CLUSTER * round(math.sqrt(rows))))
-
-
-def clusters_for(rows: int, codebook: Codebook, flat_bytes: int = FLAT_BYTES) -> int:
-    """Return into how many clusters so many rows are divided; 0 where their codes are few enough to read all."""
-    is_flat = rows * row_bytes(codebook.quantization, codebook.dimensions) <= flat_bytes
-    return 0 if is_flat else round(math.sqrt(rows))
 
 
 def coding_error(codebook: Codebook, vectors: Floats) -> float:
