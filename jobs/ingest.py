@@ -18,6 +18,7 @@ from jobs.running.command import table_command
 from jobs.running.run import JobRun
 from jobs.spark import tasks
 from jobs.spark.spark import Spark
+from storage_core.alteration import declared_changes
 from storage_core.declaration import TableDeclaration, load
 from storage_core.definition import check_unchanged
 from storage_core.errors import InvalidInput
@@ -88,7 +89,8 @@ def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:
     if not request.dry_run:
         return Table.declare(declaration, request.table_uri)
     table = Table.open(request.table_uri)
-    check_unchanged(declaration.name, (declaration.schema(), declaration.config()), (table.schema, table.config))
+    declared_changes(declaration.name, declaration.schema(), table.schema)
+    check_unchanged(declaration.name, declaration.config(), table.config)
     return table
 
 

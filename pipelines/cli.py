@@ -46,6 +46,7 @@ _STOPPED = "stopped by a signal; what it committed stays (`tidemark history` sho
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Tables": {
         "init": creating.init,
+        "alter": creating.alter,
         "tables": inspecting.tables,
         "describe": inspecting.describe,
         "files": inspecting.files,

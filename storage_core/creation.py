@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage_core.definition import check_definition, check_unchanged, keeping_order
+from storage_core.alteration import alter, declared_changes
+from storage_core.definition import check_definition, check_names, check_unchanged, keeping_order
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import probe_key, version_key
+from storage_core.ingest.landing import LANDING
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment, RemoveTranslation
 from storage_core.log.apart import require_apart
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore import probe
 from storage_core.objectstore.create import require_durable
+from storage_core.rows.columns import bare
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.region_fields import REGIONS_KEY
 from storage_core.settings.table import TableConfig
 
 if TYPE_CHECKING:
     from storage_core.declaration import TableDeclaration
-
-LANDING = "tidemark.landing"
-"""The setting that says where files of the table land."""
 
 _ATTEMPTS = 10
 
@@ -41,6 +41,7 @@ def create(
     `TransactionLog.create`.
     """
     check_definition(schema, config)
+    schema = bare(schema)
     metadata = Metadata(
         id=log.ids.uuid(),
         schemaString=to_schema_string(schema),
@@ -68,7 +69,11 @@ def declare(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
             if not log.exists():  # else another process declared it in between
                 raise
     found = log.snapshot()
-    check_unchanged(declaration.name, (declaration.schema(), declaration.config()), (found.schema, found.config))
+    changes = declared_changes(declaration.name, declaration.schema(), found.schema)
+    check_unchanged(declaration.name, declaration.config(), found.config)
+    for change in changes:
+        found = alter(log, found, change)
+    check_names(found, declaration.config())
     settings = keeping_order(declaration.config(), found.config).to_configuration()
     settings.pop(REGIONS_KEY, None)  # the table's own, with its history
     return configure(log, found, {**settings, **extra})

@@ -29,6 +29,7 @@ _COLUMN_TYPES = (
     "string, byte, short, int, long, float, double, boolean, date, timestamp, timestamp_ntz, decimal(p,s), binary, "
     "map<key,value> of two of these, vector(d)"
 )
+_SPARK_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte"}
 _SCALAR = r"\s*([a-z_]+(?:\(\d+,\s*\d+\))?)\s*"
 _MAP = re.compile(rf"map<{_SCALAR},{_SCALAR}>")
 _CRON_FIELD = re.compile(r"(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?(,(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?)*")
@@ -82,13 +83,7 @@ class ColumnDeclaration(Closed):
     @field_validator("type")
     @classmethod
     def _known(cls, text: str) -> str:
-        entries = _MAP.fullmatch(text)
-        spark = f"map<{_spark(entries[1])},{_spark(entries[2])}>" if entries else _spark(text)
-        try:
-            arrow_field("column", spark)
-        except InvalidInput as error:
-            raise InvalidInput(f"{text!r} is not a column type; use one of {_COLUMN_TYPES}") from error
-        return spark
+        return spark_type(text)
 
     @property
     def is_map(self) -> bool:
@@ -239,5 +234,16 @@ def arrow_field(name: str, spark_type: str, *, nullable: bool = True) -> pa.Fiel
     return from_schema_string(json.dumps({"type": "struct", "fields": [field]})).field(0)
 
 
+def spark_type(text: str) -> str:
+    """Return the type of a column as `arrow_field` takes it. Raises `InvalidInput` for what is none."""
+    entries = _MAP.fullmatch(text)
+    spark = f"map<{_spark(entries[1])},{_spark(entries[2])}>" if entries else _spark(text)
+    try:
+        arrow_field("column", spark)
+    except InvalidInput as error:
+        raise InvalidInput(f"{text!r} is not a column type; use one of {_COLUMN_TYPES}") from error
+    return spark
+
+
 def _spark(text: str) -> str:
-    return "integer" if text == "int" else text
+    return _SPARK_NAMES.get(text, text)

@@ -11,8 +11,10 @@ import pyarrow as pa
 from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
 from storage_core.index import segments
+from storage_core.log.snapshot import Snapshot
 from storage_core.region.spec import check_spec
 from storage_core.rows import sort_order, sort_schema
+from storage_core.rows.columns import former_names, stored_name
 from storage_core.rows.fold import merging
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.vectors import type_text
@@ -52,6 +54,31 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     check_maintained(config)
     _check_time(schema, config)
     sort_order.bind(config, schema)
+
+
+def check_names(snapshot: Snapshot, config: TableConfig) -> None:
+    """Raise `InvalidInput` naming a column that the settings of a changed table cannot name; else return.
+
+    Splits record their order by names, so it is of columns that splits call as the table does. What an index has, or a
+    cache of it, is known by names, so those are of columns whose name no other column had.
+    """
+    other = {field.name for field in snapshot.schema if stored_name(field) != field.name}
+    former = former_names(snapshot.metadata.configuration)
+    for name in sorted(sort_order.bind(config, snapshot.schema).described & other):
+        stored = stored_name(snapshot.schema.field(name))
+        raise InvalidInput(
+            f"the sort schema names {name!r}, which splits have as {stored!r}: it was renamed, or has the name of an "
+            "earlier column; sort by another column",
+            column=name,
+        )
+    for index in config.indexes:
+        if taken := sorted({*index.columns} & other & former):
+            raise InvalidInput(
+                f"index {index.name!r} names {taken[0]!r}, the name that an earlier column had; rename the column to "
+                "one that none had",
+                column=taken[0],
+                index=index.name,
+            )
 
 
 def check_maintained(config: TableConfig) -> None:
@@ -113,16 +140,14 @@ def _check_time(schema: pa.Schema, config: TableConfig) -> None:
         )
 
 
-def check_unchanged(name: str, declared: tuple[pa.Schema, TableConfig], found: tuple[pa.Schema, TableConfig]) -> None:
+def check_unchanged(name: str, declared: TableConfig, found: TableConfig) -> None:
     """Raise `InvalidInput` naming each fixed setting in which the declaration differs from the table that exists.
 
-    Columns, key, time column and window stay what a table was created with in this release; regions change by
+    Key, time column and window stay what a table was created with in this release; regions change by
     `Table.set_regions` only. Order, indexes and the settings of the upkeep may change (`CHANGEABLE`).
     """
-    ours, theirs = declared[1], found[1]
     fixed = [each.name for each in fields(TableConfig) if each.name not in CHANGEABLE]
-    changed = [] if declared[0].equals(found[0]) else ["columns"]
-    changed += [name for name in fixed if _setting(ours, name) != _setting(theirs, name)]
+    changed = [name for name in fixed if _setting(declared, name) != _setting(found, name)]
     if changed:
         raise InvalidInput(
             f"the declaration of {name!r} differs from the existing table in {', '.join(changed)}; a table keeps what "

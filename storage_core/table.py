@@ -30,11 +30,13 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.verified import Verified
 from storage_core.read.view import PAGE_BYTES, Consistency, View
+from storage_core.rows.columns import bare
 from storage_core.settings.cache import CacheSettings
 from storage_core.settings.table import MapMode, TableConfig
 from storage_core.system_errors import typed
 
 if TYPE_CHECKING:
+    from storage_core.alteration import Change
     from storage_core.append import Appended
     from storage_core.cache.pieces import CacheCounts
     from storage_core.compaction.debt import Debt
@@ -191,14 +193,13 @@ class Table:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the table."""
-        return self.snapshot.schema
+        return bare(self.snapshot.schema)
 
     def landing(self) -> LandingSpec | None:
         """Return where files of this table land, as declared when it was created, or None."""
-        from storage_core import creation
-        from storage_core.ingest.landing import LandingSpec
+        from storage_core.ingest.landing import LANDING, LandingSpec
 
-        text = self.snapshot.metadata.configuration.get(creation.LANDING)
+        text = self.snapshot.metadata.configuration.get(LANDING)
         return None if text is None else LandingSpec.from_json(text)
 
     @property
@@ -302,9 +303,10 @@ class Table:
         from storage_core.read.regions import matching_regions
         from storage_core.read.scan import Scan, chosen_columns, wanted_filter
 
-        chosen, wanted = chosen_columns(columns, self.schema), wanted_filter(filter)
+        wanted = wanted_filter(filter)
         regions = partial(matching_regions, self._store, predicate=None if wanted is None else wanted.predicate)
         snapshot, records = self._view.records(at, consistency, regions)
+        chosen = chosen_columns(columns, snapshot.schema)
         return Scan(self._store, snapshot, chosen, wanted, records, self._verified, limits)
 
     @_loading
@@ -377,9 +379,10 @@ class Table:
             return []
 
         def answer(snapshot: Snapshot, captured: Captured | None) -> list[dict[str, object] | None]:
-            records = None if captured is None else captured.above(snapshot, keys=wanted)
+            own = lookup.keys_in(snapshot, wanted)
+            records = None if captured is None else captured.above(snapshot, keys=own)
             return lookup.get_many(
-                self._store, snapshot, wanted, records=records, verified=self._verified, kept=self._view.kept
+                self._store, snapshot, own, records=records, verified=self._verified, kept=self._view.kept
             )
 
         with require_headroom(
@@ -701,6 +704,65 @@ class Table:
         from storage_core.read.history_pages import read_pages
 
         return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=consistency)
+
+    @_loading
+    def add_column(self, name: str, type: pa.DataType | str, *, default: object = None) -> Table:  # noqa: A002
+        """Add a nullable column behind the others, in one commit, and return the table; no row is rewritten.
+
+        Rows that were written before, under a schema without it, have `default` in it, or null. Of rows written from
+        then on it is null where they do not give it, like any column. `type` is Arrow's, or text as in a declaration.
+        Raises `InvalidInput` for a column that is there, and for a default that is no value of the type.
+        """
+        from storage_core import alteration
+
+        return self._altered(alteration.add_column(name, type, default))
+
+    @_loading
+    def widen_column(self, name: str, type: pa.DataType | str) -> Table:  # noqa: A002
+        """Give a column a wider type, in one commit, and return the table; no row is rewritten.
+
+        Integers may become wider integers, `float` `double`, decimals longer ones of the same scale, and dates
+        timestamps, at midnight. Any other change raises `InvalidInput`, which says what to do instead.
+        """
+        from storage_core import alteration
+
+        return self._altered(alteration.widen_column(name, type))
+
+    @_loading
+    def relax_column(self, name: str) -> Table:
+        """Let a required column be null from now on, in one commit, and return the table."""
+        from storage_core import alteration
+
+        return self._altered(alteration.relax_column(name))
+
+    @_loading
+    def rename_column(self, old: str, new: str) -> Table:
+        """Give a column another name, in one commit, and return the table; its values stay where they are.
+
+        Raises `InvalidInput` for a column of the key, the time, the order of rows, regions, an index or another setting
+        that names it; the error says what to do.
+        """
+        from storage_core import alteration
+
+        return self._altered(alteration.rename_column(old, new))
+
+    @_loading
+    def drop_column(self, name: str) -> Table:
+        """Take a column away, in one commit, and return the table; older versions have it still.
+
+        A column of this name that is added later is another one: it never shows the values of this one. Raises what
+        `rename_column` raises.
+        """
+        from storage_core import alteration
+
+        return self._altered(alteration.drop_column(name))
+
+    def _altered(self, change: Change) -> Table:
+        from storage_core.alteration import alter
+
+        self._require_writable()
+        self._view.snapshot = alter(self._log, self.snapshot, change)
+        return self
 
     @_loading
     def set_regions(self, regions: Sequence[DeclaredField], *, quarantine: bool = False) -> Table:

@@ -53,10 +53,12 @@ def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json
     if as_json:
         output.json_line(about)
         return
-    shown = {name: number for name in about if name not in ("windows", "indexes", "regions")}
+    shown = {name: number for name in about if name not in ("columns", "windows", "indexes", "regions")}
     output.fields(about, {**shown, "timestamp": instant_ms})
-    windows = {"window_start": window, "splits": number, **_METRICS}
     most = None if everything else _MOST_DESCRIBED
+    columns = dict.fromkeys(("name", "type", "nullable", "default"), cell)
+    output.records(about["columns"], columns, as_json=False, nothing="", most=most, more="--all")
+    windows = {"window_start": window, "splits": number, **_METRICS}
     nothing = "no rows yet" if about["kind"] == "append" else "no rows are merged yet"
     newest_first = reversed(about["windows"])
     output.records(newest_first, windows, as_json=False, nothing=nothing, most=most, more="--all")

@@ -61,7 +61,7 @@ def _faults_of_the_log(merged: RetainedMerge, table: AuditedTable) -> Iterator[F
 
 def _faults_of_the_rows(store: ObjectStore, merged: RetainedMerge, table: AuditedTable) -> Iterator[Fault]:
     schemas: list[tuple[str, pa.Schema]] = []
-    before = _fingerprint(_opened(store, merged.inputs, schemas))
+    before = _fingerprint(_opened(store, merged.inputs, table.schema, schemas))
     try:
         union = union_schema(schemas)
     except InvalidInput as error:
@@ -71,7 +71,7 @@ def _faults_of_the_rows(store: ObjectStore, merged: RetainedMerge, table: Audite
     if merged.inputs and order is None and merged.inputs[0].sortSchema is not None:
         yield Fault("MC-3", f"the order {merged.inputs[0].sortSchema!r} does not fit the columns that the table had")
     outputs = _Outputs(order)
-    after = _fingerprint(outputs.looked_at(_opened(store, merged.outputs, schemas := [])))
+    after = _fingerprint(outputs.looked_at(_opened(store, merged.outputs, table.schema, schemas := [])))
     yield from row_faults(before, after)
     yield from outputs.faults()
     if merged.inputs:
@@ -79,9 +79,11 @@ def _faults_of_the_rows(store: ObjectStore, merged: RetainedMerge, table: Audite
             yield from column_faults(schema, union)
 
 
-def _opened(store: ObjectStore, adds: Sequence[Add], schemas: list[tuple[str, pa.Schema]]) -> Iterator[OpenSplit]:
+def _opened(
+    store: ObjectStore, adds: Sequence[Add], schema: pa.Schema, schemas: list[tuple[str, pa.Schema]]
+) -> Iterator[OpenSplit]:
     for add in adds:
-        split = open_split(store, add)
+        split = open_split(store, add).of_table(schema)
         schemas.append((add.path, split.schema))
         yield split
 

@@ -20,6 +20,7 @@ from storage_core.log.schema_registry import schema_hash
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import column_regex, statistics
+from storage_core.rows.columns import is_of_earlier, stored_schema
 from storage_core.rows.order import is_sorted
 from storage_core.rows.schema import from_schema_string, to_schema_string
 from storage_core.rows.sort_order import SortOrder, bind, nameless, recorded_order
@@ -90,7 +91,7 @@ def _faults(split: OpenSplit, table: AuditedTable, written: AuditedTable) -> Ite
         yield from _missing_column_faults(split, order)
         yield from _row_key_faults(split, order)
     yield from _metadata_faults(split, table.table_id)
-    yield from _type_faults(split, table.schema)
+    yield from _type_faults(split, stored_schema(table.schema))
     for name in split.schema.names:
         yield from _statistics_faults(split.read([name]), add)
     yield from _bounds_of_nothing(split, order)
@@ -212,8 +213,9 @@ def _metadata_faults(split: OpenSplit, table_id: str) -> Iterator[Fault]:
 
 def _type_faults(split: OpenSplit, schema: pa.Schema) -> Iterator[Fault]:
     for field in split.schema:
-        if field.name in schema.names and field.type != schema.field(field.name).type:
-            expected = schema.field(field.name).type
+        if field.name not in schema.names or is_of_earlier(field.type, schema.field(field.name)):
+            continue
+        if field.type != (expected := schema.field(field.name).type):
             yield Fault("SS-5", f"column {field.name!r} is {field.type} in the file and {expected} in the table")
 
 

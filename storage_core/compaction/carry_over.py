@@ -172,8 +172,9 @@ class _Carried:
         return self._hidden[number][1]
 
     def _check(self, newly: Places, route: _Route) -> None:
-        expected = _rows_at(self.store, self.task.inputs, newly)
-        found = _rows_at(self.store, self.outputs, route.outputs_of(newly))
+        schema = self.task.context.schema
+        expected = _rows_at(self.store, self.task.inputs, newly, schema)
+        found = _rows_at(self.store, self.outputs, route.outputs_of(newly), schema)
         if expected != found:
             inputs = ", ".join(self.task.inputs[number].path for number in newly)
             raise Corrupt(
@@ -196,7 +197,8 @@ class _Route:
         """Compute the order of the merge again, from the inputs as they were planned."""
         order = task.context.order
         names = {each.name for each in order.columns}
-        splits = [open_split(store, add, whole=False, as_dictionary=True) for add in task.inputs]
+        opened = (open_split(store, add, whole=False, as_dictionary=True) for add in task.inputs)
+        splits = [split.of_table(task.context.schema) for split in opened]
         runs = merge_order([_sort_columns(split, names) for split in splits], order).runs
         written = [add.numRecords or 0 for add in outputs]
         ends = np.cumsum(written, dtype=np.int64)
@@ -235,14 +237,17 @@ def _sort_columns(split: OpenSplit, names: Collection[str]) -> pa.Table:
     return split.read([name for name in split.schema.names if name in names] or split.schema.names[:1])
 
 
-def _rows_at(store: ObjectStore, splits: Sequence[Add], places: Places) -> RowFingerprint:
+def _rows_at(store: ObjectStore, splits: Sequence[Add], places: Places, schema: pa.Schema) -> RowFingerprint:
     """The fingerprint of all values of these rows, so many of them in memory at a time."""
-    return reduce(fingerprint.combine, _fingerprints(store, splits, places), fingerprint.NO_ROWS)
+    return reduce(fingerprint.combine, _fingerprints(store, splits, places, schema), fingerprint.NO_ROWS)
 
 
-def _fingerprints(store: ObjectStore, splits: Sequence[Add], places: Places) -> Iterator[RowFingerprint]:
+def _fingerprints(
+    store: ObjectStore, splits: Sequence[Add], places: Places, schema: pa.Schema
+) -> Iterator[RowFingerprint]:
     for number, rows in places.items():
         if rows:
-            split, wanted = open_split(store, splits[number], whole=False), positions(rows)
+            split = open_split(store, splits[number], whole=False).of_table(schema)
+            wanted = positions(rows)
             for start in range(0, len(wanted), _ROWS_AT_ONCE):
                 yield fingerprint.of(split.take(wanted[start : start + _ROWS_AT_ONCE]))

@@ -44,9 +44,9 @@ def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) 
     """Merge the inputs into as few sorted splits as the target size allows and return the actions that swap them.
 
     The rows stay the same multiset (MC-1), every value stays the same (MC-2), the output is sorted as the inputs were
-    (MC-3) and has all their columns (MC-4): checked piece by piece before it is written, so no result is returned in
-    breach; an output that was written before is an orphan. One GET per input, one PUT per output, and one for the
-    translation where the table has an index; nothing is deleted.
+    (MC-3) and has all their columns (MC-4), or those of the table where its columns have changed: checked piece by
+    piece before it is written, so no result is returned in breach; an output that was written before is an orphan. One
+    GET per input, one PUT per output, and one for the translation where the table has an index; nothing is deleted.
     Running it again writes new files under fresh ids, and at most one run's result can be committed. Raises
     `InvalidInput` for inputs that do not belong together, `Corrupt` for an input whose bytes changed or that is not
     sorted as it says, and for an output that breaks an invariant.
@@ -54,7 +54,8 @@ def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) 
     context, adds = task.context, task.inputs
     config = TableConfig.from_configuration(context.configuration)
     invariants.require_one_scope(context.table_id, task.window, adds, start=config.compaction.start)
-    with _opened(store, adds) as splits:
+    with _opened(store, adds) as opened:
+        splits = [split.of_table(context.schema) for split in opened]
         schema = invariants.union_schema([(split.add.path, split.schema) for split in splits])
         head = SplitHead(
             context=context,

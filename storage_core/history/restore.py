@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from storage_core.errors import CommitConflict
 from storage_core.gc.protection import planned_for_deletion
 from storage_core.history.kept import objects_of, replaced, require_kept
@@ -33,6 +35,18 @@ from storage_core.log.schema_registry import registry, with_registry
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import missing
+from storage_core.rows.columns import (
+    FORMER_NAMES,
+    LAST_COLUMN_ID,
+    column_id,
+    former_names,
+    former_setting,
+    has_changed,
+    numbered,
+    stored_names,
+    with_former,
+)
+from storage_core.rows.schema import to_schema_string
 from storage_core.settings.region_fields import REGIONS_KEY
 
 OPERATION = "RESTORE"
@@ -176,7 +190,26 @@ def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
     if REGIONS_KEY in head.metadata.configuration:
         configuration[REGIONS_KEY] = head.metadata.configuration[REGIONS_KEY]
     wanted = replace(target.metadata, configuration=configuration)
+    if has_changed(head.schema):
+        wanted = _with_columns(wanted, head, target)
     return None if wanted == head.metadata else wanted
+
+
+def _with_columns(wanted: Metadata, head: Snapshot, target: Snapshot) -> Metadata:
+    """The older columns, as wide as they have become since, for rows that are not merged; ids and names stay used."""
+    schema, now = numbered(target.schema), {column_id(field): field for field in head.schema}
+    wide = [_as_wide(field, now.get(column_id(field))) for field in schema]
+    settings = head.metadata.configuration
+    former = with_former(former_names(settings), head.schema, schema)
+    configuration = {name: value for name, value in wanted.configuration.items() if name != FORMER_NAMES}
+    configuration |= {LAST_COLUMN_ID: settings[LAST_COLUMN_ID], **former_setting(former)}
+    return replace(wanted, schemaString=to_schema_string(pa.schema(wide)), configuration=configuration)
+
+
+def _as_wide(field: pa.Field, now: pa.Field | None) -> pa.Field:
+    if now is None:
+        return field
+    return field.with_type(now.type).with_nullable(field.nullable or now.nullable)
 
 
 def _segments_back(store: ObjectStore, head: Snapshot, target: Snapshot) -> tuple[IndexSegment, ...]:
@@ -218,8 +251,14 @@ def _segments_deleted(
 
 
 def _indexes_alike(head: Snapshot, target: Snapshot) -> frozenset[str]:
-    # A segment of an index that was dropped or defined otherwise in between is built again by the next catch-up.
-    return frozenset(index.name for index in target.config.indexes if head.config.index(index.name) == index)
+    # A segment of an index that was dropped or defined otherwise in between is built again by the next catch-up. So is
+    # one of a column that is another now.
+    return frozenset(
+        index.name
+        for index in target.config.indexes
+        if head.config.index(index.name) == index
+        and stored_names(head.schema, index.columns) == stored_names(target.schema, index.columns)
+    )
 
 
 def _with_old_vector(add: Add) -> Add:

@@ -15,6 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from storage_core.engine.session import session
+from storage_core.engine.types import sql_type
 from storage_core.errors import InvalidInput
 from storage_core.rows.calendar import BEYOND
 from storage_core.rows.vectors import NOT_FINITE, NULL_INSIDE, ZERO, is_vector, type_text
@@ -146,25 +147,11 @@ def _form(field: pa.Field) -> str | None:
 
 
 def _sql_type(field: pa.Field) -> str:
-    types, type_ = pa.types, field.type
-    names = {
-        pa.string(): "VARCHAR",
-        pa.bool_(): "BOOLEAN",
-        pa.int8(): "TINYINT",
-        pa.int16(): "SMALLINT",
-        pa.int32(): "INTEGER",
-        pa.int64(): "BIGINT",
-        pa.float32(): "FLOAT",
-        pa.float64(): "DOUBLE",
-        pa.date32(): "DATE",
-    }
-    if type_ in names:
-        return names[type_]
-    if types.is_timestamp(type_):
-        return "TIMESTAMPTZ" if type_.tz else "TIMESTAMP"
-    if types.is_decimal(type_):
-        return f"DECIMAL({type_.precision}, {type_.scale})"
-    raise InvalidInput(f"column {field.name!r}: {type_} has no text form; land it as Parquet", column=field.name)
+    found = sql_type(field.type)
+    if found is None:
+        message = f"column {field.name!r}: {field.type} has no text form; land it as Parquet"
+        raise InvalidInput(message, column=field.name)
+    return found
 
 
 def _reasons(index: int, field: pa.Field, nonzero: Collection[str]) -> Iterator[str]:

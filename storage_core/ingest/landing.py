@@ -28,6 +28,9 @@ from storage_core.objectstore.contract import ObjectInfo
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.objectstore.resolve import check_location, open_store
 
+LANDING = "tidemark.landing"
+"""The setting that says where files of a table land."""
+
 LandingFormat = Literal["ndjson", "csv", "parquet", "pattern"]
 
 _GZIP_MAGIC = b"\x1f\x8b"

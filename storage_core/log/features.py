@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from storage_core.log.actions import (
+    CHANGED_COLUMNS_FEATURE,
     KEY_INDEXES_FEATURE,
     OWN_FEATURE,
     REGIONS_FEATURE,
@@ -21,6 +22,7 @@ from storage_core.log.actions import (
     Protocol,
     Translation,
 )
+from storage_core.rows.columns import COLUMN_ID
 from storage_core.rows.vectors import VECTOR
 from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
 from storage_core.settings.region_fields import REGIONS_KEY
@@ -58,6 +60,8 @@ def _needed_by(action: Action) -> Iterable[str]:
                 yield REGIONS_FEATURE  # without it writers claim, and readers look into, the region of the whole table
             if VECTOR in action.schemaString:
                 yield VECTOR_COLUMNS_FEATURE  # without it writers let in lists of any length
+            if COLUMN_ID in action.schemaString:
+                yield CHANGED_COLUMNS_FEATURE  # without it splits of earlier schemas are damaged, or of other values
             if any(_is_of_the_key(*entry) for entry in action.configuration.items()):
                 yield KEY_INDEXES_FEATURE  # without it the settings of the table are none
         case Translation():

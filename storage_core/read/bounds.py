@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.log.files.columns import ManifestBounds
+from storage_core.rows.columns import stored_name
 from storage_core.rows.map_lookup import MapColumn, map_column
 from storage_core.rows.sortable import bound_keys
 
@@ -46,11 +47,12 @@ def statistics_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
         type_ = _type_of(column, schema)
         if type_ is None:
             return None
+        stored = stored_name(schema.field(column))
         return ColumnBounds(
             type_,
-            cache(lambda: bound_keys(lows().lookup(column), type_)),
-            cache(lambda: bound_keys(highs().lookup(column), type_)),
-            nulls().lookup(column),
+            cache(lambda: bound_keys(lows().lookup(stored), type_)),
+            cache(lambda: bound_keys(highs().lookup(stored), type_)),
+            nulls().lookup(stored),
             files.column("numRecords"),
         )
 
@@ -64,7 +66,9 @@ def expressions_of(files: pa.RecordBatch, schema: pa.Schema) -> Callable[[str], 
     @cache
     def of(column: str) -> pa.Array | None:
         type_ = _type_of(column, schema)
-        return expressions().lookup(column) if type_ is not None and pa.types.is_string(type_) else None
+        if type_ is None or not pa.types.is_string(type_):
+            return None
+        return expressions().lookup(stored_name(schema.field(column)))
 
     return of
 

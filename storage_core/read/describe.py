@@ -6,9 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 
+import pyarrow as pa
+
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.columns import default_of, stored_name
+from storage_core.rows.vectors import type_text
 from storage_core.rows.windows import by_start
 from storage_core.settings.index import IndexDefinition
 
@@ -36,6 +40,7 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -> Row:
         "sort_schema": config.sort_schema,
         "window_seconds": config.window_seconds,
         "checkpoint_version": snapshot.checkpoint_version,
+        "columns": [_column(each) for each in snapshot.schema],
         "windows": _windows(snapshot),
         "indexes": [_index(snapshot, definition) for definition in config.indexes],
         "regions": _regions(store, snapshot),
@@ -44,6 +49,7 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -> Row:
 
 def files(snapshot: Snapshot) -> Iterator[Row]:
     """Yield one object per live split, ordered by window and path."""
+    names = {stored_name(field): field.name for field in snapshot.schema}
     for add in sorted(snapshot.splits.values(), key=_by_window):
         yield {
             "path": add.path,
@@ -51,9 +57,19 @@ def files(snapshot: Snapshot) -> Iterator[Row]:
             "rows": None if add.numRecords is None else add.visible_rows,
             "window_start": add.windowStart,
             "partition_values": dict(add.partitionValues),
-            "min_values": dict(add.minValues or {}),
-            "max_values": dict(add.maxValues or {}),
+            "min_values": {names[name]: value for name, value in (add.minValues or {}).items() if name in names},
+            "max_values": {names[name]: value for name, value in (add.maxValues or {}).items() if name in names},
         }
+
+
+def _column(field: pa.Field) -> Row:
+    """A column, with the text of what rows from before it was added have in it, null for null."""
+    return {
+        "name": field.name,
+        "type": type_text(field.type),
+        "nullable": field.nullable,
+        "default": default_of(field),
+    }
 
 
 def _by_window(add: Add) -> tuple[bool, int, str]:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.bound_text import decode_column
+from storage_core.rows.columns import stored_name
 from storage_core.rows.map_lookup import map_column
 
 
@@ -57,12 +58,12 @@ def _is_exact(type_: pa.DataType) -> bool:
 
 def _of_column(files: pa.Table, field: pa.Field) -> tuple[int, pa.Array] | None:
     """How many rows have a value, and the least and the greatest."""
-    rows, nulls = files.column("numRecords").to_numpy(), _counts(files, field.name)
+    rows, nulls = files.column("numRecords").to_numpy(), _counts(files, stored_name(field))
     if nulls is None or (nulls > rows).any() or (nulls < 0).any():
         return None
     ends = []
     for bounds, end in (("minValues", "min"), ("maxValues", "max")):
-        texts = _looked_up(files, bounds, field.name)
+        texts = _looked_up(files, bounds, stored_name(field))
         try:
             known = pa.concat_arrays([decode_column(each, field.type).cast(field.type) for each in texts])
         except pa.ArrowInvalid:  # what is no value of the column

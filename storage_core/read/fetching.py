@@ -13,8 +13,9 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.late_materialization import read_late
-from storage_core.read.predicate import Predicate
+from storage_core.read.predicate import Predicate, renamed
 from storage_core.read.row_group_pruning import groups_left, groups_with
+from storage_core.rows.columns import stored_schema
 from storage_core.split.conform import conform_split
 from storage_core.split.opened import OpenSplit, Piece
 from storage_core.split.ranges import Footers
@@ -58,6 +59,8 @@ def fetched(
     Raises what `open_split` raises.
     """
     footers = footers.of_a_read()
+    stored = stored_schema(schema)
+    condition = None if predicate is None else renamed(predicate, schema)
 
     def opened(add: Add) -> OpenSplit:
         hidden = None if deleted is None else deleted(add)
@@ -67,14 +70,14 @@ def fetched(
         with closing(prefetch(opened, splits, SPLITS_AT_ONCE)) as found:
             for split in found:
                 is_ours = split.add.footerXxh3 is not None
-                groups = groups_left(split.footer, predicate, schema) if is_ours else None
+                groups = groups_left(split.footer, condition, stored) if is_ours else None
                 if groups is not None and rows is not None and split.add.path in rows:
                     groups = groups_with(rows[split.add.path], split.footer, groups)
-                yield from split.pieces(schema.names, groups)
+                yield from split.pieces(stored.names, groups)
 
     with (
         closing(pieces()) as wanted,
-        closing(read_late(wanted, predicate, schema, at_once=PIECES_AT_ONCE, most=HELD_BYTES)) as read,
+        closing(read_late(wanted, condition, stored, at_once=PIECES_AT_ONCE, most=HELD_BYTES)) as read,
     ):
         handed_on = 0
         for table in read:

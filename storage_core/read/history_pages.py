@@ -25,6 +25,7 @@ from storage_core.formats.history_token import HistoryToken, Place, RegionPositi
 from storage_core.read.history_sources import Piece, ReadPosition
 from storage_core.read.view import PAGE_BYTES, Consistency, View
 from storage_core.region.read_position import region_positions, was_collected
+from storage_core.rows.columns import bare
 from storage_core.rows.fold import record_schema
 from storage_core.rows.record_bytes import row_bytes
 
@@ -86,7 +87,7 @@ def _read(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[Histor
 def _pages(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[HistoryPage]:
     snapshot = view.at_version(reading.version)
     position = ReadPosition(store=view.store, snapshot=snapshot, regions=reading.regions)
-    empty = record_schema(snapshot.schema).empty_table()
+    empty = bare(record_schema(snapshot.schema)).empty_table()
     for parts, place in _cut(position.pieces(reading.place), page_bytes):
         following = None if place is None else encode(replace(reading, place=place))
         # Laid out anew: slices would keep all that they were cut from.

@@ -25,7 +25,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.manifest import read_version
-from storage_core.rows.fold import puts
+from storage_core.rows.earlier_records import conformed
+from storage_core.rows.fold import puts, record_schema
 from storage_core.split.conform import conform_split
 from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
 
@@ -80,6 +81,7 @@ class ReadPosition:
                 yield Piece(puts(conform_split(rows, schema)), _before_row(add.path, places))
 
     def _generations(self, place: InGenerations) -> Iterator[Piece]:
+        schema = record_schema(self.snapshot.schema)
         for region in range(place.region, len(self.regions)):
             position = self.regions[region]
             start = place.generation if region == place.region else 0
@@ -94,10 +96,11 @@ class ReadPosition:
                 here = place if (region, flushed.generation) == (place.region, place.generation) else None
                 first, skipped = (here.part, here.record) if here is not None else (0, 0)
                 for part, records in generation.read_parts(self.store, found, first=first):
-                    yield _piece(records, skipped, _before_flushed(region, flushed.generation, part))
+                    yield _piece(conformed(records, schema), skipped, _before_flushed(region, flushed.generation, part))
                     skipped = 0
 
     def _tails(self, place: InTail) -> Iterator[Piece]:
+        schema = record_schema(self.snapshot.schema)
         for region in range(place.region, len(self.regions)):
             position, merged = self.regions[region], self._merged(region)
             here = place if region == place.region and place.entry else InTail(region, position.first, 0)
@@ -106,7 +109,7 @@ class ReadPosition:
             for logged in wal.replay(self.store, position.region, after=here.entry - 1, before=position.last + 1):
                 skipped = here.record if logged.id == here.entry else 0
                 if wal.belonging(logged, position.flushed + 1).entry.generation > merged:
-                    yield _piece(logged.entry.records, skipped, _before_logged(region, logged.id))
+                    yield _piece(conformed(logged.entry.records, schema), skipped, _before_logged(region, logged.id))
 
     def _merged(self, region: int) -> int:
         return self.snapshot.merged_generations.get(self.regions[region].region, 0)

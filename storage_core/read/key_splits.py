@@ -100,7 +100,7 @@ def rows(
     else:
         found = opened().take(places)
     verified.recheck(store, [(add, path)] if path is not None else [])
-    yield conform_split(matching(found, wanted, wanted.column_names), schema)
+    yield matching(conform_split(found, schema), wanted, wanted.column_names)
 
 
 def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:

@@ -25,7 +25,8 @@ from storage_core.read.pruning import by_bounds, conditions, possible
 from storage_core.rows.codes import Mask
 from storage_core.rows.sortable import sortable
 from storage_core.split.conform import conform_split
-from storage_core.split.opened import Piece, leaves_of
+from storage_core.split.leaves import leaves_of
+from storage_core.split.opened import Piece
 
 OTHER_BYTES: Final = 2**20
 """Of a row group, columns outside the condition that take less are fetched at once: a second wait takes as long."""

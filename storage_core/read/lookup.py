@@ -65,6 +65,15 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
     return conform(pa.table(arrays, names=list(columns)), fields)
 
 
+def keys_in(snapshot: Snapshot, keys: pa.Table) -> pa.Table:
+    """Return keys (`key_rows`) of one version as those of another, whose key columns may be wider or narrower.
+
+    Raises `InvalidInput` for a key that does not fit there.
+    """
+    fields = pa.schema([snapshot.schema.field(name) for name in keys.column_names])
+    return keys if keys.schema.types == fields.types else conform(keys, fields)
+
+
 def get_many(
     store: ObjectStore,
     snapshot: Snapshot,

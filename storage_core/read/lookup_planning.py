@@ -16,7 +16,7 @@ from storage_core.objectstore.meter import MeteredStore, RequestMeter
 from storage_core.read import key_splits
 from storage_core.read.as_of import At
 from storage_core.read.indexed_keys import KeyAnswer
-from storage_core.read.lookup import key_index, left_to_base
+from storage_core.read.lookup import key_index, keys_in, left_to_base
 from storage_core.read.lookup_plan import LookupPlan, RegionPlan
 from storage_core.read.plan import TablePlan
 from storage_core.read.pruning import PruneStep
@@ -26,7 +26,7 @@ from storage_core.read.view import View
 from storage_core.rows.keys import Positions
 from storage_core.split import chunk_checksums, key_places
 from storage_core.split.kept_values import KeptValues
-from storage_core.split.opened import leaves_of
+from storage_core.split.leaves import leaves_of
 from storage_core.split.ranges import Footers, requests_for
 from storage_core.split.read import open_split
 from storage_core.split.row_groups import admitting
@@ -44,6 +44,7 @@ def plan(
     meter, apart = RequestMeter(), view.apart()
     with store.counted_by(meter):
         snapshot, captured = apart.captured(at, consistency, partial(holding_regions, keys=wanted))
+        wanted = keys_in(snapshot, wanted)
         records = None if captured is None else captured.above(snapshot, keys=wanted)
     regions = () if captured is None else captured.regions
     return LookupPlan(

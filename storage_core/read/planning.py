@@ -20,13 +20,15 @@ from storage_core.read.first_rows import First, first_splits
 from storage_core.read.late_materialization import first_and_rest
 from storage_core.read.narrowed import Narrowed
 from storage_core.read.plan import TablePlan
-from storage_core.read.predicate import Predicate
+from storage_core.read.predicate import Predicate, renamed
 from storage_core.read.pruning import PruneStep
 from storage_core.read.row_group_pruning import groups_left, groups_with
 from storage_core.read.splits_source import columns_fetched, is_counted, narrowed
 from storage_core.read.verified import Verified
+from storage_core.rows.columns import stored_names, stored_schema
 from storage_core.split import chunk_checksums
-from storage_core.split.opened import corrupt_on_failure, leaves_of
+from storage_core.split.leaves import leaves_of
+from storage_core.split.opened import corrupt_on_failure
 from storage_core.split.ranges import read_footer, requests_for
 from storage_core.split.read import is_small, share_of
 
@@ -145,12 +147,14 @@ class _Splits:
         sizes = places[:, :, 1] - places[:, :, 0]
         every = range(len(places))
         told = [*every] if rows is None else [*groups_with(rows, footer, every)]
-        groups = [each for each in groups_left(footer, self.predicate, self.snapshot.schema) if each in {*told}]
-        present = footer.schema.to_arrow_schema().names
-        names = [each for each in present if each in self.names] or present[:1]
+        schema = self.snapshot.schema
+        condition = None if self.predicate is None else renamed(self.predicate, schema)
+        groups = [each for each in groups_left(footer, condition, stored_schema(schema)) if each in {*told}]
+        present, read = footer.schema.to_arrow_schema().names, {*stored_names(schema, self.names)}
+        names = [each for each in present if each in read] or present[:1]
         leaves = leaves_of(footer, names)
         wanted, left = int(sizes[groups][:, leaves].sum()), int(sizes[groups].sum())
-        turns = ((group, turn) for group in groups for turn in first_and_rest(footer, group, names, self.predicate))
+        turns = ((group, turn) for group in groups for turn in first_and_rest(footer, group, names, condition))
         ranges = [each for group, turn in turns for each in requests_for(places[group, leaves_of(footer, turn)])]
         return _Part(
             requests=0 if is_local else len(ranges),

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import datetime as dt
 import operator
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
 from functools import cache
@@ -23,9 +23,11 @@ from storage_core.engine.constants import constant
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.headroom import require_headroom
+from storage_core.rows.columns import stored_name
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 Scalar = bool | int | float | Decimal | str | bytes | dt.date | dt.datetime
 Literal: TypeAlias = "Scalar | Instant | Beginning | Day"
@@ -315,6 +317,24 @@ def _is_short(value: int | Decimal) -> bool:
     exact = Decimal(value)
     exponent = exact.as_tuple().exponent
     return isinstance(exponent, int) and -exponent <= _SHORT_SCALE and exact.adjusted() < _SHORT_DIGITS
+
+
+def renamed(predicate: Predicate, schema: pa.Schema) -> Predicate:
+    """Return the predicate over splits, by the names that they have for the columns of the table."""
+    names = {field.name: stored for field in schema if (stored := stored_name(field)) != field.name}
+    return _renamed(predicate, names) if names else predicate
+
+
+def _renamed(predicate: Predicate, names: Mapping[str, str]) -> Predicate:
+    match predicate:
+        case Compare() | IsNull():
+            return replace(predicate, column=names.get(predicate.column, predicate.column))
+        case And(children):
+            return And(tuple(_renamed(child, names) for child in children))
+        case Or(children):
+            return Or(tuple(_renamed(child, names) for child in children))
+        case Opaque():
+            return predicate
 
 
 def negate(predicate: Predicate) -> Predicate:

@@ -20,6 +20,7 @@ from storage_core.read.bounds import ColumnBounds, Source
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import by_bounds, possible
 from storage_core.rows.codes import Unsigned
+from storage_core.rows.columns import before, default_of, stored_name
 from storage_core.rows.sortable import leading_keys, sortable
 
 _EXACT: Final = Context(prec=80)
@@ -29,7 +30,7 @@ def groups_left(footer: pq.FileMetaData, predicate: Predicate | None, schema: pa
     """Return the row groups, ascending, in which a row may make `predicate` true. No request.
 
     `schema` is the table's. What the footer does not tell keeps the row group: a column without statistics, a nested
-    one, one of another type than the table's. A column that the file lacks is null in every row.
+    one, one of another type than the table's. A column that the file lacks has one value in every row, or null.
     """
     groups = range(footer.num_row_groups)
     if predicate is None:
@@ -55,12 +56,13 @@ def _bounds_in(footer: pq.FileMetaData, schema: pa.Schema) -> Source:
         index = schema.get_field_index(column)
         if index < 0:
             return None
-        type_ = schema.field(index).type
-        if column not in found.names:
-            unknown = partial(sortable, pa.nulls(len(groups), type_))
-            return ColumnBounds(type_, unknown, unknown, rows, rows)
-        leaf = _flat_leaf(footer, column)
-        if leaf is None or found.field(column).type != type_:
+        type_, stored = schema.field(index).type, stored_name(schema.field(index))
+        if stored not in found.names:
+            added = partial(sortable, before(schema.field(index), len(groups)))
+            nulls = pa.array([0] * len(groups), pa.int64()) if default_of(schema.field(index)) is not None else rows
+            return ColumnBounds(type_, added, added, nulls, rows)
+        leaf = _flat_leaf(footer, stored)
+        if leaf is None or found.field(stored).type != type_:
             return None
         chunks = [group.column(leaf) for group in groups]
         statistics = [chunk.statistics if chunk.is_stats_set else None for chunk in chunks]

@@ -32,6 +32,7 @@ from storage_core.read.row_group_pruning import leading_bounds
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between, first_column, least
 from storage_core.read.search_source import chosen, require_within, usable
+from storage_core.rows.columns import stored_name, stored_names, stored_schema
 from storage_core.rows.keys import Positions
 from storage_core.rows.sortable import has_leading_keys
 from storage_core.rows.vectors import is_vector
@@ -148,7 +149,7 @@ class Base:
     def low(self, split: str) -> Any:
         """Return what no row of a split orders below, as `search_order.least`. No request."""
         kept, add = self._kept.values, self.snapshot.splits[split]
-        name = (split, add.xxh3, "low", self._first.name, str(self._first.type))
+        name = (split, add.xxh3, "low", stored_name(self._first), str(self._first.type))
         found = kept.get(name)
         if found is None:
             found = (least(add, self.snapshot),)
@@ -179,7 +180,8 @@ class Base:
     def _keys(self, add: Add, path: Path, rows: Sequence[int]) -> Between:
         require_within(rows, add.numRecords or 0, add.path)
         places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
-        keys = pages.leading_keys(self.store, add, path, places, field=self._first, kept=self._kept.values)[order]
+        (field,) = stored_schema(pa.schema([self._first]))
+        keys = pages.leading_keys(self.store, add, path, places, field=field, kept=self._kept.values)[order]
         self._kept.verified.recheck(self.store, [(add, path)])
         return keys, keys
 
@@ -188,14 +190,15 @@ class Base:
         add = self.snapshot.splits[split].as_written  # an index counts the file's rows
         path = self._kept.verified.path(self.store, add)
         places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
+        stored = stored_names(self.snapshot.schema, columns)
         if path is not None and _is_ours(add):
             require_within(rows, add.numRecords or 0, split)
-            found = pages.take(self.store, add, path, places, columns=columns, kept=self._kept.values)
+            found = pages.take(self.store, add, path, places, columns=stored, kept=self._kept.values)
         else:
             whole = path is not None or add.size <= WHOLE_SPLIT_BYTES
             opened = open_split(self.store, add, whole=whole, file_path=path, footers=self._kept.verified.footers)
             require_within(rows, opened.rows, split)
-            found = self._taken(add, opened, places, columns)
+            found = self._taken(add, opened, places, stored)
         if not found.num_columns:  # of a split that is older than all of these columns
             found = pa.table({"": pa.nulls(len(places))})
         wanted = chosen(self.snapshot.schema, columns)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.codes import Codes, Mask, Unsigned, codes
+from storage_core.rows.columns import stored_name
 from storage_core.rows.keys import Positions, pack, sorted_order
 from storage_core.rows.sortable import bound_keys, leading_keys, sortable
 
@@ -63,7 +64,7 @@ def first_column(snapshot: Snapshot) -> pa.Field:
 def least(add: Add, snapshot: Snapshot) -> Any:
     """Return what no value of the first of the `tie_columns` is below in this split, as `rows.sortable`; or None."""
     first = first_column(snapshot)
-    text = (add.minValues or {}).get(first.name)
+    text = (add.minValues or {}).get(stored_name(first))
     return bound_keys(pa.array([text], pa.string()), first.type)[0].as_py()
 
 

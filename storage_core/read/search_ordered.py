@@ -23,6 +23,7 @@ from storage_core.read.search_matches import Matches, Query, Searched
 from storage_core.read.search_order import codes_of, tie_columns
 from storage_core.read.search_question import page
 from storage_core.rows.codes import codes
+from storage_core.rows.columns import stored_name
 from storage_core.rows.keys import pack, sorted_order
 from storage_core.rows.sortable import bound_keys, sortable
 
@@ -182,7 +183,8 @@ def _bounds(snapshot: Snapshot, first: _First, splits: Collection[str]) -> Mappi
     if not any(is_kind(kind) for is_kind in _BOUNDED):
         return dict.fromkeys(splits)
     known = [(add.maxValues if first.descending else add.minValues) or {} for add in adds]
-    keys = bound_keys(pa.array([each.get(first.by) for each in known], pa.string()), kind)
+    stored = stored_name(snapshot.schema.field(first.by))
+    keys = bound_keys(pa.array([each.get(stored) for each in known], pa.string()), kind)
     return dict(zip(splits, keys.to_pylist(), strict=True))
 
 

@@ -21,9 +21,11 @@ from storage_core.engine.sandbox.query import Query, Relation, Rows, TypesDiffer
 from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import literally, session
 from storage_core.engine.statement import TABLE
+from storage_core.engine.types import sql_type
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.read.verified import UNKNOWN, Columns
+from storage_core.rows.columns import default_of, has_changed, is_of_earlier, stored_name
 from storage_core.rows.vectors import is_vector, listed
 from storage_core.settings.query import QueryLimits
 from storage_core.split.conform import conform_split
@@ -101,7 +103,7 @@ class Source:
     @property
     def _are_the_table_s(self) -> bool:
         """Whether the splits have the columns of the table, in its order: then a view is what is in the files."""
-        names, types = self.rows.schema.names, self.rows.schema.types
+        names, types = [stored_name(field) for field in self.rows.schema], self.rows.schema.types
         schemas = [columns.schema for columns in set(self.columns)]
         types = [listed(each) for each in types]
         return (
@@ -144,13 +146,15 @@ class Source:
 
     def _files(self, deleted: str) -> Iterator[str]:
         """The rows of the splits, as tables of SQL: of those with the same columns at a time."""
-        first = 0
+        first, schema = 0, self.rows.schema if has_changed(self.rows.schema) else None
         marked = set[int]() if self.deleted is None else {*self.deleted.column("file").unique().to_pylist()}
         each_split = zip(range(len(self.splits)), self.splits, self.columns, strict=True)
         for (is_marked, columns), found in groupby(each_split, lambda each: (each[0] in marked, each[2])):
             paths = [path for _, (_, path), _ in found]
             table = f"FROM {_parquet(paths, are_alike=columns is not UNKNOWN)}"
-            yield f"{table} {_WITHOUT_DELETED.format(deleted=deleted, first=first)}" if is_marked else table
+            if is_marked:
+                table = f"{table} {_WITHOUT_DELETED.format(deleted=deleted, first=first)}"
+            yield f"SELECT {_as_of_now(columns.schema, schema)} {table}" if schema and columns.schema else table
             first += len(paths)
 
     def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, batch_rows: int = _BATCH_ROWS) -> Result:
@@ -208,7 +212,32 @@ def _parquet(paths: Sequence[Path], *, are_alike: bool) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _path(path: Path) -> str:
-    return "'" + literally(path).replace("'", "''") + "'"
+    return _text(literally(path))
+
+
+def _as_of_now(found: pa.Schema, schema: pa.Schema) -> str:
+    """The columns of a table as they come of files with those of an earlier schema of it; see `conform_split`."""
+    columns = [(each, _column(found, each)) for each in schema]
+    made = [f"{column} AS {_quoted(each.name)}" for each, column in columns if column is not None]
+    return ", ".join(made) or f"NULL AS {_quoted(schema.names[0])}"  # the others are null
+
+
+def _column(found: pa.Schema, field: pa.Field) -> str | None:
+    stored = stored_name(field)
+    if stored not in found.names:
+        text = default_of(field)
+        return None if text is None else f"CAST({_text(text)} AS {sql_type(field.type)})"
+    name, type_ = _quoted(stored), found.field(stored).type
+    if not is_of_earlier(type_, field):
+        return name
+    if pa.types.is_date(type_):  # to an instant it would be midnight where the session is
+        at_utc = " AT TIME ZONE 'UTC'" if field.type.tz else ""
+        return f"CAST({name} AS TIMESTAMP){at_utc}"
+    return f"CAST({name} AS {sql_type(field.type)})"
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _null(column: str) -> str:

@@ -27,7 +27,8 @@ from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
 from storage_core.read.source import DELETED_SCHEMA, PLACES, Source
-from storage_core.read.verified import UNKNOWN, Verified
+from storage_core.read.verified import UNKNOWN, Columns, Verified
+from storage_core.rows.columns import has_changed
 from storage_core.split.read import share_of
 from storage_core.split.vectors import PARALLEL_READS, deleted_rows, positions
 
@@ -68,14 +69,17 @@ def splits_source(
     its requests, by each reading of the rows.
     Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone; so does a reading.
     """
-    newer = schema.empty_table() if over is None else over.rows
+    newer = schema.empty_table() if over is None else pa.Table.from_arrays(over.rows.columns, schema=schema)
     hides = partial(deleted_rows, store) if over is None else over.deleted
     touched = frozenset[str]() if over is None else over.touched
     paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
     is_local = len(paths) == len(splits)
     marked = [add for add in splits if add.path in touched or add.deleted_rows is not None] if is_local else []
     hidden = {add.path: gone for add, gone in zip(marked, all_of(hides, marked, PARALLEL_READS), strict=True) if gone}
-    if splits and not (is_local and _can_stream(hidden, schema)):
+    kinds = [verified.columns(add) for add in splits] if is_local else []
+    if len(set(kinds)) > _MOST_KINDS and not has_changed(schema):
+        kinds = [UNKNOWN] * len(kinds)
+    if splits and not (is_local and _can_stream(hidden, kinds, schema)):
         wanted = pa.schema([schema.field(name) for name in columns_fetched(schema, columns)])
         deleted = None if over is None else over.deleted
 
@@ -96,9 +100,6 @@ def splits_source(
             yield from newer.select(wanted.names).to_batches()
 
         return Source(schema.empty_table(), fetched=Rows(wanted, read))
-    kinds = [verified.columns(add) for add in splits]
-    if len(set(kinds)) > _MOST_KINDS:
-        kinds = [UNKNOWN] * len(kinds)
     number = {each: place for place, each in enumerate(dict.fromkeys(kinds))}
     found = list(zip(splits, kinds, strict=True))
     if not in_order:
@@ -190,9 +191,13 @@ def is_counted(snapshot: Snapshot, columns: Collection[str] | None) -> bool:
     return columns is not None and not columns and snapshot.has_all_counts
 
 
-def _can_stream(hidden: Mapping[str, BitMap], schema: pa.Schema) -> bool:
-    """A column called like one of DuckDB's own hides it, and with it the places of rows in their files."""
-    return PLACES.isdisjoint(map(str.lower, schema.names)) or not hidden
+def _can_stream(hidden: Mapping[str, BitMap], kinds: Sequence[Columns], schema: pa.Schema) -> bool:
+    """A column called like one of DuckDB's own hides it, and with it the places of rows in their files.
+
+    And columns that cannot be told cannot be made those of a table whose schema has changed.
+    """
+    are_known = not has_changed(schema) or all(each.schema is not None for each in kinds)
+    return are_known and (PLACES.isdisjoint(map(str.lower, schema.names)) or not hidden)
 
 
 def _places(hidden: Mapping[int, BitMap]) -> pa.Table | None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from storage_core.errors import CommitUnknown, Overloaded, TidemarkError
 from storage_core.region.options import WriterOptions
+from storage_core.rows.earlier_records import conformed
 from storage_core.wording import counted
 
 
@@ -68,9 +69,9 @@ class Backlog:
             self.writing.append(self.queue.popleft())
             left -= self.writing[-1].size_bytes
 
-    def entry(self) -> pa.Table:
-        """Return the rows of the calls that are being written."""
-        records = pa.concat_tables([call.records for call in self.writing])
+    def entry(self, schema: pa.Schema) -> pa.Table:
+        """Return the rows of the calls that are being written, as records of this schema."""
+        records = pa.concat_tables([conformed(call.records, schema) for call in self.writing])
         return records.combine_chunks() if len(self.writing) > 1 else records
 
     def end(self, error: TidemarkError | None, *, now_ms: int) -> None:

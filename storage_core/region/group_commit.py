@@ -45,6 +45,11 @@ class Log(Protocol):
         """The error that every further write would end in; None while writing is possible."""
         ...
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema that records of an entry have."""
+        ...
+
     def append(self, records: pa.Table) -> None:
         """Make the records durable as one entry. Raises when it could not; `stopped` tells whether that is final."""
         ...
@@ -226,7 +231,7 @@ class GroupCommit:
             self._backlog.begin()
         error: BaseException | None = None
         try:
-            self._log.append(self._backlog.entry())
+            self._log.append(self._backlog.entry(self._log.schema))
         except BaseException as failure:  # noqa: BLE001 -- every call in the entry has to learn of it, whatever it is
             error = failure
         failed = (

@@ -29,13 +29,13 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
 from storage_core.region import merge, wal
 from storage_core.region.claim import claim_idle, require_unmerged
+from storage_core.region.following import Following, Known
 from storage_core.region.memtable import Memtable
 from storage_core.region.merge_work import MergeWork
 from storage_core.region.options import WriterOptions
 from storage_core.region.region_log import RegionLog
 from storage_core.region.registry import PARALLEL_REGIONS, known_manifests
 from storage_core.rows.fold import record_schema
-from storage_core.split.context import context_of
 
 _logger = logging.getLogger(__name__)
 
@@ -124,5 +124,6 @@ def _flush(store: ObjectStore, snapshot: Snapshot, idle: IdleRegion, *, clock: C
     require_unmerged(idle.manifest, snapshot)
     claimed = claim_idle(store, idle.manifest, record_schema=records, clock=clock, ids=ids)
     memtable = Memtable(records, config.primary_key)
-    log = RegionLog(claimed, memtable, options=WriterOptions(), ids=ids, context=context_of(snapshot))
+    following = Following(None, clock, Known.of(snapshot))
+    log = RegionLog(claimed, memtable, options=WriterOptions(), ids=ids, following=following)
     log.flush()

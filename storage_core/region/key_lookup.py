@@ -16,6 +16,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, sorted_file
 from storage_core.region.memtable import matching
 from storage_core.region.overlap import admitted, admitting
+from storage_core.rows.earlier_records import conformed
 from storage_core.rows.fold import left_open
 from storage_core.split.kept_values import NOTHING, KeptValues
 
@@ -23,12 +24,18 @@ _logger = logging.getLogger(__name__)
 
 
 def find(
-    store: ObjectStore, generations: Sequence[Generation], wanted: pa.Table, kept: KeptValues = NOTHING
+    store: ObjectStore,
+    generations: Sequence[Generation],
+    wanted: pa.Table,
+    kept: KeptValues = NOTHING,
+    *,
+    schema: pa.Schema | None = None,
 ) -> list[pa.Table]:
     """Return the records of these generations, oldest first, that say what the rows of the wanted keys are.
 
     They are in the order of their acknowledgement, one table per WAL entry or data file. Newest first: of a key whose
-    row a record tells whole, no older generation is asked. `wanted` has the key columns in their order and types.
+    row a record tells whole, no older generation is asked. `wanted` has the key columns in their order and types. The
+    records have the record schema `schema`, or without it that of when they were written.
 
     A generation whose bounds exclude every key costs nothing; another one GET of its bloom filter, in growing groups
     side by side, unless the region's manifest has a sound copy of that. Unless it denies every key follow one GET of
@@ -44,7 +51,7 @@ def find(
         if not found_filter.may_contain(hashes).any():
             continue
         requested = wanted.filter(pa.array(admitted(each, wanted)))
-        found = list(_find(store, each, requested, kept)) if requested.num_rows else []
+        found = list(_find(store, each, requested, kept, schema=schema)) if requested.num_rows else []
         if not found:
             continue
         parts = [*found, *parts]
@@ -100,11 +107,17 @@ def _filters(store: ObjectStore, group: Sequence[Generation], kept: KeptValues) 
     )
 
 
-def _find(store: ObjectStore, held: Generation, wanted: pa.Table, kept: KeptValues) -> Iterator[pa.Table]:
+def _find(
+    store: ObjectStore, held: Generation, wanted: pa.Table, kept: KeptValues, *, schema: pa.Schema | None
+) -> Iterator[pa.Table]:
     key = wanted.column_names
+
+    def of_now(records: pa.Table) -> pa.Table:
+        return records if schema is None else conformed(records, schema)
+
     if held.data is not None:
         parts = _chunks(store, held, wanted, kept) if held.chunks else [generation.read_data(store, held, kept.cached)]
-        yield from (matching(each, wanted, key) for each in parts)
+        yield from (matching(of_now(each), wanted, key) for each in parts)
         return
     places = _places(store, held, key_hashes(wanted, key), kept)
     if places is not None and (beyond := sorted(places.keys() - {*held.entries})):
@@ -113,7 +126,7 @@ def _find(store: ObjectStore, held: Generation, wanted: pa.Table, kept: KeptValu
         if places is not None and entry not in places:
             continue
         records = generation.read_entry(store, held, entry, kept)
-        found = matching(records if places is None else _taken(held, records, places[entry]), wanted, key)
+        found = matching(of_now(records if places is None else _taken(held, records, places[entry])), wanted, key)
         if found.num_rows:
             yield found
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from storage_core.region.key_runs import KeyRuns
 from storage_core.rows import fold
+from storage_core.rows.earlier_records import conformed
 from storage_core.rows.keys import Positions, key_codes
 
 
@@ -46,11 +47,20 @@ class Memtable:
         return self._size_bytes
 
     def add(self, entry: int, records: pa.Table) -> None:
-        """Add the records of a WAL entry that is durable. Entries come in ascending order."""
+        """Add the records of a WAL entry that is durable, of whichever schema. Entries come in ascending order."""
+        records = conformed(records, self.schema)
         self._entries.append(entry)
         self._parts.append(records)
         self._rows += records.num_rows
         self._size_bytes += records.nbytes
+
+    def become(self, schema: pa.Schema) -> None:
+        """Hold the records under a later schema of the table from now on."""
+        if self.schema.equals(schema, check_metadata=True):
+            return
+        self.schema = schema
+        self._parts = [conformed(part, schema) for part in self._parts]
+        self._runs, self._indexed = KeyRuns(), 0
 
     def parts(self) -> tuple[pa.Table, ...]:
         """Return the records of each entry, in order; nothing is copied."""

@@ -36,6 +36,7 @@ from storage_core.region.refused import REFUSALS, Attempt, Records, naming_works
 from storage_core.region.registry import known_manifests
 from storage_core.region.superseded import Superseded, find, removal
 from storage_core.rows import fold
+from storage_core.rows.earlier_records import conformed
 from storage_core.rows.keys import Positions, key_codes
 from storage_core.split.context import context_of
 from storage_core.split.lineage import Lineage, MergedRange
@@ -271,8 +272,7 @@ def _require_consecutive(region: str, after: int, waiting: Sequence[FlushedGener
 
 
 def _take(store: ObjectStore, region: str, waiting: Sequence[FlushedGeneration], max_records: int) -> list[Generation]:
-    taken: list[Generation] = []
-    records = 0
+    taken, records = list[Generation](), 0
     for each in waiting:
         opened = generation.read(store, region, each)
         records += opened.records
@@ -290,7 +290,8 @@ def _touched(snapshot: Snapshot, generations: Sequence[Generation], key: Sequenc
 
 def _records(store: ObjectStore, work: MergeWork, opened: Sequence[Generation]) -> Records:
     empty = fold.record_schema(work.context.schema).empty_table()
-    parts = [pa.concat_tables([empty, *generation.read_records(store, each)]) for each in opened]
+    read = ((conformed(part, empty.schema) for part in generation.read_records(store, each)) for each in opened)
+    parts = [pa.concat_tables([empty, *own]) for own in read]
     return Records(
         rows=pa.concat_tables([empty, *parts]),
         generations=tuple(each.generation for each in opened),

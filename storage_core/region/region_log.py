@@ -15,10 +15,10 @@ from storage_core.formats.region_manifest import FlushedGeneration, RegionManife
 from storage_core.ids import Ids
 from storage_core.region import generation_write
 from storage_core.region.claim import Claim
+from storage_core.region.following import Following
 from storage_core.region.manifest import check_epoch, commit
 from storage_core.region.memtable import Memtable
 from storage_core.region.options import WriterOptions
-from storage_core.split.context import SplitContext
 
 _logger = logging.getLogger(__name__)
 
@@ -43,15 +43,15 @@ class RegionLog:
         *,
         options: WriterOptions,
         ids: Ids,
-        context: SplitContext | None = None,
+        following: Following,
     ) -> None:
-        """Take over what a claim found; `memtable` is empty. Without `context` generations get no segments."""
+        """Take over what a claim found; `memtable` is empty."""
         self.stopped: TidemarkError | None = None
         self._store = claimed.appender.store
         self._clock = claimed.appender.clock
         self._ids = ids
         self._options = options
-        self._context = context
+        self._following = following
         self._take_over(claimed, memtable)
 
     @property
@@ -68,6 +68,11 @@ class RegionLog:
     def epoch(self) -> int:
         """The fencing token of the claim."""
         return self._appender.epoch
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of records, as the table has it now as far as is known."""
+        return self._following.known.schema
 
     @property
     def last_entry(self) -> int:
@@ -95,6 +100,8 @@ class RegionLog:
     def flush(self) -> int | None:
         """Make a generation of the memtable and return its number; None when it is empty, or a merge has flushed it.
 
+        What is written from then on has the columns that the table has by then.
+
         Whatever fails before the region's manifest is committed leaves the memtable as it is, and the next flush takes
         all of it into another directory. Raises `WriterFenced`, `Unavailable`, or `CommitUnknown`.
         """
@@ -103,6 +110,7 @@ class RegionLog:
     def _append(self, records: pa.Table) -> None:
         with self._settling():
             entry = self._appender.append(records, generation=self._generation)
+            self.memtable.become(self.schema)
             if not self.memtable.rows:
                 self._oldest_ms = self._clock.now_ms()
             self.memtable.add(entry, records)
@@ -118,7 +126,7 @@ class RegionLog:
             generation=self._generation,
             clock=self._clock,
             ids=self._ids,
-            context=self._context if flushed.rows >= self._options.segment_rows else None,
+            context=self._following.known.context if flushed.rows >= self._options.segment_rows else None,
         )
         self._commit_flush(written.copied)
         _logger.info(
@@ -128,7 +136,8 @@ class RegionLog:
             written.records,
             len(written.entries),
         )
-        self.memtable = Memtable(flushed.schema, flushed.key)
+        self._following.renew()
+        self.memtable = Memtable(self.schema, flushed.key)
         self._generation += 1
         return written.generation
 

@@ -19,12 +19,13 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.process import HomeProcess
+from storage_core.region.following import Following, Known
 from storage_core.region.options import WriterOptions
 from storage_core.region.records import Keys, RecordBuilder
 from storage_core.region.spec import Routed, region_of_values, route
 from storage_core.region.writer import RegionWriter, close_after
-from storage_core.rows.fold import FIELDS, OPERATION, record_schema
-from storage_core.rows.incoming import InMemory, Rows, read_whole
+from storage_core.rows.earlier_records import conformed
+from storage_core.rows.incoming import Rows
 from storage_core.rows.late import LateMetrics
 from storage_core.settings.region_fields import Region
 
@@ -60,14 +61,15 @@ class RoutingWriter:
         self._options = options
         self._store, self._snapshot, self._clock, self._ids = store, snapshot, clock, ids
         self._only = only
-        config = snapshot.config
-        self._builder = RecordBuilder(
-            snapshot.schema, config.primary_key, merged_maps=config.merged_maps, nonzero=config.nonzero_vectors
-        )
+        self._following = Following(store, clock, Known.of(snapshot))
         self._writers: dict[str, RegionWriter] = {}
         self._home = HomeProcess()
         self._lock = threading.Lock()
         self._closed = False
+
+    @property
+    def _builder(self) -> RecordBuilder:
+        return self._following.known.builder
 
     @property
     def metrics(self) -> LateMetrics:
@@ -86,28 +88,19 @@ class RoutingWriter:
         Raises `InvalidInput` when a row does not fit the table or the region (nothing is written then), and per region
         what `RegionWriter.put` raises, and `RegionClosed` when the table's region spec was changed.
         """
-        records = self._builder.puts(rows)
-        table = records.drop_columns([OPERATION, FIELDS])
-        self._each(records, lambda writer, chosen: writer.put(table.take(chosen), durable=durable))
+        self._each(self._builder.puts(rows), durable)
 
     def patch(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Write some fields of rows, the others keep their value; durable when this returns. One PUT per region."""
-        held = read_whole(rows)
-        given = held if isinstance(held, Mapping | pa.Table | pa.RecordBatch) else [*held]
-        records = self._builder.patches(given)
-        self._each(records, lambda writer, chosen: writer.patch(_taken(given, chosen), durable=durable))
+        self._each(self._builder.patches(rows), durable)
 
     def reset(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Delete rows and write them whole; durable when this returns. One PUT per region."""
-        records = self._builder.resets(rows)
-        table = records.drop_columns([OPERATION, FIELDS])
-        self._each(records, lambda writer, chosen: writer.reset(table.take(chosen), durable=durable))
+        self._each(self._builder.resets(rows), durable)
 
     def delete(self, keys: Keys, *, durable: bool | None = None) -> None:
         """Delete rows by key; durable when this returns. One PUT per region."""
-        records = self._builder.deletes(keys)
-        table = records.select(self._builder.key)
-        self._each(records, lambda writer, chosen: writer.delete(table.take(chosen), durable=durable))
+        self._each(self._builder.deletes(keys), durable)
 
     def sync(self) -> None:
         """Return when everything that was given to any region is durable. Raises as `close` does."""
@@ -120,8 +113,9 @@ class RoutingWriter:
 
     def unflushed(self) -> pa.Table:
         """Return the records of the claimed regions that are in no generation yet, in order per region. No request."""
-        empty = record_schema(self._snapshot.schema).empty_table()
-        return pa.concat_tables([empty, *(each.unflushed() for each in self._claimed())])
+        schema = self._following.known.schema
+        parts = (conformed(each.unflushed(), schema) for each in self._claimed())
+        return pa.concat_tables([schema.empty_table(), *parts])
 
     def close(self) -> None:
         """Close the writer of every claimed region, also behind one that fails.
@@ -158,13 +152,13 @@ class RoutingWriter:
             raise failures[0]
         return done
 
-    def _each(self, records: pa.Table, write: Callable[[RegionWriter, pa.Array], None]) -> None:
-        """Call `write` per region with the positions of its rows."""
+    def _each(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
+        """Write the records, to each region its own."""
         routed = self._routed(records)
         written: list[str] = []
         for region, chosen in _groups(routed):
             try:
-                write(self._writer(region), chosen)
+                self._writer(region).write(records.take(chosen), durable)
             except TidemarkError as error:
                 error.context["written"] = written
                 raise
@@ -199,6 +193,7 @@ class RoutingWriter:
                     ids=self._ids,
                     options=self._options,
                     region=region,
+                    following=self._following,
                 )
             return self._writers[region.id]
 
@@ -239,11 +234,3 @@ def _groups(routed: Routed) -> Iterator[tuple[Region, pa.Array]]:
     ends = np.cumsum(np.bincount(routed.positions, minlength=len(routed.regions)))
     for region, chosen in zip(routed.regions, np.split(order, ends[:-1]), strict=False):
         yield region, pa.array(chosen)
-
-
-def _taken(rows: InMemory, chosen: pa.Array) -> InMemory:
-    if isinstance(rows, Mapping):
-        return rows
-    if isinstance(rows, pa.Table | pa.RecordBatch):
-        return rows.take(chosen)
-    return [rows[position] for position in chosen.to_pylist()]

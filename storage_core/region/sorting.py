@@ -35,6 +35,8 @@ from storage_core.region.manifest import advance, read_latest
 from storage_core.region.options import SEGMENT_ROWS
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.rows import fold
+from storage_core.rows.columns import LAST_COLUMN_ID, column_id
+from storage_core.rows.earlier_records import conformed
 from storage_core.split.context import SplitContext, context_of
 
 _logger = logging.getLogger(__name__)
@@ -165,14 +167,29 @@ def execute(store: ObjectStore, work: SortingWork, *, clock: Clock, ids: Ids) ->
     then are orphans.
     """
     opened = [generation.read(store, work.region, each) for each in work.generations]
-    parts = (records for each in opened for records in generation.read_records(store, each))
-    records = pa.concat_tables([fold.record_schema(work.context.schema).empty_table(), *parts])
+    schema = fold.record_schema(work.context.schema)
+    parts = (_conformed(records, schema, work) for each in opened for records in generation.read_records(store, each))
+    records = pa.concat_tables([schema.empty_table(), *parts])
     folded = fold.fold(records, work.primary_key)
     context = work.context if folded.num_rows >= SEGMENT_ROWS else None
     written = write_sorted(store, folded, work.primary_key, replaces=opened, clock=clock, ids=ids, context=context)
     return SortingResult(
         path=written.path, records_in=records.num_rows, records_out=folded.num_rows, size_bytes=folded.nbytes
     )
+
+
+def _conformed(records: pa.Table, schema: pa.Schema, work: SortingWork) -> pa.Table:
+    """The records as those of the schema of the plan, which nothing of them may be left out of."""
+    last = int(work.context.configuration.get(LAST_COLUMN_ID, len(work.context.schema)))
+    later = [field.name for field in records.schema if (column_id(field) or 0) > last]
+    if later:
+        raise CommitConflict(
+            f"region {work.region}: has records with the column {later[0]!r}, which the table did not have when this "
+            "sort was planned; plan again",
+            region=work.region,
+            column=later[0],
+        )
+    return conformed(records, schema)
 
 
 def finish(store: ObjectStore, work: SortingWork, result: SortingResult, *, clock: Clock, writer_id: str) -> None:

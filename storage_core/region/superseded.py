@@ -70,7 +70,7 @@ def find(
         return None
     footers = footers or Footers()
     deleted = deleted_rows(store, split, footers.cached)
-    opened = open_split(store, split.as_written, whole=False, footers=footers)
+    opened = open_split(store, split.as_written, whole=False, footers=footers).of_table(schema)
     rows = opened.rows
     at = np.arange(rows) if among is None else among
     wanted, held = key_codes([records, opened.read(key) if among is None else opened.take(at, key)], key)

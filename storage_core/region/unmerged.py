@@ -22,6 +22,7 @@ from storage_core.region.manifest import memory_bytes, read_after, read_from, re
 from storage_core.region.memtable import matching
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.region.wal import Logged
+from storage_core.rows.earlier_records import conformed
 from storage_core.rows.fold import left_open, record_schema
 from storage_core.settings.region_fields import Region
 from storage_core.split.kept_values import NOTHING, KeptValues, is_near
@@ -63,13 +64,16 @@ class CapturedRegion:
         """Return the records that the snapshot has not merged, in the order of their acknowledgement."""
         if self.manifest is None:
             return []
-        flushed = self._flushed(self.manifest, snapshot)
+        schema, flushed = record_schema(snapshot.schema), self._flushed(self.manifest, snapshot)
         records = generation.read_all_records(self.store, flushed, self.kept.cached)
-        parts = [Unmerged(generation=each, records=own) for each, own in zip(flushed, records, strict=True)]
+        parts = [
+            Unmerged(generation=each, records=tuple(conformed(part, schema) for part in own))
+            for each, own in zip(flushed, records, strict=True)
+        ]
         logged = self._logged(self.manifest, snapshot)
         log = Unmerged(
             generation=None,
-            records=tuple(each.entry.records for each in logged),
+            records=tuple(conformed(each.entry.records, schema) for each in logged),
             region=self.region,
             entries=tuple(each.id for each in logged),
         )
@@ -82,12 +86,14 @@ class CapturedRegion:
         """
         if self.manifest is None:
             return []
-        logged = [each.entry.records for each in self._logged(self.manifest, snapshot)]
+        schema = record_schema(snapshot.schema)
+        logged = [conformed(each.entry.records, schema) for each in self._logged(self.manifest, snapshot)]
         parts = [matching(pa.concat_tables(logged), wanted, wanted.column_names)] if logged else []
         wanted = left_open(parts, wanted)
         if not wanted.num_rows:
             return parts
-        return [*key_lookup.find(self.store, self._flushed(self.manifest, snapshot), wanted, self.kept), *parts]
+        flushed = self._flushed(self.manifest, snapshot)
+        return [*key_lookup.find(self.store, flushed, wanted, self.kept, schema=schema), *parts]
 
     def admitting(self, snapshot: Snapshot, wanted: pa.Table) -> Admitting:
         """Return which generations may hold one of the keys. One GET per filter that is not at hand."""

@@ -20,6 +20,7 @@ from storage_core.late_row_filter import LateRowFilter, Origin
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.claim import Claim, claim, require_unmerged
+from storage_core.region.following import Following, Known
 from storage_core.region.group_commit import GroupCommit
 from storage_core.region.memtable import Memtable, matching
 from storage_core.region.options import WriterOptions
@@ -27,11 +28,11 @@ from storage_core.region.records import Keys, RecordBuilder
 from storage_core.region.region_log import RegionLog
 from storage_core.region.spec import only_region
 from storage_core.rows import fold
+from storage_core.rows.earlier_records import conformed
 from storage_core.rows.fold import record_schema
 from storage_core.rows.incoming import Rows
 from storage_core.rows.late import LateMetrics, LateRule
 from storage_core.settings.region_fields import Region
-from storage_core.split.context import SplitContext, context_of
 
 T = TypeVar("T")
 
@@ -55,22 +56,21 @@ class RegionWriter:
         self,
         claimed: Claim,
         *,
-        builder: RecordBuilder,
+        following: Following,
         ids: Ids,
         options: WriterOptions,
         late: LateRule | None,
-        context: SplitContext,
     ) -> None:
         """Take over what a claim found; `open` makes the claim."""
-        self._builder = builder
+        self._following = following
         self._clock = claimed.appender.clock
         self._late_filter = LateRowFilter(
             claimed.appender.store, late, Origin(source="writer", by=claimed.appender.writer_id)
         )
         self._filtering = threading.Lock()
         self._durable = options.durable
-        memtable = Memtable(record_schema(builder.schema), builder.key)
-        self._log = RegionLog(claimed, memtable, options=options, ids=ids, context=context)
+        memtable = Memtable(following.known.schema, self._builder.key)
+        self._log = RegionLog(claimed, memtable, options=options, ids=ids, following=following)
         self._group = GroupCommit(self._log, options=options, clock=self._clock)
         self._group.warn_when_dropped(self)
 
@@ -84,11 +84,13 @@ class RegionWriter:
         ids: Ids,
         options: WriterOptions | None = None,
         region: Region | None = None,
+        following: Following | None = None,
     ) -> Self:
         """Claim a region of the table, by default its only one, fence its earlier writer, and replay its tail.
 
-        Schema and key are those of the snapshot. Raises `InvalidInput` on a table without a primary key, `Corrupt` that
-        names a damaged WAL entry, and what `region.claim.claim` raises.
+        Key and columns are those of the snapshot, or what writers of other regions have found since (`following`); from
+        each flush on the columns are those that the table has by then. Raises `InvalidInput` on a table without a
+        primary key, `Corrupt` that names a damaged WAL entry, and what `region.claim.claim` raises.
         """
         key = snapshot.config.primary_key
         if not key:
@@ -99,10 +101,13 @@ class RegionWriter:
         target = region or only_region(snapshot.table_id, snapshot.config.region_spec)
         claimed = claim(store, target, record_schema=record_schema(snapshot.schema), clock=clock, ids=ids)
         require_unmerged(claimed.manifest, snapshot)
-        config = snapshot.config
-        builder = RecordBuilder(snapshot.schema, key, config.merged_maps, config.nonzero_vectors)
-        late, context = LateRule.of(config), context_of(snapshot)
-        return cls(claimed, builder=builder, ids=ids, options=options or WriterOptions(), late=late, context=context)
+        late = LateRule.of(snapshot.config)
+        known = following or Following(store, clock, Known.of(snapshot))
+        return cls(claimed, following=known, ids=ids, options=options or WriterOptions(), late=late)
+
+    @property
+    def _builder(self) -> RecordBuilder:
+        return self._following.known.builder
 
     @property
     def region_id(self) -> str:
@@ -132,7 +137,7 @@ class RegionWriter:
         row does not fit the table and `Overloaded` when too much is given (nothing is written then), `WriterFenced`,
         or `CommitUnknown`.
         """
-        self._write(self._builder.puts(rows), durable)
+        self.write(self._builder.puts(rows), durable)
 
     def patch(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Write some fields of rows, the others keep their value; durable when this returns. One PUT like `put`.
@@ -140,11 +145,11 @@ class RegionWriter:
         Fields that a row does not name are left alone, those named with null become null, and the entries of a merged
         map are laid over those that are there. Where there is no such row the patch makes it. Raises what `put` raises.
         """
-        self._write(self._builder.patches(rows), durable)
+        self.write(self._builder.patches(rows), durable)
 
     def reset(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Delete rows and write them whole; durable when this returns. One PUT like `put`. Raises what `put` raises."""
-        self._write(self._builder.resets(rows), durable)
+        self.write(self._builder.resets(rows), durable)
 
     def delete(self, keys: Keys, *, durable: bool | None = None) -> None:
         """Delete rows by key; durable when this returns. One PUT like `put`. Deleting what does not exist succeeds.
@@ -152,7 +157,7 @@ class RegionWriter:
         `keys` is a key or a list of keys; a key is a value, a tuple in key order, or a mapping. An Arrow table holds
         one key per row. Raises what `put` raises.
         """
-        self._write(self._builder.deletes(keys), durable)
+        self.write(self._builder.deletes(keys), durable)
 
     def sync(self) -> None:
         """Return when everything that was given is durable. Raises what keeps it from that; see the class."""
@@ -161,10 +166,10 @@ class RegionWriter:
     def flush(self) -> int | None:
         """Make a generation of everything written so far and return its number; None when nothing is in none yet.
 
-        Four PUTs and the hint, and before them what `sync` does; with `segment_rows` records one PUT more per
-        maintained index of the table as it was when the writer was opened. A flush makes rows mergeable. One that fails
-        loses nothing and is tried again by the next one: generations have no gaps (lesson 20). Calls of other threads
-        wait meanwhile. Raises `WriterFenced`, `Unavailable`, or `CommitUnknown`.
+        Four PUTs and the hint, before them what `sync` does, and behind them one GET that looks for changed columns;
+        with `segment_rows` records one PUT more per maintained index, by the columns of before. A flush makes rows
+        mergeable. One that fails loses nothing and is tried again by the next one: generations have no gaps (lesson
+        20). Calls of other threads wait meanwhile. Raises `WriterFenced`, `Unavailable`, or `CommitUnknown`.
         """
         return self._group.flush()
 
@@ -204,7 +209,8 @@ class RegionWriter:
         wanted = self._builder.deletes(key).select(self._builder.key)
 
         def find(waiting: Sequence[pa.Table]) -> list[pa.Table]:
-            return [self._log.memtable.find(wanted), *waiting]
+            held = self._log.memtable
+            return [held.find(wanted), *(conformed(each, held.schema) for each in waiting)]
 
         durable, *waiting = self._group.look(find)
         found = [durable, *(matching(each, wanted, self._builder.key) for each in waiting)]
@@ -232,12 +238,13 @@ class RegionWriter:
 
         def take(waiting: Sequence[pa.Table]) -> tuple[Memtable, list[pa.Table]]:
             memtable = self._log.memtable  # looked at once: a flush replaces it
-            return memtable, [*memtable.parts(), *waiting]
+            return memtable, [*memtable.parts(), *(conformed(each, memtable.schema) for each in waiting)]
 
         memtable, parts = self._group.look(take)
         return memtable, fold.fold(pa.concat_tables([memtable.schema.empty_table(), *parts]), self._builder.key)
 
-    def _write(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
+    def write(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
+        """Write records that a builder of this table made. Raises what `put` raises, but `InvalidInput`."""
         self._group.require_usable()
         with self._filtering:
             records = self._late_filter.admit_records(records, self._clock.now_ms())

@@ -23,6 +23,7 @@ from storage_core.log.deletion_vector import inline
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
 from storage_core.repair.region_salvage import RegionSalvage
+from storage_core.rows.columns import as_wide
 from storage_core.rows.keys import key_codes
 from storage_core.split.read import read_split
 from storage_core.split.vectors import deleted_rows, positions
@@ -78,7 +79,8 @@ def superseded(
         if region in regions
         for number, keys in _records(store, regions[region], key, after=_oldest(splits, region), last=last)
     ]
-    codes = key_codes([*(each.keys for each in held), *(keys for _, _, keys in records)], key)
+    every = [*(each.keys for each in held), *(keys for _, _, keys in records)]
+    codes = key_codes(as_wide(every, key), key)
     size = max((int(each.max()) + 1 for each in codes if len(each)), default=0)
     newest = np.full(size, -1, np.int64)
     for each, own in zip(held, codes, strict=False):

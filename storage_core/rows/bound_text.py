@@ -17,6 +17,7 @@ from decimal import Context, Decimal, InvalidOperation
 from typing import NoReturn
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
 
@@ -27,6 +28,7 @@ _WIDE_DECIMAL = pa.decimal256(76, 38)
 _WIDE_LIMIT = Decimal(10**38)
 _WIDE_STEP = Decimal(1).scaleb(-38)
 _EXACT = Context(prec=100)
+_DATE_LENGTH = len("2015-05-17")
 _SPECIAL_FLOATS: Mapping[str, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -44,13 +46,13 @@ def has_bounds(type_: pa.DataType) -> bool:
 
 def lower(bound: pa.Scalar, truncate_at: int) -> str | None:
     """Return the text of a least value, cut where it is text; None where it has none."""
-    text = _text(bound)
+    text = text_of(bound)
     return text[:truncate_at] if text is not None and _is_text(bound.type) else text
 
 
 def upper(bound: pa.Scalar, truncate_at: int) -> str | None:
     """Return the text of a greatest value, rounded up where it is cut; None where it has none."""
-    text = _text(bound)
+    text = text_of(bound)
     if text is None or len(text) <= truncate_at or not _is_text(bound.type):
         return text
     return next_after_prefix(text[:truncate_at])
@@ -72,7 +74,8 @@ def _is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
-def _text(bound: pa.Scalar) -> str | None:
+def text_of(bound: pa.Scalar) -> str | None:
+    """Return the text of a value, uncut; None where it has none."""
     if not bound.is_valid:
         return None
     kinds, type_ = pa.types, bound.type
@@ -126,6 +129,8 @@ def decode_column(texts: pa.Array, type_: pa.DataType) -> pa.Array:
     `decode` this refuses nothing, for a bound is derived, and a split without one is read. Integers come back as int64,
     floats as float64, decimals wide enough for every text, timestamps in microseconds with the column's zone.
     """
+    if pa.types.is_timestamp(type_):
+        texts = _as_instants(texts, type_)
     for wanted in _decoded_types(type_):
         try:
             return texts.cast(wanted)
@@ -134,6 +139,15 @@ def decode_column(texts: pa.Array, type_: pa.DataType) -> pa.Array:
     if not has_bounds(type_):
         return pa.nulls(len(texts), type_)
     return pa.array([_decode_or_none(text, type_) for text in texts.to_pylist()], _decoded_types(type_)[-1])
+
+
+def _as_instants(texts: pa.Array, type_: pa.DataType) -> pa.Array:
+    """The texts, those of dates as of their midnight: the column had dates when they were written."""
+    is_date = pc.equal(pc.utf8_length(texts), _DATE_LENGTH)
+    if not pc.any(is_date).as_py():
+        return texts
+    midnight = "T00:00:00.000000" + ("Z" if type_.tz else "")
+    return pc.if_else(is_date, pc.binary_join_element_wise(texts, midnight, ""), texts)
 
 
 def _decoded_types(type_: pa.DataType) -> tuple[pa.DataType, ...]:

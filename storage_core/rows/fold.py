@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.codes import Mask
+from storage_core.rows.columns import before, default_of
 from storage_core.rows.keys import Positions, key_codes, key_order
 from storage_core.rows.map_union import union
 from storage_core.rows.schema import conform
@@ -63,7 +64,7 @@ def record_schema(schema: pa.Schema) -> pa.Schema:
         raise InvalidInput(f"the column names {sorted(taken)} are reserved for records; rename the columns")
     operation = pa.field(OPERATION, pa.int8(), nullable=False)
     fields = pa.field(FIELDS, pa.list_(pa.field("element", pa.string())))
-    return pa.schema([operation, fields, *(pa.field(each.name, each.type) for each in schema)])
+    return pa.schema([operation, fields, *(each.with_nullable(nullable=True) for each in schema)])
 
 
 def puts(rows: pa.Table) -> pa.Table:
@@ -112,6 +113,8 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
             places[merged] = len(order) + np.arange(np.count_nonzero(merged))
             source[merged] = places[merged]
         arrays[name] = column.take(pa.array(places, mask=source == _NONE))
+        if default_of(field := records.schema.field(name)) is not None:  # for rows that a patch makes after a delete
+            arrays[name] = _filled(arrays[name], field, (source == _NONE) & (folded_operations == Operation.RESET))
     arrays[OPERATION] = pa.array(folded_operations, pa.int8())
     arrays[FIELDS] = field_lists(len(folded_operations), patches, named, records.schema.field(FIELDS).type)
     return pa.Table.from_arrays([arrays[name] for name in records.column_names], schema=records.schema)
@@ -135,16 +138,39 @@ def left_open(records: Sequence[pa.Table], wanted: pa.Table) -> pa.Table:
 def apply(base: pa.Table, folded: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return the base rows with the records applied, ascending by key, under the schema of the base.
 
-    `folded` is what `fold` returned. A patch without a base row is a put of the given fields; a delete without one
-    does nothing. Two base rows of one key become the later one. Raises `InvalidInput` when the records have other
-    columns than the base, and when a record leaves a required column without a value (naming the column).
+    `folded` is what `fold` returned. A patch without a base row is a put of the given fields, and of the defaults of
+    others; a delete without one does nothing. Two base rows of one key become the later one. Raises `InvalidInput` when
+    the records have other columns than the base, and when a record leaves a required column without a value (naming the
+    column).
     """
     records = record_schema(base.schema)
     given = conform(folded, records)
     if base.num_rows:
         given = fold(pa.concat_tables([puts(base), given]), key)
-    kept = given.filter(pc.not_equal(given.column(OPERATION), int(Operation.DELETE)))
+    kept = _with_defaults(given.filter(pc.not_equal(given.column(OPERATION), int(Operation.DELETE))))
     return conform(kept.drop_columns([OPERATION, FIELDS]), base.schema)
+
+
+def _with_defaults(records: pa.Table) -> pa.Table:
+    """The records, those of them that are patches still with the defaults of the columns that they do not give."""
+    fields = [field for field in records.schema if default_of(field) is not None]
+    patches = np.flatnonzero(_operations(records) == Operation.PATCH) if fields else ()
+    if not len(patches):
+        return records
+    lists = records.column(FIELDS).combine_chunks()
+    parents, given = pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
+    for field in fields:
+        is_open = np.zeros(records.num_rows, np.bool_)
+        is_open[patches] = True
+        is_open[parents[pc.equal(given, field.name).to_numpy(zero_copy_only=False)]] = False
+        column = _filled(records.column(field.name), field, is_open)
+        records = records.set_column(records.schema.get_field_index(field.name), field, column)
+    return records
+
+
+def _filled(column: pa.ChunkedArray | pa.Array, field: pa.Field, mask: Mask) -> pa.ChunkedArray | pa.Array:
+    """The column with the default of its field where the mask is set."""
+    return pc.if_else(pa.array(mask), before(field, 1)[0], column) if mask.any() else column
 
 
 @dataclass(frozen=True, slots=True)

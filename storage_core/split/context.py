@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage_core.log.snapshot import Snapshot
+from storage_core.rows.columns import stored_names
 from storage_core.rows.schema import from_schema_string, to_schema_string
 from storage_core.rows.sort_order import OrderColumn, SortOrder, bind, nameless
 
@@ -20,6 +21,7 @@ class SplitContext:
 
     `window_seconds` None means a table without windows. `source_id` and `partition_id` are empty where there is none.
     `schema_ref` names the family of union-compatible schemas (`add.docMappingRef`); None is the table's first family.
+    `schema` has the table's names of the columns, `bloom_filters` those that splits have.
     `configuration` and `planned_version` are those of the snapshot that the work was planned on: files carry them, so
     that a lost log can be made again.
     """
@@ -93,7 +95,7 @@ def context_of(snapshot: Snapshot) -> SplitContext:
         time_column=config.time_column,
         window_seconds=config.window_seconds,
         target_bytes=config.target_split_bytes,
-        bloom_filters=config.bloom_filters,
+        bloom_filters=tuple(stored_names(schema, config.bloom_filters)),
         configuration=snapshot.metadata.configuration,
         planned_version=snapshot.version,
     )

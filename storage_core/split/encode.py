@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -32,6 +33,7 @@ from storage_core.split.encodings import (
 from storage_core.split.metadata import with_checksum
 from storage_core.split.sink import Sink
 
+_FIELD_ID: Final = "PARQUET:field_id"
 BLOOM_FALSE_POSITIVES: Final = 0.01
 
 _SAMPLE_SLICES: Final = 8
@@ -56,7 +58,8 @@ class FileWriter:
 
     Dictionary columns are written as columns of their values, without being decoded where `encodings` says dictionary.
     Every page carries a checksum. The columns `may_hold_nan` have no statistics: Parquet's bounds leave NaN out, and
-    readers would miss its rows. `schema` is that of the rows as they come, dictionaries included.
+    readers would miss its rows. `schema` is that of the rows as they come, dictionaries included. Columns that have one
+    of `field_ids` are written with it.
     """
 
     def __init__(
@@ -67,9 +70,10 @@ class FileWriter:
         *,
         may_hold_nan: Collection[str] = (),
         bloom_filters: BloomFilters | None = None,
+        field_ids: Mapping[str, int] = MappingProxyType({}),
         on_disk: bool = False,
     ) -> None:
-        self._schema = schema.remove_metadata()
+        self._schema = pa.schema([_identified(field, field_ids) for field in schema])
         self._sink = Sink(on_disk=on_disk)
         self._without_statistics = frozenset(may_hold_nan)
         plain = plain_schema(schema)
@@ -201,6 +205,12 @@ def encoded_bytes_per_row(rows: pa.Table, order: SortOrder, encodings: Encodings
     file = FileWriter(sample.schema, order, encodings, may_hold_nan=nan_columns(sample))
     file.add(sample)
     return int(file.finish({}).size) / int(sample.num_rows)
+
+
+def _identified(field: pa.Field, ids: Mapping[str, int]) -> pa.Field:
+    """The field as Arrow writes it with its id, or without one."""
+    number = ids.get(field.name)
+    return field.remove_metadata() if number is None else field.with_metadata({_FIELD_ID: str(number)})
 
 
 def _plain(field: pa.Field) -> pa.Field:

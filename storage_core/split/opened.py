@@ -15,19 +15,18 @@ from pyroaring import BitMap
 
 from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
 from storage_core.log.actions import Add
+from storage_core.rows.columns import bare, default_of, has_changed, of_earlier, stored_schema
 from storage_core.rows.sort_order import OrderColumn
 from storage_core.rows.vectors import typed
 from storage_core.split.encode import has_float
+from storage_core.split.leaves import decoded_bytes, leaves_of
 from storage_core.split.ranges import VerifiedChunks
-from storage_core.split.row_groups import GROUP_BYTES, Recorded, recorded
+from storage_core.split.row_groups import Recorded, recorded
 from storage_core.split.vectors import visible
 from storage_core.system_errors import raise_refused
 
 BATCH_ROWS = 8192
 """Rows that `OpenSplit.since` holds decoded at once."""
-
-VALUE_BYTES = 16
-"""What a decoded value takes, about: texts that repeat take more than they do encoded."""
 
 
 _GROWN = 2
@@ -39,17 +38,29 @@ class OpenSplit:
     """A split whose footer has been read and found to be the one that the log names.
 
     Its rows are those that its deletion vector leaves, `rows` of them. `deleted` are the others, by their place in the
-    file. Of `add.as_written` the rows are all that the file has, each at its place.
+    file. Of `add.as_written` the rows are all that the file has, each at its place. They come with the columns of
+    `schema`: those that are `stored`, or those of a table (`of_table`).
     """
 
     add: Add
     schema: pa.Schema
+    stored: pa.Schema
     metadata: Mapping[str, str]
     deleted: BitMap
     row_groups: int
     _file: pq.ParquetFile
     _in_memory: bool
     _source: pa.NativeFile | VerifiedChunks
+    _table: pa.Schema | None = None
+
+    def of_table(self, schema: pa.Schema) -> OpenSplit:
+        """Return the split with the columns of its table, which may have changed since it was written.
+
+        As of `conform_split`, but dictionaries stay, and names are those that splits have. Of a table that never
+        changed it is the split itself.
+        """
+        stored = stored_schema(schema)
+        return replace(self, schema=bare(stored), _table=stored) if has_changed(schema) else self
 
     @property
     def rows(self) -> int:
@@ -61,8 +72,8 @@ class OpenSplit:
         if not self._in_memory and self.row_groups:
             return pa.concat_tables(self.batches(columns))
         with corrupt_on_failure(self.add):
-            table = typed(self._file.read(columns=self._present(columns), use_threads=True), self.schema)
-        return self._visible(table, 0)
+            table = typed(self._file.read(columns=self._present(columns), use_threads=True), self.stored)
+        return self._visible(self._of_table(table, columns), 0)
 
     def batches(
         self, columns: Collection[str] | None = None, *, groups: Sequence[int] | None = None
@@ -81,14 +92,14 @@ class OpenSplit:
 
         Each is a row group, with these columns, and with another where the split has none of them.
         """
-        names = None if columns is None else self._present(columns) or self.schema.names[:1]
+        names = None if columns is None else self._wanted(columns) or self.schema.names[:1]
         chosen = range(self.row_groups) if groups is None else groups
         return [Piece(self if len(chosen) == 1 else self._apart(), names, group) for group in chosen]
 
     def chunk_bytes(self, columns: Collection[str] | None, group: int) -> int:
         """Return about what these columns of a row group take in memory, encoded and decoded."""
         chunks = map(self._file.metadata.row_group(group).column, self._leaves(columns))
-        return sum(each.total_compressed_size + _decoded_bytes(each) for each in chunks)
+        return sum(each.total_compressed_size + decoded_bytes(each) for each in chunks)
 
     def _apart(self) -> OpenSplit:
         """The same split with a file of its own."""
@@ -113,7 +124,7 @@ class OpenSplit:
         with corrupt_on_failure(self.add):
             for batch in self._batches_from(group, batch_rows):
                 skipped = min(max(0, place - first), batch.num_rows)
-                rows = typed(pa.Table.from_batches([batch.slice(skipped)]), self.schema)
+                rows = self._of_table(typed(pa.Table.from_batches([batch.slice(skipped)]), self.stored), None)
                 mask = visible(self.deleted, first + skipped, rows.num_rows)
                 places = np.arange(first + skipped, first + batch.num_rows)
                 first += batch.num_rows
@@ -146,7 +157,7 @@ class OpenSplit:
             if self._chunks is not None:
                 self._chunks.fetch(index, self._leaves(columns))
             rows = self._file.read_row_group(index, columns=self._present(columns), use_threads=self._in_memory)
-            rows = typed(rows, self.schema)
+            rows = self._of_table(typed(rows, self.stored), columns)
             if self._chunks is not None:
                 self._chunks.drop()
         expected = self._file.metadata.row_group(index).num_rows
@@ -192,56 +203,42 @@ class OpenSplit:
         groups = [footer.row_group(index) for index in range(self.row_groups)]
         columns = [group.column(index) for group in groups for index in range(group.num_columns)]
         unbounded = {each.path_in_schema for each in columns if not each.is_stats_set}
+        added = () if self._table is None else (each for each in self._table if each.name not in self.stored.names)
         return frozenset(
-            field.name
-            for field in self.schema
-            if has_float(field.type) and (pa.types.is_nested(field.type) or field.name in unbounded)
+            [
+                *(each.name for each in self.stored if _may_hold_nan(each, unbounded)),
+                *(each.name for each in added if default_of(each) == "NaN"),
+            ]
         )
 
     def native_sorting(self) -> list[OrderColumn]:
         """Return the columns of the order that Parquet itself records; empty when it records none."""
         columns = self._file.metadata.row_group(0).sorting_columns
-        ordering, nulls = pq.SortingColumn.to_ordering(self.schema, columns) if columns else ((), "")
+        ordering, nulls = pq.SortingColumn.to_ordering(self.stored, columns) if columns else ((), "")
         return [OrderColumn(name, direction == "descending", nulls == "at_start") for name, direction in ordering]
 
     def _leaves(self, columns: Collection[str] | None) -> list[int]:
         return leaves_of(self._file.metadata, self._present(columns))
 
     def _present(self, columns: Collection[str] | None) -> list[str] | None:
-        return None if columns is None else [name for name in self.schema.names if name in columns]
+        if columns is None:
+            return None
+        names = [name for name in self.stored.names if name in columns]
+        return names if self._table is None else names or self.stored.names[:1]  # for the number of rows
+
+    def _wanted(self, columns: Collection[str]) -> list[str]:
+        return [name for name in self.schema.names if name in columns]
+
+    def _of_table(self, rows: pa.Table, columns: Collection[str] | None) -> pa.Table:
+        if self._table is None:
+            return rows
+        names = self.schema.names if columns is None else self._wanted(columns)
+        wanted = pa.schema([self._table.field(name) for name in names])
+        return pa.table(list(of_earlier(rows, wanted)), names=names) if names else rows.select([])
 
 
-def _decoded_bytes(chunk: pq.ColumnChunkMetaData) -> int:
-    """Return about what a chunk takes while Arrow decodes it.
-
-    What texts of a dictionary take is not said: as much as the longer of the least and the greatest each, or, where
-    these are too long to be there, as a row group has.
-    """
-    size = int(chunk.total_uncompressed_size) + VALUE_BYTES * int(chunk.num_values)
-    if chunk.physical_type != "BYTE_ARRAY":
-        return size
-    size += int(chunk.total_uncompressed_size)
-    if not chunk.has_dictionary_page:
-        return size
-    found = chunk.statistics
-    if found is not None and found.has_min_max:
-        ends = [each if isinstance(each, bytes) else str(each).encode() for each in (found.min_raw, found.max_raw)]
-        return max(size, max(map(len, ends)) * int(chunk.num_values))
-    nulls = 0 if found is None else found.null_count or 0
-    return size if nulls == chunk.num_values else max(size, GROUP_BYTES)
-
-
-def leaves_of(footer: pq.FileMetaData, columns: Collection[str] | None) -> list[int]:
-    """Return the leaf columns, ascending, that Arrow reads for these columns of a file, or all: also `a.b` for `a`."""
-    if columns is None:
-        return [*range(footer.num_columns)]
-    wanted = {*columns}
-    paths = [footer.schema.column(index).path.split(".") for index in range(footer.num_columns)]
-    return [
-        index
-        for index, path in enumerate(paths)
-        if any(".".join(path[:length]) in wanted for length in range(1, len(path) + 1))
-    ]
+def _may_hold_nan(field: pa.Field, unbounded: Collection[str]) -> bool:
+    return has_float(field.type) and (pa.types.is_nested(field.type) or field.name in unbounded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def open_split(
                 f"{add.path}: its deletion vector names row {deleted.max()} of {file.metadata.num_rows}",
                 key=add.path,
             )
-    return OpenSplit(add, schema, entries, deleted, file.metadata.num_row_groups, file, whole, source)
+    return OpenSplit(add, schema, schema, entries, deleted, file.metadata.num_row_groups, file, whole, source)
 
 
 def read_split(

@@ -12,6 +12,7 @@ from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.log.actions import Add
 from storage_core.log.schema_registry import schema_hash
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.columns import stored_name
 from storage_core.rows.schema import from_schema_string, to_schema_string
 from storage_core.rows.vectors import VECTOR, is_vector, listed
 from storage_core.split.metadata import FORMAT, PREFIX
@@ -45,7 +46,7 @@ def columns_of(add: Add, columns: pa.Schema, metadata: Mapping[str, str]) -> pa.
         recorded = from_schema_string(text)
     except InvalidInput as error:
         raise Corrupt(f"{add.path}: the schema that it records cannot be read: {error}", key=add.path) from error
-    types = {field.name: field.type for field in recorded if is_vector(field.type)}
+    types = {stored_name(field): field.type for field in recorded if is_vector(field.type)}
     return pa.schema(
         [
             field.with_type(types[field.name]) if field.type == listed(types.get(field.name, pa.null())) else field

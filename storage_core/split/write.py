@@ -9,6 +9,7 @@ import pyarrow as pa
 from storage_core.ids import Ids
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.columns import stored_rows
 from storage_core.rows.keys import Positions
 from storage_core.rows.timeseries_id import with_series
 from storage_core.split.arrangement import PLACE, arranged, with_places
@@ -47,6 +48,7 @@ def sort_and_write(
         if placed is not None:
             placed.append(part.column(PLACE).to_numpy())
             ordered = part.drop_columns([PLACE])
+        ordered = stored_rows(ordered, context.schema)
         head = SplitHead(context=context, window=window, now_ms=now_ms, lineage=lineage)
         expected = Expected(
             rows=ordered.num_rows,
@@ -79,6 +81,7 @@ def write_split(
     same rows under the same id again succeeds; other rows under it raise `CommitConflict`. Raises `InvalidInput` when a
     row lies outside the window (TW-1), `CommitUnknown` when the store did not say whether it kept the file.
     """
+    rows = stored_rows(rows, context.schema)
     head = SplitHead(context=context, window=window, num_merge_ops=num_merge_ops, now_ms=now_ms, lineage=lineage)
     may_hold_nan = nan_columns(rows)
     writer = SplitWriter(head, split_id, rows.schema, _choice(rows), rows=rows.num_rows, may_hold_nan=may_hold_nan)

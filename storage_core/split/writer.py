@@ -23,6 +23,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
 from storage_core.rows import statistics
 from storage_core.rows.column_regex import ColumnRegexes
+from storage_core.rows.columns import column_ids
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.windows import window_starts
@@ -74,7 +75,13 @@ class SplitWriter:
         order = head.context.order
         bloom_filters = BloomFilters(head.context.bloom_filters, min(rows, row_groups.ROWS_PER_GROUP))
         self._file = FileWriter(
-            schema, order, encodings, may_hold_nan=may_hold_nan, bloom_filters=bloom_filters, on_disk=on_disk
+            schema,
+            order,
+            encodings,
+            may_hold_nan=may_hold_nan,
+            bloom_filters=bloom_filters,
+            field_ids=column_ids(head.context.schema),
+            on_disk=on_disk,
         )
         self._statistics = statistics.Running()
         self._bounds = row_groups.Bounds(next((each.name for each in order.columns), None))

@@ -1,4 +1,6 @@
-"""Write the golden table of the present formats, once: python -m tests.golden.make_golden NAME
+"""Write the golden table of the present formats, once: python -m tests.golden.make_golden NAME [columns]
+
+With `columns` it is one whose columns changed.
 
 A golden file is what a release wrote. It is never written again: a new format gets a new name, and the old one must
 keep opening (`tests/integration/test_golden_tables.py`).
@@ -11,18 +13,18 @@ import sys
 import zipfile
 from pathlib import Path
 
-from tests.support.every_kind import answers, every_kind
+from tests.support.every_kind import answers, changed_columns, every_kind
 
 FOLDER = Path(__file__).parent
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
-def main(name: str) -> None:
+def main(name: str, kind: str = "") -> None:
     """Write `NAME.zip`, the objects by key, and `NAME.json`, what every reader answered."""
     target = FOLDER / f"{name}.zip"
     if target.exists():
         raise SystemExit(f"{target} exists, and golden files are never written again; choose another name")
-    table = every_kind()
+    table = changed_columns() if kind == "columns" else every_kind()
     found = answers(table.store, table.clock, table.older)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for info in sorted(table.store.list(""), key=lambda each: each.key):
@@ -32,4 +34,4 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -542,7 +542,7 @@ def test_describe_keeps_its_contract(events: str, run: Run) -> None:
     about = run("describe", events, "--json").one
     assert about.keys() >= {
         *("uri", "table_id", "kind", "version", "live_splits", "rows", "bytes", "time_column", "sort_schema"),
-        *("window_seconds", "checkpoint_version", "windows", "indexes", "regions"),
+        *("window_seconds", "checkpoint_version", "columns", "windows", "indexes", "regions"),
     }
     assert (about["kind"], about["version"], about["live_splits"], about["rows"]) == ("append", 2, 4, 6)
     assert [(each["window_start"], each["splits"], each["rows"]) for each in about["windows"]] == [

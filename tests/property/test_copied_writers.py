@@ -17,13 +17,12 @@ from storage_core.errors import WriterFenced
 from storage_core.fsck.check import fsck
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.claim import claim
+from storage_core.region.following import Following, Known
 from storage_core.region.options import WriterOptions
-from storage_core.region.records import RecordBuilder
 from storage_core.region.spec import only_region
 from storage_core.region.writer import RegionWriter
 from storage_core.repair.repair import repair
 from storage_core.rows.fold import record_schema
-from storage_core.split.context import context_of
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable, seats
 from tests.support.scale import scaled
@@ -40,11 +39,10 @@ def copies(table: KeyedTable, count: int) -> list[RegionWriter]:
     return [
         RegionWriter(
             replace(claimed, appender=replace(claimed.appender)),
-            builder=RecordBuilder(snapshot.schema, snapshot.config.primary_key),
+            following=Following(table.store, table.clock, Known.of(snapshot)),
             ids=table.ids,
             options=WriterOptions(),
             late=None,
-            context=context_of(snapshot),
         )
         for _ in range(count)
     ]

@@ -99,6 +99,23 @@ def every_kind() -> EveryKind:
     return EveryKind(store, clock, older.version)
 
 
+def changed_columns() -> EveryKind:
+    """Return a table of every kind whose columns changed since, with splits, generations and a log of both schemas."""
+    found = every_kind()
+    table = open_copy(found.store, found.clock)
+    table.rename_column("text", "words").add_column("text", "double", default=0.5).widen_column("status", "long")
+    keyed = KeyedTable(found.store, clock=found.clock)
+    with keyed.writer(WriterOptions(segment_rows=1)) as writer:
+        writer.put({"id": "wide-new", "status": 2**40, "words": "new", "text": 1.5})
+        writer.patch({"id": "old-3-1", "words": "patched"})
+        writer.flush()
+        keyed.merge()
+        writer.put({"id": "flushed-new", "status": 3})
+        writer.flush()
+        writer.patch({"id": "tail-0", "text": 2.5})
+    return found
+
+
 def open_copy(store: ObjectStore, clock: ManualClock) -> Table:
     """Open the table in a store that no URI names. Raises what opening raises."""
     metered = MeteredStore(store)

@@ -19,11 +19,12 @@ from jobs.requests import distribute as distribute_request
 from jobs.requests import request
 from pipelines.cli import build
 from storage_core.audit.audit import INVARIANTS
-from storage_core.creation import LANDING
 from storage_core.declaration_parts import CompactionDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.fsck.report import Kind
 from storage_core.history.renumbered import RENUMBERED_UP_TO
+from storage_core.ingest.landing import LANDING
+from storage_core.rows.columns import FORMER_NAMES, LAST_COLUMN_ID
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
@@ -277,6 +278,8 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
     assert {key for key in written if key.startswith("tidemark.")} == {
         *changed.to_configuration(),
         LANDING,
+        LAST_COLUMN_ID,
+        FORMER_NAMES,
         RENUMBERED_UP_TO,
     }
     metrics = {key: int(found[0]) for key, text in written.items() if (found := re.match(r"\d+", text))}

@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tidemark",),
     ("storage_core.table", "storage_core"),
     ("storage_core.creation", "storage_core.append"),
-    ("storage_core.raw_declaration",),
+    ("storage_core.alteration", "storage_core.raw_declaration"),
     ("storage_core.declaration",),
     ("storage_core.declaration_file",),
     ("storage_core.declaration_parts",),

@@ -1,7 +1,9 @@
 """Schema and configuration that a commit relies on, against the head it would follow.
 
-New splits, of any writer, rely on what decided their rows and their order. A commit of `metaData` was derived
-from the whole of it. Nothing else relies on either, except an index on its own definition (`conflicts.segments`).
+New splits, of any writer, rely on what decided their rows and their order; but a split of an earlier schema is one of
+the table still where that was widened only. A merge relies on the schema: the records that it read may have columns
+that its plan did not know. A commit of `metaData` was derived from the whole of it. Nothing else relies on either,
+except an index on its own definition (`conflicts.segments`).
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from storage_core.errors import CommitConflict
-from storage_core.log.actions import Action, Add, Metadata
+from storage_core.log.actions import Action, Add, MergedGenerations, Metadata
 from storage_core.log.snapshot import Snapshot
+from storage_core.rows.columns import follows
 
 # What is not here may change under a writer: settings of the upkeep, indexes, landing place, description.
 _RELIED_ON: Mapping[str, Callable[[Snapshot], object]] = {
@@ -32,6 +35,8 @@ def check_settings(actions: Iterable[Action], planned: Snapshot, head: Snapshot)
     if Metadata in kinds:
         raise _conflict("this commit replaces them", planned, head)
     changed = [name for name, of in _RELIED_ON.items() if of(head) != of(planned)] if Add in kinds else []
+    if "schema" in changed and MergedGenerations not in kinds and follows(head.schema, planned.schema):
+        changed.remove("schema")
     if changed:
         raise _conflict(", ".join(changed), planned, head)
 

@@ -1,0 +1,585 @@
+"""Columns are added, widened, renamed, dropped and relaxed without a rewrite: what readers and writers make of it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.cli import main
+from storage_core.audit.audit import audit
+from storage_core.clock import SystemClock
+from storage_core.compaction.execute import execute
+from storage_core.compaction.work import OPERATION
+from storage_core.declaration import TableDeclaration
+from storage_core.errors import CommitConflict, InvalidInput
+from storage_core.fsck.check import fsck
+from storage_core.ids import SystemIds
+from storage_core.ingest import batch
+from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.log.actions import CHANGED_COLUMNS_FEATURE
+from storage_core.objectstore.resolve import open_store
+from storage_core.region import merge as merging
+from storage_core.repair.repair import repair
+from storage_core.split.context import context_of
+from tests.support import upkeep
+from tests.support.merge_plan import plan
+from tidemark import Table, col
+
+SCHEMA = pa.schema(
+    [pa.field("id", pa.int32(), nullable=False), ("n", pa.int16()), ("day", pa.date32()), ("text", pa.string())]
+)
+DAY = dt.date(2026, 1, 2)
+MIDNIGHT = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+
+
+@pytest.fixture(params=["memory", "local"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"memory://{uuid4()}" if request.param == "memory" else str(tmp_path / "table")
+
+
+def rows(table: Table, **reading: Any) -> list[dict[str, Any]]:
+    found = table.scan(**reading).to_arrow()
+    return sorted(found.to_pylist(), key=lambda row: row["id"])
+
+
+def compacted(table: Table) -> None:
+    """Merge all splits into one."""
+    snapshot = table.log.snapshot()
+    now_ms = SystemClock().now_ms()
+    done = [execute(table.store, each, ids=SystemIds(), now_ms=now_ms) for each in plan(snapshot)]
+    assert done
+    table.log.commit(snapshot, [action for each in done for action in each.actions], operation=OPERATION)
+    table.refresh()
+
+
+def files(table: Table) -> list[pq.ParquetFile]:
+    return [pq.ParquetFile(pa.BufferReader(table.store.get(path).data)) for path in sorted(table.snapshot.splits)]
+
+
+def test_an_added_column_has_its_default_in_rows_from_before_and_null_where_a_later_row_gives_none(uri: str) -> None:
+    table = Table.create(uri, SCHEMA)
+    table.append([{"id": 1}])
+    table.add_column("plain", "string").add_column("filled", pa.int64(), default=7)
+    table.append([{"id": 2}, {"id": 3, "plain": "a", "filled": 8}])
+
+    found = [(row["plain"], row["filled"]) for row in rows(table)]
+
+    assert found == [(None, 7), (None, None), ("a", 8)]
+    assert [row["id"] for row in rows(table, filter=col("filled") == 7)] == [1]
+    assert [row["id"] for row in rows(table, filter="filled is null")] == [2]
+    query = "select count(filled) as n, min(filled) as low from t where plain is null"
+    assert table.sql(query).to_arrow().to_pylist() == [{"n": 1, "low": 7}]
+    compacted(table)
+    assert [(row["plain"], row["filled"]) for row in rows(table)] == found
+
+
+@pytest.mark.parametrize(
+    ("type_", "default", "shown"),
+    [
+        ("boolean", False, False),
+        ("boolean", "true", True),
+        ("tinyint", -3, -3),
+        ("float", 0.1, 0.10000000149011612),
+        ("double", float("inf"), float("inf")),
+        ("decimal(9,2)", "1.50", None),
+        ("string", "it's \n \\ ü", "it's \n \\ ü"),
+        ("date", DAY, DAY),
+        ("timestamp", "2026-01-02T03:04:05Z", dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)),
+        ("timestamp_ntz", dt.datetime(2026, 1, 2, 3, 4, 5), dt.datetime(2026, 1, 2, 3, 4, 5)),  # noqa: DTZ001
+    ],
+)
+def test_a_default_of_every_type_is_what_was_given(tmp_path: Path, type_: str, default: object, shown: object) -> None:
+    uri = str(tmp_path / "t")
+    table = Table.create(uri, SCHEMA)
+    table.append([{"id": 1}])
+    table.add_column("c", type_, default=default)
+
+    (row,) = rows(table)
+
+    assert (str(row["c"]) if shown is None else row["c"]) == (default if shown is None else shown)
+    assert rows(table, filter="c is not null") == [row]
+    assert Table.open(uri).sql("select c from t").to_arrow().to_pylist() == [{"c": row["c"]}]
+
+
+def test_widened_columns_keep_their_values_their_order_and_what_prunes_by_them(uri: str) -> None:
+    table = Table.create(uri, SCHEMA)
+    table.append([{"id": 1, "n": 300, "day": DAY}, {"id": 2, "n": -1}])
+    table.widen_column("id", "bigint").widen_column("n", "int").widen_column("n", "long").widen_column(
+        "day", "timestamp"
+    )
+    table.append([{"id": 2**40, "n": 2**41, "day": MIDNIGHT + dt.timedelta(hours=1)}])
+
+    assert [(row["id"], row["n"], row["day"]) for row in rows(table)] == [
+        (1, 300, MIDNIGHT),
+        (2, -1, None),
+        (2**40, 2**41, MIDNIGHT + dt.timedelta(hours=1)),
+    ]
+    assert [row["id"] for row in rows(table, filter=col("n") > 2**40)] == [2**40]
+    assert [row["id"] for row in rows(table, filter=col("day") <= MIDNIGHT)] == [1]
+    assert len(table.explain("select id from t where n > 1099511627776").tables[0].splits) == 1
+    compacted(table)
+    assert [row["n"] for row in rows(table)] == [300, -1, 2**41]
+
+
+def test_a_name_that_comes_back_is_another_column(uri: str) -> None:
+    table = Table.create(uri, SCHEMA)
+    table.append([{"id": 1, "n": 5, "text": "old"}])
+    table.rename_column("n", "number").add_column("n", "string")
+    table.drop_column("text").add_column("text", "double", default=0.5)
+    table.append([{"id": 2, "number": 6, "n": "new", "text": 1.5}])
+    expected = [
+        {"id": 1, "number": 5, "day": None, "n": None, "text": 0.5},
+        {"id": 2, "number": 6, "day": None, "n": "new", "text": 1.5},
+    ]
+
+    assert rows(table) == expected
+    assert rows(table, filter=col("text") < 1) == expected[:1]
+    assert rows(table, filter=col("n") == "new") == expected[1:]
+    assert rows(table, filter=col("number") == 5) == expected[:1]
+    assert rows(table, at=1) == [{"id": 1, "n": 5, "day": None, "text": "old"}]
+    compacted(table)
+    assert rows(table) == expected
+    assert rows(table, at=1) == [{"id": 1, "n": 5, "day": None, "text": "old"}]
+    (file,) = files(table)
+    assert "text" not in file.schema_arrow.names  # the dropped column left with the compaction
+    table.rename_column("n", "other").rename_column("number", "n")
+    assert [(row["n"], row["other"]) for row in rows(table)] == [(5, None), (6, "new")]
+
+
+def test_ten_schemas_of_a_table_are_readable_as_they_were_and_by_changes_across_them(uri: str) -> None:
+    table = Table.create(uri, SCHEMA)
+    versions = {}
+    changes: list[Callable[[], object]] = [
+        lambda: table.add_column("a", "int", default=1),
+        lambda: table.widen_column("a", "long"),
+        lambda: table.rename_column("a", "b"),
+        lambda: table.add_column("a", "string", default="a"),
+        lambda: table.drop_column("b"),
+        lambda: table.relax_column("id"),
+        lambda: table.widen_column("n", "int"),
+        lambda: table.rename_column("text", "words"),
+        lambda: table.add_column("text", "boolean"),
+    ]
+    for number, change in enumerate([list, *changes]):
+        change()
+        table.append([{"id": number}])
+        versions[table.version] = rows(table)
+
+    for version, expected in versions.items():
+        assert rows(Table.open(uri, at=version)) == expected
+    found = table.changes(0).read_all()
+    assert found.select(table.schema.names).sort_by("id").to_pylist() == rows(table)
+    assert found.schema.names[:-3] == table.schema.names
+
+
+def test_duckdb_finds_the_columns_in_the_files_by_their_ids(tmp_path: Path) -> None:
+    table = Table.create(str(tmp_path / "t"), SCHEMA)
+    table.add_column("a", "int").rename_column("a", "b").add_column("a", "string")
+    table.append([{"id": 1, "b": 2, "a": "x"}])
+    (path,) = table.snapshot.splits
+    fields = {field["metadata"]["tidemark.id"]: field["name"] for field in schema_of(table)}
+    named = (f"{number}: {{name: '{name}', type: 'VARCHAR', default_value: NULL}}" for number, name in fields.items())
+
+    file = table.store.local_path(path)
+    query = f"from read_parquet('{file}', schema = MAP {{{', '.join(named)}}})"
+    found = duckdb.execute(query).fetchall()
+
+    assert dict(zip(fields.values(), found[0], strict=True)) == {
+        "id": "1", "n": None, "day": None, "text": None, "b": "2", "a": "x"
+    }  # fmt: skip
+
+
+def schema_of(table: Table) -> list[dict[str, Any]]:
+    fields: list[dict[str, Any]] = json.loads(table.log.snapshot().metadata.schemaString)["fields"]
+    return fields
+
+
+def test_a_table_whose_columns_never_changed_says_nothing_of_ids_and_one_that_did_keeps_older_releases_away(
+    uri: str,
+) -> None:
+    table = Table.create(uri, SCHEMA)
+    table.append([{"id": 1}])
+    assert CHANGED_COLUMNS_FEATURE not in (table.snapshot.protocol.readerFeatures or ())
+    assert {str(field["metadata"]) for field in schema_of(table)} == {"{}"}
+    assert not any(name.startswith("tidemark.") for name in table.snapshot.metadata.configuration)
+    assert not any(field.metadata for field in files(table)[0].schema_arrow)
+
+    table.relax_column("id")
+
+    for features in (table.snapshot.protocol.readerFeatures, table.snapshot.protocol.writerFeatures):
+        assert CHANGED_COLUMNS_FEATURE in (features or ())
+    assert [field["metadata"] for field in schema_of(table)] == [{"tidemark.id": number} for number in range(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.add_column("n", "int"), "has a column 'n' already, of type int16; choose another name"),
+        (lambda table: table.add_column("TEXT", "int"), "differ at most in case"),
+        (lambda table: table.add_column("c", "number"), "'number' is not a column type; use one of"),
+        (lambda table: table.add_column("c", "int", default="x"), "the default of column 'c' does not fit int32"),
+        (lambda table: table.add_column("c", "byte", default=300), "the default of column 'c' does not fit int8"),
+        (lambda table: table.add_column("c", "binary", default=b""), "is binary, which has no default"),
+        (lambda table: table.add_column("c", "string", default="x" * 1025), "at most 1024 characters"),
+        (lambda table: table.widen_column("n", "byte"), "'n' is int16 and cannot become int8 without a rewrite: "),
+        (lambda table: table.widen_column("n", "double"), "'n' is int16 and cannot become double"),
+        (lambda table: table.widen_column("text", "binary"), "'text' is string and cannot become binary"),
+        (lambda table: table.widen_column("missing", "long"), "no column 'missing'; the table has"),
+        (lambda table: table.rename_column("n", "text"), "has a column 'text' already; drop or rename that one"),
+        (lambda table: table.rename_column("id", "key"), "'id' cannot be renamed: it is part of the primary key; make"),
+        (lambda table: table.drop_column("at"), "'at' cannot be dropped: it is part of the primary key"),
+        (lambda table: table.drop_column("text"), "it is a column of the index 'words'; declare"),
+        (lambda table: table.drop_column("n"), "it is in the sort schema; declare another one first"),
+        (lambda table: table.relax_column("id"), "'id' is part of the primary key, which every row needs"),
+        (lambda table: table.rename_column("tags", "labels"), "it is named in map_columns"),
+    ],
+)  # fmt: skip
+def test_what_cannot_change_is_refused_with_what_to_do(change: Callable[[Table], object], message: str) -> None:
+    uri = f"memory://{uuid4()}"
+    schema = pa.schema([*SCHEMA, pa.field("at", pa.timestamp("us", "UTC"), nullable=False)])
+    table = Table.create(
+        uri,
+        schema.append(pa.field("tags", pa.map_(pa.string(), pa.string()))),
+        primary_key=["id", "at"],
+        time_column="at",
+        sort_schema="n|timestamp/V2",
+        indexes=[{"name": "words", "kind": "fulltext", "columns": ["text"]}],
+        map_columns={"tags": "merge"},
+    )
+
+    with pytest.raises(InvalidInput, match=message):
+        change(table)
+
+    assert Table.open(uri).version == 0
+
+
+def test_a_writer_goes_on_with_its_columns_until_it_flushes_and_nothing_of_it_is_refused(uri: str) -> None:
+    table = Table.create(uri, SCHEMA, primary_key="id")
+    with table.writer() as writer:
+        writer.put([{"id": 1, "n": 1}, {"id": 2, "n": 2, "text": "two"}])
+        table.rename_column("n", "number").add_column("n", "string", default="none").widen_column("id", "long")
+        table.drop_column("text")
+        writer.put({"id": 3, "n": 3, "text": "three"})
+        writer.patch({"id": 2, "n": 22})
+        expected = [
+            {"id": 1, "number": 1, "day": None, "n": "none"},
+            {"id": 2, "number": 22, "day": None, "n": "none"},
+            {"id": 3, "number": 3, "day": None, "n": "none"},
+        ]
+        assert rows(table, consistency="latest") == expected
+        assert [table.get(row["id"]) for row in expected] == expected
+
+        writer.flush()
+        writer.patch({"id": 2**40, "n": "now", "number": 4})
+
+        expected += [{"id": 2**40, "number": 4, "day": None, "n": "now"}]
+        assert rows(table, consistency="latest") == expected
+        writer.flush()
+    assert upkeep.sort(table) == 1
+    assert rows(table, consistency="latest") == expected
+    upkeep.merge(table)
+    assert rows(table.refresh()) == expected
+    assert [table.get(row["id"], consistency="snapshot") for row in expected] == expected
+
+
+def test_a_writer_of_many_regions_takes_new_columns_in_all_of_them(uri: str) -> None:
+    table = Table.create(uri, SCHEMA, primary_key="id", regions=[{"source": "id", "transform": "bucket", "n": 4}])
+    with table.writer() as writer:
+        writer.put([{"id": number, "n": number} for number in range(20)])
+        table.rename_column("n", "number").widen_column("id", "long")
+        writer.put([{"id": number, "n": -number} for number in range(10)])
+        writer.flush()
+        writer.put([{"id": number, "number": 2 * number} for number in range(5)])
+
+        found = {row["id"]: row["number"] for row in rows(table, consistency="latest")}
+
+        assert found == {
+            number: 2 * number if number < 5 else -number if number < 10 else number for number in range(20)
+        }
+
+
+def test_history_shows_records_of_older_columns_under_those_of_now(uri: str) -> None:
+    table = Table.create(uri, SCHEMA, primary_key="id")
+    with table.writer() as writer:
+        writer.put({"id": 1, "n": 1})
+        writer.patch({"id": 1, "n": 2, "text": "x"})
+    table.rename_column("n", "number").drop_column("text").add_column("c", "int", default=5)
+
+    found = table.read_history().records.to_pylist()
+
+    assert [(row["_op"], row["_fields"], row["number"], row["c"]) for row in found] == [
+        (0, None, 1, 5),
+        (1, ["number"], 2, None),
+    ]
+
+
+def test_indexes_over_added_and_widened_columns_answer_as_scans_do(uri: str) -> None:
+    declared = {
+        "name": "t",
+        "uri": uri,
+        "columns": {"id": "int!", "n": "short", "day": "date", "text": "string"},
+        "indexes": [{"name": "numbers", "kind": "bitmap", "columns": ["n", "day"]}],
+    }
+    table = Table.declare(TableDeclaration.model_validate(declared))
+    table.append([{"id": 1, "n": 1, "day": DAY, "text": "old words"}])
+    upkeep.catch_up(table)
+    more = {
+        **declared,
+        "columns": {"note": "string", "id": "int!", "n": "long", "day": "timestamp", "text": "string"},
+        "indexes": [*declared["indexes"], {"name": "notes", "kind": "fulltext", "columns": ["note", "text"]}],
+    }
+    table = Table.declare(TableDeclaration.model_validate(more))
+    assert Table.declare(TableDeclaration.model_validate(more)).version == table.version
+    table.append([{"id": 2, "n": 2**40, "day": MIDNIGHT, "note": "new words"}])
+    upkeep.catch_up(table.refresh())
+    table.refresh()
+
+    assert [row["id"] for row in rows(table, filter=col("n") == 1)] == [1]
+    assert [row["id"] for row in rows(table, filter=col("day") == MIDNIGHT)] == [1, 2]
+    assert sorted(table.search("words", index="notes").to_arrow().column("id").to_pylist()) == [1, 2]
+    assert table.search("note:new", index="notes").to_arrow().column("id").to_pylist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"id": "int!", "n": "short", "new": "int!"},
+            "'new' cannot follow, it is new and required: declare it nullable",
+        ),
+        (
+            {"id": "int", "n": "short"},
+            "'id' cannot follow, it is required in the table: run `tidemark alter t relax-co",
+        ),
+        ({"id": "int!", "n": "string"}, "'n' cannot follow, it is int16 in the table: add a column of the other type"),
+        (
+            {"id": "int!"},
+            "'n' cannot follow, it is in the table and not declared: run `tidemark alter t drop-column n`",
+        ),
+    ],
+)
+def test_a_declaration_changes_nothing_but_added_and_widened_columns(columns: dict[str, str], message: str) -> None:
+    uri = f"memory://{uuid4()}"
+    declared = {"name": "t", "uri": uri, "columns": {"id": "int!", "n": "short"}}
+    Table.declare(TableDeclaration.model_validate(declared))
+
+    with pytest.raises(InvalidInput, match=message):
+        Table.declare(TableDeclaration.model_validate({**declared, "columns": columns}))
+
+    assert Table.open(uri).version == 0
+
+
+def test_an_index_over_a_name_that_another_column_had_is_refused() -> None:
+    uri = f"memory://{uuid4()}"
+    declared = {"name": "t", "uri": uri, "columns": {"id": "int!", "text": "string", "words": "string"}}
+    table = Table.declare(TableDeclaration.model_validate(declared))
+    table.rename_column("text", "other").add_column("text", "string").drop_column("other").rename_column("words", "w")
+    index = {"name": "texts", "kind": "fulltext"}
+    columns = {"id": "int!", "w": "string", "text": "string"}
+
+    with pytest.raises(InvalidInput, match="index 'texts' names 'text', the name that an earlier column had; rename"):
+        Table.declare(
+            TableDeclaration.model_validate(
+                {**declared, "columns": columns, "indexes": [{**index, "columns": ["text"]}]}
+            )
+        )
+    table.append([{"id": 1, "w": "found"}])
+    renamed = {**declared, "columns": columns, "indexes": [{**index, "columns": ["w"]}]}
+    found = Table.declare(TableDeclaration.model_validate(renamed)).search("found").to_arrow()
+    assert found.column("id").to_pylist() == [1]
+
+
+def test_work_that_was_planned_before_a_change_lands_after_it(uri: str) -> None:
+    table = Table.create(uri, SCHEMA)
+    table.append([{"id": 1, "n": 1}])
+    table.append([{"id": 2, "n": 2}])
+    older = Table.open(uri)
+    planned = table.log.snapshot()
+    (task,) = plan(planned)
+    done = execute(table.store, task, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    table.rename_column("n", "number").add_column("n", "int", default=9).widen_column("number", "long")
+
+    older.append([{"id": 3, "n": 3}])
+    table.log.commit(planned, done.actions, operation=OPERATION)
+
+    assert [(row["number"], row["n"]) for row in rows(table.refresh())] == [(1, 9), (2, 9), (3, 9)]
+
+
+def test_a_merge_that_was_planned_before_a_change_is_planned_again(uri: str) -> None:
+    table = Table.create(uri, SCHEMA, primary_key="id")
+    table.append([{"id": 1, "n": 1}])
+    planned = table.log.snapshot()
+    works = merging.plan(table.store, planned)
+    done = [merging.execute(table.store, each, ids=SystemIds(), now_ms=0) for each in works]
+    table.add_column("c", "int", default=3)
+
+    with pytest.raises(CommitConflict, match="plan again"):
+        merging.commit(table.log, planned, works, done)
+
+    upkeep.merge(table)
+    assert [row["c"] for row in rows(table.refresh())] == [3]
+
+
+def ingest(table: Table, spec: LandingSpec, meanwhile: Callable[[], object] = list) -> None:
+    """Ingest what has landed; `meanwhile` acts between the plan and the commit."""
+    planned = table.log.snapshot()
+    works = batch.plan(planned, spec, discover(spec), None)
+    done = [batch.execute(table.store, each, context=context_of(planned), ids=SystemIds(), now_ms=1) for each in works]
+    meanwhile()
+    table.log.commit(planned, [action for each in done for action in each.actions], operation="INGEST")
+    table.refresh()
+
+
+@pytest.mark.parametrize("format_", ["ndjson", "parquet"])
+def test_landed_files_of_old_and_new_columns_are_ingested(
+    tmp_path: Path, format_: Literal["ndjson", "parquet"]
+) -> None:
+    table = Table.create(str(tmp_path / "t"), SCHEMA)
+    spec = LandingSpec(uri=str(tmp_path / "landing"), format=format_)
+    (tmp_path / "landing").mkdir()
+
+    def land(number: int, schema: pa.Schema, **values: object) -> None:
+        file = tmp_path / "landing" / f"{number}.{format_}"
+        if format_ == "ndjson":
+            file.write_text(json.dumps({"id": number, **values}, default=str) + "\n")
+        else:
+            pq.write_table(pa.Table.from_pylist([{"id": number, **values}], schema=schema), file)
+
+    land(1, SCHEMA, n=1, day=DAY)
+    ingest(table, spec, lambda: table.add_column("c", "int", default=5).widen_column("n", "long"))
+    land(2, SCHEMA, n=2, day=DAY)
+    ingest(table, spec)
+    table.drop_column("text").widen_column("day", "timestamp_ntz")
+    midnight = dt.datetime(2026, 1, 2)  # noqa: DTZ001  # a time without zone
+    land(3, pa.schema([("id", pa.int32()), ("n", pa.int64()), ("c", pa.int8())]), n=2**40, c=6)
+    land(4, SCHEMA.remove(3), n=4, day=midnight.date() if format_ == "parquet" else midnight)
+    ingest(table, spec)
+
+    assert [(row["n"], row["c"], row["day"]) for row in rows(table)] == [
+        (1, 5, midnight),
+        (2, None, midnight),
+        (2**40, 6, None),
+        (4, None, midnight),
+    ]
+
+
+def test_older_versions_are_read_by_their_own_names_and_keys(uri: str) -> None:
+    table = Table.create(uri, SCHEMA, primary_key="id")
+    table.append([{"id": 1, "n": 1}])
+    upkeep.merge(table)
+    merged = table.refresh().version
+    table.rename_column("n", "number").widen_column("id", "long")
+
+    assert rows(table, columns=["id", "n"], at=merged) == [{"id": 1, "n": 1}]
+    assert rows(table, filter=col("n") == 1, at=merged) == rows(table, at=merged)
+    assert table.get(1, at=merged) == {"id": 1, "n": 1, "day": None, "text": None}
+    assert table.explain_get(1, at=merged).to_dict()["base"]["version"] == merged
+    assert table.sql("select n from t", at=merged).to_arrow().to_pylist() == [{"n": 1}]
+    with pytest.raises(InvalidInput, match="'number'"):
+        rows(table, columns=["number"], at=merged)
+
+
+def test_a_repair_without_a_log_keeps_rows_whose_key_was_widened(tmp_path: Path) -> None:
+    table = Table.create(str(tmp_path / "t"), SCHEMA, primary_key="id")
+    table.append([{"id": 1, "n": 1}, {"id": 2, "n": 2}])
+    upkeep.merge(table)
+    table.refresh().widen_column("id", "long")
+    table.append([{"id": 1, "n": 11}, {"id": 2**40, "n": 3}])
+    upkeep.merge(table)
+    expected = rows(table.refresh())
+    for path in (tmp_path / "t" / "_transaction_log").iterdir():
+        if path.is_file():
+            path.unlink()
+
+    repair(table.store, open_store(str(tmp_path / "new")), clock=SystemClock(), ids=SystemIds())
+
+    assert rows(Table.open(str(tmp_path / "new")), consistency="latest") == expected
+
+
+def test_two_changes_at_once_are_both_made(uri: str) -> None:
+    table, other = Table.create(uri, SCHEMA), Table.open(uri)
+    table.add_column("a", "int")
+    other.add_column("b", "int")
+
+    assert other.schema.names[-2:] == ["a", "b"]
+    assert [field["metadata"]["tidemark.id"] for field in schema_of(other)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_restore_brings_columns_back_as_wide_as_they_are_and_never_an_id(uri: str) -> None:
+    table = Table.create(uri, SCHEMA)
+    table.append([{"id": 1, "n": 1, "text": "one"}])
+    table.widen_column("n", "long").drop_column("text").add_column("c", "int", default=1)
+    table.append([{"id": 2, "n": 2**40}])
+
+    table.restore(1)
+
+    assert rows(table) == [{"id": 1, "n": 1, "day": None, "text": "one"}]
+    assert table.schema.field("n").type == pa.int64()
+    table.add_column("c", "string")
+    assert schema_of(table)[-1]["metadata"] == {"tidemark.id": 6, "tidemark.storedName": "c~6"}
+    assert rows(table) == [{"id": 1, "n": 1, "day": None, "text": "one", "c": None}]
+
+
+def test_a_table_of_many_schemas_is_sound_and_can_be_repaired(tmp_path: Path) -> None:
+    table = Table.create(str(tmp_path / "t"), SCHEMA)
+    table.append([{"id": 1, "n": 1, "text": "one"}])
+    table.rename_column("n", "m").widen_column("m", "long").drop_column("text").add_column("c", "int", default=4)
+    table.append([{"id": 2, "m": 2}])
+    compacted(table)
+    table.append([{"id": 3, "m": 3}])
+    table.add_column("n", "int")
+    table.append([{"id": 4, "n": 4}])
+    expected = rows(table)
+
+    assert [fault.message for fault in audit(table.store, table.log.snapshot()).violations] == []
+    assert fsck(table.store, clock=SystemClock(), deep=True).clean
+    for path in (tmp_path / "t" / "_transaction_log").iterdir():
+        if path.is_file():
+            path.unlink()
+    repair(table.store, open_store(str(tmp_path / "new")), clock=SystemClock(), ids=SystemIds())
+    assert rows(Table.open(str(tmp_path / "new"))) == expected
+
+
+def test_the_command_makes_each_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uri = str(tmp_path / "t")
+    Table.create(uri, SCHEMA)
+
+    def alter(*words: str) -> dict[str, Any]:
+        assert main(["alter", uri, *words, "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    assert alter("add-column", "c", "bigint", "--default", "5")["version"] == 1
+    assert alter("widen-column", "n", "int")["status"] == "committed"
+    assert alter("widen-column", "n", "int") | {"columns": []} == {
+        "status": "nothing_to_do",
+        "version": 2,
+        "columns": [],
+    }
+    alter("rename-column", "n", "number")
+    alter("relax-column", "id")
+    found = alter("drop-column", "text")
+    assert found["columns"][1] == {"name": "number", "type": "int32", "nullable": True}
+    assert [each["name"] for each in found["columns"]] == ["id", "number", "day", "c"]
+    assert [entry.operation for entry in Table.open(uri).history(5)] == [
+        "DROP COLUMN",
+        "RELAX COLUMN",
+        "RENAME COLUMN",
+        "WIDEN COLUMN",
+        "ADD COLUMN",
+    ]
+    assert main(["describe", uri, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["columns"][3] == {
+        "name": "c", "type": "int64", "nullable": True, "default": "5"
+    }  # fmt: skip
+    for words in (["add-column", "x"], ["drop-column", "c", "d"], ["drop-column", "c", "--default", "1"]):
+        assert main(["alter", uri, *words]) == 2

@@ -1,0 +1,127 @@
+"""A plain model of a table whose columns change: rows by the ids of columns, which no change of a schema touches."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+from hypothesis import strategies as st
+
+Row = dict[int, Any]
+
+WIDER: Mapping[str, tuple[str, ...]] = {
+    "byte": ("short", "integer", "long"),
+    "short": ("integer", "long"),
+    "integer": ("long",),
+    "float": ("double",),
+    "decimal(5,2)": ("decimal(9,2)", "decimal(30,2)"),
+    "decimal(9,2)": ("decimal(30,2)",),
+    "date": ("timestamp", "timestamp_ntz"),
+}
+"""The types that a column of a type may get."""
+
+DAYS = [dt.date(1969, 12, 31), dt.date(2000, 2, 29), dt.date(2026, 1, 1)]
+VALUES: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys(("byte", "short", "integer", "long"), (-128, -1, 0, 1, 127)),
+    **{name: (-1.5, 0.0, 0.1, float("nan"), float("inf"), 7.25) for name in ("float", "double")},
+    **{f"decimal({digits},2)": (Decimal("-999.99"), Decimal("0.10")) for digits in (5, 9, 30)},
+    "date": DAYS,
+    "timestamp": [dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC) for day in DAYS],
+    "timestamp_ntz": [dt.datetime(day.year, day.month, day.day) for day in DAYS],  # noqa: DTZ001  # a time without zone
+    "string": ["", "a", "it's", "é" * 40],
+    "boolean": [True, False],
+}
+"""Values of each type, of which those of a wider one have those of a narrower one among them."""
+
+BEYOND: Mapping[str, Any] = {"short": 30_000, "integer": 2**30, "long": 2**40, "double": 1e300}
+"""A value of a type that no narrower one has."""
+
+NAMES = ["a", "b", "c", "A~5", "it's"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as it is at one version; `default` is None for null."""
+
+    id: int
+    name: str
+    type: str
+    default: Any = None
+    required: bool = False
+
+    def value(self, row: Row) -> Any:
+        """Return what the column shows of a row, which has values by id of when it was written."""
+        found = row.get(self.id, self.default)
+        return found if found is None else shown(found, self.type)
+
+
+@dataclass
+class Model:
+    """The columns of a table now, and how many there ever were."""
+
+    columns: list[Column]
+    last: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        """Count the columns."""
+        self.last = max(each.id for each in self.columns)
+
+    def free_names(self) -> list[str]:
+        """Return names that no column has now."""
+        taken = {each.name for each in self.columns}
+        return [name for name in NAMES if name not in taken]
+
+    def add(self, name: str, type_: str, default: Any) -> None:
+        """Add a column."""
+        self.last += 1
+        self.columns = [*self.columns, Column(self.last, name, type_, default)]
+
+    def change(self, column: Column, **changes: Any) -> None:
+        """Change a column."""
+        self.columns = [replace(each, **changes) if each == column else each for each in self.columns]
+
+    def drop(self, column: Column) -> None:
+        """Drop a column."""
+        self.columns = [each for each in self.columns if each != column]
+
+    def restore(self, columns: Sequence[Column]) -> None:
+        """Have the columns of an older version, as wide as they have become since."""
+        now = {each.id: each for each in self.columns}
+        self.columns = [_as_wide(each, now.get(each.id, each)) for each in columns]
+
+
+def _as_wide(column: Column, now: Column) -> Column:
+    return replace(column, type=now.type, required=column.required and now.required)
+
+
+def shown(value: Any, type_: str) -> Any:
+    """Return a value of a narrower type, or the type itself, as one of this type comes out of a table."""
+    if type_.startswith("timestamp") and not isinstance(value, dt.datetime):
+        zone = dt.UTC if type_ == "timestamp" else None
+        return dt.datetime(value.year, value.month, value.day, tzinfo=zone)
+    return value
+
+
+def values(column: Column) -> st.SearchStrategy[Any]:
+    """Return values of a column; floats are such that a narrow one is a wide one."""
+    known = [each for each in VALUES[column.type] if each != 0.1]
+    found = st.sampled_from([*known, *([BEYOND[column.type]] if column.type in BEYOND else [])])
+    return found if column.required else st.none() | found
+
+
+def listed(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """Return the rows as text, sorted: NaN is equal to itself there."""
+    return sorted(str({each.name: each.value(row) for each in columns}) for row in rows)
+
+
+def read(rows: Any) -> list[str]:
+    """Return the rows of a table of Arrow as `listed` does."""
+    return sorted(str({name: _plain(value) for name, value in row.items()}) for row in rows.to_pylist())
+
+
+def _plain(value: Any) -> Any:
+    is_zoned = isinstance(value, dt.datetime) and value.tzinfo is not None
+    return value.astimezone(dt.UTC) if is_zoned else value
