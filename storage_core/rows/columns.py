@@ -259,5 +259,6 @@ def to_spark(field: pa.Field) -> dict[str, Any]:
 
 
 def _entry(field: pa.Field, name: str) -> str | None:
-    found = (field.metadata or {}).get(name.encode())
+    entries = field.metadata
+    found = None if entries is None else entries.get(name.encode())
     return None if found is None else found.decode()

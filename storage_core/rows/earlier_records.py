@@ -23,7 +23,7 @@ def conformed(records: pa.Table, wanted: pa.Schema) -> pa.Table:
     of a table that never changed come as they are. Raises `CommitConflict` for records of an even later schema, with a
     column that is wider there.
     """
-    if not has_changed(wanted) and not has_changed(records.schema):
+    if records.schema.equals(wanted, check_metadata=True) or not (has_changed(wanted) or has_changed(records.schema)):
         return records
     names = _names_in(records.schema, wanted)
     if records.schema.equals(wanted) and all(name == names.get(name) for name in wanted.names):

@@ -28,12 +28,12 @@ def _conformed(column: pa.ChunkedArray | None, field: pa.Field, rows: int) -> pa
     if is_vector(field.type) and column.type == listed(field.type):  # of a file that others wrote
         require_dimensions(column, field)
         column = column.cast(field.type)
-    if is_of_earlier(column.type, field):
-        return column.cast(field.type)
-    if column.type != field.type:
+    if column.type == field.type:
+        return column
+    if not is_of_earlier(column.type, field):
         raise InvalidInput(
             f"column {field.name!r} is {type_text(column.type)} in the split and {type_text(field.type)} in the table; "
             "the split was written under another schema",
             column=field.name,
         )
-    return column
+    return column.cast(field.type)
