@@ -176,7 +176,7 @@ def test_a_declaration_that_differs_from_its_table_is_refused_by_field(tmp_path:
     declared = tmp_path / "clicks.yaml"
     declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more=""))
     Table.declare(load(declared))
-    declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more=", ms: int"))
+    declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more=", ms: int!"))
     with pytest.raises(InvalidInput, match="columns"):
         Table.declare(load(declared))
     declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more="").replace("15m", "30m"))
