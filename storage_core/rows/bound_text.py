@@ -17,7 +17,6 @@ from decimal import Context, Decimal, InvalidOperation
 from typing import NoReturn
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
 
@@ -143,6 +142,8 @@ def decode_column(texts: pa.Array, type_: pa.DataType) -> pa.Array:
 
 def _as_instants(texts: pa.Array, type_: pa.DataType) -> pa.Array:
     """The texts, those of dates as of their midnight: the column had dates when they were written."""
+    import pyarrow.compute as pc  # which opening a table does not need
+
     is_date = pc.equal(pc.utf8_length(texts), _DATE_LENGTH)
     if not pc.any(is_date).as_py():
         return texts
