@@ -155,6 +155,29 @@ def test_a_name_that_comes_back_is_another_column(uri: str) -> None:
     assert [(row["n"], row["other"]) for row in rows(table)] == [(5, None), (6, "new")]
 
 
+def test_what_is_known_of_a_column_never_prunes_by_another_that_had_its_name(uri: str) -> None:
+    table = Table.create(uri, SCHEMA)
+    table.append([{"id": 1, "n": 5, "text": "old"}])
+    table.rename_column("n", "m").add_column("n", "short", default=100)
+    table.drop_column("text").add_column("text", "string", default="new")
+    table.append([{"id": 2, "n": 5, "m": 100, "text": "old"}])
+
+    for condition, expected in (
+        (col("n") == 100, [1]),
+        (col("n") == 5, [2]),
+        (col("m") == 5, [1]),
+        (col("m") > 50, [2]),
+        (col("text") == "new", [1]),
+        (col("text") < "new", []),
+        (col("text") > "new", [2]),
+    ):
+        assert [row["id"] for row in rows(table, filter=condition)] == expected
+    ends = "select min(n) as low, max(n) as high, min(m) as m from t"
+    assert table.sql(ends).to_arrow().to_pylist() == [{"low": 5, "high": 100, "m": 5}]
+    first = "select id from t order by n desc limit 1"
+    assert table.sql(first).to_arrow().to_pylist() == [{"id": 1}]
+
+
 def test_ten_schemas_of_a_table_are_readable_as_they_were_and_by_changes_across_them(uri: str) -> None:
     table = Table.create(uri, SCHEMA)
     versions = {}
