@@ -1,4 +1,4 @@
-"""How the columns of a table change: by a commit of its schema, never by a rewrite of rows (decision 0131).
+"""How the columns of a table change: by a commit of its schema, never by a rewrite of rows (decision 0138).
 
 A change is a function of the newest snapshot, made again when another commit of settings was first. The first one
 gives every column an id, and the table the feature that keeps releases away which know nothing of changes.
