@@ -7,28 +7,29 @@ lookups fetch all of it in a few requests. A segment over a part of a split is f
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from pyroaring import BitMap
 
-from storage_core.cache.pieces import Piece
+from storage_core.cache.pieces import Data, Piece
 from storage_core.formats import bundle
 from storage_core.formats.key_hash import Hashes, within
 from storage_core.index import primary_key, segments
 from storage_core.index.bitmap_moves import Moves, map_name
 from storage_core.index.coverage import Answering, AnsweringOf, Held, answering
+from storage_core.index.native_errors import REBUILD
 from storage_core.index.primary_key import Keys, Layout
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import all_of
 from storage_core.rows.keys import Positions
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
+from storage_core.split.pieces import Pieces, near
 
 REQUEST_BYTES: Final = 2**20
 """Fetching so much takes about as long as a request, so blocks with no more between them are fetched by one."""
@@ -36,7 +37,7 @@ REQUEST_BYTES: Final = 2**20
 _AT_ONCE: Final = 4
 _FIRST: Final = len(bundle.MAGIC + bundle.VERSION)
 _ASK_BYTES: Final = 64
-_SOUND: Final = "sound"
+_SOUND: Final = "as stored"
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class KeyReading:
         wanted = np.unique(layout.blocks_of(hashes)).tolist()
         size = layout.block_bytes
         missing = [_FIRST + each * size for each in wanted if self.kept.get(_name(segment, each)) is None]
-        ranges = _runs(missing, size)
+        ranges = near([(start, start + size) for start in missing], REQUEST_BYTES)
         return len(ranges), sum(end - start for start, end in ranges)
 
     def _rows(self, segment: IndexSegment, hashes: Hashes) -> Positions:
@@ -146,28 +147,17 @@ class KeyReading:
         # One that is missing may be in `kept` by now, thanks to another thread; it is wanted here all the same.
         return [each for each in beside if each in missing or self.kept.get(_name(segment, each)) is None]
 
-    def _fetched(self, segment: IndexSegment, layout: Layout, blocks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-        """Yield these blocks, ascending, from the cache on disk or the store; they are cached if all were taken."""
+    def _fetched(self, segment: IndexSegment, layout: Layout, blocks: Sequence[int]) -> Iterable[tuple[int, bytes]]:
+        """These blocks, ascending, from the cache on disk or the store."""
         identity, size = segments.segment_id(segment), layout.block_bytes
 
-        def mark(data: bytes | memoryview) -> str:
-            return _SOUND if primary_key.is_sound(data, layout, identity) else ""
+        def mark(data: Data) -> str:
+            return _SOUND if primary_key.is_sound(data, layout, identity) else "another"
 
-        where = (self.store.uri, segment.path, segment.xxh3)
-        pieces = [Piece(start, start + size, _SOUND, mark) for start in (_FIRST + each * size for each in blocks)]
-        cached = self.kept.cached.read(*where, pieces)
-        ranges = _runs([piece.start for piece, data in zip(pieces, cached, strict=True) if data is None], size)
-        read = all_of(lambda each: self._range(segment, *each), ranges, _AT_ONCE)
-        fresh = []
-        for number, piece, held in zip(blocks, pieces, cached, strict=True):
-            data = held
-            if data is None:
-                at = bisect_right(ranges, piece.start, key=lambda each: each[0]) - 1
-                begin = piece.start - ranges[at][0]
-                data = read[at][begin : begin + size]
-                fresh.append((piece, data))
-            yield number, data
-        self.kept.cached.write(*where, fresh)
+        fetch, cached = functools.partial(self._range, segment), self.kept.cached
+        pieces = Pieces(self.store.uri, segment.path, segment.xxh3, cached, fetch, advice=REBUILD)
+        wanted = [Piece(start, start + size, _SOUND, mark) for start in (_FIRST + each * size for each in blocks)]
+        return zip(blocks, pieces.read(wanted, gap_bytes=REQUEST_BYTES, at_once=_AT_ONCE), strict=True)
 
     def _range(self, segment: IndexSegment, start: int, end: int) -> bytes:
         self.requests += 1
@@ -186,17 +176,6 @@ def index_of(snapshot: Snapshot) -> tuple[IndexDefinition, AnsweringOf] | None:
 def layout_of(segment: IndexSegment) -> Layout:
     """Return how the keys lie in a segment over a whole split, by what the log says of it. Raises `Corrupt`."""
     return Layout.of(segment.numRecords, segment.footerOffset - _FIRST - primary_key.HEAD_BYTES, where=segment.path)
-
-
-def _runs(starts: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """The ranges that have blocks of one size, which begin at these ascending places, and small gaps between them."""
-    found: list[tuple[int, int]] = []
-    for start in starts:
-        if found and start - found[-1][1] <= REQUEST_BYTES:
-            found[-1] = (found[-1][0], start + size)
-        else:
-            found.append((start, start + size))
-    return found
 
 
 def _name(segment: IndexSegment, what: object) -> tuple[object, ...]:

@@ -38,8 +38,8 @@ from storage_core.rows.vectors import is_vector
 from storage_core.split import pages
 from storage_core.split.conform import conform_split
 from storage_core.split.opened import OpenSplit, corrupt_on_failure
+from storage_core.split.ranged_vectors import RangedVectors
 from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
-from storage_core.split.vector_pages import RangedVectors
 
 _LOW_BYTES = 500  # of a bound and its name
 _FETCHED_AT_ONCE = 8

@@ -21,9 +21,9 @@ from storage_core.rows.vectors import vector_type
 from storage_core.settings.table import TableConfig
 from storage_core.split import row_groups, vector_pages
 from storage_core.split.kept_values import KeptValues
+from storage_core.split.ranged_vectors import RangedVectors
 from storage_core.split.ranges import Footers
 from storage_core.split.read import open_split
-from storage_core.split.vector_pages import RangedVectors
 from storage_core.split.write import sort_and_write
 from tests.support.events import context
 from tests.support.ids import SeededIds
