@@ -8,7 +8,8 @@ lookups fetch all of it in a few requests. A segment over a part of a split is f
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +17,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from storage_core.cache.pieces import Data, Piece
+from storage_core.errors import Corrupt, NotFound, Unsupported
 from storage_core.formats import bundle
 from storage_core.formats.key_hash import Hashes, within
 from storage_core.index import primary_key, segments
@@ -29,10 +31,13 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.keys import Positions
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
-from storage_core.split.pieces import Pieces, near
+from storage_core.split.pieces import REQUEST_COST_BYTES, Pieces, near
 
-REQUEST_BYTES: Final = 2**20
-"""Fetching so much takes about as long as a request, so blocks with no more between them are fetched by one."""
+_logger = logging.getLogger(__name__)
+
+UNCOVERED: Final = "no segment covers them"
+DEAR: Final = "reading their keys costs less"
+UNUSABLE: Final = "their segments are damaged or gone"
 
 _AT_ONCE: Final = 4
 _FIRST: Final = len(bundle.MAGIC + bundle.VERSION)
@@ -90,7 +95,7 @@ class KeyReading:
         wanted = np.unique(layout.blocks_of(hashes)).tolist()
         size = layout.block_bytes
         missing = [_FIRST + each * size for each in wanted if self.kept.get(_name(segment, each)) is None]
-        ranges = near([(start, start + size) for start in missing], REQUEST_BYTES)
+        ranges = near([(start, start + size) for start in missing], REQUEST_COST_BYTES)
         return len(ranges), sum(end - start for start, end in ranges)
 
     def _rows(self, segment: IndexSegment, hashes: Hashes) -> Positions:
@@ -157,12 +162,30 @@ class KeyReading:
         fetch, cached = functools.partial(self._range, segment), self.kept.cached
         pieces = Pieces(self.store.uri, segment.path, segment.xxh3, cached, fetch, advice=REBUILD)
         wanted = [Piece(start, start + size, _SOUND, mark) for start in (_FIRST + each * size for each in blocks)]
-        return zip(blocks, pieces.read(wanted, gap_bytes=REQUEST_BYTES, at_once=_AT_ONCE), strict=True)
+        return zip(blocks, pieces.read(wanted, gap_bytes=REQUEST_COST_BYTES, at_once=_AT_ONCE), strict=True)
 
     def _range(self, segment: IndexSegment, start: int, end: int) -> bytes:
         self.requests += 1
         self.read_bytes += end - start
         return self.store.get_range(segment.path, start, end)
+
+
+def candidates(
+    reading: KeyReading, hashes: Hashes, is_dear: Callable[[KeyReading], bool]
+) -> tuple[Positions | None, str]:
+    """Return the places of the only rows that may have one of the keys, ascending; else None, and why.
+
+    Requests: those of `KeyReading.places`, unless that is dear. A segment that is damaged or gone is a warning.
+    """
+    try:
+        if is_dear(reading):
+            return None, DEAR
+        places = reading.places(hashes)
+    except (Corrupt, NotFound, Unsupported) as error:
+        paths = ", ".join(each.path for each in reading.answering.segments)
+        _logger.warning("segment %s is not usable, reading the keys of %s: %s", paths, reading.add.path, error)
+        return None, UNUSABLE
+    return places, UNCOVERED if places is None else ""
 
 
 def index_of(snapshot: Snapshot) -> tuple[IndexDefinition, AnsweringOf] | None:

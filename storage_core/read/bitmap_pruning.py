@@ -27,13 +27,11 @@ from storage_core.read.bitmap_rows import Limits, Rows, is_exact, useful
 from storage_core.read.predicate import Predicate
 from storage_core.settings.index import IndexDefinition
 from storage_core.split import row_groups
+from storage_core.split.pieces import REQUEST_COST_BYTES
 from storage_core.split.read import is_small, share_of
 from storage_core.split.vectors import deleted_rows
 
 _logger = logging.getLogger(__name__)
-
-REQUEST_BYTES: Final = 2**20
-"""Fetching so much takes about as long as a request."""
 
 PAYS: Final = 3
 """An index is asked about a split if that costs at most one part in so many of what reading the split costs."""
@@ -233,7 +231,7 @@ class Bitmaps:
             return split.bytes < LOCAL_BYTES
         sizes = [min(each.size, TAIL_BYTES) for each in answering.segments]
         sizes += [each.size for each in answering.translations]
-        return PAYS * (REQUEST_BYTES * len(sizes) + sum(sizes)) > split.cost
+        return PAYS * (REQUEST_COST_BYTES * len(sizes) + sum(sizes)) > split.cost
 
 
 @dataclass(slots=True)
@@ -282,7 +280,7 @@ class _Split:
     def cost(self) -> float:
         """What fetching it costs, with its requests in bytes: of the footer, and of each row group."""
         groups = row_groups.groups_about(self.add.numRecords or 1, self.add.size)
-        return REQUEST_BYTES * (1 if is_small(self.add, self.share) else 1 + groups) + self.bytes
+        return REQUEST_COST_BYTES * (1 if is_small(self.add, self.share) else 1 + groups) + self.bytes
 
     @property
     def most_bytes(self) -> int:

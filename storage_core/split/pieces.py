@@ -6,12 +6,13 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from storage_core.cache.pieces import CachedPieces, Data, Piece
 from storage_core.errors import SEE_CORRUPT, Corrupt
 from storage_core.objectstore.prefetch import all_of
 
-REQUEST_COST_BYTES = 2**20
+REQUEST_COST_BYTES: Final = 2**20
 """Fetching so much takes about as long as a request."""
 
 

@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of some hundred kilobytes have several row groups and are read by ranges; a request costs little."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**13)
-    monkeypatch.setattr(bitmap_pruning, "REQUEST_BYTES", 2**11)
+    monkeypatch.setattr(bitmap_pruning, "REQUEST_COST_BYTES", 2**11)
 
 
 @pytest.fixture(params=["memory", "s3"])

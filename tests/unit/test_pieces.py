@@ -39,5 +39,5 @@ def test_each_piece_has_its_bytes_and_ranges_are_fetched_once() -> None:
 
 def test_bytes_with_another_checksum_are_corrupt_and_the_error_says_where_and_what_to_do() -> None:
     pieces = Pieces("s3://b", "k", "1", NOT_CACHED, lambda start, end: bytes(end - start), advice="build it again")
-    with pytest.raises(Corrupt, match="k: expected xxh3-64 .* of the bytes 7 to 9, found .*; build it again"):
+    with pytest.raises(Corrupt, match=r"k: expected xxh3-64 .* of the bytes 7 to 9, found .*; build it again"):
         pieces.read([piece(7, 9)], gap_bytes=0, at_once=1)
