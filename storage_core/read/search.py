@@ -25,6 +25,7 @@ from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.first_of import in_turns
 from storage_core.read.search_attempts import attempted
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
@@ -222,12 +223,12 @@ def _add_best(found: Sequence[Source], matches: _Matches, best: Best) -> None:
         return low is not None, 0 if low is None else low, source
 
     add([each for each in matches.sources if each in matches.better])
-    others, at_once = sorted({*matches.sources} - matches.better, key=turn), 1
+    others = sorted({*matches.sources} - matches.better, key=turn)
     # Of two in this order the second begins where the first does, or behind it.
-    while others and not best.excludes(matches.tied, found[others[0]].low()):
-        group, others = others[:at_once], others[at_once:]
+    for group in in_turns(
+        others, lambda each: best.excludes(matches.tied, found[each].low()), lambda: 1 if best.is_full else _AT_ONCE
+    ):
         add(group)
-        at_once = 1 if best.is_full else min(2 * at_once, _AT_ONCE)
 
 
 def _contending(
