@@ -8,10 +8,10 @@ damaged or gone is one that is not there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,8 @@ from storage_core.read.search_source import InSplit, Source, require_within, usa
 from storage_core.read.search_unmerged import unmerged_sources, unpacked
 
 _logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
 
 
 def sources(
@@ -102,25 +104,16 @@ class _Split:
         return self.base.count(self.path)
 
     def directory(self) -> Path:
-        if self.segment is not None:
-            try:
-                return self.base.directory(self.segment)
-            except (Corrupt, NotFound) as error:
-                found = (self.segment.path, self.path, error)
-                _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
-        return self.base.gap(self.path)
+        return self._or_gap(self.base.directory, self._gap)
 
     def parts(self) -> Parts | None:
         return None if self.segment is None else parts_of(self.base, self.segment, self.splits)
 
     def matching(self, condition: Predicate) -> BitMap:
-        if self.segment is not None:
-            try:
-                return self.base.matching(self.segment, condition, self.count)
-            except (Corrupt, NotFound) as error:
-                found = (self.segment.path, self.path, error)
-                _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
-        return unpacked(self.base.gap(self.path), self.base.covered.definition, condition, self.count)
+        return self._or_gap(
+            lambda segment: self.base.matching(segment, condition, self.count),
+            lambda: unpacked(self._gap(), self.base.covered.definition, condition, self.count),
+        )
 
     def low(self) -> Any:
         return self.base.low(self.path)
@@ -136,6 +129,19 @@ class _Split:
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
         return self.base.take(self.path, rows, columns)
+
+    def _gap(self) -> Path:
+        return self.base.gap(self.path)
+
+    def _or_gap(self, read: Callable[[IndexSegment], _Found], otherwise: Callable[[], _Found]) -> _Found:
+        """What is read of the segment, or `otherwise` where there is none, or it is damaged or gone."""
+        if self.segment is not None:
+            try:
+                return read(self.segment)
+            except (Corrupt, NotFound) as error:
+                found = (self.segment.path, self.path, error)
+                _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
+        return otherwise()
 
 
 @dataclass(frozen=True, slots=True)
