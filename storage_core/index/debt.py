@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage_core.index import merging, segments, vector
+from storage_core.index import segment_merge_work, segments, vector
 from storage_core.index.coverage import coverage, watermark_of
 from storage_core.log.snapshot import Snapshot
 
@@ -52,7 +52,7 @@ def debt(snapshot: Snapshot, index: str) -> IndexDebt:
             sum(add.size * min(1.0, covered.missing_rows[add.path] / (add.numRecords or 1)) for add in missing)
         ),
         index_bytes=sum(each.size for each in covered.segments.values()),
-        merges_due=sum(len(each.segments) for each in merging.plan(snapshot, covered)),
+        merges_due=sum(len(each.segments) for each in segment_merge_work.plan(snapshot, covered)),
         dead_share=max(0.0, 1 - sum(covered.live_rows.values()) / rows) if rows else 0.0,
         translation_depth=max(covered.moves.values(), default=0),
         imbalance=max((each.imbalance for each in trained if each), default=1.0) if is_vector else None,

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.index import merging
+from storage_core.index import segment_merge_work
 from storage_core.objectstore.contract import Overwrite
 from storage_core.read import bitmap_pruning
 from storage_core.split import row_groups
@@ -168,7 +168,7 @@ def test_segments_of_what_was_compacted_leave_out_as_much_as_foretold(uri: str) 
 
 
 def test_merged_segments_leave_out_as_much_as_foretold(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "FACTOR", 2)
+    monkeypatch.setattr(segment_merge_work, "FACTOR", 2)
     monkeypatch.setattr(bitmap_pruning, "PAYS", 0.5)
     table = filled(f"{uri}-merged")
     [segment] = [each for each in table.snapshot.segments.values() if each.index == "hosts"]

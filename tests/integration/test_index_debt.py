@@ -13,7 +13,7 @@ from dagster import AssetCheckResult
 from assets.checks import INDEX_COVERS_ALL, RECALL, build_table_checks
 from assets.index_health import INDEX_METADATA, index_metadata
 from storage_core.declaration import TableDeclaration, load
-from storage_core.index import merging
+from storage_core.index import segment_merge_work
 from storage_core.index.catch_up import plan as catch_up_plan
 from storage_core.index.debt import debt
 from storage_core.objectstore.local import LocalStore
@@ -61,9 +61,9 @@ def test_of_a_split_that_is_covered_in_part_the_rows_count_that_are_not() -> Non
 
 
 def test_dead_rows_moves_and_segments_that_wait_for_a_merge_are_told() -> None:
-    table = filled(*[10] * merging.FACTOR)
+    table = filled(*[10] * segment_merge_work.FACTOR)
     table.catch_up()
-    assert debt(table.snapshot, "tags").merges_due == merging.FACTOR
+    assert debt(table.snapshot, "tags").merges_due == segment_merge_work.FACTOR
     table.delete({path: [0] for path in table.snapshot.splits})
     table.compact()
     table.compact_alone()

@@ -16,9 +16,9 @@ from storage_core.ids import Ids
 from storage_core.index import bitmap_merged, segments, text_merged, vector
 from storage_core.index.coverage import Held
 from storage_core.index.covering import Covered, Part
-from storage_core.index.merging import MergeWork
 from storage_core.index.native_errors import REBUILD
 from storage_core.index.places import Ways, load_map, once, part_in
+from storage_core.index.segment_merge_work import SegmentMerge
 from storage_core.log.actions import IndexSegment
 from storage_core.log.covered import GONE, members
 from storage_core.objectstore.contract import ObjectStore
@@ -27,7 +27,7 @@ from storage_core.rows.schema import from_schema_string
 Numbers = npt.NDArray[np.int64]
 
 
-def execute(store: ObjectStore, work: MergeWork, *, ids: Ids) -> IndexSegment:
+def execute(store: ObjectStore, work: SegmentMerge, *, ids: Ids) -> IndexSegment:
     """Store the segment that takes the place of those of the item, and return its action. One PUT.
 
     One GET per segment and per translation on the way to the splits; of vectors one per split, and no segment but those
@@ -63,7 +63,7 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids) -> IndexSegment:
 class _Merging:
     """The rows of the segments of an item, and where they are."""
 
-    def __init__(self, store: ObjectStore, work: MergeWork) -> None:
+    def __init__(self, store: ObjectStore, work: SegmentMerge) -> None:
         self._work = work
         self._files = cache(lambda place: segments.load(store, work.segments[place]))
         places_of = {segment.path: place for place, segment in enumerate(work.segments)}
