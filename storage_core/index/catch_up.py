@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 
 from storage_core.ids import Ids
 from storage_core.index import segment_merge_work, segments
@@ -162,8 +163,7 @@ def merge_all(
     ]
     executed(trained)
     state = replace(snapshot, segments=live)
-    used = {path for each in state.config.indexes for path in coverage(state, each).translations}
-    return done, tuple(sorted(snapshot.translations.keys() - used))
+    return done, _idle(snapshot, (coverage(state, each) for each in state.config.indexes))
 
 
 def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
@@ -183,12 +183,13 @@ def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPla
         for each in segment_merge_work.plan_training(snapshot, covered, every=retrain)
         if merged.isdisjoint(old.path for old in each.segments)
     ]
+    others = (coverage(snapshot, each) for each in snapshot.config.indexes if each != covered.definition)
     return CatchUpPlan(
         index=index,
         version=snapshot.version,
         work=tuple(_work(snapshot, covered, add) for add in covered.missing),
         stale=covered.stale,
-        idle=_idle(snapshot, covered),
+        idle=_idle(snapshot, chain([covered], others)),
         merges=(*merges, *trained),
         retrain=retrain,
     )
@@ -206,13 +207,11 @@ def _work(snapshot: Snapshot, covered: Coverage, add: Add) -> CatchUpWork:
     )
 
 
-def _idle(snapshot: Snapshot, covered: Coverage) -> tuple[str, ...]:
-    """The translations that lead from no segment to a live split, once this index is covered so and others as now."""
+def _idle(snapshot: Snapshot, covered: Iterable[Coverage]) -> tuple[str, ...]:
+    """The translations that lead from no segment to a live split, once the indexes are covered so."""
     if not snapshot.translations:
         return ()
-    others = [coverage(snapshot, each) for each in snapshot.config.indexes if each != covered.definition]
-    used = {path for each in (covered, *others) for path in each.translations}
-    return tuple(sorted(snapshot.translations.keys() - used))
+    return tuple(sorted(snapshot.translations.keys() - {path for each in covered for path in each.translations}))
 
 
 def execute(store: ObjectStore, work: CatchUpWork, *, ids: Ids) -> IndexSegment:
