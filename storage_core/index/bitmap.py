@@ -25,7 +25,7 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.foreign_text import shortened
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.rows.codes import Mask
 from storage_core.rows.sortable import sortable
 from storage_core.settings.index import IndexDefinition
@@ -274,8 +274,7 @@ def damage(where: str) -> Iterator[None]:
 
 
 def _damaged(where: str, what: str) -> Corrupt:
-    found = f"{where}: not the files of a bitmap segment: {shortened(what)}"
-    return Corrupt(found, advice=REBUILD, key=where)
+    return damaged(where, f"not the files of a bitmap segment: {shortened(what)}")
 
 
 def _arrow_file(table: pa.Table) -> bytes:

@@ -9,9 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt
 from storage_core.index import bitmap
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.settings.index import IndexDefinition
 
 Numbers = npt.NDArray[np.int64]
@@ -58,13 +57,9 @@ def _decoded(
         with bitmap.damage(where):
             found = np.array(BitMap.deserialize(bytes(data)).to_array(), np.int64)
         if len(found) and int(found[-1]) >= rows:
-            raise _damaged(where, f"names row {found[-1]} of {rows}")
+            raise damaged(where, f"names row {found[-1]} of {rows}")
         codes[found] = place
         named += len(found)
     if named != int((codes >= 0).sum()):
-        raise _damaged(where, "has a row under two values")
+        raise damaged(where, "has a row under two values")
     return values, codes
-
-
-def _damaged(where: str, what: str) -> Corrupt:
-    return Corrupt(f"{where}: {what}", advice=REBUILD)

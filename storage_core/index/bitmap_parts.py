@@ -19,7 +19,7 @@ from storage_core.index import segments
 from storage_core.index.bitmap import ColumnBitmaps, ColumnValues, Numbers, column_files, column_values
 from storage_core.index.bitmap_moves import Moves, map_name
 from storage_core.index.coverage import Answering, AnsweringOf, answering
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import REBUILD
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.covered import Member
 from storage_core.log.snapshot import Snapshot

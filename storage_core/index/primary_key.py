@@ -21,7 +21,7 @@ import xxhash
 
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.key_hash import Hashes, Places, key_hashes
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.rows.codes import Mask
 
 KEYS, HEAD = "keys.bin", "head.bin"
@@ -212,4 +212,4 @@ def _seed(identity: str) -> int:
 
 
 def _damaged(where: str, what: str) -> Corrupt:
-    return Corrupt(f"{where}: not the files of a primary-key segment: {what}", advice=REBUILD, key=where)
+    return damaged(where, f"not the files of a primary-key segment: {what}")

@@ -23,7 +23,7 @@ from storage_core.formats.key_hash import Hashes, within
 from storage_core.index import primary_key, segments
 from storage_core.index.bitmap_moves import Moves, map_name
 from storage_core.index.coverage import Answering, AnsweringOf, Held, answering
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import REBUILD
 from storage_core.index.primary_key import Keys, Layout
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt, InvalidInput
+from storage_core.errors import InvalidInput
 from storage_core.ids import Ids
 from storage_core.index import bitmap_merged, segments, text_merged, vector
 from storage_core.index.coverage import Held
 from storage_core.index.covering import Covered, Part
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.index.places import Ways, load_map, once, part_in
 from storage_core.index.segment_merge_work import SegmentMerge
 from storage_core.log.actions import IndexSegment
@@ -90,8 +90,8 @@ class _Merging:
             rows, origins = self._rows_in(add.path), self._work.origins.get(add.path)
             part, count = None if origins is None else Part(rows, origins), add.numRecords or 0
             if origins is None and len(rows) != count:
-                what = f"segments over all {count} rows of {add.path} lead to {len(rows)} of them"
-                raise Corrupt(f"{what}, {self._work.segments[0].path} among them", advice=REBUILD, key=add.path)
+                first = self._work.segments[0].path
+                raise damaged(add.path, f"segments over all its {count} rows, as {first}, lead to {len(rows)} of them")
             if rows:
                 found.append(Covered(add.path, count, part))
         return found

@@ -19,7 +19,7 @@ from storage_core.index.bitmap import ColumnBitmaps
 from storage_core.index.bitmap_moves import Moves
 from storage_core.index.bitmap_parts import TAIL_BYTES, BitmapParts, Reading
 from storage_core.index.coverage import Answering, AnsweringOf
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -209,12 +209,11 @@ class Bitmaps:
         for name, held in columns.items():
             wanted = self._snapshot.schema.field(name).type
             if held.values.type != wanted:
-                what = f"{segment.path}: its values of {name!r} are {held.values.type}, expected {wanted}"
-                raise Corrupt(what, advice=REBUILD, key=segment.path)
+                raise damaged(segment.path, f"its values of {name!r} are {held.values.type}, expected {wanted}")
         found = Rows(columns, lambda: count, limits).that_may_meet(self._predicate)
         if found and count is not None and found.max() >= count:
-            what = f"{segment.path}: it names row {found.max()} of {segment.covers[0]}, which has {count} rows"
-            raise Corrupt(what, advice=REBUILD, key=segment.path)
+            what = f"it names row {found.max()} of {segment.covers[0]}, which has {count} rows"
+            raise damaged(segment.path, what)
         return found
 
     def _live(self, add: Add, rows: BitMap) -> BitMap:

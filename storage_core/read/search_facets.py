@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt, InvalidInput
+from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.index.coverage import coverage
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import prefetch
@@ -122,13 +122,13 @@ class _Facets:
             columns = self._parts.reading(self._store, segment, self._definition).columns([self._column]) or {}
             held = columns[self._column]
             if held.values.type != self._type:
-                raise _damaged(segment, f"its values are {held.values.type}, expected {self._type}")
+                raise damaged(segment.path, f"its values are {held.values.type}, expected {self._type}")
             if len(held.values.values) > len(rows):
                 return None
             counts = held.counts(rows)
             nulls = len(rows) - int(counts.sum())
             if nulls < 0:
-                raise _damaged(segment, "a row has two values")
+                raise damaged(segment.path, "a row has two values")
         values = pa.concat_arrays([held.values.values, pa.nulls(1, self._type)])
         found = pa.table({VALUE: values, COUNT: pa.array([*counts.tolist(), nulls], pa.int64())})
         return found.filter(pa.array(found.column(COUNT).to_numpy() > 0))
@@ -142,7 +142,3 @@ def _counted(values: pa.ChunkedArray) -> pa.Table:
 def _summed(counts: pa.Table) -> pa.Table:
     found = counts.group_by(VALUE).aggregate([(COUNT, "sum")])
     return found.select([VALUE, f"{COUNT}_sum"]).rename_columns([VALUE, COUNT])
-
-
-def _damaged(segment: IndexSegment, what: str) -> Corrupt:
-    return Corrupt(f"{segment.path}: {what}", advice=REBUILD, key=segment.path)

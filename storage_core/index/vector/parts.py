@@ -10,7 +10,7 @@ from typing import Protocol
 from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Data, Piece
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import bundle
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import REBUILD
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
 from storage_core.split.pieces import Pieces
