@@ -15,9 +15,9 @@ import pyarrow as pa
 from storage_core.formats.key_hash import Hashes, key_hashes, within
 from storage_core.log.actions import Add
 from storage_core.rows.keys import Positions, key_codes
+from storage_core.split.group_bounds import Recorded, admitting
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.opened import OpenSplit
-from storage_core.split.row_groups import Recorded, admitting
 
 _ENTRY_BYTES = 256  # what the bounds of a row group take in memory, about
 
