@@ -19,12 +19,12 @@ from pyroaring import BitMap
 from storage_core.cache.pieces import Data, Piece
 from storage_core.errors import Corrupt, NotFound, Unsupported
 from storage_core.formats import bundle
-from storage_core.formats.key_hash import Hashes, within
+from storage_core.formats.key_hash import HashedRows, Hashes
 from storage_core.index import primary_key, segments
 from storage_core.index.bitmap_moves import Moves, map_name
 from storage_core.index.coverage import Answering, AnsweringOf, Held, answering
 from storage_core.index.damage import REBUILD
-from storage_core.index.primary_key import Keys, Layout
+from storage_core.index.primary_key import Layout
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -100,17 +100,17 @@ class KeyReading:
 
     def _rows(self, segment: IndexSegment, hashes: Hashes) -> Positions:
         keys = self._whole(segment) if segment.origins is not None else self._blocks(segment, hashes)
-        return np.sort(keys.rows[within(hashes, keys.hashes)].astype(np.int64))
+        return np.sort(keys.rows_of(hashes))
 
-    def _whole(self, segment: IndexSegment) -> Keys:
+    def _whole(self, segment: IndexSegment) -> HashedRows:
         """All keys of a segment over a part of a split. One GET where they are not kept."""
 
-        def read() -> Keys:
+        def read() -> HashedRows:
             files = self._files(segment)
             identity = segments.segment_id(segment)
             return primary_key.every_key(files, identity, where=segment.path)
 
-        return self.kept.made(_name(segment, "keys"), Keys, read, lambda each: each.size_bytes)
+        return self.kept.made(_name(segment, "keys"), HashedRows, read, lambda each: each.size_bytes)
 
     def _part_rows(self, held: Held) -> BitMap:
         segment, member = held.segment, held.member
@@ -128,18 +128,18 @@ class KeyReading:
         data = self.kept.cached.made(self.store.uri, segment.path, segment.xxh3, piece, fetch=fetched)
         return bundle.unpack(data, segments.expected_of(segment))
 
-    def _blocks(self, segment: IndexSegment, hashes: Hashes) -> Keys:
+    def _blocks(self, segment: IndexSegment, hashes: Hashes) -> HashedRows:
         """The keys of the blocks that may have one of these hashes, ascending, of a segment over a whole split."""
         layout = layout_of(segment)
         wanted = np.unique(layout.blocks_of(hashes)).tolist()
         found = {each: self.kept.get(_name(segment, each)) for each in wanted}
-        missing = {each for each, keys in found.items() if not isinstance(keys, Keys)}
+        missing = {each for each, keys in found.items() if not isinstance(keys, HashedRows)}
         if missing:
             for number, data in self._fetched(segment, layout, self._with_neighbours(segment, layout, missing)):
                 keys = primary_key.block(data, layout, segments.segment_id(segment), where=segment.path)
                 self.kept.keep(_name(segment, number), keys, keys.size_bytes)
                 found[number] = keys
-        return Keys.joined([keys for _, keys in sorted(found.items()) if isinstance(keys, Keys)])
+        return HashedRows.joined([keys for _, keys in sorted(found.items()) if isinstance(keys, HashedRows)])
 
     def _with_neighbours(self, segment: IndexSegment, layout: Layout, missing: Collection[int]) -> list[int]:
         """The blocks to fetch: each time that a segment is asked, twice as many beside each that is wanted."""
