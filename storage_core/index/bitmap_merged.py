@@ -11,6 +11,7 @@ from pyroaring import BitMap
 
 from storage_core.index import bitmap
 from storage_core.index.damage import damaged
+from storage_core.rows.positions import positions
 from storage_core.settings.index import IndexDefinition
 
 Numbers = npt.NDArray[np.int64]
@@ -55,7 +56,7 @@ def _decoded(
     codes, named = np.full(rows, -1), 0
     for place, data in enumerate(held.read(np.arange(len(values) - values.null_count))):
         with bitmap.damage(where):
-            found = np.array(BitMap.deserialize(bytes(data)).to_array(), np.int64)
+            found = positions(BitMap.deserialize(bytes(data)))
         if len(found) and int(found[-1]) >= rows:
             raise damaged(where, f"names row {found[-1]} of {rows}")
         codes[found] = place

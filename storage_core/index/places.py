@@ -25,6 +25,7 @@ from storage_core.log.actions import IndexSegment, Translation
 from storage_core.log.covered import members
 from storage_core.log.moves import by_input, outputs_with
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.positions import bitmap_of, positions
 
 NOWHERE = -1
 
@@ -51,7 +52,7 @@ class Places:
     @property
     def nowhere(self) -> BitMap:
         """The rows of the segment that are in no split."""
-        return BitMap(np.flatnonzero(self.split == NOWHERE).astype(np.uint32))
+        return bitmap_of(np.flatnonzero(self.split == NOWHERE))
 
     def within(self, split: str) -> tuple[Rows, Rows]:
         """Return the rows of the segment that are in this split, and the row of its file that each is."""
@@ -150,7 +151,7 @@ class Ways:
             if member.split not in self.live and member.split not in self.moved:
                 continue
             held, rows = Held(segment, member), np.arange(member.rows)
-            built = rows if member.origins is None else _positions(self.part_of(held))
+            built = rows if member.origins is None else positions(self.part_of(held))
             for name, own, there in self._followed(member.split, member.start + rows, built, segment):
                 if name not in splits:
                     splits.append(name)
@@ -163,7 +164,7 @@ class Ways:
         return BitMap(range(rows)) - covered
 
     def _in(self, split: str, segment: IndexSegment) -> BitMap:
-        return BitMap(self.places(segment).within(split)[1].astype(np.uint32))
+        return bitmap_of(self.places(segment).within(split)[1])
 
     def _followed(self, split: str, own: Rows, rows: Rows, segment: IndexSegment) -> Iterator[tuple[str, Rows, Rows]]:
         """Yield live splits, rows of the segment in each, and where; `rows` of `split` are the segment's rows `own`."""
@@ -188,7 +189,7 @@ class Ways:
             if part.segment.path == segment.path:
                 break
             taken |= self.part_of(part)
-        return np.flatnonzero(~np.isin(rows, _positions(taken))) if taken else np.arange(len(rows))
+        return np.flatnonzero(~np.isin(rows, positions(taken))) if taken else np.arange(len(rows))
 
     def _moved(self, translation: Translation, split: str, own: Rows, rows: Rows) -> Iterator[tuple[str, Rows, Rows]]:
         if not outputs_with(translation, split):
@@ -200,7 +201,3 @@ class Ways:
             there = output == number
             first = int(ends[number]) - translation.outputRows[number]
             yield translation.outputs[number], own[moved[there]], positions[there] - first
-
-
-def _positions(rows: BitMap) -> Rows:
-    return np.array(rows.to_array(), np.int64)

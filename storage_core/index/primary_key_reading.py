@@ -29,6 +29,7 @@ from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.pieces import REQUEST_COST_BYTES, Pieces, near
@@ -70,11 +71,11 @@ class KeyReading:
         if not self.answering.translations and only.origins is None:
             return found[only.path]
         moves = Moves(self.store, self.add, self.answering, self.kept, self.kept.cached)
-        matching = {path: BitMap(rows.astype(np.uint32)) for path, rows in found.items()}
+        matching = {path: bitmap_of(rows) for path, rows in found.items()}
         left = moves.left(matching, self._part_rows)
         self.requests += moves.requests
         self.read_bytes += moves.read_bytes
-        return np.array(left.rows.to_array(), np.int64) if left.is_told else None
+        return positions(left.rows) if left.is_told else None
 
     def cost(self, hashes: Hashes) -> tuple[int, int]:
         """Return the requests and bytes that `places` takes, about. No request. Raises `Corrupt`."""

@@ -22,6 +22,7 @@ from storage_core.index.segment_merge_work import SegmentMerge
 from storage_core.log.actions import IndexSegment
 from storage_core.log.covered import GONE, members
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.rows.schema import from_schema_string
 
 Numbers = npt.NDArray[np.int64]
@@ -130,9 +131,9 @@ class _Merging:
 
     def _rows_in(self, split: str) -> BitMap:
         rows = (places.within(split)[1] for places in self._places if split in places.splits)
-        return reduce(BitMap.__or__, (BitMap(each.astype(np.uint32)) for each in rows), BitMap())
+        return reduce(BitMap.__or__, (bitmap_of(each) for each in rows), BitMap())
 
 
 def _ranks(rows: BitMap, wanted: Numbers) -> Numbers:
-    found: Numbers = np.searchsorted(np.array(rows.to_array(), np.int64), wanted)
+    found: Numbers = np.searchsorted(positions(rows), wanted)
     return found

@@ -25,6 +25,7 @@ from storage_core.read.search_question import VectorQuery, index_for, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
 from storage_core.read.search_vectors import Rows, block_rows, nearest_rows
+from storage_core.rows.positions import positions
 from storage_core.rows.vectors import Floats, matrix
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.query import QueryLimits
@@ -79,7 +80,7 @@ def recall(
     def measured(covered: Sequence[Coverage], cached: SegmentCache) -> Recall:
         [found] = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
         live = Live(found, wanted_rows)
-        rows = [np.array(live.rows(each).to_array(), np.int64) for each in range(len(found))]
+        rows = [positions(live.rows(each)) for each in range(len(found))]
         live.require_sound()
         wanted_queries = given.queries or _drawn(found, rows, given, seed)
         truth, count = _nearest_distances(found, rows, wanted_queries, k)

@@ -22,6 +22,7 @@ from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.search_base import Base
 from storage_core.read.search_matches import Matches, Query, Searched
 from storage_core.read.search_source import usable
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.settings.index import IndexDefinition
 
 VALUE, COUNT = "value", "count"
@@ -81,7 +82,7 @@ class _Facets:
                 counts = self._with(counts, [_counted(own.take(numbers, [self._column]).column(self._column))])
             for split, _, there in own.in_splits(numbers):
                 held = in_splits.setdefault(split, BitMap())
-                held |= BitMap(there.astype(np.uint32))
+                held |= bitmap_of(there)
         for found in prefetch(lambda split: [*self._of_split(split, in_splits[split])], in_splits, _AT_ONCE):
             counts = self._with(counts, found)
         ordered = _summed(counts).sort_by([(COUNT, "descending"), (VALUE, "ascending")])
@@ -113,8 +114,8 @@ class _Facets:
         if segment.origins is None and tuple(segment.covers) == (split,):
             return rows, rows
         own, there = self._base.places(segment).within(split)
-        chosen = np.isin(there, np.array(rows.to_array(), np.int64))
-        return BitMap(own[chosen].astype(np.uint32)), BitMap(there[chosen].astype(np.uint32))
+        chosen = np.isin(there, positions(rows))
+        return bitmap_of(own[chosen]), bitmap_of(there[chosen])
 
     def _by_bitmaps(self, segment: IndexSegment, rows: BitMap) -> pa.Table | None:
         """The counts of rows of a segment; None where there are more values than rows."""

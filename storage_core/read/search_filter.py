@@ -28,6 +28,7 @@ from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source
 from storage_core.rows.codes import Mask
+from storage_core.rows.positions import bitmap_of
 from storage_core.settings.query import QueryLimits
 from storage_core.split.kept_values import KeptValues
 
@@ -100,7 +101,7 @@ class RowFilter:
     def note(self, split: str, rows: Rows, met: Mask) -> None:
         """Keep what `mask` said of these rows of a split."""
         before = self.known(split)
-        judged, meeting = BitMap(rows.astype(np.uint32)), BitMap(rows[met].astype(np.uint32))
+        judged, meeting = bitmap_of(rows), bitmap_of(rows[met])
         now = Known(before.judged | judged, before.met | meeting)
         size = _KNOWN_BYTES + len(now.judged.serialize()) + len(now.met.serialize())
         self._kept.keep((*self._name, split), now, size)

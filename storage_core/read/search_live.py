@@ -15,6 +15,7 @@ from storage_core.read.search_filter import RowFilter
 from storage_core.read.search_matched import Matched, among
 from storage_core.read.search_source import Source
 from storage_core.rows.codes import Mask
+from storage_core.rows.positions import bitmap_of, positions
 
 _AT_ONCE = 4
 _FILTERED_ROWS = 2**18
@@ -48,9 +49,9 @@ class Live:
         live = {source: rows - deleted[source] for source, rows in found.items() if source in deleted}
         if not self.is_filtered:
             return live
-        asked = {source: np.array(rows.to_array(), np.int64) for source, rows in live.items() if rows}
+        asked = {source: positions(rows) for source, rows in live.items() if rows}
         met = self._meeting(asked)
-        return {source: BitMap(rows[met[source]].astype(np.uint32)) for source, rows in asked.items()}
+        return {source: bitmap_of(rows[met[source]]) for source, rows in asked.items()}
 
     @property
     def is_filtered(self) -> bool:
@@ -88,10 +89,10 @@ class Live:
         live = BitMap(range(own.count())) - own.deleted()
         if not self.is_filtered:
             return live
-        rows, met = np.array(live.to_array(), np.int64), BitMap()
+        rows, met = positions(live), BitMap()
         for at in range(0, len(rows), _FILTERED_ROWS):
             block = rows[at : at + _FILTERED_ROWS]
-            met |= BitMap(block[self._meeting({source: block})[source]].astype(np.uint32))
+            met |= bitmap_of(block[self._meeting({source: block})[source]])
         return met
 
     def _wanted(self, hits: list[Hit]) -> list[Hit]:

@@ -25,6 +25,7 @@ from storage_core.read.search_order import codes_of, tie_columns
 from storage_core.read.search_question import page
 from storage_core.rows.codes import Mask, codes
 from storage_core.rows.keys import Positions, pack, sorted_order
+from storage_core.rows.positions import positions
 from storage_core.rows.sortable import bound_keys, sortable
 
 _AT_ONCE: Final = 4
@@ -191,6 +192,6 @@ def _add(matches: Matches, first: _First, pieces: Iterable[_Bounded]) -> None:
     for group in in_turns(first.in_order(pieces), lambda each: first.excludes(each.bound), lambda: _AT_ONCE):
         for piece, own in zip(group, prefetch(values, group, _AT_ONCE), strict=True):
             wanted = np.flatnonzero(first.contenders(own))
-            rows = np.array(piece.rows.to_array(), np.int64)[wanted].tolist()
+            rows = positions(piece.rows)[wanted].tolist()
             if rows:
                 first.rows.add(matches.sources[piece.source].take(rows, first.columns))

@@ -35,6 +35,7 @@ from storage_core.read.search_order import Between
 from storage_core.read.search_ranged import parts_of
 from storage_core.read.search_source import InSplit, Source, require_within, usable
 from storage_core.read.search_unmerged import unmerged_sources, unpacked
+from storage_core.rows.positions import bitmap_of, positions
 
 _logger = logging.getLogger(__name__)
 
@@ -250,8 +251,8 @@ class _PartOfSplit:
         return [(self.path, np.arange(len(rows)), own[np.array(rows, np.int64)])]
 
     def deleted(self) -> BitMap:
-        hidden = np.array(self.base.hidden(self.path).to_array(), np.int64)
-        return BitMap(np.flatnonzero(np.isin(self._rows(), hidden)).astype(np.uint32))
+        hidden = positions(self.base.hidden(self.path))
+        return bitmap_of(np.flatnonzero(np.isin(self._rows(), hidden)))
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
         own = self._rows()
@@ -259,4 +260,4 @@ class _PartOfSplit:
         return self.base.take(self.path, own[np.array(rows, np.int64)].tolist(), columns)
 
     def _rows(self) -> Rows:
-        return np.array(self.base.unanswered(self.path).to_array(), np.int64)
+        return positions(self.base.unanswered(self.path))

@@ -21,6 +21,7 @@ from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best
 from storage_core.read.search_question import VectorQuery
 from storage_core.read.search_source import Source, usable
+from storage_core.rows.positions import positions
 from storage_core.rows.vectors import matrix
 from storage_core.settings.vector_options import Metric
 from storage_core.split.kept_values import KeptValues
@@ -127,7 +128,7 @@ def _candidates(live: Live, number: int, query: VectorQuery, *, most: int, reade
     count = source.count()
     is_few = live.is_filtered and len(allowed) <= max(FEW_ROWS, FEW_SHARE * count)
     if is_few or source.fetched_bytes is None:
-        return exactly(source, query, np.array(allowed.to_array(), np.int64), most)
+        return exactly(source, query, positions(allowed), most)
     reader, path = _reader(source, count, readers)
     wanted = max(LEAST_WINDOW // PER_ROW, most)
     with _found_usable(path):

@@ -30,6 +30,7 @@ from storage_core.region import generation_segments
 from storage_core.region.refused import Records
 from storage_core.rows import fold
 from storage_core.rows.keys import Positions, key_codes
+from storage_core.rows.positions import bitmap_of
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.arrangement import places_in_order
@@ -165,4 +166,4 @@ def _is_of(found: TranslationMap, origins: _Origins, taken: Sequence[int]) -> bo
 
 
 def _rows_of(origins: _Origins, source: int) -> BitMap:
-    return BitMap(origins.row[origins.source == source].astype(np.uint32))
+    return bitmap_of(origins.row[origins.source == source])
