@@ -19,7 +19,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import search as by_one
 from storage_core.read.fusion import fusion_of
 from storage_core.read.hybrid_answer import Answer
-from storage_core.read.hybrid_question import asks_several, names_of, only_index, parts_of
+from storage_core.read.hybrid_question import asked_index, asks_several, names_of, parts_of
 from storage_core.read.search_attempts import attempted
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
@@ -75,7 +75,7 @@ def search(
     if boosts is not None and not isinstance(boosts, Mapping):
         raise InvalidInput(f"boosts are {quoted(boosts)}; give a number by the name of a column")
     if not asks_several(index, query=query, vector=vector):
-        name = only_index(index, fusion=how, weights=weights)
+        name = asked_index(index, fusion=how, weights=weights)
         return by_one.search(
             store, snapshot, query, vector=vector, index=name, limit=limit, offset=offset, columns=columns,
             filter=filter, limits=limits, syntax=syntax, boosts=boosts, nprobe=nprobe, cache_dir=cache_dir,

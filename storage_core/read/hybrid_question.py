@@ -10,7 +10,7 @@ from storage_core.foreign_text import quoted
 from storage_core.index import segments
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.fusion import Fusion, weights_of
-from storage_core.read.search_question import Part, question
+from storage_core.read.search_question import Part, only_index, question
 from storage_core.settings.index import IndexDefinition
 
 
@@ -28,7 +28,7 @@ def asks_several(index: object, *, query: object, vector: object) -> bool:
     return (query is not None and vector is not None) or (isinstance(index, list | tuple) and len(index) != 1)
 
 
-def only_index(index: object, *, fusion: Fusion, weights: object) -> object:
+def asked_index(index: object, *, fusion: Fusion, weights: object) -> object:
     """Return the index of a search that asks one. Raises `InvalidInput` for what is of several."""
     if weights is not None or fusion != "rrf":
         given = "weights are" if weights is not None else f"fusion {fusion!r} is"
@@ -101,7 +101,7 @@ def parts_of(
 def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: object) -> Sequence[IndexDefinition]:
     """The indexes that are named, else the only one that takes each; each has its question, and each question one."""
     if index is None:
-        return [_only(snapshot, "fulltext"), _only(snapshot, "vector")]
+        return [only_index(snapshot, ["fulltext"]), only_index(snapshot, ["vector"])]
     definitions = [segments.definition_of(snapshot, name) for name in names_of(index)]
     if foreign := [each.name for each in definitions if each.kind not in ("fulltext", "vector")]:
         raise InvalidInput(
@@ -115,11 +115,3 @@ def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: ob
         if given is None and fitting:
             raise InvalidInput(f"index {fitting[0]!r} ({kind}) takes a {what}, and none is given", index=fitting[0])
     return definitions
-
-
-def _only(snapshot: Snapshot, kind: str) -> IndexDefinition:
-    fitting = sorted(each.name for each in snapshot.config.indexes if each.kind == kind)
-    if len(fitting) != 1:
-        found = f"{len(fitting)} indexes of the kind {kind} ({', '.join(fitting)})" if fitting else f"no {kind} index"
-        raise InvalidInput(f"the table has {found}; name those that answer with `index` (--index)")
-    return segments.definition_of(snapshot, fitting[0])
