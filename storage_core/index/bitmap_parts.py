@@ -16,7 +16,7 @@ from pyroaring import BitMap
 from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Piece
 from storage_core.formats import bundle
 from storage_core.index import segments
-from storage_core.index.bitmap import ColumnBitmaps, ColumnValues, Numbers, column_files, column_values
+from storage_core.index.bitmap import ColumnBitmaps, ColumnValues, column_files, column_values
 from storage_core.index.bitmap_moves import Moves, map_name
 from storage_core.index.coverage import Answering, AnsweringOf, answering
 from storage_core.index.damage import REBUILD
@@ -24,6 +24,7 @@ from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.covered import Member
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.keys import Positions
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.pieces import Pieces
@@ -98,7 +99,7 @@ class Reading:
         return segments.part_rows(found, self.segment, member)
 
     def _bitmaps(self, name: str, column: _Column) -> ColumnBitmaps:
-        def read(places: Numbers) -> Sequence[bytes]:
+        def read(places: Positions) -> Sequence[bytes]:
             kept = {place: self._found(name, place) for place in places.tolist()}
             missing = np.array([place for place, data in kept.items() if data is None], np.int64)
             for place, data in zip(missing.tolist(), self._encoded(column, missing), strict=True):
@@ -108,7 +109,7 @@ class Reading:
 
         return ColumnBitmaps(column.values, self.segment.path, read)
 
-    def _encoded(self, column: _Column, places: Numbers) -> Iterable[bytes]:
+    def _encoded(self, column: _Column, places: Positions) -> Iterable[bytes]:
         """These bitmaps of a column, verified: each by itself, or in the part that has all of them."""
         values, part = column.values, column.bitmaps
         if not len(places):

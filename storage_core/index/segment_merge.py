@@ -7,7 +7,6 @@ from functools import cache, reduce
 from typing import assert_never
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
@@ -15,17 +14,16 @@ from storage_core.errors import InvalidInput
 from storage_core.ids import Ids
 from storage_core.index import bitmap_merged, segments, text_merged, vector
 from storage_core.index.coverage import Held
-from storage_core.index.covering import Covered, Part
+from storage_core.index.covering import Covered, Part, Renumbered
 from storage_core.index.damage import damaged
 from storage_core.index.places import Ways, load_map, once, part_in
 from storage_core.index.segment_merge_work import SegmentMerge
 from storage_core.log.actions import IndexSegment
 from storage_core.log.covered import GONE, members
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.keys import Positions
 from storage_core.rows.positions import bitmap_of, positions
 from storage_core.rows.schema import from_schema_string
-
-Numbers = npt.NDArray[np.int64]
 
 
 def execute(store: ObjectStore, work: SegmentMerge, *, ids: Ids) -> IndexSegment:
@@ -97,10 +95,10 @@ class _Merging:
                 found.append(Covered(add.path, count, part))
         return found
 
-    def numbered(self, covered: Sequence[Covered]) -> list[tuple[dict[str, memoryview], Numbers]]:
+    def numbered(self, covered: Sequence[Covered]) -> list[Renumbered]:
         """Return the files of each segment, and the new number of each of its rows, -1 for those in no split."""
         starts = np.cumsum([0, *(each.count for each in covered)])
-        found = []
+        found = list[Renumbered]()
         for place, (segment, places) in enumerate(zip(self._work.segments, self._places, strict=True)):
             numbers = np.full(segment.numRecords, -1)
             for start, each in zip(starts.tolist(), covered, strict=False):
@@ -112,7 +110,7 @@ class _Merging:
             found.append((files, numbers))
         return found
 
-    def with_gone(self, covered: Sequence[Covered]) -> tuple[int, list[tuple[dict[str, memoryview], Numbers]]]:
+    def with_gone(self, covered: Sequence[Covered]) -> tuple[int, list[Renumbered]]:
         """Return `numbered` with numbers behind all others for rows in no split, and how many these are."""
         first = gone = sum(each.count for each in covered)
         found = self.numbered(covered)
@@ -134,6 +132,6 @@ class _Merging:
         return reduce(BitMap.__or__, (bitmap_of(each) for each in rows), BitMap())
 
 
-def _ranks(rows: BitMap, wanted: Numbers) -> Numbers:
-    found: Numbers = np.searchsorted(positions(rows), wanted)
+def _ranks(rows: BitMap, wanted: Positions) -> Positions:
+    found: Positions = np.searchsorted(positions(rows), wanted)
     return found

@@ -10,17 +10,17 @@ from storage_core.foreign_text import quoted
 from storage_core.index import segments
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.fusion import Fusion, weights_of
-from storage_core.read.search_question import Part, only_index, question
+from storage_core.read.search_question import IndexQuestion, only_index, question
 from storage_core.settings.index import IndexDefinition
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Fused:
     """The indexes that rank, what each weighs, and those that only filter."""
 
-    ranking: Sequence[Part]
+    ranking: Sequence[IndexQuestion]
     weights: Sequence[float]
-    filtering: Sequence[Part]
+    filtering: Sequence[IndexQuestion]
 
 
 def asks_several(index: object, *, query: object, vector: object) -> bool:
@@ -67,7 +67,7 @@ def parts_of(
     syntax: object,
     boosts: Mapping[str, float] | None,
     nprobe: object,
-) -> Parts:
+) -> Fused:
     """Return what is asked of each index. Raises `NotFound` and `InvalidInput`."""
     if query is None and vector is None:
         raise InvalidInput("a search takes a query, a vector, or both; found neither")
@@ -80,7 +80,7 @@ def parts_of(
         found = ", ".join(column for text in texts for column in text.columns)
         raise InvalidInput(f"a boost is given for {quoted(foreign[0])}; the full-text indexes have {found or 'none'}")
     given = weights_of(weights, [each.name for each in definitions])
-    ranking, filtering = list[Part](), list[Part]()
+    ranking, filtering = list[IndexQuestion](), list[IndexQuestion]()
     for each, weight in zip(definitions, given, strict=True):
         is_text = each.kind == "fulltext"
         asked = question(
@@ -94,8 +94,8 @@ def parts_of(
         )
         if not weight and not is_text:
             raise InvalidInput(f"the weight of {each.name!r} is 0; an index of vectors filters no row, so leave it out")
-        (ranking if weight else filtering).append(Part(each, asked))
-    return Parts(ranking, [weight for weight in given if weight], filtering)
+        (ranking if weight else filtering).append(IndexQuestion(each, asked))
+    return Fused(ranking, [weight for weight in given if weight], filtering)
 
 
 def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: object) -> Sequence[IndexDefinition]:

@@ -34,7 +34,7 @@ Question = fulltext.TextQuery | Predicate | VectorQuery
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class IndexQuestion:
     """One index of a search, and what is asked of it."""
 
     definition: IndexDefinition

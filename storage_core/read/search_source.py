@@ -11,13 +11,13 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound
-from storage_core.formats.translation_map import Rows
 from storage_core.index.damage import damaged
 from storage_core.index.vector.parts import Parts
 from storage_core.read.predicate import Predicate
 from storage_core.read.search_order import Between
+from storage_core.rows.keys import Positions
 
-InSplit = tuple[str, Rows, Rows]
+InSplit = tuple[str, Positions, Positions]
 """The path of a split, the places of rows among some, and the rows of the split's file that they are."""
 
 

@@ -19,7 +19,6 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.bundle import checksum
-from storage_core.formats.translation_map import Rows
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
 from storage_core.index.vector.parts import Parts
@@ -35,6 +34,7 @@ from storage_core.read.search_order import Between
 from storage_core.read.search_ranged import parts_of
 from storage_core.read.search_source import InSplit, Source, require_within, usable
 from storage_core.read.search_unmerged import unmerged_sources, unpacked
+from storage_core.rows.keys import Positions
 from storage_core.rows.positions import bitmap_of, positions
 
 _logger = logging.getLogger(__name__)
@@ -259,5 +259,5 @@ class _PartOfSplit:
         require_within(rows, len(own), self.path)
         return self.base.take(self.path, own[np.array(rows, np.int64)].tolist(), columns)
 
-    def _rows(self) -> Rows:
+    def _rows(self) -> Positions:
         return positions(self.base.unanswered(self.path))

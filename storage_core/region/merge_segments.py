@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
@@ -38,8 +37,6 @@ from storage_core.split.context import SplitContext
 from storage_core.split.rewrite import Rewrite
 
 _logger = logging.getLogger(__name__)
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class MovingSegments:
         """The sound segments of a generation."""
         found, sound = self.generations[number], []
         for definition in self._indexes:
-            segment = generation_segments.usable(found, definition, rows, self.context.arrangement)
+            segment = generation_segments.segment_for(found, definition, rows, self.context.arrangement)
             if segment is None:
                 continue
             try:
@@ -137,8 +134,8 @@ class _Origins:
     `whole` is how many rows each generation gives whole. Rows are counted in the order in which a merge writes them.
     """
 
-    source: Numbers
-    row: Numbers
+    source: Positions
+    row: Positions
     whole: Sequence[int]
 
 
