@@ -64,7 +64,7 @@ def search_ordered(
     order: Order,
     columns: Sequence[str] | None = None,
     *,
-    index: str | None = None,
+    index: object = None,
     syntax: object = LENIENT,
     limit: object = 10,
     offset: object = 0,
@@ -78,7 +78,7 @@ def search_ordered(
     """
     snapshot = searched.snapshot
     order.require_known(snapshot.schema)
-    wanted, (first, after) = Query.of(snapshot, query, index=index, syntax=syntax), page(limit, offset)
+    wanted, (first, after) = Query.of(snapshot, query, index=index, syntax=syntax, what="order_by"), page(limit, offset)
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
 
     def answer(matches: Matches) -> pa.Table:
