@@ -14,7 +14,7 @@ from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.keys import Positions
-from storage_core.rows.vectors import Floats
+from storage_core.rows.vectors import Floats, column_of
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.pieces import Pieces
 from storage_core.split.ranges import Footer, identity
@@ -60,7 +60,7 @@ class RangedVectors:
                 mine = numbers_of == number
                 part[mine] = held[leaf, group, number][rows[mine] - own.rows[number]]
             found[groups == group] = part
-        return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), type=kind)
+        return column_of(found)
 
     def _recorded(self) -> dict[tuple[int, int], Pages]:
         return dict(recorded(self._footer.entries, self._footer.file, self._add.path))
