@@ -468,10 +468,11 @@ class Table:
             )
 
         if order_by is not None or descending is not True:
-            from storage_core.read.search_ordered import Order, search_ordered
+            from storage_core.read.search_ordered import Order, refuse_scores, search_ordered
 
+            order = Order.of(order_by, descending)
             of_scores = {"vector": vector, "boosts": boosts, "nprobe": nprobe, "weights": weights}
-            order = Order.of(order_by, descending, **of_scores, fusion=None if fusion == "rrf" else fusion)
+            refuse_scores(of_scores | {"fusion": None if fusion == "rrf" else fusion})
             found = partial(
                 search_ordered, searched, query, order, index=index, syntax=syntax, limit=limit, offset=offset
             )

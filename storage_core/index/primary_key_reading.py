@@ -48,9 +48,9 @@ _SOUND: Final = "as stored"
 
 @dataclass(slots=True)
 class KeyReading:
-    """One reading of what answers for a split; `requests` and `read_bytes` are what it took, if nothing was on disk.
+    """One reading of what answers for a split. What it reads stays in `kept`.
 
-    What is read is in `kept` then.
+    `requests` and `read_bytes` count it as if nothing were on disk.
     """
 
     store: ObjectStore

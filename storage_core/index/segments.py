@@ -137,7 +137,7 @@ def write(
 ) -> IndexSegment:
     """Store the files of a segment as one object and return the action that adds it. One PUT.
 
-    They are over a split, or what else a translation moves `rows` of, or a part of one.
+    `covers` is a split or the whole rows of a generation, of so many `rows`; with `part`, it is over that part.
 
     The object is durable when this returns; until the action is committed nobody sees it. Raises `CommitUnknown` when
     the store did not say whether it kept the object and does not have it.

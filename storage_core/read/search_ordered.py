@@ -40,14 +40,12 @@ class Order:
     descending: bool = True
 
     @staticmethod
-    def of(column: object, descending: object, **of_scores: object) -> Order:
-        """Return the order that is wanted. Raises `InvalidInput` for none, and beside what is of scores only."""
+    def of(column: object, descending: object) -> Order:
+        """Return the order that is wanted. Raises `InvalidInput` for none."""
         if not isinstance(descending, bool):
             raise InvalidInput(f"descending is {quoted(descending)}; it is true or false")
         if not isinstance(column, str):
             raise InvalidInput(f"order_by is {quoted(column)}; give the name of a column, and `descending` beside it")
-        if given := [name for name, value in of_scores.items() if value is not None]:
-            raise InvalidInput(f"order_by leaves scores out, and {given[0]} is of scores; give one of the two")
         return Order(column, descending)
 
     def require_known(self, schema: pa.Schema) -> None:
@@ -56,6 +54,12 @@ class Order:
             raise InvalidInput(f"order_by is {quoted(self.column)}; it is one of the columns {', '.join(schema.names)}")
         if pa.types.is_nested(kind := schema.field(self.column).type):
             raise InvalidInput(f"order_by is {self.column!r}, which is {kind}: its values have no order")
+
+
+def refuse_scores(of_scores: Mapping[str, object]) -> None:
+    """Raise `InvalidInput` where a parameter of scores is given, for an order leaves them out."""
+    if given := [name for name, value in of_scores.items() if value is not None]:
+        raise InvalidInput(f"order_by leaves scores out, and {given[0]} is of scores; give one of the two")
 
 
 def search_ordered(
