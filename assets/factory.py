@@ -39,6 +39,7 @@ from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt
+from storage_core.index.debt import debt
 from storage_core.ingest.quarantine import quarantined
 from storage_core.table import Table
 
@@ -242,7 +243,7 @@ def _asset(
             metadata = metadata_of(report, _debt_left(declaration, mode))
             if step.request.index is not None:
                 with typed_failures():
-                    metadata |= index_metadata(Table.open(declaration.uri), step.request.index)
+                    metadata |= index_metadata(debt(Table.open(declaration.uri).snapshot, step.request.index))
             if partitions is not None and context.has_partition_key_range:
                 for name, own in metadata_of_partitions(report, context.partition_keys).items():
                     context.add_asset_metadata(own, partition_key=name)

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 import tidemark as tm
 from benchmarks.metrics import Metric, command
-from storage_core.rows.vectors import vector_type
+from storage_core.rows.vectors import column_of, vector_type
 from storage_core.settings.index import IndexDefinition
 
 BOUND_MIB = 1_536
@@ -133,8 +133,7 @@ def _written(uri: str, rows: int, dimensions: int) -> tm.Table:
     for first in range(0, rows, rows // _APPENDS):
         vectors = points[chance.integers(0, len(points), rows // _APPENDS)]
         vectors += np.float32(0.6) * chance.standard_normal(vectors.shape, np.float32)
-        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), type=schema.field("v").type)
-        table.append(pa.table([pa.array(range(first, first + len(vectors))), column], schema=schema))
+        table.append(pa.table([pa.array(range(first, first + len(vectors))), column_of(vectors)], schema=schema))
     return table.refresh()
 
 

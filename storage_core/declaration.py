@@ -45,11 +45,11 @@ MOST_PARTITIONS = 40_000
 class TableDeclaration(Closed):
     """One table. Fields are checked in this order, each against those before it.
 
-    `window` is in seconds; one above an hour needs `coarse_window: true`. A keyed table may be
-    windowed only if its time column is part of the key, and takes its rows from region writers, not from landed files.
-    `map_columns` says of a map column whether a patch merges its entries (`merge`) or replaces them. Generations get
-    segments of `maintained_indexes`, without it of all `indexes`. Windows leave the
-    table once they ended as long ago as `retention` says; how long versions can be read is `gc.retention`.
+    `window` is in seconds; one above an hour needs `coarse_window: true`. A keyed table may be windowed only if its
+    time column is part of the key, and takes its rows from region writers, not from landed files. `map_columns` says of
+    a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
+    `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
+    `retention` says; how long versions can be read is `gc.retention`.
     """
 
     name: str

@@ -468,14 +468,13 @@ class Table:
             )
 
         if order_by is not None or descending is not True:
-            from storage_core.read.hybrid_question import one_index
-            from storage_core.read.search_ordered import Order, search_ordered
+            from storage_core.read.search_ordered import Order, refuse_scores, search_ordered
 
+            order = Order.of(order_by, descending)
             of_scores = {"vector": vector, "boosts": boosts, "nprobe": nprobe, "weights": weights}
-            order = Order.of(order_by, descending, **of_scores, fusion=None if fusion == "rrf" else fusion)
-            one = one_index(index, "order_by")
+            refuse_scores(of_scores | {"fusion": None if fusion == "rrf" else fusion})
             found = partial(
-                search_ordered, searched, query, order, index=one, syntax=syntax, limit=limit, offset=offset
+                search_ordered, searched, query, order, index=index, syntax=syntax, limit=limit, offset=offset
             )
         if snippets is not False:
             from storage_core.read.search_snippets import with_snippets
@@ -488,7 +487,7 @@ class Table:
         self,
         query: object,
         *,
-        index: str | None = None,
+        index: str | Sequence[str] | None = None,
         filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
         syntax: str = "lenient",
         at: At | None = None,
@@ -514,7 +513,7 @@ class Table:
         by: str,
         *,
         limit: int = 10,
-        index: str | None = None,
+        index: str | Sequence[str] | None = None,
         filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
         syntax: str = "lenient",
         at: At | None = None,

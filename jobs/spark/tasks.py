@@ -21,8 +21,8 @@ from storage_core.distribution import execute as distribution
 from storage_core.distribution.work import DivideWork, FillWork
 from storage_core.errors import Corrupt, NotFound, TidemarkError, as_tidemark_error
 from storage_core.ids import SystemIds
-from storage_core.index import catch_up, merging
-from storage_core.index import merge as segment_merge
+from storage_core.index import catch_up, segment_merge
+from storage_core.index.segment_merge_work import SegmentMerge
 from storage_core.ingest import batch
 from storage_core.ingest.work import IngestWork
 from storage_core.log.actions import to_json_object
@@ -80,7 +80,7 @@ def merge_segments(item: Item) -> Answer:
     """Store one index segment in place of several. One of them that is damaged or gone is an answer: others go on."""
     store = MeteredStore(open_store(item["table_uri"]))
     try:
-        segment = segment_merge.execute(store, merging.MergeWork.from_json(item["work"]), ids=SystemIds())
+        segment = segment_merge.execute(store, SegmentMerge.from_json(item["work"]), ids=SystemIds())
     except (Corrupt, NotFound) as error:
         return {"failed": Failed.of(error).to_object(), "requests": store.requests}
     return {"segment": to_json_object(segment), "requests": store.requests}

@@ -9,7 +9,7 @@ import typer
 from pipelines.commands import output
 from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri
 from pipelines.commands.caching import folder_of_segments
-from pipelines.commands.matches import Asking
+from pipelines.commands.counting import refuse_beside, show_matches
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -94,16 +94,14 @@ def search(
     All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
     if count or facet is not None:
-        of_rows: dict[str, object] = {
-            "--vector": vector,
-            "--offset": offset,
-            "--nprobe": nprobe,
-            "--order-by": order_by,
-        }
-        of_rows |= {"--boost": boost, "--weight": weight, "--fusion": None if fusion == "rrf" else fusion}
-        of_rows |= {"--ascending": ascending, "--snippets": snippets, "--columns": columns}
-        asking = Asking(query, _one_index(index), filter_, syntax, at, consistency or "snapshot")
-        asking.show(uri, count=count, facet=facet, limit=limit, of_rows=of_rows, as_json=as_json)
+        of_scores = {"--vector": vector, "--nprobe": nprobe, "--boost": boost, "--weight": weight}
+        of_order = {"--fusion": None if fusion == "rrf" else fusion, "--order-by": order_by, "--ascending": ascending}
+        of_page = {"--offset": offset, "--snippets": snippets, "--columns": columns}
+        others = {"--facet": facet if count else None, **of_page, **of_order, **of_scores}
+        refuse_beside("--count" if count else "--facet", others)
+        of_rows = {"index": index or None, "filter": filter_, "syntax": syntax, "at": at}
+        of_rows |= {"consistency": consistency or "snapshot"}
+        show_matches(uri, query, facet=facet, limit=limit, as_json=as_json, of_rows=of_rows)
         return
     wanted = None if vector is None else _vector(vector)
     table = open_table(uri)
@@ -160,12 +158,6 @@ def recall(
         return
     output.line(f"index {found.index}: recall@{found.k} {found.recall:.4f} over {found.queries:,} queries")
     output.line(f"  rows scored exactly: {found.rows:,}; candidates of all searches: {found.candidates:,}")
-
-
-def _one_index(names: list[str] | None) -> str | None:
-    from storage_core.read.hybrid_question import one_index
-
-    return one_index(names, "a count or a facet")
 
 
 def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:

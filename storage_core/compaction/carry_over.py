@@ -27,10 +27,11 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fingerprint
 from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.split.opened import OpenSplit
 from storage_core.split.read import open_split
 from storage_core.split.rewrite import Rewrite
-from storage_core.split.vectors import deleted_rows_of_each, positions, vector_for
+from storage_core.split.vectors import deleted_rows_of_each, vector_for
 
 _logger = logging.getLogger(__name__)
 
@@ -216,7 +217,7 @@ class _Route:
             output = np.searchsorted(self.output_ends, row, side="right")
             first = np.concatenate(([0], self.output_ends[:-1]))
             for each in np.unique(output):
-                there = BitMap((row[output == each] - first[each]).astype(np.uint32))
+                there = bitmap_of(row[output == each] - first[each])
                 found[int(each)] = found.get(int(each), BitMap()) | there
         return found
 

@@ -19,14 +19,14 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import search as by_one
 from storage_core.read.fusion import fusion_of
 from storage_core.read.hybrid_answer import Answer
-from storage_core.read.hybrid_question import asks_several, names_of, only_index, parts_of
+from storage_core.read.hybrid_question import asked_index, asks_several, names_of, parts_of
 from storage_core.read.search_attempts import attempted
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
-from storage_core.read.search_matched import Matched
 from storage_core.read.search_order import Best
-from storage_core.read.search_question import Part, page
+from storage_core.read.search_question import IndexQuestion, page
 from storage_core.read.search_sources import sources
+from storage_core.read.search_text_filter import TextFilter
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter
@@ -75,7 +75,7 @@ def search(
     if boosts is not None and not isinstance(boosts, Mapping):
         raise InvalidInput(f"boosts are {quoted(boosts)}; give a number by the name of a column")
     if not asks_several(index, query=query, vector=vector):
-        name = only_index(index, fusion=how, weights=weights)
+        name = asked_index(index, fusion=how, weights=weights)
         return by_one.search(
             store, snapshot, query, vector=vector, index=name, limit=limit, offset=offset, columns=columns,
             filter=filter, limits=limits, syntax=syntax, boosts=boosts, nprobe=nprobe, cache_dir=cache_dir,
@@ -92,7 +92,7 @@ def search(
         found = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
         split = len(parts.filtering)
         matched = [
-            Matched(own, _hits(Live(own, wanted), each, kept=kept, root=cached.root), snapshot.config.primary_key)
+            TextFilter(own, _hits(Live(own, wanted), each, kept=kept, root=cached.root), snapshot.config.primary_key)
             for own, each in zip(found[:split], parts.filtering, strict=True)
         ]
         lives = [Live(own, wanted, matched) for own in found[split:]]
@@ -110,10 +110,10 @@ def search(
     return attempted(best, snapshot, definitions, kept=kept, cache_dir=cache_dir).slice(after)
 
 
-def _hits(live: Live, part: Part, *, kept: Kept, root: Path) -> list[Hit]:
+def _hits(live: Live, one: IndexQuestion, *, kept: Kept, root: Path) -> list[Hit]:
     """All rows that a text finds."""
-    query = cast("fulltext.TextQuery", part.question)
-    with kept.searchers.searcher(part.definition, live.sources, root) as searcher:
+    query = cast("fulltext.TextQuery", one.question)
+    with kept.searchers.searcher(one.definition, live.sources, root) as searcher:
         return query.every_hit(searcher, live=live)
 
 

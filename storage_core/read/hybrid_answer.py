@@ -14,15 +14,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from storage_core.formats.translation_map import Rows
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.fusion import Fusion, Ranking, fuse
-from storage_core.read.hybrid_question import Parts
+from storage_core.read.hybrid_question import Fused
 from storage_core.read.search import SCORE
 from storage_core.read.search_order import Best, best_first, free_name, row_name, tie_columns
 from storage_core.read.search_question import VectorQuery
 from storage_core.read.search_vectors import DISTANCE, with_distance
-from storage_core.rows.keys import key_codes
+from storage_core.rows.keys import Positions, key_codes
 
 WINDOW: Final = 100
 GROWTH: Final = 4
@@ -38,7 +37,7 @@ class Names:
     scores: Sequence[str]
 
     @staticmethod
-    def of(snapshot: Snapshot, parts: Parts) -> Names:
+    def of(snapshot: Snapshot, parts: Fused) -> Names:
         """Return the names for these indexes."""
         has_vector = any(isinstance(each.question, VectorQuery) for each in parts.ranking)
         taken = [*snapshot.schema.names, *row_name(snapshot)]
@@ -61,7 +60,7 @@ class Names:
 class Answer:
     """Makes the rows of an answer, best first, from windows of the rankings of each index."""
 
-    def __init__(self, snapshot: Snapshot, parts: Parts, columns: Sequence[str], fusion: Fusion) -> None:
+    def __init__(self, snapshot: Snapshot, parts: Fused, columns: Sequence[str], fusion: Fusion) -> None:
         """Hold no row; of a row `columns` are wanted."""
         self._parts, self._fusion = parts, fusion
         self._columns = list(columns)
@@ -120,7 +119,7 @@ class Answer:
         return rows.take(pa.array(best_first(scores, rows, [*self._ties])))
 
 
-def _spread(values: pa.ChunkedArray, rows: Rows, count: int) -> pa.ChunkedArray:
+def _spread(values: pa.ChunkedArray, rows: Positions, count: int) -> pa.ChunkedArray:
     """The values of these rows among so many; null for all others."""
     places = np.full(count, -1, np.int64)
     places[rows] = np.arange(len(rows))

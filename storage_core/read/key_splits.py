@@ -147,7 +147,8 @@ def _equal(wanted: pa.Table) -> Or:
 
 
 def _deleted(store: ObjectStore, add: Add, kept: KeptValues) -> Positions:
-    from storage_core.split.vectors import deleted_rows, positions
+    from storage_core.rows.positions import positions
+    from storage_core.split.vectors import deleted_rows
 
     name = (add.path, add.deleted_rows)
     return positions(kept.made(name, BitMap, lambda: deleted_rows(store, add, kept.cached), lambda rows: 2 * len(rows)))

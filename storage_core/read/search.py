@@ -25,11 +25,12 @@ from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.first_of import in_turns
 from storage_core.read.search_attempts import attempted
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best, free_name
-from storage_core.read.search_question import Part, VectorQuery, index_for, page, question
+from storage_core.read.search_question import IndexQuestion, VectorQuery, index_for, page, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
 from storage_core.read.search_vectors import DISTANCE, add_nearest, with_distance
@@ -48,7 +49,7 @@ _AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Matches:
+class _Scored:
     """What an index found: the live `hits` of some sources, and the `sources` that may have some, by their places.
 
     The best are all that score more than `tied`, which are in the sources `better`, and the first `wanted` of those
@@ -123,7 +124,7 @@ def search(
         [found] = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
         live = Live(found, kept.row_filter(store, snapshot, filter, limits))
         rows = Best(snapshot, most, names)
-        add_best(live, Part(definition, parsed), rows, most, kept=kept, root=cached.root)
+        add_best(live, IndexQuestion(definition, parsed), rows, most, kept=kept, root=cached.root)
         live.require_sound()
         return rows
 
@@ -135,11 +136,11 @@ def search(
     return with_distance(found, parsed.metric, score=score, distance=distance)
 
 
-def add_best(live: Live, part: Part, rows: Best, most: int, *, kept: Kept, root: Path) -> None:
+def add_best(live: Live, one: IndexQuestion, rows: Best, most: int, *, kept: Kept, root: Path) -> None:
     """Add the best `most` rows that one index finds, and perhaps others that score as the last of them."""
-    match part.question:
+    match one.question:
         case fulltext.TextQuery() as query:
-            with kept.searchers.searcher(part.definition, live.sources, root) as searcher:
+            with kept.searchers.searcher(one.definition, live.sources, root) as searcher:
                 _add_best(live.sources, _text_matches(live, query, most, searcher), rows)
         case VectorQuery() as query:
             add_nearest(live, query, rows, most, readers=kept.readers)
@@ -171,12 +172,12 @@ def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
     }
 
 
-def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Matches:
+def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Scored:
     found = query.hits(searcher, most, live=live)
     hits = _by_source(found)
     tied = found[-1].score if len(found) > most else -math.inf  # else all of them are among the best
     better = frozenset(source for source, own in hits.items() if own[0].score > tied)
-    return _Matches(
+    return _Scored(
         sources=sorted(hits),
         hits=lambda sources: {each: hits[each] for each in sources},
         tied=tied,
@@ -185,7 +186,7 @@ def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Se
     )
 
 
-def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Matches:
+def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Scored:
     """Only the sources that are asked for are opened, so those behind the answer stay closed."""
 
     def matching(source: int) -> list[Hit]:
@@ -195,7 +196,7 @@ def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Matches:
         asked = [each for each in sources if not live.excludes(each)]
         return _by_source(live(list(chain.from_iterable(prefetch(matching, asked, _AT_ONCE)))))
 
-    return _Matches(sources=range(len(live.sources)), hits=hits, tied=_MATCH, wanted=most)
+    return _Scored(sources=range(len(live.sources)), hits=hits, tied=_MATCH, wanted=most)
 
 
 def _by_source(hits: Sequence[Hit]) -> dict[int, list[Hit]]:
@@ -205,7 +206,7 @@ def _by_source(hits: Sequence[Hit]) -> dict[int, list[Hit]]:
     return found
 
 
-def _add_best(found: Sequence[Source], matches: _Matches, best: Best) -> None:
+def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
     """Read each source that has some of the best rows, or may have, once.
 
     Those that certainly have side by side; of the others more and more at a time, as long as rows are wanting.
@@ -222,16 +223,16 @@ def _add_best(found: Sequence[Source], matches: _Matches, best: Best) -> None:
         return low is not None, 0 if low is None else low, source
 
     add([each for each in matches.sources if each in matches.better])
-    others, at_once = sorted({*matches.sources} - matches.better, key=turn), 1
+    others = sorted({*matches.sources} - matches.better, key=turn)
     # Of two in this order the second begins where the first does, or behind it.
-    while others and not best.excludes(matches.tied, found[others[0]].low()):
-        group, others = others[:at_once], others[at_once:]
+    for group in in_turns(
+        others, lambda each: best.excludes(matches.tied, found[each].low()), lambda: 1 if best.is_full else _AT_ONCE
+    ):
         add(group)
-        at_once = 1 if best.is_full else min(2 * at_once, _AT_ONCE)
 
 
 def _contending(
-    found: Sequence[Source], matches: _Matches, hits: Mapping[int, Sequence[Hit]], best: Best
+    found: Sequence[Source], matches: _Scored, hits: Mapping[int, Sequence[Hit]], best: Best
 ) -> Mapping[int, Sequence[Hit]]:
     """Leave out hits that score as much as the last of the best and order behind it, by what is known of their rows."""
     tied = {each: [hit.row for hit in own if hit.score == matches.tied] for each, own in hits.items()}

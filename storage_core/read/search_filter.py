@@ -16,7 +16,6 @@ from pyroaring import BitMap
 
 from storage_core.engine.sandbox.pool import prepare
 from storage_core.engine.statement import TABLE
-from storage_core.formats.translation_map import Rows
 from storage_core.index.bitmap_parts import BitmapParts
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -28,6 +27,8 @@ from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source
 from storage_core.rows.codes import Mask
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of
 from storage_core.settings.query import QueryLimits
 from storage_core.split.kept_values import KeptValues
 
@@ -97,10 +98,10 @@ class RowFilter:
         found = self._kept.get((*self._name, split))
         return found if isinstance(found, Known) else Known(BitMap(), BitMap())
 
-    def note(self, split: str, rows: Rows, met: Mask) -> None:
+    def note(self, split: str, rows: Positions, met: Mask) -> None:
         """Keep what `mask` said of these rows of a split."""
         before = self.known(split)
-        judged, meeting = BitMap(rows.astype(np.uint32)), BitMap(rows[met].astype(np.uint32))
+        judged, meeting = bitmap_of(rows), bitmap_of(rows[met])
         now = Known(before.judged | judged, before.met | meeting)
         size = _KNOWN_BYTES + len(now.judged.serialize()) + len(now.met.serialize())
         self._kept.keep((*self._name, split), now, size)

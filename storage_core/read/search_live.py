@@ -8,13 +8,14 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.formats.translation_map import Rows
 from storage_core.index.fulltext import Hit
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.search_filter import RowFilter
-from storage_core.read.search_matched import Matched, among
 from storage_core.read.search_source import Source
+from storage_core.read.search_text_filter import TextFilter, among
 from storage_core.rows.codes import Mask
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of, positions
 
 _AT_ONCE = 4
 _FILTERED_ROWS = 2**18
@@ -28,7 +29,7 @@ class Live:
     and not of the table.
     """
 
-    def __init__(self, found: Sequence[Source], wanted: RowFilter | None, matched: Sequence[Matched] = ()) -> None:
+    def __init__(self, found: Sequence[Source], wanted: RowFilter | None, matched: Sequence[TextFilter] = ()) -> None:
         """Rows have to meet the filter, and to be among each of the matched ones."""
         self.sources = found
         self._filter = wanted
@@ -48,9 +49,9 @@ class Live:
         live = {source: rows - deleted[source] for source, rows in found.items() if source in deleted}
         if not self.is_filtered:
             return live
-        asked = {source: np.array(rows.to_array(), np.int64) for source, rows in live.items() if rows}
+        asked = {source: positions(rows) for source, rows in live.items() if rows}
         met = self._meeting(asked)
-        return {source: BitMap(rows[met[source]].astype(np.uint32)) for source, rows in asked.items()}
+        return {source: bitmap_of(rows[met[source]]) for source, rows in asked.items()}
 
     @property
     def is_filtered(self) -> bool:
@@ -88,10 +89,10 @@ class Live:
         live = BitMap(range(own.count())) - own.deleted()
         if not self.is_filtered:
             return live
-        rows, met = np.array(live.to_array(), np.int64), BitMap()
+        rows, met = positions(live), BitMap()
         for at in range(0, len(rows), _FILTERED_ROWS):
             block = rows[at : at + _FILTERED_ROWS]
-            met |= BitMap(block[self._meeting({source: block})[source]].astype(np.uint32))
+            met |= bitmap_of(block[self._meeting({source: block})[source]])
         return met
 
     def _wanted(self, hits: list[Hit]) -> list[Hit]:
@@ -104,7 +105,7 @@ class Live:
             met[places[source]] = mask
         return [hit for hit, is_met in zip(hits, met.tolist(), strict=True) if is_met]
 
-    def _meeting(self, rows: Mapping[int, Rows]) -> dict[int, Mask]:
+    def _meeting(self, rows: Mapping[int, Positions]) -> dict[int, Mask]:
         """Return which of these rows of each source meet the filter and are among the matched ones."""
         met = {source: np.ones(len(own), np.bool_) for source, own in rows.items()}
         for source, own in rows.items():
@@ -114,7 +115,7 @@ class Live:
             self._judge(rows, met, self._filter)
         return met
 
-    def _judge(self, rows: Mapping[int, Rows], met: Mapping[int, Mask], wanted: RowFilter) -> None:
+    def _judge(self, rows: Mapping[int, Positions], met: Mapping[int, Mask], wanted: RowFilter) -> None:
         """Leave of these rows those that meet the filter: by what is known of their places in splits, or by DuckDB."""
         in_split = [
             (source, *each) for source, own in rows.items() for each in self.sources[source].in_splits(own.tolist())

@@ -11,13 +11,13 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound
-from storage_core.formats.translation_map import Rows
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.index.vector.parts import Parts
 from storage_core.read.predicate import Predicate
 from storage_core.read.search_order import Between
+from storage_core.rows.keys import Positions
 
-InSplit = tuple[str, Rows, Rows]
+InSplit = tuple[str, Positions, Positions]
 """The path of a split, the places of rows among some, and the rows of the split's file that they are."""
 
 
@@ -102,5 +102,4 @@ def chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
 def require_within(rows: Sequence[int], count: int, where: str) -> None:
     """Raise `Corrupt` when an index names a row that is not there."""
     if max(rows) >= count:
-        found = f"the index names row {max(rows)} of {where}, which has {count} rows"
-        raise Corrupt(found, advice=REBUILD, key=where)
+        raise damaged(where, f"the index names row {max(rows)}, it has {count} rows")

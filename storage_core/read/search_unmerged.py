@@ -95,7 +95,7 @@ class _Unmerged:
 def _generation(store: ObjectStore, covered: Coverage, cache: SegmentCache, whole: WholeRows) -> _Unmerged:
     """The whole rows of a generation, by its segment where there is one."""
     definition, generation = covered.definition, whole.generation
-    segment = generation_segments.usable(generation, definition, whole.rows.num_rows, whole.order)
+    segment = generation_segments.segment_for(generation, definition, whole.rows.num_rows, whole.order)
     source = f"{fingerprint_of(definition)}\n{whole.order}\n{generation_manifest.encode(generation).decode()}"
 
     def made() -> Path:

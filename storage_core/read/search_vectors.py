@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.index import vector
@@ -21,6 +20,8 @@ from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best
 from storage_core.read.search_question import VectorQuery
 from storage_core.read.search_source import Source, usable
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import positions
 from storage_core.rows.vectors import matrix
 from storage_core.settings.vector_options import Metric
 from storage_core.split.kept_values import KeptValues
@@ -41,14 +42,12 @@ _BLOCK_ROWS = 65_536  # those of a row group, which is decoded as a whole
 _ADDED_ROWS = 10_000
 _AT_ONCE = 2
 
-Rows = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """Rows of a source and their distances, exact ones or as codes tell them."""
 
-    rows: Rows
+    rows: Positions
     distances: Distances
     is_exact: bool = True
 
@@ -83,7 +82,7 @@ def nearest_rows(live: Live, query: VectorQuery, most: int, *, readers: KeptValu
     return nearest_of(found, most), sum(len(each.rows) for each in found)
 
 
-def exactly(source: Source, query: VectorQuery, rows: Rows, most: int) -> Found:
+def exactly(source: Source, query: VectorQuery, rows: Positions, most: int) -> Found:
     """Return which of these rows are the `most` nearest, or as near as the last, by exact vectors, block by block."""
     kept = Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
     step = block_rows(len(query.vector))
@@ -127,7 +126,7 @@ def _candidates(live: Live, number: int, query: VectorQuery, *, most: int, reade
     count = source.count()
     is_few = live.is_filtered and len(allowed) <= max(FEW_ROWS, FEW_SHARE * count)
     if is_few or source.fetched_bytes is None:
-        return exactly(source, query, np.array(allowed.to_array(), np.int64), most)
+        return exactly(source, query, positions(allowed), most)
     reader, path = _reader(source, count, readers)
     wanted = max(LEAST_WINDOW // PER_ROW, most)
     with _found_usable(path):

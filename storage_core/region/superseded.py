@@ -18,12 +18,13 @@ from storage_core.log.actions import Add, Remove
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fold
 from storage_core.rows.keys import Positions, key_codes
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.rows.schema import conform
 from storage_core.split.conform import conform_split
 from storage_core.split.opened import OpenSplit
 from storage_core.split.ranges import Footers
 from storage_core.split.read import open_split
-from storage_core.split.vectors import deleted_rows, positions, vector_for
+from storage_core.split.vectors import deleted_rows, vector_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def find(
     return Superseded(
         split=split,
         rows=rows,
-        deleted=deleted | BitMap(at[hit].astype(np.uint32)),
+        deleted=deleted | bitmap_of(at[hit]),
         hit=int(hit.sum()),
         read=_rows(opened, at[hit & np.isin(held, patched)], schema),
     )

@@ -26,7 +26,7 @@ from storage_core.rows.column_regex import ColumnRegexes
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.windows import window_starts
-from storage_core.split import chunk_checksums, row_groups
+from storage_core.split import chunk_checksums, group_bounds, row_groups
 from storage_core.split.context import SplitContext
 from storage_core.split.encode import BloomFilters, FileWriter, decoded, plain_schema
 from storage_core.split.encodings import Encodings, record
@@ -77,7 +77,7 @@ class SplitWriter:
             schema, order, encodings, may_hold_nan=may_hold_nan, bloom_filters=bloom_filters, on_disk=on_disk
         )
         self._statistics = statistics.Running()
-        self._bounds = row_groups.Bounds(next((each.name for each in order.columns), None))
+        self._bounds = group_bounds.Bounds(next((each.name for each in order.columns), None))
         self._regexes = ColumnRegexes(order.described)
         self._rows = 0
         self._ends: tuple[pa.Table, pa.Table] | None = None

@@ -176,7 +176,7 @@ def test_every_asset_can_be_materialized_from_nothing(defs: Definitions, instanc
         assert event.asset_materialization is not None
         expected_keys = PARTITION_METADATA if event.asset_materialization.partition else METADATA
         if key.path[-1].startswith("index_"):
-            of_vectors = {"index_rows_since_training", "index_imbalance"}
+            of_vectors = {"index_imbalance"}
             expected_keys |= INDEX_METADATA - (set() if key.path[-1] == "index_meaning" else of_vectors)
         assert event.asset_materialization.metadata.keys() == expected_keys
         expected = "committed" if key.path[-1] == "checkpointed" else "nothing_to_do"

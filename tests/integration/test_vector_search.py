@@ -29,7 +29,7 @@ from storage_core.read.recall import recall
 from storage_core.read.scan import wanted_filter
 from storage_core.read.search import explain_search, search
 from storage_core.region.options import WriterOptions
-from storage_core.rows.vectors import Floats, vector_type
+from storage_core.rows.vectors import Floats, column_of, vector_type
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
@@ -148,9 +148,7 @@ def indexed(vectors: Floats, splits: int = 1, **options: str) -> IndexedTable:
     table = IndexedTable(MemoryStore(f"vectors-{splits}-{options}"), TableConfig(indexes=(index,)), schema=MANY)
     first = 0
     for part in np.array_split(vectors, splits):
-        numbers = pa.array(np.ascontiguousarray(part).ravel())
-        column = pa.FixedSizeListArray.from_arrays(numbers, type=vector_type(DIMENSIONS))
-        table.add(pa.Table.from_arrays([pa.array(range(first, first + len(part))), column], schema=MANY))
+        table.add(pa.Table.from_arrays([pa.array(range(first, first + len(part))), column_of(part)], schema=MANY))
         first += len(part)
     return table
 

@@ -14,7 +14,8 @@ from storage_core.errors import TidemarkError
 from storage_core.formats.keys import lock_key, probe_key
 from storage_core.gc.collect import collect
 from storage_core.history.tagging import set_tag
-from storage_core.index import catch_up, merge, merging
+from storage_core.index import catch_up, segment_merge, segment_merge_work
+from storage_core.index.segment_merge_work import MergedSegments
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
 from storage_core.log.interop.json_checkpoint import write_json_checkpoint
@@ -74,7 +75,7 @@ def every_kind() -> EveryKind:
         _write(table, name)
         table.merge()
     _catch_up(table)
-    with patch.object(merging, "FACTOR", 2):
+    with patch.object(segment_merge_work, "FACTOR", 2):
         _catch_up(table)
     for snapshot in (older, table.snapshot):
         write_json_checkpoint(store, snapshot, in_parts=True)
@@ -169,6 +170,8 @@ def _catch_up(table: KeyedTable) -> None:
         snapshot = table.snapshot
         planned = catch_up.plan(snapshot, index.name)
         built = [catch_up.execute(table.store, work, ids=table.ids) for work in planned.work]
-        merged = [merging.Merged(work, merge.execute(table.store, work, ids=table.ids)) for work in planned.merges]
+        merged = [
+            MergedSegments(work, segment_merge.execute(table.store, work, ids=table.ids)) for work in planned.merges
+        ]
         if actions := planned.actions(built, merged):
             table.log.commit(snapshot, actions, operation="CATCH UP")

@@ -21,7 +21,7 @@ import xxhash
 
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.foreign_text import shortened
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import REBUILD
 from storage_core.index.vector.codes import PER_BYTE, padded_size
 from storage_core.index.vector.rotation import rotation
 from storage_core.rows.vectors import MOST_DIMENSIONS, Floats

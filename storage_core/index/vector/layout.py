@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.foreign_text import shortened
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import REBUILD
 from storage_core.index.vector.codes import PER_BYTE, padded_size
 from storage_core.rows.vectors import MOST_DIMENSIONS
 from storage_core.settings.vector_options import Metric, Quantization
