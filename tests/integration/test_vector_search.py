@@ -365,5 +365,5 @@ def test_the_job_catches_up_on_spark(notes: Table, spark: Spark) -> None:
     report = job.run(JobRequest(table_uri=notes.uri), spark)
     assert (report.status, report.details) == ("committed", {"segments_built": {"near": 1}})
     after = Table.open(notes.uri)
-    assert after.explain_search(index="near")["scanned"] == []
+    assert after.explain_search(index="near").indexes[0].scanned == []
     assert after.search(vector=query).equals(before)
