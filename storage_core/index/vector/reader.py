@@ -94,9 +94,8 @@ class Reader:
     @property
     def cluster_sizes(self) -> Rows:
         """The rows of each cluster of the codebook; of a flat segment none."""
-        found = np.zeros(self.head.clusters, np.int64)
-        if len(found):
-            np.add.at(found, self._table["cluster"], self._sizes)
+        clusters, count = self._table["cluster"].astype(np.int64), self.head.clusters
+        found: Rows = np.bincount(clusters, weights=self._sizes, minlength=count)[:count].astype(np.int64)
         return found
 
     def candidates(
