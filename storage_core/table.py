@@ -415,11 +415,12 @@ class Table:
         """Return the best `limit` rows for a query, or a vector, on an index, with a `score` column, best first.
 
         All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly, or
-        scored exactly by its vectors. Deleted and superseded rows are never found, and weigh in scores of full text
-        until they are compacted away (decision 0094). A full-text query that does not parse (`can't`), or names no
-        column of the index, asks for any of its words; with `syntax="strict"` it is refused; `boosts` multiplies the
-        scores of columns. A bitmap index takes a value, a list of them, or by column one of these or conditions, as in
-        `{"status": {">=": 500}}`.
+        scored exactly by its vectors. With `latest` every acknowledged row is searched as its patches made it; what a
+        writer was given with `durable=False` once it is durable. Deleted and superseded rows are never found, and weigh
+        in scores of full text until they are compacted away (decision 0094). A full-text query that does not parse
+        (`can't`), or names no column of the index, asks for any of its words; with `syntax="strict"` it is refused;
+        `boosts` multiplies the scores of columns. A bitmap index takes a value, a list of them, or by column one of
+        these or conditions, as in `{"status": {">=": 500}}`.
         A `vector`, a list or an array of numbers, finds the nearest rows of those with one: `distance` is the metric's
         own, `score` 1 - distance (cosine) or -distance (l2, dot), both from exact vectors; `nprobe` clusters of each
         segment are looked into. `index` may be left out where one alone takes a vector, or a query.
@@ -823,11 +824,16 @@ class Table:
         return read_tags(self._store).live(self._log.clock.now_ms())
 
     @_loading
-    def describe(self) -> dict[str, object]:
-        """Return the table's metrics as plain data; the fields are a contract (`docs/spec.md`)."""
+    def describe(self, *, recall: bool = False) -> dict[str, object]:
+        """Return the table's metrics as plain data; the fields are a contract (`docs/spec.md`).
+
+        With `recall` that of each index of vectors is measured now, as `recall` does, which reads all vectors.
+        """
         from storage_core.read import describe
 
-        return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms())
+        wanted = [each.name for each in self.config.indexes if recall and each.kind == "vector"]
+        recalls = {name: self.recall(name).recall for name in wanted}
+        return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms(), recalls=recalls)
 
     @_loading
     def files(self) -> list[dict[str, object]]:

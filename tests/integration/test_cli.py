@@ -550,7 +550,9 @@ def test_describe_keeps_its_contract(events: str, run: Run) -> None:
         (1431860400, 2, 2),
     ]
     assert sum(each["bytes"] for each in about["windows"]) == about["bytes"]
-    assert about["indexes"][0].keys() == {"name", "kind", *IndexDebt.__dataclass_fields__} - {"stale_segments"}
+    assert about["indexes"][0].keys() == {"name", "kind", "recall", *IndexDebt.__dataclass_fields__} - {
+        "stale_segments"
+    }
     assert about["regions"] == []
 
 
