@@ -27,7 +27,7 @@ from storage_core.settings.index import IndexDefinition
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Searching:
     """An index of a search, what it weighs beside others, and into how many clusters it is told to look."""
 
     definition: IndexDefinition
@@ -46,23 +46,23 @@ def indexes_of(
     syntax: object,
     boosts: Mapping[str, float] | None,
     nprobe: object,
-) -> list[Asked]:
+) -> list[Searching]:
     """Return the indexes that a search asks; without query and vector those that are named. Raises as `search` does."""
     if query is None and vector is None:
-        return [Asked(segments.definition_of(snapshot, name)) for name in names_of(index)]
+        return [Searching(segments.definition_of(snapshot, name)) for name in names_of(index)]
     how = fusion_of(fusion)
     if not asks_several(index, query=query, vector=vector):
         definition = index_for(snapshot, only_index(index, fusion=how, weights=weights), by_vector=vector is not None)
         parsed = question(definition, snapshot, query=query, vector=vector, syntax=syntax, boosts=boosts, nprobe=nprobe)
-        return [_asked(Part(definition, parsed), None)]
+        return [_part_of(Part(definition, parsed), None)]
     parts = parts_of(
         snapshot, index, query=query, vector=vector, weights=weights, syntax=syntax, boosts=boosts, nprobe=nprobe
     )
-    ranking = [_asked(part, weight) for part, weight in zip(parts.ranking, parts.weights, strict=True)]
-    return [*ranking, *(_asked(part, 0.0) for part in parts.filtering)]
+    ranking = [_part_of(part, weight) for part, weight in zip(parts.ranking, parts.weights, strict=True)]
+    return [*ranking, *(_part_of(part, 0.0) for part in parts.filtering)]
 
 
-def planned(searched: Searched, indexes: Sequence[Asked]) -> Trace:
+def planned(searched: Searched, indexes: Sequence[Searching]) -> Trace:
     """Return the sources that a search would open, of which nothing is read.
 
     Requests: those of `overlay.take_apart`, and of maps where segments answer for a part of a split.
@@ -84,7 +84,7 @@ def planned(searched: Searched, indexes: Sequence[Asked]) -> Trace:
 
 
 def search_plan(
-    searched: Searched, indexes: Sequence[Asked], trace: Trace, *, done: Analysis | None = None
+    searched: Searched, indexes: Sequence[Searching], trace: Trace, *, done: Analysis | None = None
 ) -> SearchPlan:
     """Return what a trace tells, which is of a search that was run where `done` says what that did."""
     is_run, is_filtered = done is not None, trace.filter is not None or any(each.weight == 0 for each in indexes)
@@ -93,12 +93,12 @@ def search_plan(
     return SearchPlan(indexes=plans, filter=wanted, analysis=done)
 
 
-def _asked(part: Part, weight: float | None) -> Asked:
+def _part_of(part: Part, weight: float | None) -> Searching:
     nprobe = part.question.nprobe if isinstance(part.question, VectorQuery) else None
-    return Asked(part.definition, weight, nprobe)
+    return Searching(part.definition, weight, nprobe)
 
 
-def _index(searched: Searched, own: Asked, trace: Trace, *, is_run: bool, is_filtered: bool) -> IndexPlan:
+def _index(searched: Searched, own: Searching, trace: Trace, *, is_run: bool, is_filtered: bool) -> IndexPlan:
     live = trace.lives[own.definition.name]
     has_judged = is_run and live.is_filtered
     return IndexPlan(

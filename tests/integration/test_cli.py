@@ -867,7 +867,7 @@ def test_a_damaged_table_ends_with_4(events: str, run: Run) -> None:
 def test_a_failure_without_a_type_ends_with_1_and_keeps_the_contract(
     events: str, run: Run, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    def broken(*_: object) -> object:
+    def broken(*_: object, **__: object) -> object:
         raise ZeroDivisionError("a fault in the program")
 
     monkeypatch.setattr(Table, "describe", broken)
