@@ -25,6 +25,7 @@ BENCHMARKS = (
     "bitmaps",
     "hybrid_quality",
     "index_upkeep",
+    "index_moves",
     "key_index",
     "vectors",
     "vector_job",

@@ -51,7 +51,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
             if again.process.returncode and b"Held" not in again.log.read_bytes():
                 raise AssertionError(again.log.read_text()[-2_000:])
         after = tm.Table.open(uri)
-        covered = splits - len(after.explain_search(index="near")["scanned"])  # type: ignore[arg-type]
+        covered = splits - len(after.explain_search(index="near").indexes[0].scanned)
         yield Metric(name=f"{label}, splits covered when run again", value=covered, unit="splits")
         yield Metric(name=f"{label}, runs after the kill, until its lease ended", value=runs, unit="runs")
         yield Metric(name=f"{label}, from the kill to the end", value=time.perf_counter() - started, unit="s")

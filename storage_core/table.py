@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from storage_core.read.scan import Scan
     from storage_core.read.search_kept import Kept
     from storage_core.read.search_matches import Searched
+    from storage_core.read.search_plan import SearchPlan
     from storage_core.read.sql import Opened, TableView
     from storage_core.read.sql_result import SqlResult
     from storage_core.region.options import WriterOptions
@@ -414,11 +415,12 @@ class Table:
         """Return the best `limit` rows for a query, or a vector, on an index, with a `score` column, best first.
 
         All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly, or
-        scored exactly by its vectors. Deleted and superseded rows are never found, and weigh in scores of full text
-        until they are compacted away (decision 0094). A full-text query that does not parse (`can't`), or names no
-        column of the index, asks for any of its words; with `syntax="strict"` it is refused; `boosts` multiplies the
-        scores of columns. A bitmap index takes a value, a list of them, or by column one of these or conditions, as in
-        `{"status": {">=": 500}}`.
+        scored exactly by its vectors. With `latest` every acknowledged row is searched as its patches made it; what a
+        writer was given with `durable=False` once it is durable. Deleted and superseded rows are never found, and weigh
+        in scores of full text until they are compacted away (decision 0094). A full-text query that does not parse
+        (`can't`), or names no column of the index, asks for any of its words; with `syntax="strict"` it is refused;
+        `boosts` multiplies the scores of columns. A bitmap index takes a value, a list of them, or by column one of
+        these or conditions, as in `{"status": {">=": 500}}`.
         A `vector`, a list or an array of numbers, finds the nearest rows of those with one: `distance` is the metric's
         own, `score` 1 - distance (cosine) or -distance (l2, dot), both from exact vectors; `nprobe` clusters of each
         segment are looked into. `index` may be left out where one alone takes a vector, or a query.
@@ -634,14 +636,72 @@ class Table:
         return Watched(self._store, self._log.cached)
 
     @_loading
-    def explain_search(self, *, index: str | Sequence[str]) -> dict[str, object]:
-        """Return which splits a search answers from segments, and which it reads and indexes on the fly. No request.
+    def explain_search(
+        self,
+        query: object = None,
+        *,
+        vector: object = None,
+        index: str | Sequence[str] | None = None,
+        fusion: str = "rrf",
+        weights: Mapping[str, float] | None = None,
+        limit: int = 10,
+        offset: int = 0,
+        columns: Sequence[str] | None = None,
+        filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
+        syntax: str = "lenient",
+        boosts: Mapping[str, float] | None = None,
+        at: At | None = None,
+        consistency: str = Consistency.SNAPSHOT,
+        nprobe: int | None = None,
+        cache_dir: Path | None = None,
+        limits: QueryLimits | None = None,
+        analyze: bool = False,
+    ) -> SearchPlan:
+        """Return what `search` asks for these arguments, index by index and source by source, and how it filters.
 
-        Of a list of indexes: `parts`, the plan of each.
+        Print it, or take `to_dict()`. With `analyze` it is run as well, and what it did is told beside: only a run
+        knows how many rows meet a filter, and so whether vectors are scored exactly or clusters are looked into, and
+        how many. Without a query and a vector: of the indexes that are named. Requests without `analyze`: those of the
+        view, every manifest where there is a filter, and maps where segments answer for a part of a split; no segment
+        and no split is read.
         """
-        from storage_core.read.hybrid import explain
+        from storage_core.read.hybrid import search
+        from storage_core.read.plan import analysis
+        from storage_core.read.scan import chosen_columns
+        from storage_core.read.search_explain import indexes_of, planned, search_plan
+        from storage_core.read.search_trace import Trace
 
-        return explain(self.snapshot, index=index)
+        searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
+        asks: dict[str, Any] = {"vector": vector, "index": index, "fusion": fusion, "weights": weights}
+        asks |= {"syntax": syntax, "boosts": boosts, "nprobe": nprobe}
+        indexes, chosen = (
+            indexes_of(searched.snapshot, query, **asks),
+            chosen_columns(columns, searched.snapshot.schema),
+        )
+        if not analyze:
+            return search_plan(searched, indexes, planned(searched, indexes))
+        trace = Trace()
+
+        def run() -> int:
+            found = search(
+                searched.store,
+                searched.snapshot,
+                query,
+                **asks,
+                limit=limit,
+                offset=offset,
+                columns=chosen,
+                filter=searched.filter,
+                limits=limits,
+                cache_dir=cache_dir,
+                unmerged=searched.unmerged,
+                kept=searched.kept,
+                trace=trace,
+            )
+            return int(found.num_rows)
+
+        done = analysis([self._watched], run)
+        return search_plan(searched, indexes, trace, done=done)
 
     @_loading
     def explain_get(
@@ -763,11 +823,16 @@ class Table:
         return read_tags(self._store).live(self._log.clock.now_ms())
 
     @_loading
-    def describe(self) -> dict[str, object]:
-        """Return the table's metrics as plain data; the fields are a contract (`docs/spec.md`)."""
+    def describe(self, *, recall: bool = False) -> dict[str, object]:
+        """Return the table's metrics as plain data; the fields are a contract (`docs/spec.md`).
+
+        With `recall` that of each index of vectors is measured now, as `recall` does, which reads all vectors.
+        """
         from storage_core.read import describe
 
-        return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms())
+        wanted = [each.name for each in self.config.indexes if recall and each.kind == "vector"]
+        recalls = {name: self.recall(name).recall for name in wanted}
+        return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms(), recalls=recalls)
 
     @_loading
     def files(self) -> list[dict[str, object]]:

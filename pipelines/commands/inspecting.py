@@ -44,12 +44,19 @@ def _tables(known: DeclaredTables) -> Iterator[output.Record]:
             yield {**about, "exists": False, "version": None, "live_splits": 0, "rows": 0, "bytes": 0}
 
 
-def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json: Json = False) -> None:
+def describe(
+    uri: Uri,
+    *,
+    at: At = None,
+    recall: Annotated[bool, typer.Option("--recall", help="Measure the recall of indexes of vectors too.")] = False,
+    everything: Everything = False,
+    as_json: Json = False,
+) -> None:
     """Show what a table is and holds.
 
     Splits per window, indexes and how far they are, regions and how much of them is merged.
     """
-    about: dict[str, Any] = open_table(uri, at).describe()
+    about: dict[str, Any] = open_table(uri, at).describe(recall=recall)
     if as_json:
         output.json_line(about)
         return
@@ -63,6 +70,8 @@ def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json
     if about["indexes"]:
         numbers = ("watermark", "segments", "covered_splits", "uncovered_rows", "merges_due", "translation_depth")
         indexes = {"name": cell, "kind": cell, **dict.fromkeys(numbers, number)}
+        if recall:
+            indexes["recall"] = number
         output.records(about["indexes"], indexes, as_json=False, nothing="", most=most, more="--all")
     if about["regions"]:
         regions = dict.fromkeys(about["regions"][0], cell)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from storage_core.log.actions import Add
@@ -15,8 +15,8 @@ from storage_core.settings.index import IndexDefinition
 Row = dict[str, object]
 
 
-def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -> Row:
-    """Return one object with the table's metrics at this snapshot, as of `now_ms`.
+def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, recalls: Mapping[str, float] | None = None) -> Row:
+    """Return one object with the table's metrics at this snapshot, as of `now_ms`, and recalls of indexes if measured.
 
     The region entries are read from the regions' manifests, which may be newer than the snapshot. A few GETs and HEADs
     per region of a keyed table; none otherwise.
@@ -37,7 +37,7 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -> Row:
         "window_seconds": config.window_seconds,
         "checkpoint_version": snapshot.checkpoint_version,
         "windows": _windows(snapshot),
-        "indexes": [_index(snapshot, definition) for definition in config.indexes],
+        "indexes": [_index(snapshot, definition, recalls or {}) for definition in config.indexes],
         "regions": _regions(store, snapshot),
     }
 
@@ -75,12 +75,12 @@ def _windows(snapshot: Snapshot) -> list[Row]:
     ]
 
 
-def _index(snapshot: Snapshot, definition: IndexDefinition) -> Row:
+def _index(snapshot: Snapshot, definition: IndexDefinition, recalls: Mapping[str, float]) -> Row:
     from storage_core.index.debt import debt  # which tables without indexes do not need
 
     found = asdict(debt(snapshot, definition.name))
     found["segments"] += found.pop("stale_segments")
-    return {"name": definition.name, "kind": definition.kind, **found}
+    return {"name": definition.name, "kind": definition.kind, **found, "recall": recalls.get(definition.name)}
 
 
 def _regions(store: ObjectStore, snapshot: Snapshot) -> list[Row]:

@@ -33,6 +33,7 @@ from storage_core.read.search_order import Best, free_name
 from storage_core.read.search_question import IndexQuestion, VectorQuery, index_for, page, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
+from storage_core.read.search_trace import Trace
 from storage_core.read.search_vectors import DISTANCE, add_nearest, with_distance
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def search(
     cache_dir: Path | None = None,
     unmerged: Sequence[Unmerged] = (),
     kept: Kept | None = None,
+    trace: Trace | None = None,
 ) -> pa.Table:
     """Return `limit` live rows of the table with their `score` (float64), those after the best `offset`, best first.
 
@@ -97,7 +99,7 @@ def search(
     statistics until their split is written anew or their generation merged, and are never returned; decision 0094 has
     the bound. Every bitmap match scores 1.0 (`bitmap_query.parse`). The score column is `_score` where the table has a
     column `score`. Unpacked segments stay in `cache_dir`; None keeps them for this call only. What `kept` has of
-    earlier searches is neither fetched, opened nor decoded again.
+    earlier searches is neither fetched, opened nor decoded again. `trace` is told what was looked at.
 
     Raises `NotFound` for an unknown index, `InvalidInput` where none is named and not exactly one takes a vector, or a
     query, for a query, vector or filter that cannot be read, a limit below 1 or an offset below 0, `Corrupt` and
@@ -122,7 +124,10 @@ def search(
 
     def best(covered: Sequence[Coverage], cached: SegmentCache) -> Best:
         [found] = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
-        live = Live(found, kept.row_filter(store, snapshot, filter, limits))
+        wanted = kept.row_filter(store, snapshot, filter, limits)
+        live = Live(found, wanted)
+        if trace is not None:
+            trace.begin({definition.name: live}, wanted)
         rows = Best(snapshot, most, names)
         add_best(live, IndexQuestion(definition, parsed), rows, most, kept=kept, root=cached.root)
         live.require_sound()
@@ -153,7 +158,7 @@ def added_names(schema: pa.Schema) -> tuple[str, str]:
     return free_name(SCORE, schema.names), free_name(DISTANCE, schema.names)
 
 
-def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
+def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, Any]:
     """Return which splits a search would answer from segments and which it would index on the fly. No request.
 
     Plain data: `index, kind, version, watermark, segments` (split path ▸ paths of the segments that answer for rows of

@@ -67,10 +67,13 @@ class RowFilter:
         self._wanted = wanted
         self._limits = QueryLimits() if limits is None else limits
         self._condition = str(wanted.expression)
+        self.rows_read = 0
+        """Of so many rows were the `columns` read."""
         # A condition that is not understood may be another at another time: what is known of it ends with the search.
         self._kept = values if values is not None and _is_lasting(wanted.predicate) else KeptValues()
         self._name = ("filter", self._condition, snapshot.table_id, snapshot.version)
-        self._answers: dict[str, Answer] = {}
+        self.answers: dict[str, Answer] = {}
+        """What bitmap indexes told of splits, by path."""
         names = snapshot.schema.names
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
@@ -79,6 +82,21 @@ class RowFilter:
         self._is_judged = self._bitmaps.is_exact  # whose values are those of the columns' types
         if not self._is_judged:
             prepare()  # while rows are found
+
+    @property
+    def condition(self) -> str:
+        """The filter as SQL."""
+        return self._condition
+
+    @property
+    def bitmap_indexes(self) -> tuple[str, ...]:
+        """The names of the bitmap indexes that are asked, of splits that they cover."""
+        return tuple(each.definition.name for each in self._bitmaps.indexes)
+
+    @property
+    def is_answered_by_bitmaps(self) -> bool:
+        """Whether these tell all that the filter asks, of splits that they cover."""
+        return self._bitmaps.is_exact
 
     @cached_property
     def splits(self) -> frozenset[str]:
@@ -89,9 +107,9 @@ class RowFilter:
         """Return what bitmap indexes tell of the rows of a split. Requests: those of `Bitmaps.of_split`, once."""
         if not self._bitmaps.indexes:
             return UNKNOWN
-        if split not in self._answers:
-            self._answers[split] = self._bitmaps.of_split(self._snapshot.splits[split])
-        return self._answers[split]
+        if split not in self.answers:
+            self.answers[split] = self._bitmaps.of_split(self._snapshot.splits[split])
+        return self.answers[split]
 
     def known(self, split: str) -> Known:
         """Return what `mask` said of rows of a split before."""
@@ -117,6 +135,7 @@ class RowFilter:
         Raises `InvalidInput` where the filter cannot be evaluated, `Unavailable` where it passes a limit.
         """
         self._is_judged = True
+        self.rows_read += count
         place = "place"
         while place in self._condition.lower() or place in map(str.lower, self._snapshot.schema.names):
             place += "_"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,20 @@ _AT_ONCE = 4
 _FILTERED_ROWS = 2**18
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a search by vector did with a source, of which `matching` live rows meet the filter.
+
+    `ranked` of them were scored by their vectors: all if `is_exact`, else those that codes named. For that `clusters`
+    were looked into, None of a flat segment.
+    """
+
+    matching: int
+    ranked: int
+    is_exact: bool = True
+    clusters: int | None = None
+
+
 class Live:
     """Takes hits, and returns those that are rows to be found, in their order.
 
@@ -36,6 +51,10 @@ class Live:
         self._matched = matched
         self._deleted: dict[int, BitMap] = {}
         self._rows: dict[int, BitMap] = {}
+        self.looked: dict[int, Looked] = {}
+        """By source, what a search by vector did last."""
+        self.judged = self.met = 0
+        """Of so many rows was asked whether they meet the filter, and so many do."""
 
     def __call__(self, hits: list[Hit]) -> list[Hit]:
         """Return the hits that are rows to be found. Raises what `Source.take` and `RowFilter.mask` raise."""
@@ -113,6 +132,8 @@ class Live:
                 met[source] &= matched.mask(self.sources[source], own)
         if self._filter is not None:
             self._judge(rows, met, self._filter)
+        self.judged += sum(map(len, rows.values()))
+        self.met += sum(int(own.sum()) for own in met.values())
         return met
 
     def _judge(self, rows: Mapping[int, Positions], met: Mapping[int, Mask], wanted: RowFilter) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 from pyroaring import BitMap
@@ -21,8 +22,29 @@ InSplit = tuple[str, Positions, Positions]
 """The path of a split, the places of rows among some, and the rows of the split's file that they are."""
 
 
+Place = Literal["base", "generation", "log", "records"]
+"""Splits of the base, a generation, entries of a log, or what records make together, or with the base."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the rows of a source are: of the base the path of a split or, of several splits, of the segment.
+
+    `segment` is the path of that which answers for them, None where they are read.
+    """
+
+    place: Place
+    name: str
+    segment: str | None = None
+
+
 class Source(Protocol):
     """Rows that an index counts from 0."""
+
+    @property
+    def origin(self) -> Origin:
+        """Where they are, as `explain_search` says it."""
+        ...
 
     @property
     def name(self) -> str:

@@ -32,7 +32,7 @@ from storage_core.read.search_base import Base, Hidden
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between
 from storage_core.read.search_ranged import parts_of
-from storage_core.read.search_source import InSplit, Source, require_within, usable
+from storage_core.read.search_source import InSplit, Origin, Source, require_within, usable
 from storage_core.read.search_unmerged import unmerged_sources, unpacked
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import bitmap_of, positions
@@ -86,6 +86,10 @@ class _Split:
     base: Base
     path: str
     segment: IndexSegment | None = None
+
+    @property
+    def origin(self) -> Origin:
+        return Origin("base", self.path, None if self.segment is None else self.segment.path)
 
     @property
     def name(self) -> str:
@@ -154,6 +158,10 @@ class _Moved:
     splits: tuple[str, ...]
 
     @property
+    def origin(self) -> Origin:
+        return Origin("base", self.segment.path, self.segment.path)
+
+    @property
     def name(self) -> str:
         return f"{self.segment.path} {self.segment.xxh3}"
 
@@ -213,6 +221,10 @@ class _PartOfSplit:
 
     base: Base
     path: str
+
+    @property
+    def origin(self) -> Origin:
+        return Origin("base", self.path)
 
     @property
     def name(self) -> str:

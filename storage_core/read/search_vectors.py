@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow as pa
 from storage_core.index import vector
 from storage_core.index.vector.distances import Distances
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.search_live import Live
+from storage_core.read.search_live import Live, Looked
 from storage_core.read.search_order import Best
 from storage_core.read.search_question import VectorQuery
 from storage_core.read.search_source import Source, usable
@@ -79,6 +79,7 @@ def nearest_rows(live: Live, query: VectorQuery, most: int, *, readers: KeptValu
     for number, (source, each) in enumerate(zip(live.sources, cut, strict=True)):
         if not found[number].is_exact:
             found[number] = exactly(source, query, each.rows, len(each.rows))
+            live.looked[number] = replace(live.looked[number], ranked=len(each.rows))
     return nearest_of(found, most), sum(len(each.rows) for each in found)
 
 
@@ -119,19 +120,30 @@ def with_distance(rows: pa.Table, metric: Metric, *, score: str, distance: str) 
     return scored.append_column(distance, pa.array(distances))
 
 
+def most_scored(rows: int) -> int:
+    """Return of how many rows that a filter leaves a source of so many is scored exactly."""
+    return max(FEW_ROWS, int(FEW_SHARE * rows))
+
+
 def _candidates(live: Live, number: int, query: VectorQuery, *, most: int, readers: KeptValues) -> Found:
     source, allowed = live.sources[number], live.rows(number)
+    live.looked[number] = Looked(len(allowed), len(allowed))
     if not allowed:
         return Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
     count = source.count()
-    is_few = live.is_filtered and len(allowed) <= max(FEW_ROWS, FEW_SHARE * count)
+    is_few = live.is_filtered and len(allowed) <= most_scored(count)
     if is_few or source.fetched_bytes is None:
         return exactly(source, query, positions(allowed), most)
     reader, path = _reader(source, count, readers)
     wanted = max(LEAST_WINDOW // PER_ROW, most)
+
+    def note(clusters: Positions) -> None:
+        looked_into = len(np.unique(clusters)) if reader.head.clusters else None
+        live.looked[number] = Looked(len(allowed), 0, is_exact=False, clusters=looked_into)
+
     with _found_usable(path):
         rows, distances = reader.candidates(
-            query.vector, wanted, None if len(allowed) == count else allowed, query.nprobe
+            query.vector, wanted, None if len(allowed) == count else allowed, query.nprobe, note=note
         )
     # What codes cannot tell apart is near until its vector says that it is not.
     near = np.nan_to_num(distances, nan=-np.inf, posinf=np.inf, neginf=-np.inf)

@@ -84,6 +84,14 @@ def test_the_small_benchmark_of_index_upkeep_prints_what_was_written_and_how_man
     assert all(0 < each["value"] <= 6 for each in segments)
 
 
+def test_the_small_benchmark_of_rows_that_move_prints_what_was_written_for_indexes_beside_their_segments() -> None:
+    metrics = _metrics("index_moves")
+    for what in ("a compaction", "a merge of generations"):
+        (written,) = (each for each in metrics if each["name"].startswith(what) and each["against"])
+        assert (written["against"], written["aim"], written["holds"]) == ("their segments", 20, True)
+        assert "0 of them indexed again" in written["name"]
+
+
 def test_the_small_benchmark_of_hybrid_quality_prints_words_vector_and_both() -> None:
     metrics = _metrics("hybrid_quality")
     assert [each["name"].split(", ", 2)[2] for each in metrics] == ["words", "vector", "both, rrf", "both, linear"]

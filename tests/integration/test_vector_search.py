@@ -353,7 +353,10 @@ def test_the_command_line_measures_recall_and_says_what_is_covered(run: Callable
     assert "recall@10 1.0000 over 5 queries" in run("recall", "notes", "--queries", "5")[1]
     assert "read and scored exactly: 1" in run("explain", "notes", "anything", "--index", "near")[1]
     (described,) = json.loads(run("describe", "notes", "--json")[1])["indexes"]
-    assert (described["kind"], described["covered_splits"]) == ("vector", 0)
+    assert (described["kind"], described["covered_splits"], described["recall"]) == ("vector", 0, None)
+    (measured,) = json.loads(run("describe", "notes", "--recall", "--json")[1])["indexes"]
+    assert measured == {**described, "recall": 1.0}
+    assert "recall" in run("describe", "notes", "--recall")[1]
 
 
 @pytest.mark.spark
@@ -363,5 +366,5 @@ def test_the_job_catches_up_on_spark(notes: Table, spark: Spark) -> None:
     report = job.run(JobRequest(table_uri=notes.uri), spark)
     assert (report.status, report.details) == ("committed", {"segments_built": {"near": 1}})
     after = Table.open(notes.uri)
-    assert after.explain_search(index="near")["scanned"] == []
+    assert after.explain_search(index="near").indexes[0].scanned == []
     assert after.search(vector=query).equals(before)

@@ -94,9 +94,8 @@ class Reader:
     @property
     def cluster_sizes(self) -> Rows:
         """The rows of each cluster of the codebook; of a flat segment none."""
-        found = np.zeros(self.head.clusters, np.int64)
-        if len(found):
-            np.add.at(found, self._table["cluster"], self._sizes)
+        clusters, count = self._table["cluster"].astype(np.int64), self.head.clusters
+        found: Rows = np.bincount(clusters, weights=self._sizes, minlength=count)[:count].astype(np.int64)
         return found
 
     def candidates(
@@ -107,6 +106,7 @@ class Reader:
         nprobe: int | None = None,
         *,
         second: bool = True,
+        note: Callable[[Rows], object] = len,
     ) -> tuple[Rows, Distances]:
         """Return rows among which the `k` nearest to the query most probably are, nearest first, and their distances.
 
@@ -116,19 +116,20 @@ class Reader:
         not returned. `nprobe` clusters are looked into that hold a row that counts, and more until they hold
         `COARSE` · k; all of a flat segment. Without a `second` look, which reads 4 times as much per row as the first,
         there are about `COARSE` · k rows instead of `FINE` · k; so it is where parts are ranged, from `LEAST_SECOND`
-        dimensions on. Raises `InvalidInput` for a query that is no vector of
-        the index, `Corrupt` for a block that is not what was written. Requests: those of `Parts.read`, once for the
-        blocks and once for a second look.
+        dimensions on. `note` gets the cluster of each block. Raises `InvalidInput` for what is no vector of the index,
+        `Corrupt` for a block that is damaged. Requests: those of `Parts.read`, once for blocks, once for a second look.
         """
         second = second and not (self._parts.is_ranged and self.head.dimensions >= LEAST_SECOND)
         with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `_apart`
-            return self._found(self._query(query, k), k, (self._counted(allowed), nprobe), second=second)
+            wanted, counted = self._query(query, k), self._counted(allowed)
+            blocks = self._looked_into(wanted, counted, COARSE * k, nprobe)
+            note(self._table["cluster"][blocks])
+            return self._found(wanted, k, (blocks, counted), second=second)
 
     def _found(
-        self, query: _Query, k: int, where: tuple[npt.NDArray[np.bool_] | None, int | None], *, second: bool
+        self, query: _Query, k: int, where: tuple[Rows, npt.NDArray[np.bool_] | None], *, second: bool
     ) -> tuple[Rows, Distances]:
-        counted, nprobe = where
-        blocks = self._looked_into(query, counted, COARSE * k, nprobe)
+        blocks, counted = where
         if not len(blocks):
             return np.zeros(0, np.int64), np.zeros(0, np.float64)
         places = self._places(blocks)
