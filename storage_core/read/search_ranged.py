@@ -29,7 +29,9 @@ def parts_of(base: Base, segment: IndexSegment, splits: Sequence[str]) -> Parts 
         return None
     dimensions = base.snapshot.schema.field(definition.columns[0]).type.list_size
     quantization = vector.options_of(definition).quantization
-    ahead = min(vector.opening_bytes(quantization, dimensions, segment.numRecords), segment.size // 2)
+    trained = vector.Training.of(segment)
+    clusters = None if trained is None else trained.clusters
+    ahead = min(vector.opening_bytes(quantization, dimensions, segment.numRecords, clusters), segment.size // 2)
     expected = segments.expected_of(segment)
     with usable(segment.path):
         found, _ = both(

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
-LEAST_PROBES = 32
+LEAST_PROBES = 16
+SHARE, RANGED_SHARE = 3 / 16, 1 / 10
+"""A search looks into the nearest clusters, until they hold this share of the rows; of fetched ones the smaller."""
 
-PIECES = 8
+PIECES = 9
 """Blocks that are fetched lie in so many pieces, where those between them are few: they are looked into as well."""
 
 Rows = npt.NDArray[np.int64]
 
 
-def probes(clusters: int, *, is_ranged: bool = False) -> int:
-    """Return into how many of so many clusters a search looks where nothing else is said; of fetched ones half."""
-    return max(LEAST_PROBES, math.ceil(3 * clusters / (32 if is_ranged else 16)))
+def probes(held: Rows, *, is_ranged: bool) -> int:
+    """Return into how many clusters a search looks where nothing else is said; they hold `held`, nearest first."""
+    share = (RANGED_SHARE if is_ranged else SHARE) * held.sum()
+    return max(LEAST_PROBES, int(np.searchsorted(np.cumsum(held), share)) + 1)
 
 
-def in_pieces(blocks: Rows, sizes: Rows, ends: Rows) -> Rows:
-    """Return the blocks, ascending, and with them the smallest gaps: until there are `PIECES`, or a third more rows.
+def in_pieces(blocks: Rows, sizes: Rows, turns: Rows, needed: int) -> Rows:
+    """Return the blocks, ascending, so that they lie in `PIECES` if that takes no more than half as many rows again.
 
-    `sizes` are the rows of each block of the segment, `ends` the rows up to its last.
+    The smallest gaps are filled. Pieces that are left over are left out, if a fifth of the rows is in them and no block
+    that is needed: of the `needed` first `turns`. `sizes` are the rows of each block of the segment, and `turns` tell
+    the nearer of two.
     """
+    ends = np.cumsum(sizes)
     gaps = np.flatnonzero(np.diff(blocks) > 1)
     after = blocks[gaps + 1]
     rows = ends[after] - sizes[after] - ends[blocks[gaps]]
     smallest = np.argsort(rows, kind="stable")[: max(0, len(gaps) + 1 - PIECES)]
-    spared = smallest[3 * np.cumsum(rows[smallest]) <= sizes[blocks].sum()]
+    spared = smallest[2 * np.cumsum(rows[smallest]) <= sizes[blocks].sum()]
     between = [np.arange(blocks[gap] + 1, blocks[gap + 1]) for gap in gaps[spared]]
-    return np.sort(np.concatenate([blocks, *between]))
+    found = np.sort(np.concatenate([blocks, *between]))
+    starts = np.flatnonzero(np.diff(found, prepend=-2) > 1)
+    nearest = np.minimum.reduceat(turns[found], starts)
+    far = np.argsort(nearest, kind="stable")[PIECES:]
+    is_spare = 5 * np.add.reduceat(sizes[found], starts)[far].sum() <= sizes[found].sum()
+    if not len(far) or not is_spare or nearest[far[0]] < needed:
+        return found
+    return found[~np.isin(np.searchsorted(starts, np.arange(len(found)), side="right") - 1, far)]
