@@ -24,7 +24,7 @@ from storage_core.read.search_live import Live
 from storage_core.read.search_question import VectorQuery, index_for, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
-from storage_core.read.search_vectors import Rows, block_rows, nearest_rows
+from storage_core.read.search_vectors import Nearest, Rows, block_rows
 from storage_core.rows.vectors import Floats, matrix
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.query import QueryLimits
@@ -85,10 +85,10 @@ def recall(
         truth, count = _nearest_distances(found, rows, wanted_queries, k)
         hits = wanted = candidates = 0
         for query, farthest in zip(wanted_queries, truth, strict=True):
-            nearest, ranked = nearest_rows(live, query, k, readers=kept.readers)
+            distances, ranked = Nearest(live, query, k, readers=kept.readers).distances()
             candidates += ranked
             wanted += len(farthest)
-            hits += min(len(farthest), sum(int((each.distances <= farthest[-1:]).sum()) for each in nearest))
+            hits += int((distances <= farthest[-1:]).sum())
         return Recall(
             index=definition.name,
             k=k,
