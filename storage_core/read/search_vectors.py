@@ -67,6 +67,7 @@ class Nearest:
     def __init__(self, live: Live, query: VectorQuery, most: int, *, readers: KeptValues) -> None:
         """Look at nothing yet."""
         self._live, self._query, self._most, self._readers = live, query, most, readers
+        self._segments = sum(each.fetched_bytes is not None for each in live.sources)
         self._exact: dict[int, Found] = {}
 
     def add_to(self, best: Best, window: int) -> None:
@@ -124,7 +125,11 @@ class Nearest:
         reader, path = _reader(source, count, self._readers)
         with _found_usable(path):
             rows, distances = reader.candidates(
-                query.vector, window, None if len(allowed) == count else allowed, query.nprobe
+                query.vector,
+                window,
+                None if len(allowed) == count else allowed,
+                query.nprobe,
+                pieces=vector.pieces_of(self._segments),
             )
         # What codes cannot tell apart is near until its vector says that it is not.
         near = np.nan_to_num(distances, nan=-np.inf, posinf=np.inf, neginf=-np.inf)

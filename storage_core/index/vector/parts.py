@@ -67,9 +67,9 @@ class InMemory:
 class Ranged:
     """Files of a bundle that is read by ranges: its directory once, files whole or in parts, each verified.
 
-    What is fetched goes through `cached`. Requests: for the directory and the first `ahead` bytes one each, at once,
-    and none where the directory is cached; for files that are not among these bytes, and for spans, one per piece of
-    neighbours, those of a call at once.
+    What is fetched goes through `cached`. Requests: for the directory and the `ahead` bytes before it one, and none
+    where the directory is cached; for files that are not among these bytes, and for spans, one per piece of neighbours,
+    those of a call at once.
     """
 
     is_ranged = True
@@ -79,13 +79,13 @@ class Ranged:
     ) -> None:
         """Fetch the directory. Raises `Corrupt`, `NotFound`, `Unsupported`."""
         self._store, self._expected, self._cached = store, expected, cached
-        self._ahead = b""
+        self._ahead, self._ahead_at = b"", 0
         tail = Piece(expected.footer_offset, expected.size, expected.identity, self._identity)
         (found,) = self._read([tail])
         if found is None:
-            wanted = [(tail.start, expected.size), (0, min(ahead, expected.footer_offset))]
-            found, *ahead_of = all_of(self._range, wanted if wanted[1][1] else wanted[:1], _AT_ONCE)
-            self._ahead = b"".join(ahead_of)
+            self._ahead_at = max(0, expected.footer_offset - ahead)
+            self._ahead = self._range((self._ahead_at, expected.size))
+            found = self._ahead[expected.footer_offset - self._ahead_at :]
             self._directory = bundle.read_directory(found, expected)
             self._write([(tail, found)])
         else:
@@ -109,8 +109,11 @@ class Ranged:
         return self._fetched([Piece(offset + each.start, offset + each.end, f"{each.xxh3:016x}") for each in spans])
 
     def _fetched(self, pieces: Sequence[Piece]) -> list[memoryview]:
-        ahead = memoryview(self._ahead)
-        found = [ahead[each.start : each.end] if _end(each) <= len(ahead) else None for each in pieces]
+        ahead, at = memoryview(self._ahead), self._ahead_at
+        found = [
+            ahead[each.start - at : _end(each) - at] if at <= each.start and _end(each) <= at + len(ahead) else None
+            for each in pieces
+        ]
         absent = [each for each, data in zip(pieces, found, strict=True) if data is None]
         held = dict(zip(absent, self._read(absent), strict=True))
         runs = _joined([(each.start, _end(each)) for each, data in held.items() if data is None])

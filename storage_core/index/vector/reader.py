@@ -29,10 +29,10 @@ from storage_core.index.vector.layout import (
     table_of,
 )
 from storage_core.index.vector.parts import Parts, Span
-from storage_core.index.vector.probing import Rows, in_pieces, probes
+from storage_core.index.vector.probing import Rows, in_pieces, pieces_of, probes
 from storage_core.index.vector.segment import codebook_of, require_block, require_rows
 from storage_core.index.vector.whole import decoded
-from storage_core.rows.vectors import Floats
+from storage_core.rows.vectors import Floats, Mask
 from storage_core.split.kept_values import KeptValues
 
 COARSE = 40
@@ -97,7 +97,13 @@ class Reader:
         self._squares = np.square(self._codebook.centroids, dtype=np.float64).sum(axis=1)
 
     def candidates(
-        self, query: npt.ArrayLike, k: int, allowed: BitMap | None = None, nprobe: int | None = None
+        self,
+        query: npt.ArrayLike,
+        k: int,
+        allowed: BitMap | None = None,
+        nprobe: int | None = None,
+        *,
+        pieces: int = pieces_of(1),
     ) -> tuple[Rows, Distances]:
         """Return rows among which the `k` nearest to the query most probably are, nearest first, and their distances.
 
@@ -106,23 +112,22 @@ class Reader:
         the last are returned, so equal vectors are there or not together. `allowed` are the rows that count; others are
         not returned. `nprobe` clusters are looked into that hold a row that counts, by default `probes` of them, and
         more until they hold `COARSE` · k; all of a flat segment. There are about `FINE` · k rows, after a second look,
-        which reads 4 times as much per row as the first; where parts are ranged there is none from `LEAST_SECOND`
-        dimensions on, and there are about `COARSE` · k. Raises `InvalidInput` for a query that is no vector of the
-        index, `Corrupt` for a block that is not what was written. Requests: those of `Parts.read`, once for the blocks
-        and once for a second look.
+        which reads 4 times as much per row as the first. Where parts are ranged there is none from `LEAST_SECOND`
+        dimensions on, so about `COARSE` · k rows, and blocks lie in so many `pieces` (`in_pieces`). Raises
+        `InvalidInput` for a query that is no vector of the index, `Corrupt` for a block that is not what was written.
+        Requests: those of `Parts.read`, once for the blocks and once for a second look.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `_apart`
-            return self._found(self._query(query, k), k, self._counted(allowed), nprobe)
+            wanted, counted = self._query(query, k), self._counted(allowed)
+            blocks = self._looked_into(wanted, counted, COARSE * k, nprobe=nprobe, pieces=pieces)
+            return self._found(wanted, k, counted, blocks)
 
     @property
     def _looks_again(self) -> bool:
         is_dear = self._parts.is_ranged and self.head.dimensions >= LEAST_SECOND
         return self.head.quantization == "rotated" and not is_dear
 
-    def _found(
-        self, query: _Query, k: int, counted: npt.NDArray[np.bool_] | None, nprobe: int | None
-    ) -> tuple[Rows, Distances]:
-        blocks = self._looked_into(query, counted, COARSE * k, nprobe)
+    def _found(self, query: _Query, k: int, counted: Mask | None, blocks: Rows) -> tuple[Rows, Distances]:
         if not len(blocks):
             return np.zeros(0, np.int64), np.zeros(0, np.float64)
         places = self._places(blocks)
@@ -161,7 +166,7 @@ class Reader:
         code, unit = query_code(placed, padded_size(len(placed)))
         return _Query(wanted, placed, code, unit)
 
-    def _counted(self, allowed: BitMap | None) -> npt.NDArray[np.bool_] | None:
+    def _counted(self, allowed: BitMap | None) -> Mask | None:
         """Of each place whether its row counts; None where all do."""
         if allowed is None:
             return None
@@ -170,7 +175,7 @@ class Reader:
         is_allowed[named[named < self.head.of]] = True
         return is_allowed[self._rows]
 
-    def _looked_into(self, query: _Query, counted: npt.NDArray[np.bool_] | None, most: int, nprobe: int | None) -> Rows:
+    def _looked_into(self, query: _Query, counted: Mask | None, most: int, *, nprobe: int | None, pieces: int) -> Rows:
         """The blocks to look into, ascending."""
         per_block = self._sizes
         if counted is not None:
@@ -191,7 +196,9 @@ class Reader:
             turns = turn[clusters]
             holding &= turns < max(usual, needed)
         found = np.flatnonzero(holding)
-        return in_pieces(found, self._sizes, turns, needed) if self._parts.is_ranged and len(found) else found
+        if not self._parts.is_ranged or not len(found):
+            return found
+        return in_pieces(found, self._sizes, turns, needed, pieces=pieces)
 
     def _away(self, query: _Query) -> Distances:
         """How far each centroid is from the query, in some unit. By bytes: threads of numpy may wait for each other."""

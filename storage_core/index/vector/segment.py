@@ -140,8 +140,9 @@ class _Encoded:
             ROWS: self._rows[order].astype("<u4").tobytes(),
             CODEBOOK: self._codebook.to_bytes(),
             BLOCKS: b"".join(blocks),
+            SECOND: b"".join(seconds),
         }
-        return found | ({SECOND: b"".join(seconds)} if has_second else {})
+        return {name: found[name] for name in files_of(head.quantization)}
 
 
 def check(

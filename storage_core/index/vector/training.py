@@ -19,7 +19,7 @@ from storage_core.index.vector.whole import whole_of
 from storage_core.rows.vectors import Floats, matrix
 from storage_core.settings.index import IndexDefinition
 
-SAMPLE_PER_CLUSTER = 32
+SAMPLE_PER_CLUSTER = 21
 LEAST_SAMPLE = 4096
 ROUNDS = 10
 
@@ -39,7 +39,7 @@ def train(
 
     `sample` has rows by dimensions, all of them such as can be indexed (`segment.indexable`), in any order;
     `sample_rows` says how many are wanted. Centroids begin as those of `start`, a codebook of this definition. Above
-    `flat_bytes` of codes there are about 2 √rows clusters, more where some are far larger than others. Raises
+    `flat_bytes` of codes there are about 3 √rows clusters, more where some are far larger than others. Raises
     `InvalidInput` for a sample that is no matrix of finite numbers, or empty.
     """
     options, vectors = options_of(definition), _checked(sample)
@@ -91,7 +91,7 @@ def train_on(
 
 def sample_rows(rows: int) -> int:
     """Return how many of so many rows a codebook is trained on."""
-    return min(rows, max(LEAST_SAMPLE, SAMPLE_PER_CLUSTER * round(2 * math.sqrt(rows))))
+    return min(rows, max(LEAST_SAMPLE, SAMPLE_PER_CLUSTER * round(3 * math.sqrt(rows))))
 
 
 def coding_error(codebook: Codebook, vectors: Floats) -> float:
