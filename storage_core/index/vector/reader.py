@@ -12,7 +12,7 @@ from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
 from storage_core.index.vector.codebook import in_bytes
-from storage_core.index.vector.codes import Whole, dots, padded_size, query_code
+from storage_core.index.vector.codes import Whole, apart, best_of, dots, padded_size, query_code
 from storage_core.index.vector.distances import Distances, exact
 from storage_core.index.vector.layout import (
     BLOCKS,
@@ -117,7 +117,7 @@ class Reader:
         `InvalidInput` for a query that is no vector of the index, `Corrupt` for a block that is not what was written.
         Requests: those of `Parts.read`, once for the blocks and once for a second look.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `_apart`
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `apart`
             wanted, counted = self._query(query, k), self._counted(allowed)
             blocks = self._looked_into(wanted, counted, COARSE * k, nprobe=nprobe, pieces=pieces)
             return self._found(wanted, k, counted, blocks)
@@ -138,10 +138,10 @@ class Reader:
         places, offsets, products = places[counts], offsets[counts], products[counts]
         most = COARSE * k
         if self._looks_again and len(places) > FINE * k:
-            best = _best(_apart(offsets, products), most)
+            best = best_of(apart(offsets, products), most)
             places, offsets, most = places[best], offsets[best], FINE * k
             products = self._second(query, places)
-        return self._answer(places, self._measured(query, _apart(offsets, products)), most)
+        return self._answer(places, self._measured(query, apart(offsets, products)), most)
 
     def _places(self, blocks: Rows) -> Rows:
         """The places of the rows of the blocks."""
@@ -259,7 +259,7 @@ class Reader:
         return measured
 
     def _answer(self, places: Rows, distances: Distances, most: int) -> tuple[Rows, Distances]:
-        best = _best(distances, most)
+        best = best_of(distances, most)
         rows, distances = self._rows[places[best]], distances[best]
         order = np.lexsort((rows, distances))
         return rows[order], distances[order]
@@ -292,17 +292,3 @@ class Reader:
             self._kept.keep((name, each), value, int(self._sizes[each]) * decoded_bytes + read)
             held[each] = value
         return list(held.values())  # type: ignore[arg-type]  # what is kept under a name was made by its own decoder
-
-
-def _apart(offsets: Floats, products: Floats) -> Floats:
-    """What tells rows apart. Where 32 bits do not hold it, a row is among the nearest, and its vector decides."""
-    greatest = float(np.finfo(np.float32).max)
-    apart: Floats = np.nan_to_num(offsets - products, nan=-greatest)
-    return apart
-
-
-def _best(values: npt.NDArray[np.floating], most: int) -> Rows:
-    """The places of the `most` smallest values, and of all that are as small as the greatest of these."""
-    if len(values) <= most:
-        return np.arange(len(values))
-    return np.flatnonzero(values <= np.partition(values, most - 1)[most - 1])
