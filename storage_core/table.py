@@ -433,8 +433,7 @@ class Table:
         of each text of the index as HTML, in which what matched is in `<b>` and all else escaped (`text_snippets`).
         `filter`, `columns`, `consistency` and `limits` are those of `scan`: only rows that meet the filter count
         towards `limit` and `offset`, the number of best rows to leave out. Rows with equal scores have one order, so
-        pages of one version neither overlap nor leave a row out; of a search by vector alone they may, for each page
-        ranks candidates of its own, unless the index has the quantization `none`. Unpacked segments stay in
+        pages of one version neither overlap nor leave a row out. Unpacked segments stay in
         `cache_dir`, a folder that nobody else may write to; None keeps them for this call only. Open searchers, decoded
         pages and bitmaps are kept with this object, in bounded memory and temporary files (`index.searchers`,
         `split.kept_values`). Raises `NotFound` for an unknown index, `InvalidInput` for an unknown column and for a

@@ -24,7 +24,7 @@ from storage_core.read.search_live import Live
 from storage_core.read.search_question import VectorQuery, index_for, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
-from storage_core.read.search_vectors import block_rows, nearest_rows
+from storage_core.read.search_vectors import Nearest, block_rows
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import positions
 from storage_core.rows.vectors import Floats, matrix
@@ -87,10 +87,10 @@ def recall(
         truth, count = _nearest_distances(found, rows, wanted_queries, k)
         hits = wanted = candidates = 0
         for query, farthest in zip(wanted_queries, truth, strict=True):
-            nearest, ranked = nearest_rows(live, query, k, readers=kept.readers)
+            distances, ranked = Nearest(live, query, k, readers=kept.readers).distances()
             candidates += ranked
             wanted += len(farthest)
-            hits += min(len(farthest), sum(int((each.distances <= farthest[-1:]).sum()) for each in nearest))
+            hits += int((distances <= farthest[-1:]).sum())
         return Recall(
             index=definition.name,
             k=k,

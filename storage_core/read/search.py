@@ -29,12 +29,13 @@ from storage_core.read.first_of import in_turns
 from storage_core.read.search_attempts import attempted
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
-from storage_core.read.search_order import Best, free_name
+from storage_core.read.search_order import Best, free_name, row_name
 from storage_core.read.search_question import IndexQuestion, VectorQuery, index_for, page, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
 from storage_core.read.search_trace import Trace
-from storage_core.read.search_vectors import DISTANCE, add_nearest, with_distance
+from storage_core.read.search_vectors import DISTANCE, WINDOW, Nearest, with_distance
+from storage_core.read.windows import in_windows
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter, Predicate
@@ -92,7 +93,8 @@ def search(
     same scores give the same pages, wherever they are kept.
 
     A `vector` finds its nearest rows: `score` is 1 - distance for cosine and -distance for l2 and dot, `distance` the
-    metric's own, both from exact vectors; `nprobe` clusters of each segment are looked into.
+    metric's own, both from exact vectors; `nprobe` clusters of each segment are looked into. Each ranking by codes is
+    of a window of 10 rows, 40 and so on (`windows`): what a wider one finds besides comes behind the narrower ones.
 
     Full text scores by BM25 (`fulltext.parse` has the syntax) over all rows of the splits, the whole rows of each
     unmerged generation, and what the other records make of the base. Rows that are deleted or superseded weigh in the
@@ -105,7 +107,7 @@ def search(
     query, for a query, vector or filter that cannot be read, a limit below 1 or an offset below 0, `Corrupt` and
     `SnapshotExpired` for damaged and vanished splits; a segment like that is not used, with a warning. `Unavailable`
     when the machine lacks disk, memory or open files, or the filter passes a limit.
-    Requests: those of `search_vectors.add_nearest` for a vector. Else one GET per split or generation with a segment
+    Requests: those of `Nearest.rows` for each window of a vector. Else one GET per split or generation with a segment
     that is not cached, and of a bitmap segment those of `bitmap_parts.Reading`. Per split with hits that are better
     than the last, or as good and by its bounds not behind it, one: of a split above 8 MiB ranged ones instead, for its
     footer and the row groups with hits, and of a local file none, which is hashed unless `kept` knows it, and of which
@@ -121,21 +123,24 @@ def search(
     most = first + after
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
     overlay = kept.overlay(store, snapshot, unmerged)
+    score, distance = added_names(snapshot.schema)
 
-    def best(covered: Sequence[Coverage], cached: SegmentCache) -> Best:
+    def best(covered: Sequence[Coverage], cached: SegmentCache) -> pa.Table:
         [found] = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
         wanted = kept.row_filter(store, snapshot, filter, limits)
         live = Live(found, wanted)
         if trace is not None:
             trace.begin({definition.name: live}, wanted)
-        rows = Best(snapshot, most, names)
-        add_best(live, IndexQuestion(definition, parsed), rows, most, kept=kept, root=cached.root)
+        if isinstance(parsed, VectorQuery):
+            answer = _nearest(Nearest(live, parsed, most, readers=kept.readers), snapshot, names, most)
+        else:
+            rows = Best(snapshot, most, names)
+            add_best(live, IndexQuestion(definition, parsed), rows, most, kept=kept, root=cached.root)
+            answer = rows.answer(names, offset=0, score=score)
         live.require_sound()
-        return rows
+        return answer
 
-    rows = attempted(best, snapshot, [definition], kept=kept, cache_dir=cache_dir)
-    score, distance = added_names(snapshot.schema)
-    found = rows.answer(names, offset=after, score=score)
+    found = attempted(best, snapshot, [definition], kept=kept, cache_dir=cache_dir).slice(after)
     if not isinstance(parsed, VectorQuery):
         return found
     return with_distance(found, parsed.metric, score=score, distance=distance)
@@ -148,9 +153,23 @@ def add_best(live: Live, one: IndexQuestion, rows: Best, most: int, *, kept: Kep
             with kept.searchers.searcher(one.definition, live.sources, root) as searcher:
                 _add_best(live.sources, _text_matches(live, query, most, searcher), rows)
         case VectorQuery() as query:
-            add_nearest(live, query, rows, most, readers=kept.readers)
+            Nearest(live, query, most, readers=kept.readers).add_to(rows, most)
         case condition:
             _add_best(live.sources, _bitmap_matches(live, condition, most), rows)
+
+
+def _nearest(nearest: Nearest, snapshot: Snapshot, names: Sequence[str], most: int) -> pa.Table:
+    """The nearest `most` rows with their score, from windows."""
+    name, (score, _) = row_name(snapshot), added_names(snapshot.schema)
+    held = [*dict.fromkeys([*names, *name])]
+
+    def ranked(window: int) -> tuple[pa.Table, bool]:
+        rows = Best(snapshot, min(window, most), names, is_named=True)
+        nearest.add_to(rows, window)
+        found = rows.answer(held, offset=0, score=score)
+        return found, found.num_rows < window
+
+    return in_windows(ranked, most, name, first=WINDOW).select([*names, score])
 
 
 def added_names(schema: pa.Schema) -> tuple[str, str]:

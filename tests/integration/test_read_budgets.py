@@ -195,8 +195,8 @@ def test_a_cold_search_by_vector_fetches_a_part_of_its_segment_and_pages_of_vect
         found = table.search(vector=query, columns=["n"])
     of_segment = [wave for wave, _, key in store.waves.requests if key == path]
     assert len({*of_segment}) == 2
-    assert of_segment.count(min(of_segment)) == 2
-    assert len(of_segment) <= 2 + probing.PIECES + 2
+    assert of_segment.count(min(of_segment)) == 1
+    assert len(of_segment) <= probing.REQUESTS
     of_split = len(store.waves.requests) - len(of_segment)
     assert of_split <= 1 + 40 + len(found)
     assert cost.waves == 4

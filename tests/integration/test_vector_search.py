@@ -234,7 +234,7 @@ def own_recall(table: IndexedTable, vectors: Floats, queries: Floats, allowed: I
 def test_measured_recall_is_what_numpy_says(clustered: tuple[IndexedTable, Floats]) -> None:
     table, vectors = clustered
     queries, every = made(8, DIMENSIONS, seed=9), np.arange(len(vectors))
-    for nprobe, least, most in ((1, 0.0, 0.7), (None, 0.5, 1.0), (10_000, 1.0, 1.0)):
+    for nprobe, least, most in ((1, 0.0, 0.7), (None, 0.3, 1.0), (10_000, 1.0, 1.0)):
         found = recall(table.store, table.snapshot, queries=queries, nprobe=nprobe)
         assert found.recall == own_recall(table, vectors, queries, every, nprobe=nprobe)
         assert least <= found.recall <= most

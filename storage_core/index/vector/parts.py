@@ -12,7 +12,6 @@ from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import bundle
 from storage_core.index.damage import REBUILD
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import all_of
 from storage_core.split.pieces import Pieces
 
 GAP_BYTES = 64 * 2**10
@@ -69,9 +68,9 @@ class InMemory:
 class Ranged:
     """Files of a bundle that is read by ranges: its directory once, files whole or in parts, each verified.
 
-    What is fetched goes through `cached`. Requests: for the directory and the first `ahead` bytes one each, at once,
-    and none where the directory is cached; for files that are not among these bytes, and for spans, one per piece of
-    neighbours, those of a call at once.
+    What is fetched goes through `cached`. Requests: for the directory and the `ahead` bytes before it one, and none
+    where the directory is cached; for files that are not among these bytes, and for spans, one per piece of neighbours,
+    those of a call at once.
     """
 
     is_ranged = True
@@ -83,13 +82,13 @@ class Ranged:
         self._expected = expected
         fetch = functools.partial(store.get_range, expected.where)
         self._pieces = Pieces(store.uri, expected.where, expected.xxh3, cached, fetch, advice=REBUILD)
-        self._ahead = b""
+        self._ahead, self._ahead_at = b"", 0
         tail = Piece(expected.footer_offset, expected.size, expected.identity, self._identity)
         (found,) = cached.read(store.uri, expected.where, expected.xxh3, [tail])
         if found is None:
-            wanted = [(tail.start, expected.size), (0, min(ahead, expected.footer_offset))]
-            found, *ahead_of = all_of(lambda each: fetch(*each), wanted if wanted[1][1] else wanted[:1], _AT_ONCE)
-            self._ahead = b"".join(ahead_of)
+            self._ahead_at = max(0, expected.footer_offset - ahead)
+            self._ahead = fetch(self._ahead_at, expected.size)
+            found = self._ahead[expected.footer_offset - self._ahead_at :]
             self._directory = bundle.read_directory(found, expected)
             self._pieces.keep([(tail, found)])
         else:
@@ -113,8 +112,11 @@ class Ranged:
         return self._fetched([Piece(offset + each.start, offset + each.end, f"{each.xxh3:016x}") for each in spans])
 
     def _fetched(self, pieces: Sequence[Piece]) -> list[memoryview]:
-        ahead = [each for each in pieces if (each.end or 0) <= len(self._ahead)]
-        found = {each: self._pieces.verified(each, self._ahead[each.start : each.end]) for each in ahead}
+        at, end = self._ahead_at, self._ahead_at + len(self._ahead)
+        ahead = [each for each in pieces if at <= each.start and (each.end or 0) <= end]
+        found = {
+            each: self._pieces.verified(each, self._ahead[each.start - at : (each.end or 0) - at]) for each in ahead
+        }
         self._pieces.keep(found.items())
         absent = [each for each in pieces if each not in found]
         read = self._pieces.read(absent, gap_bytes=GAP_BYTES, at_once=_AT_ONCE, most_bytes=REQUEST_BYTES)
