@@ -20,7 +20,7 @@ from storage_core.clock import Clock
 from storage_core.distribution import rejects
 from storage_core.distribution.fitting import by_region, fit
 from storage_core.distribution.parts import Part, read_part, write_part
-from storage_core.distribution.work import Divided, DivideResult, DivideWork, FillResult, FillWork, Source, Target
+from storage_core.distribution.work import Divided, DivideResult, DivideWork, FillResult, FillWork, Target
 from storage_core.errors import TidemarkError
 from storage_core.ids import Ids
 from storage_core.ingest.tally import tally
@@ -61,7 +61,7 @@ def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, cloc
             continue
         records = found.records
         total += records.num_rows
-        unknown += _quarantine_unknown(raw, work.source, ref, records)
+        unknown += rejects.keep_unknown(raw, work.source, ref, records)
         for name in pc.unique(records.column("table")).to_pylist():
             share = taken.get(name)
             if share is not None and share.target.takes(ref):
@@ -164,12 +164,3 @@ def _of_table(records: pa.Table, name: str) -> pa.Table:
 def _no_put(record: dict[str, Any]) -> RejectedRecord:
     return RejectedRecord.of(record, f"the table has no primary key: it takes puts, found {record['operation']!r}")
 
-
-def _quarantine_unknown(
-    raw: Sequence[ObjectStore], source: Source, ref: RawChunkRef, records: pa.Table
-) -> Counter[str]:
-    known = pc.is_in(records.column("table"), pa.array(source.tables, pa.string()))
-    strangers = records.filter(pc.invert(known)).to_pylist()
-    rejected = [RejectedRecord.of(each, f"{each['table']!r} is no table of this raw log") for each in strangers]
-    rejects.keep_in_any(raw, source.name, ref, rejected)
-    return Counter(each["table"] for each in strangers)

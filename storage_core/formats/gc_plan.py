@@ -32,6 +32,7 @@ class Reason(StrEnum):
     OLD_MANIFEST = "old_manifest"
     OLD_REGION_MANIFEST = "old_region_manifest"
     LEFT_BY_PROBE = "left_by_probe"
+    DISTRIBUTED_CHUNK = "distributed_chunk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 | Key | Holds |
 |---|---|
 | `live/<ms>.<writer>/<number>.avro` | one chunk: the segment is named by when it began and by its writer (a UUID) |
+| `live/collected.json` | up to which chunk each writer was collected (`formats.raw_collected`) |
+| `_gc/candidates.json` | the collector's plan (`formats.gc_plan`) |
 | `quarantine/<segment>/<uuid>.json` | records that no table takes, as beside a table (`formats.keys`) |
 | `_probe/<uuid>.json` | an attempt to find out what the store can do (`formats.keys`) |
 
@@ -21,6 +23,7 @@ from storage_core.formats import keys
 from storage_core.formats.keys import KeyKind, ParsedKey
 
 LIVE_PREFIX = "live/"
+COLLECTED_KEY = f"{LIVE_PREFIX}collected.json"
 MAX_NUMBER = 2**63 - 1
 
 _WRITER = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
