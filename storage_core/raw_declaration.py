@@ -33,7 +33,8 @@ class RawLogDeclaration(Closed):
     """One raw log. Without `tables` it carries rows of every declared table.
 
     `closed_after` is the age at which a segment counts as closed though its writer began no other. Every writer must
-    begin another before.
+    begin another before. Chunks that every table has are collected when they are older than `retention`; without it
+    all are kept. `upkeep_schedule` is when stores are healed and chunks collected.
     """
 
     name: Annotated[str, AfterValidator(validate_table_name)]
@@ -41,6 +42,8 @@ class RawLogDeclaration(Closed):
     tables: tuple[Annotated[str, AfterValidator(validate_table_name)], ...] = ()
     closed_after: Milliseconds = CLOSED_AFTER_MS
     schedule: Cron = "*/15 * * * *"
+    retention: Milliseconds | None = None
+    upkeep_schedule: Cron = "40 3 * * *"
 
     @field_validator("stores")
     @classmethod

@@ -36,18 +36,23 @@ def backlog(history: History, offsets: ByTable) -> Backlog:
         name: sum(each.number > max(own.get(each.writer, 0), history.collected_up_to(each.writer)) for each in chunks)
         for name, own in offsets.items()
     }
-    before = {
-        name: sum(max(0, each.number - own.get(writer, 0)) for writer, each in history.collected.items())
-        for name, own in offsets.items()
-    }
     return Backlog(
         chunks=len(chunks),
         bytes=sum(each.bytes for each in history.segments()),
         tables={name: count for name, count in behind.items() if count},
         waiting_chunks=len(waiting),
         oldest_waiting_ms=min((each.segment_ms for each in waiting), default=None),
-        collected={name: count for name, count in before.items() if count},
+        collected=collected_before(history, offsets),
     )
+
+
+def collected_before(history: History, offsets: ByTable) -> dict[str, int]:
+    """Return by table how many chunks that it lacks may have been collected, where there are any: it came later."""
+    before = {
+        name: sum(max(0, each.number - own.get(writer, 0)) for writer, each in history.collected.items())
+        for name, own in offsets.items()
+    }
+    return {name: count for name, count in before.items() if count}
 
 
 def everywhere(history: History, offsets: ByTable) -> dict[str, int]:

@@ -61,13 +61,14 @@ class RawLogCollection:
 class RawLogCollector:
     """Collects one raw log. `offsets` reads those of every table that may get rows of it, each time anew.
 
-    A table that cannot be read has no offset and so protects every chunk; so does a raw log without tables.
+    A table that cannot be read has no offset and so protects every chunk; so does a raw log without tables. Without a
+    retention nothing is old.
     """
 
     source: Source
     stores: Sequence[ObjectStore]
     offsets: Callable[[], ByTable]
-    retention_ms: int
+    retention_ms: int | None
     clock: Clock
     ids: Ids
     horizon_ms: int = HORIZON_MS
@@ -121,9 +122,12 @@ class RawLogCollector:
         self, history: History, offsets: ByTable, written: Mapping[_Number, int], now_ms: int
     ) -> Iterator[_Number]:
         """The chunks that every table has and that are old enough: of each writer the first ones, without a break."""
+        if self.retention_ms is None:
+            return
         for writer, reached in everywhere(history, offsets).items():
             for ref in history.chunks_of(writer):
                 began_ms = max(ref.segment_ms, written.get((writer, ref.number), now_ms))
+                # Zero means now, also where two clocks disagree by some milliseconds about what now is.
                 if ref.number > reached or (self.retention_ms and now_ms - began_ms < self.retention_ms):
                     break
                 yield writer, ref.number
