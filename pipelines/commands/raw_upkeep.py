@@ -71,9 +71,7 @@ def at_places(text: str, also: Sequence[str], known: DeclaredRawLog | None) -> R
     return RawPlaces(opened.raw_stores, opened)
 
 
-def collected(
-    text: str, known: DeclaredRawLog | None, *, horizon_ms: int | None, dry_run: bool, as_json: bool
-) -> None:
+def collected(text: str, known: DeclaredRawLog | None, *, horizon_ms: int | None, dry_run: bool, as_json: bool) -> None:
     """Collect a declared raw log, and print the report."""
     from dataclasses import replace
 

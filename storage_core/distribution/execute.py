@@ -163,4 +163,3 @@ def _of_table(records: pa.Table, name: str) -> pa.Table:
 
 def _no_put(record: dict[str, Any]) -> RejectedRecord:
     return RejectedRecord.of(record, f"the table has no primary key: it takes puts, found {record['operation']!r}")
-

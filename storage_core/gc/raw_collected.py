@@ -25,16 +25,12 @@ def note_collected(history: History, reached: Mapping[str, Collected], *, now_ms
     stored = {store.uri: read_collected(store) for store in history.stores}
     known = furthest(*(each.writers for each in stored.values()), reached)
     gone = set() if history.unreachable else known.keys() - set(history.writers)
-    writers = {
-        writer: each for writer, each in known.items() if writer not in gone or now_ms - each.at_ms < KEPT_MS
-    }
+    writers = {writer: each for writer, each in known.items() if writer not in gone or now_ms - each.at_ms < KEPT_MS}
     for store in history.stores:
         put_collected(store, stored[store.uri], writers, ids=ids)
 
 
-def put_collected(
-    store: ObjectStore, stored: StoredCollected, writers: Mapping[str, Collected], *, ids: Ids
-) -> None:
+def put_collected(store: ObjectStore, stored: StoredCollected, writers: Mapping[str, Collected], *, ids: Ids) -> None:
     """Replace what the store says, where it differs. One PUT. Raises `CommitConflict` or `CommitUnknown`."""
     if stored.writers != writers:
         replace_state(store, COLLECTED_KEY, encode(writers, nonce=ids.uuid()), etag=stored.etag)

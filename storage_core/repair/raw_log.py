@@ -75,7 +75,9 @@ def heal(
     found = Healing(chunks=len(wanted), lacking=lacking, unreachable=history.unreachable)
     if dry_run:
         return found
-    due = [each for each in wanted if verify or len({own.get((each.writer, each.number)) for own in sizes.values()}) > 1]
+    due = [
+        each for each in wanted if verify or len({own.get((each.writer, each.number)) for own in sizes.values()}) > 1
+    ]
     healed = all_of(partial(_heal, history, sizes, clock), due, CHUNKS_AT_ONCE)
     for store in history.stores:
         stored = read_collected(store) if history.collected else None

@@ -41,8 +41,9 @@ def offsets_of(board: Board) -> ByTable:
     return found
 
 
-def collector(board: Board, *, now_ms: int = LONG_AFTER, horizon_ms: int = 0, retention_ms: int = DAY_MS, seed: int = 9
-              ) -> RawLogCollector:
+def collector(
+    board: Board, *, now_ms: int = LONG_AFTER, horizon_ms: int = 0, retention_ms: int = DAY_MS, seed: int = 9
+) -> RawLogCollector:
     """Return a collector of the board's raw log, long after everything was written."""
     return RawLogCollector(
         source=Source(name="events", stores=tuple(each.uri for each in board.stores), tables=tuple(board.tables)),
