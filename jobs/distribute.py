@@ -182,6 +182,7 @@ def _details(job: DistributeTables, done: DistributionOutcome) -> dict[str, obje
         "tables": {name: asdict(each) for name, each in done.tables.items()},
         "rejected": sum(done.unknown.values()) + sum(sum(each.rejected.values()) for each in done.tables.values()),
         "unknown_tables": dict(done.unknown),
+        "duplicates": dict(done.duplicates),
         "left_out": dict(job.left_out),
         "damaged": [{"key": each.chunk.keys[0], "found": list(each.reasons)} for each in done.damaged.values()],
         **_gaps(job, done.held, done.given_up),

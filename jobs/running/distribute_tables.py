@@ -55,7 +55,13 @@ class DistributeTables:
         uris = tuple(require_shared(below(root, uri)) for uri in raw.uris)
         return cls(
             raw=raw,
-            source=Source(name=raw.name, stores=uris, tables=chosen),
+            source=Source(
+                name=raw.name,
+                stores=uris,
+                tables=chosen,
+                mandatory=sum(each.mandatory for each in raw.stores),
+                unique_for_ms=raw.unique_for,
+            ),
             history=union(list(stores)),
             declared={name: each for name, each in declared.items() if name in chosen},
             stores=[*stores],

@@ -37,6 +37,10 @@ TableName = Annotated[
 KeyField = Annotated[
     str | None, typer.Option("--key", metavar="FIELD", help="Raw log: the field that is the record's key.")
 ]
+UniqueBy = Annotated[
+    str | None,
+    typer.Option("--unique-by", metavar="FIELD", help="Raw log: the field that is the record's id, taken once."),
+]
 RawOperation = Annotated[
     Literal["put", "patch", "delete", "reset"], typer.Option("--operation", help="Raw log: what each line does.")
 ]
@@ -57,6 +61,7 @@ class RawTarget:
     table: str
     operation: Operation
     key: str | None
+    unique_by: str | None = None
 
 
 @dataclass(slots=True)
@@ -173,14 +178,16 @@ def _append_all(log: RawLog, stream: BinaryIO, target: RawTarget, file: str) -> 
 
 def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tally, file: str) -> Iterator[RawRecord]:
     from storage_core.formats.raw_fields import decode_fields
-    from storage_core.raw_log.records import prepared, record_of
+    from storage_core.raw_log.records import Named, prepared, record_of
+
+    named = Named(key=target.key, id=target.unique_by)
 
     for at, data in lines:
         if not data.strip():
             continue
         try:
             fields = decode_fields(data.decode("utf-8-sig"))
-            record = record_of(target.table, fields, operation=target.operation, key=target.key)
+            record = record_of(target.table, fields, operation=target.operation, named=named)
             prepared(record, now_ms=0)  # what one line lacks must not keep back the others
         except UnicodeDecodeError:
             tally.reject(file, at, data, "the line is not UTF-8")

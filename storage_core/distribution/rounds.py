@@ -20,7 +20,7 @@ from storage_core.distribution.offsets import starts, txns
 from storage_core.distribution.outcome import DistributionOutcome, Share, Tally, share_of
 from storage_core.distribution.plan import RoundPlan, TargetTable, plan_round
 from storage_core.distribution.remaining import Terms
-from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork, Source, Target
+from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork, RoundIds, Source, Target
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.ids import Ids
 from storage_core.log.conflicts.requirements import TokenUnused
@@ -96,12 +96,15 @@ class Distributor:
     def _round(
         self, plan: RoundPlan, tables: Mapping[str, TargetTable], done: DistributionOutcome
     ) -> dict[tuple[str, int], Damage]:
-        results = self.tasks.divide(plan.works)
+        results = self._divided(plan, tables)
         damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
-        if _was_passed(plan.works, damaged):
-            return damaged  # rows from behind a damaged chunk are among what was written: the next plan leaves them out
+        if _was_passed(plan.works, damaged) or (damaged and any(each.duplicates for each in results)):
+            # Rows from behind a damaged chunk are among what was written, or what was left out had its first record
+            # there: the next plan leaves the chunk out.
+            return damaged
         done.records += sum(result.records for result in results)
         done.chunks += sum(len(work.chunks) for work in plan.works)
+        done.duplicates.update(sum((Counter(result.duplicates) for result in results), Counter()))
         done.unknown.update(sum((Counter(result.unknown) for result in results), Counter()))
         done.given_up += plan.given_up
         fillings: dict[str, _Fillings] = {}
@@ -115,6 +118,22 @@ class Distributor:
                     done.tables[name].add(share)
         self._fill(fillings, tables, done)
         return damaged
+
+    def _divided(self, plan: RoundPlan, tables: Mapping[str, TargetTable]) -> list[DivideResult]:
+        """Divide all works; those with ids of producers once more, when the ids of all of them are noted."""
+        results = self.tasks.divide(plan.works)
+        keys = tuple(each.noted for each in results if each.noted is not None)
+        if not keys:
+            return results
+        known = self.history.collected.keys() | set(self.history.writers)
+        offsets = {
+            name: {writer: last for writer, last in tables[name].offsets.log.items() if writer in known}
+            for name in plan.targets
+        }
+        ids = RoundIds(keys=keys, offsets=offsets)
+        again = [replace(work, ids=ids) for work, each in zip(plan.works, results, strict=True) if each.noted]
+        second = iter(self.tasks.divide(again))
+        return [next(second) if each.noted else each for each in results]
 
     def _commit(self, table: TargetTable, target: Target, share: Share) -> bool:
         """Commit the splits of an append table with its offsets; of a keyed one only the offsets of its log.

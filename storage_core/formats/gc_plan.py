@@ -33,6 +33,7 @@ class Reason(StrEnum):
     OLD_REGION_MANIFEST = "old_region_manifest"
     LEFT_BY_PROBE = "left_by_probe"
     DISTRIBUTED_CHUNK = "distributed_chunk"
+    OLD_RECORD_IDS = "old_record_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 Two passes per store, as for tables: each store has a plan of its own, and a copy goes when it has been in it for the
 horizon and every table's offset, read again, is still beyond it. Before a chunk goes it is read once more: one without
 a sound copy stays, and records of tables that are none go to quarantine, so that nothing ends unseen. What is missing
-is never given up here, and what some table lacks is never touched.
+is never given up here, and what some table lacks is never touched. Notes of record ids go when no record can come any
+more that is compared with them (decision 0138).
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from storage_core.errors import CommitConflict
 from storage_core.formats.gc_plan import Candidate, Plan, Reason
 from storage_core.formats.keys import gc_candidates_key
 from storage_core.formats.raw_collected import Collected
-from storage_core.formats.raw_keys import LIVE_PREFIX, ChunkKey, parse
+from storage_core.formats.raw_keys import IDS_PREFIX, LIVE_PREFIX, ChunkKey, IdsKey, parse
 from storage_core.gc.plan import read_plan, write_plan
 from storage_core.gc.raw_collected import note_collected
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import PAGE_KEYS, ObjectInfo, ObjectStore
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
-from storage_core.raw_log.history import History, union
+from storage_core.raw_log.history import CLOSED_AFTER_MS, History, union
 
 _logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ _Number = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawLogCollection:
-    """What one run found and did. `candidates` are, by the URI of the store, the copies that were due at its start.
+    """What one run found and did. `candidates` are, by the URI of the store, what was due there at its start.
 
     `unknown` counts records by tables that are none; they are in quarantine. `damaged` are keys of chunks without a
     sound copy, which stay. `unreachable` are stores that did not answer: their copies wait.
@@ -77,7 +78,7 @@ class RawLogCollector:
         """Run both passes: note what may go now, then delete what has been noted for the whole horizon.
 
         With `dry_run` nothing is written. Idempotent, and restartable wherever it was killed. Requests: two LISTs per
-        1,000 chunks and store and those of `offsets`, twice where something is due; per store two PUTs of its plan; per
+        1,000 chunks and store, one of ids, and those of `offsets`, twice where something is due; per store two PUTs of its plan; per
         chunk that goes a GET; per 1,000 chunks and store a HEAD, a GET and PUT of what was collected, and a delete.
         Raises what a read raises, before anything is deleted; `CommitConflict` when two collectors meet.
         """
@@ -99,7 +100,9 @@ class RawLogCollector:
         for store in marked.history.stores:
             if found[store.uri] or plans[store.uri].candidates:
                 noted[store.uri] = write_plan(store, plans[store.uri], found[store.uri], nonce=self.ids.uuid())
-                ready[store.uri] = self._ready(store, noted[store.uri], now_ms)
+                # The store stamped the plan a moment ago: that is its clock.
+                now_ms = min(now_ms, store.head(gc_candidates_key()).last_modified_ms)
+                ready[store.uri] = self._ready(noted[store.uri], now_ms)
         return self._swept(report, noted, ready, now_ms) if any(ready.values()) else report
 
     def _mark(self, now_ms: int) -> _Marked:
@@ -116,7 +119,22 @@ class RawLogCollector:
             uri: {info.key: info for key, info in several if (key.writer, key.number) in old}
             for uri, several in listed.items()
         }
+        for store in history.stores:
+            due[store.uri].update(self._old_ids(store, history, offsets, now_ms))
         return _Marked(history, offsets, due)
+
+    def _old_ids(
+        self, store: ObjectStore, history: History, offsets: ByTable, now_ms: int
+    ) -> Iterator[tuple[str, ObjectInfo]]:
+        """The notes of ids with which no record is compared any more: neither one that waits, nor one that may come."""
+        if history.unreachable or not offsets:
+            return
+        waiting_ms = backlog(history, offsets).oldest_waiting_ms
+        first_ms = now_ms - CLOSED_AFTER_MS if waiting_ms is None else min(waiting_ms, now_ms - CLOSED_AFTER_MS)
+        for info in store.list(IDS_PREFIX):
+            key = parse(info.key)
+            if isinstance(key, IdsKey) and key.last_ms + self.source.unique_for_ms < first_ms:
+                yield info.key, info
 
     def _old(
         self, history: History, offsets: ByTable, written: Mapping[_Number, int], now_ms: int
@@ -132,9 +150,7 @@ class RawLogCollector:
                     break
                 yield writer, ref.number
 
-    def _ready(self, store: ObjectStore, plan: Plan, now_ms: int) -> set[str]:
-        # The store stamped the plan a moment ago: that is its clock.
-        now_ms = min(now_ms, store.head(gc_candidates_key()).last_modified_ms)
+    def _ready(self, plan: Plan, now_ms: int) -> set[str]:
         return {
             each.key
             for each in plan.candidates.values()
@@ -157,6 +173,8 @@ class RawLogCollector:
             done.run(refs[start : start + PAGE_KEYS], going, now_ms)
             if done.failed:
                 break
+        else:
+            done.drop_ids(going)
         for store in marked.history.stores:
             if gone := done.deleted.get(store.uri):
                 rest = {key: each for key, each in plans[store.uri].candidates.items() if key not in gone}
@@ -212,6 +230,13 @@ class _Sweep:
             own = going[store.uri]
             self._delete(store, {key: own[key] for ref in sound for key in ref.keys if key in own})
 
+    def drop_ids(self, going: Mapping[str, Mapping[str, ObjectInfo]]) -> None:
+        """Delete the notes of ids that are going."""
+        for store in self.history.stores:
+            own = [(key, info) for key, info in going[store.uri].items() if key.startswith(IDS_PREFIX)]
+            for start in range(0, len(own), PAGE_KEYS):
+                self._delete(store, dict(own[start : start + PAGE_KEYS]))
+
     def _delete(self, store: ObjectStore, infos: Mapping[str, ObjectInfo]) -> None:
         if not infos:
             return
@@ -229,7 +254,7 @@ class _Sweep:
                 self.bytes += info.size
             else:
                 self.failed[f"{store.uri}/{key}"] = error
-        _logger.info("collected %d chunks of %s", len(self.deleted.get(store.uri, ())), store.uri)
+        _logger.info("collected %d objects of %s so far", len(self.deleted.get(store.uri, ())), store.uri)
 
 
 def _chunks(store: ObjectStore) -> Iterator[tuple[ChunkKey, ObjectInfo]]:
@@ -247,7 +272,7 @@ def _candidates(due: Mapping[str, ObjectInfo], plan: Plan, now_ms: int) -> dict[
         known = plan.candidates.get(key)
         found[key] = Candidate(
             key=key,
-            reason=Reason.DISTRIBUTED_CHUNK,
+            reason=Reason.OLD_RECORD_IDS if key.startswith(IDS_PREFIX) else Reason.DISTRIBUTED_CHUNK,
             size=info.size,
             first_seen_ms=known.first_seen_ms if known else max(now_ms, newest_ms),
             since_version=0,

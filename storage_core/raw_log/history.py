@@ -280,5 +280,7 @@ def _after(chunk: RawColumns, last: int) -> RawColumns | None:
     """Return the chunk without the records up to `last`, which were there before; None when nothing is left."""
     if chunk.first > last:
         return chunk
-    rest = chunk.records.slice(last + 1 - chunk.first)
-    return replace(chunk, first=last + 1, records=rest) if rest.num_rows else None
+    known = last + 1 - chunk.first
+    rest = chunk.records.slice(known)
+    ids = None if chunk.unique_ids is None else chunk.unique_ids.slice(known)
+    return replace(chunk, first=last + 1, records=rest, unique_ids=ids) if rest.num_rows else None

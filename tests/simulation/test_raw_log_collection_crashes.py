@@ -11,20 +11,22 @@ from storage_core.errors import TidemarkError
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.raw_log.history import union
-from tests.support.clock import ManualClock
+from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
 from tests.support.distribution import Board
 from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
 from tests.support.raw_collection import collect, offsets_of, produce
 from tests.support.rejected_lines import rejected_lines
 
+NAMES = ("one", "two", "events")
+CLOCK = ManualClock()
 LOST = (PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN)
 
 
 @cache
 def start() -> dict[str, MemoryStore]:
     """Two stores with chunks that were distributed and one that was not, and an append table."""
-    stores = {name: MemoryStore(name, clock=ManualClock()) for name in ("one", "two", "events")}
+    stores = {name: MemoryStore(name, clock=ManualClock()) for name in NAMES}
     board = _board(dict(stores)).create()
     produce(board, 1, 2)
     produce(board, 7, table="nobody", seed=2)
@@ -34,11 +36,14 @@ def start() -> dict[str, MemoryStore]:
 
 
 def _board(stores: dict[str, ObjectStore], seed: int = 1) -> Board:
-    return Board([stores["one"], stores["two"]], {"events": stores["events"]}, seed=seed)
+    return Board([stores["one"], stores["two"]], {"events": stores["events"]}, seed=seed, raw_clock=CLOCK)
 
 
 def _copies() -> dict[str, MemoryStore]:
-    return {name: copy_of(store, name, ManualClock()) for name, store in start().items()}
+    """Copies of one age, in stores with one clock, which a collection moves."""
+    found = start()
+    CLOCK.now = START_MS
+    return {name: copy_of(found[name], name, CLOCK) for name in NAMES}
 
 
 def judge(stores: dict[str, MemoryStore]) -> None:

@@ -7,6 +7,7 @@ from storage_core.distribution.offsets import log_offsets
 from storage_core.distribution.work import Source
 from storage_core.gc.raw_log import RawLogCollection, RawLogCollector
 from storage_core.log.log import TransactionLog
+from storage_core.objectstore.memory import MemoryStore
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.records import RawRecord
@@ -26,10 +27,17 @@ def produce(board: Board, *numbers: int, table: str = "events", seed: int = 1, i
     found: list[str] = []
     with RawLog(places, clock=clock, ids=SeededIds(seed), limits=RawLimits(segment_ms=1)) as log:
         for n in numbers:
-            record = RawRecord(table=table, fields={"n": n}, **({"id": f"id-{n}"} if ids else {}))
+            record = RawRecord(table=table, fields={"n": n}, id=f"id-{n}" if ids else None)
             found += log.append_many([record]).ids
             clock.now += 1
     return found
+
+
+def raw_board(*names: str) -> Board:
+    """Return an append table and a raw log in stores of these names whose clock stands at `START_MS`."""
+    clock = ManualClock()
+    stores = [MemoryStore(name, clock=clock) for name in names]
+    return Board(stores, {"events": MemoryStore("events")}, raw_clock=clock).create()
 
 
 def offsets_of(board: Board) -> ByTable:
@@ -44,7 +52,8 @@ def offsets_of(board: Board) -> ByTable:
 def collector(
     board: Board, *, now_ms: int = LONG_AFTER, horizon_ms: int = 0, retention_ms: int = DAY_MS, seed: int = 9
 ) -> RawLogCollector:
-    """Return a collector of the board's raw log, long after everything was written."""
+    """Return a collector of the board's raw log, long after everything was written, also by the stores' clock."""
+    board.raw_clock.now = max(now_ms, board.raw_clock.now)
     return RawLogCollector(
         source=Source(name="events", stores=tuple(each.uri for each in board.stores), tables=tuple(board.tables)),
         stores=board.stores,

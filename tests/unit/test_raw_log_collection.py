@@ -16,14 +16,13 @@ from storage_core.raw_log.history import union
 from tests.support.clock import START_MS, ManualClock
 from tests.support.distribution import Board
 from tests.support.fault_store import FaultStore, ListFault
-from tests.support.raw_collection import DAY_MS, LONG_AFTER, collect, collector, produce
+from tests.support.raw_collection import DAY_MS, LONG_AFTER, collect, collector, produce, raw_board
 from tests.support.rejected_lines import rejected_lines
 
 
 def given(*, copies: int = 2) -> Board:
     """A raw log in stores whose clock stands at `START_MS`, and an append table."""
-    stores = [MemoryStore(f"raw-{number}", clock=ManualClock()) for number in range(copies)]
-    return Board(stores, {"events": MemoryStore("events")}).create()
+    return raw_board(*(f"raw-{number}" for number in range(copies)))
 
 
 def numbers(board: Board) -> list[int]:
@@ -40,7 +39,7 @@ def test_what_every_table_has_is_collected_in_every_store_and_is_no_gap() -> Non
     assert numbers(board) == []
     produce(board, 1, 2, 3, 4, seed=2)
     board.distribute()
-    collect(board)
+    collect(board, now_ms=LONG_AFTER + 2 * DAY_MS)
     produce(board, 5, 6, seed=3)
     found = union(list(board.stores)).verify()
     assert (found.records, found.gaps, found.damaged) == (2, (), ())
@@ -110,16 +109,16 @@ def test_nothing_younger_than_the_retention_goes_whoever_wrote_the_copy_when() -
     assert sum(map(len, collect(board).deleted.values())) == 3, "a copy made later makes no chunk younger"
 
 
-def test_a_chunk_is_in_the_plan_for_the_whole_horizon_by_the_earlier_clock() -> None:
-    clock = ManualClock(LONG_AFTER)
-    board = Board([MemoryStore("raw", clock=clock)], {"events": MemoryStore("events")}).create()
+def test_a_chunk_is_in_the_plan_for_the_whole_horizon_and_old_by_the_earlier_clock() -> None:
+    board = given(copies=1)
     produce(board, 1)
     board.distribute()
-    clock.now = LONG_AFTER + 2 * DAY_MS
-    assert collect(board, now_ms=clock.now, horizon_ms=DAY_MS).deleted == {}
-    assert collect(board, now_ms=clock.now + 9 * DAY_MS, horizon_ms=DAY_MS).deleted == {}, "the store's clock stands"
-    clock.now += DAY_MS
-    assert collect(board, now_ms=clock.now, horizon_ms=DAY_MS).deleted.keys() == {"memory://raw"}
+    clock, board.raw_clock = board.raw_clock, ManualClock()  # from here on they go their own ways
+    assert collect(board).deleted == {}, "the store's clock stands: the chunk is young"
+    clock.now = LONG_AFTER + DAY_MS - 1
+    assert collect(board, now_ms=LONG_AFTER + 9 * DAY_MS, horizon_ms=DAY_MS).deleted == {}
+    clock.now += 1
+    assert collect(board, now_ms=LONG_AFTER + 9 * DAY_MS, horizon_ms=DAY_MS).deleted.keys() == {"memory://raw-0"}
 
 
 def test_a_dry_run_says_what_may_go_and_writes_nothing() -> None:
@@ -176,7 +175,7 @@ def test_a_store_that_is_silent_keeps_its_copies_until_it_answers() -> None:
     board.distribute()
     silent = FaultStore(board.stores[1])
     silent.on("list", "live/", *[ListFault.REFUSED] * 2)
-    first = Board([board.stores[0], silent], board.tables)
+    first = Board([board.stores[0], silent], board.tables, raw_clock=board.raw_clock)
     report = collect(first)
     assert (report.unreachable, [*report.deleted]) == ((silent.uri,), [board.stores[0].uri])
     assert numbers(board) == [1]

@@ -17,14 +17,14 @@ from tests.support.copies import contents, copy_of
 from tests.support.distribution import Board
 from tests.support.fault_store import Crash, CrashFault, FaultStore, GetFault, ListFault, PutFault
 from tests.support.ids import SeededIds
-from tests.support.raw_collection import collect, produce
+from tests.support.raw_collection import DAY_MS, LONG_AFTER, collect, produce, raw_board
 
 
 def given(*numbers: int) -> Board:
     """One store with a chunk per number, and one that was away."""
-    board = Board([MemoryStore("here", clock=ManualClock())], {"events": MemoryStore("events")}).create()
+    board = raw_board("here")
     produce(board, *numbers)
-    board.stores = [*board.stores, MemoryStore("away", clock=ManualClock())]
+    board.stores = [*board.stores, MemoryStore("away", clock=board.raw_clock)]
     return board
 
 
@@ -87,7 +87,7 @@ def test_what_was_collected_is_not_brought_back_and_the_note_of_it_is_copied() -
     healed(board)
     assert [*contents(here)] == ["_gc/candidates.json", COLLECTED_KEY]
     assert COLLECTED_KEY in contents(away)
-    collect(board, seed=12)
+    collect(board, seed=12, now_ms=LONG_AFTER + 2 * DAY_MS)
     assert union([here, away]).chunks == []
 
 
