@@ -31,7 +31,7 @@ NOTHING_IS_DAMAGED = "nothing_is_damaged"
 
 @dataclass(frozen=True, slots=True)
 class RawStep:
-    """One asset: its name, the job that makes it, what it promises, and its check with the details that must be empty."""
+    """One asset: its name, its job, what it promises, and its check with the details that must be empty."""
 
     name: str
     job: JobName
@@ -57,11 +57,10 @@ _COLLECTED = RawStep(
 
 
 def raw_steps(declaration: RawLogDeclaration) -> Iterator[RawStep]:
-    """Yield the steps of a raw log: healing where there are several stores, collection where there is a retention."""
+    """Yield the steps of a raw log: healing where there are several stores, and collection."""
     if len(declaration.stores) > 1:
         yield _HEALED
-    if declaration.retention is not None:
-        yield _COLLECTED
+    yield _COLLECTED
 
 
 def raw_key(raw_log: str, step: RawStep) -> AssetKey:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from jobs.reports.metrics import Metrics
-from jobs.reports.report import JobReport
+from jobs.reports.report import JobReport, Status
 from jobs.requests.raw_log import RawLogRequest, parse, parser
 from jobs.running.command import command, on_spark
 from jobs.running.costs import RunCosts
@@ -44,7 +44,7 @@ def run(request: RawLogRequest, spark: Spark) -> JobReport:
         horizon_ms=HORIZON_MS if request.horizon_ms is None else request.horizon_ms,
     )
     found = collector.collect(dry_run=request.dry_run)
-    done = "committed" if any(found.deleted.values()) else "nothing_to_do"
+    done: Status = "committed" if any(found.deleted.values()) else "nothing_to_do"
     due = sum(each.size for several in found.candidates.values() for each in several)
     return costs.complete(
         JobReport(

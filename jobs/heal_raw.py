@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from jobs.reports.metrics import Metrics
-from jobs.reports.report import JobReport
+from jobs.reports.report import JobReport, Status
 from jobs.requests.raw_log import RawLogRequest, parse, parser
 from jobs.running.command import command, on_spark
 from jobs.running.costs import RunCosts
@@ -28,7 +28,7 @@ def run(request: RawLogRequest, spark: Spark) -> JobReport:
     costs = RunCosts(spark)
     raw, stores = raw_stores(request)
     found = heal(stores, clock=SystemClock(), ids=SystemIds(), verify=request.verify, dry_run=request.dry_run)
-    done = "committed" if found.bytes else "nothing_to_do"
+    done: Status = "committed" if found.bytes else "nothing_to_do"
     details = {"raw_log": raw.name, **asdict(found), "is_whole": found.is_whole}
     report = JobReport(
         job="heal_raw",

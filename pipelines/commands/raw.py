@@ -20,8 +20,8 @@ from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError
 from storage_core.wording import counted
 
 if TYPE_CHECKING:
-    from storage_core.formats.raw_chunk import Operation
     from pipelines.commands.raw_upkeep import RawPlaces
+    from storage_core.formats.raw_chunk import Operation
     from storage_core.raw_log.chunks import Damage
     from storage_core.raw_log.history import History, Verified
     from storage_core.raw_log.raw_log import RawLog

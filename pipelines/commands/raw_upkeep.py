@@ -93,12 +93,12 @@ def healed(stores: Sequence[ObjectStore], *, verify: bool, dry_run: bool, as_jso
     if as_json:
         output.json_line({"status": status, **asdict(found)})
     else:
-        output.line(f"{status.replace('_', ' ')}: {found.chunks:,} chunks")
+        output.line(f"{status.replace('_', ' ')}: {found.objects:,} chunks and objects of record ids")
         for uri, lacking in found.lacking.items():
             copied, replaced = found.copied.get(uri, 0), found.replaced.get(uri, 0)
             output.line(f"{uri}: lacked {lacking:,}, copied {copied:,}, replaced {replaced:,}")
     if found.damaged:
-        raise Corrupt(f"{len(found.damaged):,} chunks are whole in no store: {', '.join(found.damaged[:10])}")
+        raise Corrupt(f"{len(found.damaged):,} objects are whole in no store: {', '.join(found.damaged[:10])}")
     if not dry_run and not found.is_whole:
         silent = "; ".join([*found.unreachable, *(f"{where}: {why}" for where, why in found.failed.items())])
         raise Unavailable(f"not every store is whole: {silent}; heal again when they answer")

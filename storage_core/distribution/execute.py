@@ -45,10 +45,10 @@ def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, cloc
     """Write the rows of append tables as sorted splits, those of keyed ones as a part for each region.
 
     `raw` are the stores of the raw log, `opened` gives the store of a table. A work that meets records with ids of
-    their producers, and is not given those of the round, notes its own and does nothing else. A chunk without a sound copy ends its
-    writer here. What fails at the store of one table is told with that table. Requests: a GET per chunk, a PUT per
-    split and part, and per chunk and table with rejections. Raises `Unavailable` when no store has a chunk and one is
-    silent.
+    their producers, and is not given those of the round, notes its own and does nothing else. A chunk without a sound
+    copy ends its writer here. What fails at the store of one table is told with that table. Requests: a GET per chunk,
+    a PUT per split and part, and per chunk and table with rejections; with ids those of `note_ids`, then of
+    `find_duplicates`. Raises `Unavailable` when no store has a chunk and one is silent.
     """
     taken = {each.name: _Taken(each, work.source.name) for each in work.targets}
     duplicates = NONE if work.ids is None else find_duplicates(work, work.ids, raw)

@@ -58,8 +58,9 @@ class Tally:
 class DistributionOutcome:
     """What a run of distribution did. `records` counts what was read, `unknown` records of no table, by table name.
 
-    `duplicates` counts records by table whose id the table had already. `held` is what is missing at the end, `given_up` what nobody waits for any more. `failures` are the tables that did
-    not get their rows, each with its error.
+    `duplicates` counts records by table whose id the table had already. `held` is what is missing at the end,
+    `given_up` what nobody waits for any more. `failures` are the tables that did not get their rows, each with its
+    error.
     """
 
     records: int = 0

@@ -250,5 +250,7 @@ def _read(key: IdsKey, raw: Sequence[ObjectStore]) -> RecordIds | None:
         except (Corrupt, Unavailable) as error:
             reasons.append(f"{store.uri}: {error}")
     if reasons:
-        raise Unavailable(f"{ids_key(key)}: no store has it whole: {'; '.join(reasons)}; heal the raw log, or try later")
+        raise Unavailable(
+            f"{ids_key(key)}: no store has it whole: {'; '.join(reasons)}; heal the raw log, or try later"
+        )
     return None

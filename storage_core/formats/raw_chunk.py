@@ -101,7 +101,6 @@ class RawChunk:
         """The ids of the records, in order."""
         return [record_id(self.key.writer, self.first + index) for index in range(len(self.records))]
 
-
     @property
     def has_ids(self) -> bool:
         """Whether a producer gave one of them an id."""

@@ -45,8 +45,8 @@ def decode(data: bytes) -> dict[str, Collected]:
             str(writer): Collected(**{name: int(value) for name, value in each.items()})
             for writer, each in body["writers"].items()
         }
-        if not all(0 <= each.number <= MAX_NUMBER and 0 <= each.sequence <= MAX_NUMBER for each in found.values()):
-            raise ValueError("a number is out of range")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{COLLECTED_KEY}: damaged: {error!r}", key=COLLECTED_KEY) from error
+    if not all(0 <= each.number <= MAX_NUMBER and 0 <= each.sequence <= MAX_NUMBER for each in found.values()):
+        raise Corrupt(f"{COLLECTED_KEY}: damaged: a number is out of range", key=COLLECTED_KEY)
     return found

@@ -61,9 +61,7 @@ def decode_columns(data: bytes, where: str) -> RawColumns:
     if found is None:
         return columns_of(decode_behind(head, data, where))
     unique_ids = found.column(_UNIQUE) if _UNIQUE in found.column_names else None
-    return RawColumns(
-        key=head.key, first=head.first, records=found.select(RECORD_COLUMNS.names), unique_ids=unique_ids
-    )
+    return RawColumns(key=head.key, first=head.first, records=found.select(RECORD_COLUMNS.names), unique_ids=unique_ids)
 
 
 def columns_of(chunk: RawChunk) -> RawColumns:

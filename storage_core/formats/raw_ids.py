@@ -82,4 +82,4 @@ def decode(data: bytes, key: IdsKey) -> RecordIds:
 
 def _within(entries: pa.Table, name: str, listed: Sequence[object]) -> bool:
     places = entries.column(name).to_numpy()
-    return not len(places) or (0 <= places.min() and places.max() < len(listed))
+    return not len(places) or (places.min() >= 0 and places.max() < len(listed))

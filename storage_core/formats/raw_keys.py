@@ -4,7 +4,7 @@
 |---|---|
 | `live/<ms>.<writer>/<number>.avro` | one chunk: the segment is named by when it began and by its writer (a UUID) |
 | `live/collected.json` | up to which chunk each writer was collected (`formats.raw_collected`) |
-| `ids/<first ms>-<last ms>.<xxh3>.arrow` | ids of the records of chunks of segments that began then (`formats.raw_ids`) |
+| `ids/<first ms>-<last ms>.<xxh3>.arrow` | ids of records of segments that began then (`formats.raw_ids`) |
 | `_gc/candidates.json` | the collector's plan (`formats.gc_plan`) |
 | `quarantine/<segment>/<uuid>.json` | records that no table takes, as beside a table (`formats.keys`) |
 | `_probe/<uuid>.json` | an attempt to find out what the store can do (`formats.keys`) |

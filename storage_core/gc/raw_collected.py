@@ -1,4 +1,4 @@
-"""Noting up to which chunk a raw log is collected, in every store that answers, before anything goes (decision 0137)."""
+"""Noting up to which chunk a raw log is collected, in every store that answers, before anything goes."""
 
 from __future__ import annotations
 

@@ -78,9 +78,9 @@ class RawLogCollector:
         """Run both passes: note what may go now, then delete what has been noted for the whole horizon.
 
         With `dry_run` nothing is written. Idempotent, and restartable wherever it was killed. Requests: two LISTs per
-        1,000 chunks and store, one of ids, and those of `offsets`, twice where something is due; per store two PUTs of its plan; per
-        chunk that goes a GET; per 1,000 chunks and store a HEAD, a GET and PUT of what was collected, and a delete.
-        Raises what a read raises, before anything is deleted; `CommitConflict` when two collectors meet.
+        1,000 chunks and store, one of ids, and those of `offsets`, twice where something is due; per store two PUTs of
+        its plan; per chunk that goes a GET; per 1,000 chunks and store a HEAD, a GET and PUT of what was collected, and
+        a delete. Raises what a read raises, before anything is deleted; `CommitConflict` when two collectors meet.
         """
         now_ms = self.clock.now_ms()
         marked = self._mark(now_ms)

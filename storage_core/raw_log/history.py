@@ -217,9 +217,9 @@ class _Found:
 def union(stores: Sequence[Place | RawStore]) -> History:
     """Return the history that the stores hold together, mandatory or not.
 
-    One LIST per 1,000 chunks and store, and a GET of each that was collected; where numbers are missing, a second look (a LIST per neighbouring segment, or a
-    HEAD per number) tells a hole from a listing that was overtaken. What is not a chunk by its name is left alone.
-    Raises `Unavailable` when no store answers.
+    One LIST per 1,000 chunks and store, and a GET of each that was collected; where numbers are missing, a second look
+    (a LIST per neighbouring segment, or a HEAD per number) tells a hole from a listing that was overtaken. What is not
+    a chunk by its name is left alone. Raises `Unavailable` when no store answers.
     """
     places = [store for store, _ in opened(stores)]
     found: dict[str, dict[int, _Found]] = defaultdict(dict)

@@ -66,8 +66,9 @@ def _value(row: Mapping[str, object], name: str | None, what: str) -> str | None
 def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
     """Return the record as it is written, taken at `now_ms`.
 
-    Raises `InvalidInput` for a name that no table has, an unknown operation, a key that is no valid text or too
-    long (`rows.key_limit`), an id that is no valid text, empty or beyond `MAX_ID_BYTES`, a value that has no form (`formats.raw_fields`), and more than `MAX_RECORD_BYTES`.
+    Raises `InvalidInput` for a name that no table has, an unknown operation, a key that is no valid text or too long
+    (`rows.key_limit`), an id that is no valid text, empty or beyond `MAX_ID_BYTES`, a value that has no form
+    (`formats.raw_fields`), and more than `MAX_RECORD_BYTES`.
     """
     validate_table_name(given.table)
     if given.operation not in OPERATIONS:

@@ -1,4 +1,4 @@
-"""A collector of a raw log ends at every request, and loses every reply: no row is lost, and in the end no chunk left."""
+"""A collector of a raw log ends at every request, and loses every reply: no row is lost, and no chunk is left."""
 
 from __future__ import annotations
 

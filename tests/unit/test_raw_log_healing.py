@@ -74,6 +74,19 @@ def test_a_chunk_without_a_sound_copy_is_named_and_stays() -> None:
     assert contents(board.stores[1]) == {}
 
 
+def test_the_ids_of_records_are_copied_too() -> None:
+    board = raw_board("here")
+    produce(board, 1, 2, ids=True)
+    board.distribute()
+    board.stores = [*board.stores, MemoryStore("away")]
+    here, away = board.stores
+    assert healed(board).copied == {away.uri: 3}
+    assert contents(here) == contents(away)
+    (key,) = [key for key in contents(here) if key.startswith("ids/")]
+    here.put(key, b"torn", Overwrite())
+    assert healed(board).replaced == {here.uri: 1}
+
+
 def test_what_was_collected_is_not_brought_back_and_the_note_of_it_is_copied() -> None:
     board = given(1, 2)
     here, away = board.stores
@@ -110,6 +123,6 @@ def test_a_run_that_ends_or_fails_anywhere_is_finished_by_the_next(wrapped: str,
         faulty = FaultStore(stores[wrapped])
         faulty.at(number, fault)
         with suppress(Crash, TidemarkError, AssertionError, ValueError):
-            healed(Board([*({**stores, wrapped: faulty}).values()], {}))
+            healed(Board([faulty if name == wrapped else store for name, store in stores.items()], {}))
         healed(Board([*stores.values()], {}), verify=True)
         assert [contents(each) for each in stores.values()] == [expected, expected]

@@ -22,10 +22,12 @@ from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.records import RawRecord
 from storage_core.raw_log.stores import RawStore
+from storage_core.region.manifest import read_latest, region_of
 from tests.support.clock import START_MS, ManualClock
 from tests.support.distribution import Board
-from tests.support.fault_store import FaultStore, GetFault, ListFault, PutFault
+from tests.support.fault_store import Crash, CrashFault, FaultStore, GetFault, ListFault, PutFault
 from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
 from tests.support.raw_collection import DAY_MS, collect, produce, raw_board
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -200,6 +202,22 @@ def test_a_record_that_comes_again_never_undoes_a_newer_one() -> None:
         log.append_many([RawRecord(table="users", fields={"n": 1, "text": "old"}, id="a")])
     board.distribute()
     assert board.rows("users")[1]["text"] == "new"
+
+
+def test_a_record_that_a_region_has_goes_before_an_earlier_one_that_came_since() -> None:
+    board = Board([MemoryStore("raw")], {"users": MemoryStore("users")}).create(users="n")
+    write(list(board.stores), 1, seed=1, at=START_MS + 10, table="users")
+    refusing = FaultStore(board.tables["users"])
+    refusing.on_put("_transaction_log/00000000000000000001", CrashFault.BEFORE)
+    with pytest.raises(Crash):
+        Board(board.stores, {"users": refusing}, seed=50).distribute()
+    write(list(board.stores), 1, seed=2, at=START_MS, table="users")
+    assert [each.segment_ms for each in union(list(board.stores)).chunks] == [START_MS, START_MS + 10]
+    board.distribute()
+    manifest = read_latest(board.tables["users"], region_of(KeyedTable(board.tables["users"]).snapshot.table_id))
+    assert manifest is not None
+    assert len(manifest.flushed_generations) == 1
+    assert [*board.rows("users")] == [1]
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 257, "\ud800"])
