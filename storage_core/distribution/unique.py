@@ -95,13 +95,13 @@ def find_duplicates(work: DivideWork, ids: RoundIds, raw: Sequence[ObjectStore])
     for found in _read_all([*dict.fromkeys((*ids.keys, *_window(work, raw)))], raw):
         for name, each in wanted.items():
             each.compare(found, name)
-    positions: dict[tuple[str, int], list[int]] = {}
+    positions: dict[tuple[str, int], list[_Ranks]] = {}
     counts: dict[str, int] = {}
     for name, each in wanted.items():
-        for chunk, position in each.left_out():
-            positions.setdefault(chunk, []).append(position)
-            counts[name] = counts.get(name, 0) + 1
-    return Duplicates({chunk: np.array(several, np.int64) for chunk, several in positions.items()}, counts)
+        for chunk, lost in each.left_out():
+            positions.setdefault((chunk.writer, chunk.number), []).append(lost)
+            counts[name] = counts.get(name, 0) + len(lost)
+    return Duplicates({chunk: np.concatenate(several) for chunk, several in positions.items()}, counts)
 
 
 @dataclass(slots=True)
@@ -161,14 +161,15 @@ class _Wanted:
             ranks[here] = self._rank(found.chunks[code], positions[here])
         np.minimum.at(self._best, places, ranks)
 
-    def left_out(self) -> Iterator[tuple[tuple[str, int], int]]:
-        """Yield chunk and position of each record that is not the one of its id."""
+    def left_out(self) -> Iterator[tuple[ChunkKey, _Ranks]]:
+        """Yield by chunk the positions of records that are not the one of their id, where there are some."""
+        lost = self._own != self._best[self._places]
         start = 0
         for chunk, _, positions in self._parts:
-            part = slice(start, start + len(positions))
+            here = positions[lost[start : start + len(positions)]]
             start += len(positions)
-            lost = self._own[part] != self._best[self._places[part]]
-            yield from (((chunk.writer, chunk.number), int(position)) for position in positions[lost])
+            if len(here):
+                yield chunk, here
 
     def _rank(self, chunk: ChunkKey, positions: _Ranks) -> _Ranks | np.int64:
         if chunk.number <= self.offsets.get(chunk.writer, 0):
