@@ -71,6 +71,10 @@ def note_ids(work: DivideWork, raw: Sequence[ObjectStore]) -> str:
         elif chunk is not None and chunk.unique_ids is not None:
             parts.append(_entries(chunk.records, chunk.unique_ids, len(chunks), tables))
             chunks.append(ChunkKey(writer=ref.writer, number=ref.number, segment_ms=ref.segment_ms))
+    if not parts:
+        raise Unavailable(
+            f"chunks of {work.source.name} could be read a moment ago and not now; distribute again later"
+        )
     found = RecordIds(chunks=tuple(chunks), tables=tuple(tables), entries=pa.concat_tables(parts))
     key, data = raw_ids.encode(found)
     for store in raw[: work.source.mandatory]:
@@ -87,12 +91,12 @@ def find_duplicates(work: DivideWork, ids: RoundIds, raw: Sequence[ObjectStore])
     """
     own = [(ref.writer, ref.number) for ref in work.chunks]
     wanted = {each.name: _Wanted(each, ids.offsets.get(each.name, {})) for each in work.targets}
-    for found in _read_all(ids.keys, raw):
+    for found in _read_all(ids.keys, raw, must_exist=True):
         for name, each in wanted.items():
             each.take_own(found, name, own)
     for each in wanted.values():
         each.begin()
-    for found in _read_all([*dict.fromkeys((*ids.keys, *_window(work, raw)))], raw):
+    for found in _read_all([*dict.fromkeys((*ids.keys, *_window(work, raw)))], raw, must_exist=False):
         for name, each in wanted.items():
             each.compare(found, name)
     positions: dict[tuple[str, int], list[_Ranks]] = {}
@@ -233,15 +237,19 @@ def _window(work: DivideWork, raw: Sequence[ObjectStore]) -> Iterator[str]:
         raise Unavailable(f"which ids were taken is not known: {'; '.join(reasons)}; distribute again later")
 
 
-def _read_all(keys: Sequence[str], raw: Sequence[ObjectStore]) -> Iterator[RecordIds]:
+def _read_all(keys: Sequence[str], raw: Sequence[ObjectStore], *, must_exist: bool) -> Iterator[RecordIds]:
+    """Yield the objects; one that a collector took since it was listed is none any more, unless it must be there."""
     for key in keys:
         parsed = parse(key)
-        if isinstance(parsed, IdsKey) and (found := _read(parsed, raw)) is not None:
+        found = _read(parsed, raw) if isinstance(parsed, IdsKey) else None
+        if found is not None:
             yield found
+        elif must_exist:
+            raise Unavailable(f"{key}: was written in this round and is in no store; distribute again", key=key)
 
 
 def _read(key: IdsKey, raw: Sequence[ObjectStore]) -> RecordIds | None:
-    """Return the object from the first store that has it whole; None when a collector took it since it was listed."""
+    """Return the object from the first store that has it whole; None when no store has it."""
     reasons: list[str] = []
     for store in raw:
         try:

@@ -87,7 +87,7 @@ class RawLogCollector:
         plans = {store.uri: read_plan(store) for store in marked.history.stores}
         found = {uri: _candidates(marked.due[uri], plan, now_ms) for uri, plan in plans.items()}
         report = RawLogCollection(
-            backlog=backlog(marked.history, marked.offsets),
+            backlog=marked.backlog,
             candidates={uri: tuple(each[key] for key in sorted(each)) for uri, each in found.items()},
             unreachable=marked.history.unreachable,
             horizon_ms=self.horizon_ms,
@@ -119,22 +119,14 @@ class RawLogCollector:
             uri: {info.key: info for key, info in several if (key.writer, key.number) in old}
             for uri, several in listed.items()
         }
-        for store in history.stores:
-            due[store.uri].update(self._old_ids(store, history, offsets, now_ms))
-        return _Marked(history, offsets, due)
-
-    def _old_ids(
-        self, store: ObjectStore, history: History, offsets: ByTable, now_ms: int
-    ) -> Iterator[tuple[str, ObjectInfo]]:
-        """The notes of ids with which no record is compared any more: neither one that waits, nor one that may come."""
-        if history.unreachable or not offsets:
-            return
-        waiting_ms = backlog(history, offsets).oldest_waiting_ms
-        first_ms = now_ms - CLOSED_AFTER_MS if waiting_ms is None else min(waiting_ms, now_ms - CLOSED_AFTER_MS)
-        for info in store.list(IDS_PREFIX):
-            key = parse(info.key)
-            if isinstance(key, IdsKey) and key.last_ms + self.source.unique_for_ms < first_ms:
-                yield info.key, info
+        found = backlog(history, offsets)
+        if offsets and not history.unreachable:
+            # No record is compared with older ids any more: neither one that waits, nor one that may come.
+            coming_ms = now_ms - CLOSED_AFTER_MS
+            first_ms = coming_ms if found.oldest_waiting_ms is None else min(found.oldest_waiting_ms, coming_ms)
+            for store in history.stores:
+                due[store.uri].update(_old_ids(store, first_ms - self.source.unique_for_ms))
+        return _Marked(history, found, due)
 
     def _old(
         self, history: History, offsets: ByTable, written: Mapping[_Number, int], now_ms: int
@@ -191,10 +183,10 @@ class RawLogCollector:
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """The history, the offsets, and by store the copies of chunks that every table has and that are old, by key."""
+    """The history, what tables lack of it, and by store what may go, by key."""
 
     history: History
-    offsets: ByTable
+    backlog: Backlog
     due: Mapping[str, Mapping[str, ObjectInfo]]
 
 
@@ -262,6 +254,13 @@ def _chunks(store: ObjectStore) -> Iterator[tuple[ChunkKey, ObjectInfo]]:
         key = parse(info.key)
         if isinstance(key, ChunkKey):
             yield key, info
+
+
+def _old_ids(store: ObjectStore, before_ms: int) -> Iterator[tuple[str, ObjectInfo]]:
+    for info in store.list(IDS_PREFIX):
+        key = parse(info.key)
+        if isinstance(key, IdsKey) and key.last_ms < before_ms:
+            yield info.key, info
 
 
 def _candidates(due: Mapping[str, ObjectInfo], plan: Plan, now_ms: int) -> dict[str, Candidate]:

@@ -17,7 +17,6 @@ import typer
 from jobs.requests import audit as audit_request
 from jobs.requests import distribute as distribute_request
 from jobs.requests import raw_log as raw_log_request
-from jobs.requests import raw_log as raw_log_request
 from jobs.requests import request
 from pipelines.cli import build
 from storage_core.audit.audit import INVARIANTS

@@ -24,7 +24,7 @@ from storage_core.raw_log.records import RawRecord
 from storage_core.raw_log.stores import RawStore
 from storage_core.region.manifest import read_latest, region_of
 from tests.support.clock import START_MS, ManualClock
-from tests.support.distribution import Board
+from tests.support.distribution import Board, TasksMeanwhile
 from tests.support.fault_store import Crash, CrashFault, FaultStore, GetFault, ListFault, PutFault
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
@@ -204,6 +204,27 @@ def test_a_record_that_comes_again_never_undoes_a_newer_one() -> None:
     assert board.rows("users")[1]["text"] == "new"
 
 
+@pytest.mark.parametrize("name", ["events", "users"])
+def test_two_distributors_that_see_different_writers_take_an_id_once(name: str) -> None:
+    tables = {"events": MemoryStore("events"), "users": MemoryStore("users")}
+    board = Board([MemoryStore("main"), MemoryStore("copy")], tables).create(users="n")
+    main, copy = board.stores
+    write([copy], 1, seed=1, table=name)
+    first = board.distributor()
+    first.source = replace(first.source, mandatory=1)
+    write([main], 1, seed=2, table=name)
+    second = Board([main], tables, seed=9).distributor()
+    first.tasks = TasksMeanwhile(first.tasks, lambda: second.distribute(Terms()))
+    assert first.distribute(Terms()).duplicates == {name: 1}
+    if name == "events":
+        assert board.numbers("events") == [1]
+    else:
+        manifest = read_latest(tables["users"], region_of(KeyedTable(tables["users"]).snapshot.table_id))
+        assert manifest is not None
+        assert len(manifest.flushed_generations) == 1
+    board.distribute()
+
+
 def test_a_record_that_a_region_has_goes_before_an_earlier_one_that_came_since() -> None:
     board = Board([MemoryStore("raw")], {"users": MemoryStore("users")}).create(users="n")
     write(list(board.stores), 1, seed=1, at=START_MS + 10, table="users")
@@ -230,6 +251,21 @@ def test_an_id_is_valid_text_of_at_most_256_bytes(bad: str) -> None:
         with pytest.raises(InvalidInput):
             log.append("t", pa.table({"n": ["x" * 257]}), unique_by="n")
         assert log.append("t", pa.table({"n": ["x" * 256]}), unique_by="n").count == 1
+
+
+def test_ids_of_chunks_in_a_store_that_is_silent_now_are_known() -> None:
+    board = given(stores=2)
+    write([board.stores[1]], 1, seed=1)
+    board.distribute()
+    silent = FaultStore(board.stores[1])
+    for prefix in ("live/", IDS_PREFIX):
+        silent.on("list", prefix, *[ListFault.REFUSED] * 3)
+    write([board.stores[0]], 1, seed=2)
+    distributor = Board([board.stores[0], silent], board.tables, seed=9).distributor()
+    assert distributor.history.unreachable == (silent.uri,)
+    distributor.source = replace(distributor.source, mandatory=1)
+    distributor.distribute(Terms())
+    assert board.numbers("events") == [1]
 
 
 def test_an_optional_store_need_not_have_the_ids() -> None:
