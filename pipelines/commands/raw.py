@@ -15,7 +15,6 @@ import typer
 from pipelines.commands import output
 from pipelines.commands.arguments import DryRun, Json, duration_ms
 from pipelines.commands.output import cell, instant_ms, number
-from pipelines.commands.raw_upkeep import at_places, collected, declared_raw_log, healed
 from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError
 from storage_core.wording import counted
 
@@ -126,10 +125,13 @@ def raw(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """List the segments of a raw log, and what no store has; fill its stores, or collect it.
+    """List the segments of a raw log, and what no store has.
 
-    Of a declared raw log it also says what its tables lack. With --heal, --verify reads and compares every copy.
+    Of a declared raw log it also says what its tables lack. Or fill its stores (--heal; --verify reads and compares each
+    copy), or collect it.
     """
+    from pipelines.commands.raw_upkeep import at_places, collected, declared_raw_log, healed
+
     known = declared_raw_log(uri)
     if heal and collect:
         raise InvalidInput("--heal and --collect are two runs; give one of them")
