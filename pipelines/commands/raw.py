@@ -127,7 +127,7 @@ def raw(
 ) -> None:
     """List the segments of a raw log, and what no store has.
 
-    Of a declared raw log it also says what its tables lack. Or fill its stores (--heal; --verify reads and compares each
+    Of a declared raw log it also says what its tables lack. Or fill its stores (--heal; --verify compares each
     copy), or collect it.
     """
     from pipelines.commands.raw_upkeep import at_places, collected, declared_raw_log, healed
