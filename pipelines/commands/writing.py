@@ -16,7 +16,7 @@ import typer
 from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import All, Declaration, DryRun, From, Json, Master, To, Uri, Window
-from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawTarget, TableName, append_lines
+from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawTarget, TableName, UniqueBy, append_lines
 from pipelines.commands.running import run_job, windows
 from pipelines.commands.target import open_table, resolve
 from storage_core.errors import InvalidInput, NotFound
@@ -50,6 +50,7 @@ def append(
     table_name: TableName = None,
     operation: RawOperation = "put",
     key: KeyField = None,
+    unique_by: UniqueBy = None,
     also: Also = None,
     optional: Optional_ = None,
     as_json: Json = False,
@@ -61,11 +62,19 @@ def append(
     """
     if table_name is not None:
         stores = [resolve(each).uri for each in (uri, *(also or []))]
-        target = RawTarget(stores=stores, optional=optional or [], table=table_name, operation=operation, key=key)
+        target = RawTarget(
+            stores=stores,
+            optional=optional or [],
+            table=table_name,
+            operation=operation,
+            key=key,
+            unique_by=unique_by,
+        )
         append_lines(file, target, file_format=format_, as_json=as_json)
         return
-    if key or also or optional or operation != "put":
-        raise InvalidInput("--operation, --key, --also and --optional are for a raw log; name its table with --table")
+    if key or unique_by or also or optional or operation != "put":
+        options = "--operation, --key, --unique-by, --also and --optional"
+        raise InvalidInput(f"{options} are for a raw log; name its table with --table")
     table = open_table(uri)
     with _landed(file) as path:
         rows = _rows(table, path, format_ or _format_of(file))

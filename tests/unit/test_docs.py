@@ -16,6 +16,7 @@ import typer
 
 from jobs.requests import audit as audit_request
 from jobs.requests import distribute as distribute_request
+from jobs.requests import raw_log as raw_log_request
 from jobs.requests import request
 from pipelines.cli import build
 from storage_core.audit.audit import INVARIANTS
@@ -191,6 +192,8 @@ def test_every_job_of_the_documents_parses(words: list[str]) -> None:
         match job:
             case "audit":
                 audit_request.parse(audit_request.parser("").parse_args(words[2:]))
+            case "collect_raw" | "heal_raw":
+                raw_log_request.parse(raw_log_request.parser(job, "").parse_args(words[2:]))
             case "distribute":
                 distribute_request.parse(distribute_request.parser("").parse_args(words[2:]))
             case _:
