@@ -31,7 +31,8 @@ from storage_core.region.registry import PARALLEL_REGIONS, read_registry
 from storage_core.region.spec import whole_table
 from storage_core.settings.region_fields import WHOLE_TABLE, Region
 
-_APP = "raw:"
+_KIND = "raw"
+_APP = f"{_KIND}:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +48,17 @@ class Offsets:
 
 
 def log_offsets(snapshot: Snapshot) -> dict[str, int]:
-    """Return the offsets in the table's log by writer: up to them nothing is left to distribute. No request."""
-    return {app.removeprefix(_APP): last for app, last in snapshot.txns.items() if app.startswith(_APP)}
+    """Return the offsets in the table's log by writer: up to them nothing is left to distribute.
+
+    One GET per object of transactions that has offsets, and only the first time.
+    """
+    return {app.removeprefix(_APP): txn.version for app, txn in snapshot.txns.every(_KIND).items()}
 
 
 def read_offsets(store: ObjectStore, snapshot: Snapshot) -> Offsets:
     """Return the offsets of a table.
 
-    No request for an append table. About three per region of a keyed one, those of earlier specs too, and one for the
+    For an append table only the requests of `log_offsets`. About three per region of a keyed one, those of earlier specs too, and one for the
     registry of a table that has or had a spec with fields.
     """
     log = log_offsets(snapshot)

@@ -22,13 +22,13 @@ from storage_core.formats.avro_container import (
     with_checksum,
 )
 from storage_core.formats.avro_state import (
-    Compression,
     ManifestInfo,
     StateManifest,
     decode_state,
     encode_entries,
     encode_state,
 )
+from storage_core.formats.avro_writing import Compression
 from storage_core.formats.raw_chunk import LogRecord, RawChunk
 from storage_core.formats.raw_keys import ChunkKey
 from tests.support.avro_bytes import long_bytes

@@ -17,6 +17,7 @@ from storage_core.history.tagging import set_tag
 from storage_core.index import catch_up, merge, merging
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
+from storage_core.log.actions import Txn
 from storage_core.log.interop.json_checkpoint import write_json_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
@@ -58,6 +59,9 @@ def every_kind() -> EveryKind:
     clock = ManualClock(step_ms=1)
     store = MemoryStore("every-kind", clock=clock)
     table = KeyedTable(store, clock=clock).create(SCHEMA, CONFIG)
+    table.log.commit(
+        table.snapshot, [Txn(appId=f"landed:{each}", version=each) for each in range(40)], operation="INGEST"
+    )
     for number in range(6):
         _write(table, f"old-{number}")
         table.merge()
