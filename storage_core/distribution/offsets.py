@@ -58,8 +58,8 @@ def log_offsets(snapshot: Snapshot) -> dict[str, int]:
 def read_offsets(store: ObjectStore, snapshot: Snapshot) -> Offsets:
     """Return the offsets of a table.
 
-    For an append table only the requests of `log_offsets`. About three per region of a keyed one, those of earlier specs too, and one for the
-    registry of a table that has or had a spec with fields.
+    The requests of `log_offsets`, and of a keyed table about three per region, those of earlier specs too, and one for
+    the registry where it has or had a spec with fields.
     """
     log = log_offsets(snapshot)
     regions = _regions_of(store, snapshot)

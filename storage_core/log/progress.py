@@ -19,6 +19,7 @@ from storage_core.log.actions import (
     Remove,
     RemoveIndexSegment,
     RemoveTranslation,
+    RemoveTxn,
     Translation,
     Txn,
 )
@@ -41,6 +42,8 @@ class Progress:
         match action:
             case Txn():
                 self.txns.record(action)
+            case RemoveTxn():
+                self.txns.forget(action.appId)
             case Fence():
                 self.fences[action.resource] = max(action.token, self.fences.get(action.resource, action.token))
             case MergedGenerations():
@@ -77,7 +80,12 @@ class Progress:
         yield from (self.translations[path] for path in sorted(self.translations))
 
     def beyond(self, head: Progress) -> Iterator[Action]:
-        """Yield the transactions, fences and merges that are further than the head's, in the order of `actions`."""
+        """Yield the transactions, fences and merges that are further than the head's, in the order of `actions`.
+
+        First what was forgotten since and the head still has.
+        """
+        forgotten = (app for app, txn in sorted(self.txns.recent.items()) if txn is None)
+        yield from (RemoveTxn(appId=app) for app in forgotten if app in head.txns)
         for action in self.actions():
             match action:
                 case Txn(appId=app, version=version) if head.txns.get(app, version - 1) < version:

@@ -17,7 +17,8 @@ from storage_core.history.tagging import set_tag
 from storage_core.index import catch_up, merge, merging
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
-from storage_core.log.actions import Txn
+from storage_core.log.actions import Action, RemoveTxn, Txn
+from storage_core.log.conflicts.requirements import AtVersion, forgetting
 from storage_core.log.interop.json_checkpoint import write_json_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
@@ -59,9 +60,10 @@ def every_kind() -> EveryKind:
     clock = ManualClock(step_ms=1)
     store = MemoryStore("every-kind", clock=clock)
     table = KeyedTable(store, clock=clock).create(SCHEMA, CONFIG)
-    table.log.commit(
-        table.snapshot, [Txn(appId=f"landed:{each}", version=each) for each in range(40)], operation="INGEST"
-    )
+    ingested = [Txn(appId=f"landed:{each}", version=each, lastUpdated=each) for each in range(40)]
+    head = table.log.commit(table.snapshot, ingested, operation="INGEST").snapshot
+    forgotten: list[Action] = [RemoveTxn(appId="landed:0"), forgetting(head)]
+    table.log.commit(head, forgotten, operation="FORGET FILES", requirements=[AtVersion(head.version)])
     for number in range(6):
         _write(table, f"old-{number}")
         table.merge()
