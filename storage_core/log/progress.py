@@ -67,7 +67,7 @@ class Progress:
 
     def actions(self) -> Iterator[Action]:
         """Yield the actions that lead here from nothing, in a fixed order."""
-        yield from (Txn(appId=app, version=version) for app, version in sorted(self.txns.items()))
+        yield from (txn for _, txn in sorted(self.txns.every().items()))
         yield from self.besides_txns()
 
     def besides_txns(self) -> Iterator[Action]:
