@@ -16,7 +16,7 @@ from storage_core.ingest.forgetting import Forgotten, forget_gone_files
 from storage_core.ingest.landing import LandedFile, LandingSpec, content_of, discover
 from storage_core.ingest.progress import file_app, gone_app, path_of, progress, window_app
 from storage_core.ingest.work import IngestResult, IngestWork
-from storage_core.log.actions import FORGETTING_FEATURE, Metadata, RemoveTxn, Txn
+from storage_core.log.actions import FORGETTING_FEATURE, Action, Metadata, RemoveTxn, Txn
 from storage_core.log.conflicts.requirements import FORGETTING, forgetting
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -243,7 +243,7 @@ def test_to_forget_is_planned_again_when_anything_was_committed_meanwhile(bench:
     bench.land(1, 2)
     bench.ingest()
     head = bench.log.snapshot()
-    forget = [RemoveTxn(appId=file_app(FILE)), forgetting(head)]
+    forget: list[Action] = [RemoveTxn(appId=file_app(FILE)), forgetting(head)]
     bench.log.commit(head, [split("meanwhile")], operation="APPEND")
     with pytest.raises(CommitConflict, match="planned on version"):
         bench.log.commit(head, forget, operation="FORGET FILES")
