@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,6 +19,7 @@ from storage_core.log.actions import (
     RemoveTranslation,
     Txn,
 )
+from storage_core.log.checkpoints import transactions_layout
 from storage_core.log.checkpoints.root import manifest_keys, read_state
 from storage_core.log.listing import list_log
 from storage_core.log.snapshot import Snapshot
@@ -27,6 +31,16 @@ from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, 
 from tests.support.scale import scaled
 
 SMALL = st.integers(0, 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def columns() -> Iterator[None]:
+    """States whose transactions are columns as soon as there are two, in objects that are joined often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transactions_layout, "MOST_LINES", 1)
+        patch.setattr(transactions_layout, "ENTRIES_PER_OBJECT", 2)
+        patch.setattr(transactions_layout, "MAX_SMALL_OBJECTS", 3)
+        yield
 
 
 class LogMachine(RuleBasedStateMachine):

@@ -13,18 +13,22 @@ from storage_core.errors import Corrupt
 from storage_core.formats.avro_state import decode_state
 from storage_core.formats.keys import KeyKind, last_checkpoint_key, parse, state_key, version_key
 from storage_core.fsck.check import fsck
+from storage_core.gc.collect import collect
 from storage_core.log.actions import Txn
 from storage_core.log.checkpoints import transactions_layout
-from storage_core.log.checkpoints.root import named_keys, read_state
+from storage_core.log.checkpoints.root import manifest_keys, named_keys, read_state
 from storage_core.log.checkpoints.write import write_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.transactions import Transactions
-from storage_core.objectstore.contract import IfAbsent, Overwrite
+from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.settings.table import TableConfig
 from tests.support.clock import ManualClock
+from tests.support.copies import contents, copy_of
+from tests.support.crashes import left_by_crashes
+from tests.support.fault_store import CrashFault
 from tests.support.log_tables import log_on, metadata, split
 
 FILES = 100_000
@@ -227,6 +231,58 @@ def test_what_nothing_leads_to_any_more_is_corrupt_and_never_taken_for_absent() 
         _ = found.txns.get("app7")
     with pytest.raises(Corrupt, match="missing"):
         table.log.commit(found, [Txn(appId="app7", version=1)], operation="X")
+
+
+@pytest.mark.parametrize("side", CrashFault)
+def test_a_checkpoint_that_ends_at_any_request_changes_no_answer(
+    side: CrashFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the one that joins objects: what it leaves is whole, and the next one goes on from it."""
+    monkeypatch.setattr(transactions_layout, "ENTRIES_PER_OBJECT", 25)
+    monkeypatch.setattr(transactions_layout, "MAX_SMALL_OBJECTS", 2)
+    table = Table()
+    for start in range(0, 60, 20):
+        table.record((f"app{number:03}" for number in range(start, start + 40)), version=1 + start)
+        if start:
+            table.checkpoint()
+    table.record(["app005", "app070"], version=100)
+
+    def run(store: ObjectStore) -> object:
+        log = log_on(store, seed=5)
+        return log.checkpoint(log.snapshot())
+
+    left = left_by_crashes(copy_of(table.store), run, side)
+    for store in left:
+        found = log_on(store).snapshot()
+        assert found == table.replayed()
+        assert log_on(store, seed=6).commit(found, [Txn(appId="app033", version=2)], operation="X").already_committed
+        log_on(store, seed=7).checkpoint(found)
+        assert log_on(store).snapshot() == found
+        assert not fsck(store, clock=ManualClock(), deep=True).findings
+    assert len(left) > 3
+
+
+def test_objects_that_no_state_names_are_collected_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions_layout, "MAX_SMALL_OBJECTS", 3)
+    clock = ManualClock(step_ms=1)
+    store = MemoryStore("t", clock=clock)
+    log = log_on(store, clock=clock)
+    log.create(metadata(TableConfig(checkpoint_interval=1, version_retention_ms=10, gc_horizon_ms=10)))
+    for number in range(12):
+        txns = [Txn(appId=f"app{number}-{each}", version=1) for each in range(40)]
+        log.commit(log.snapshot(), txns, operation="X")
+        clock.now += 100
+    expected = dict(log.snapshot().txns)
+    written = sum(key.startswith("_transaction_log/progress/") for key in contents(store))
+    for _ in range(5):  # states first, then what only they named
+        clock.now += 1_000
+        collect(store, log, clock=clock)
+    states = [parsed for key in contents(store) if (parsed := parse(key)) and parsed.kind is KeyKind.STATE]
+    named = {key for each in states for key in manifest_keys(read_state(store, each.version or 0))}
+    kept = {key for key in contents(store) if key.startswith("_transaction_log/progress/")}
+    assert kept == {key for key in named if "progress" in key}
+    assert len(kept) < written
+    assert log_on(store).snapshot().txns == expected
 
 
 def test_json_checkpoints_have_every_transaction_as_a_line_and_open_as_before() -> None:
