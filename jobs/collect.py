@@ -1,6 +1,6 @@
 """Collect: find what no retained version needs, and delete what has been so for the whole horizon.
 
-Landed files that are gone are forgotten first (decision 0136): nothing else commits to the log here.
+Landed files that are gone are pruned from the log first (decision 0136): nothing else commits here.
 
 python -m jobs.collect --table-uri … [--dry-run] [--horizon-ms 0]
 """
@@ -22,7 +22,7 @@ from storage_core.clock import SystemClock
 from storage_core.errors import Unavailable
 from storage_core.formats.gc_plan import Candidate
 from storage_core.gc.collect import CollectionReport, collect
-from storage_core.ingest.forgetting import forget_gone_files
+from storage_core.ingest.gone_files import prune_gone_files
 
 LOG = logging.getLogger(__name__)
 
@@ -30,14 +30,14 @@ SUMMARY = "Delete what no retained version needs any more."
 
 
 def run(request: JobRequest, spark: Spark) -> JobReport:
-    """Forget landed files that are gone, and run both passes of the collector. `details` lists the candidates.
+    """Prune landed files that are gone, and run both passes of the collector. `details` lists the candidates.
 
     The deletes are made by the driver, in batches: there is no data to move, and one process re-checks all roots.
     Raises `Held` while another run collects, and `Fenced` before the next batch when one took over.
     """
     job = JobRun("collect", request, spark)
     with nullcontext() if request.dry_run else job.holding("collect"):
-        forgotten = _forget(job, request)
+        pruned = _prune(job, request)
         found = collect(
             job.table.store,
             job.table.log,
@@ -48,22 +48,22 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         )
     metrics = Metrics(bytes_in=found.candidate_bytes, bytes_out=found.candidate_bytes - found.bytes)
     if request.dry_run:
-        return job.report("planned", metrics=metrics, details=_details(found) | forgotten)
-    done = found.deleted or found.pruned or any(forgotten.values())
-    return job.report("committed" if done else "nothing_to_do", metrics=metrics, details=_details(found) | forgotten)
+        return job.report("planned", metrics=metrics, details=_details(found) | pruned)
+    done = found.deleted or found.pruned or any(pruned.values())
+    return job.report("committed" if done else "nothing_to_do", metrics=metrics, details=_details(found) | pruned)
 
 
-def _forget(job: JobRun, request: JobRequest) -> dict[str, object]:
-    """How many files were forgotten, of a table that has a landing place. One that does not answer stops nothing."""
+def _prune(job: JobRun, request: JobRequest) -> dict[str, object]:
+    """How many files were pruned, of a table that has a landing place. One that does not answer stops nothing."""
     spec = job.table.landing()
     if spec is None:
         return {}
     try:
-        done = forget_gone_files(job.table.log, spec, dry_run=request.dry_run, require_held=job.require_held)
+        done = prune_gone_files(job.table.log, spec, dry_run=request.dry_run, require_held=job.require_held)
     except Unavailable as error:
-        LOG.warning("no landed file is forgotten: %s", error)
-        return {"forgotten_files": 0, "forgotten_transactions": 0}
-    return {"forgotten_files": done.files, "forgotten_transactions": done.transactions}
+        LOG.warning("no landed file is pruned: %s", error)
+        return {"pruned_files": 0, "pruned_transactions": 0}
+    return {"pruned_files": done.files, "pruned_transactions": done.transactions}
 
 
 def _details(found: CollectionReport) -> dict[str, object]:

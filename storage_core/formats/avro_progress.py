@@ -41,7 +41,7 @@ class ProgressInfo:
 
 
 ProgressRow = tuple[str, int | None, int | None]
-"""AppId, version (None: forgotten), and when it was recorded in ms, where known."""
+"""AppId, version (None: pruned), and when it was recorded in ms, where known."""
 
 
 def encode_progress(rows: Iterable[ProgressRow], compression: Compression = Compression.ZSTD) -> bytes:

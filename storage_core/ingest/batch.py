@@ -95,7 +95,7 @@ def execute(
             work = replace(work, contents=(*work.contents, content_of(landed)))
         if len(set(work.contents)) > 1:
             return _reject_replaced(store, work)
-        if work.gone and (content := content_of(landed)) in work.gone:
+        if work.pruned and (content := content_of(landed)) in work.pruned:
             result = _came_back(landed, content, now_ms)
         else:
             run = _Run(store, work, context, now_ms)
@@ -220,7 +220,7 @@ def _work(file: LandedFile, spec: LandingSpec, known: FileProgress, windows: tup
         whole=known.whole,
         contents=tuple(sorted(set(known.contents.values()))),
         seen=known.has_seen(file),
-        gone=() if known.contents else tuple(sorted(known.gone)),
+        pruned=() if known.contents else tuple(sorted(known.pruned)),
     )
 
 

@@ -7,10 +7,10 @@
 | `rejected:<path>` | size of the file in bytes | the file as it is can give no row; it is in quarantine |
 | `content:<path>@<etag hash>` | xxh3-64 of its bytes | rows were read from this content, under this ETag |
 | `replaced:<path>@<etag hash>` | size in bytes | under this ETag it has another content; that is in quarantine |
-| `gone:<path>@<content>` | size in bytes | the file went away after all rows of this content were in |
+| `pruned:<path>@<content>` | size in bytes | the file went away after all rows of this content were in |
 
 `<window>` is the window's start in seconds, or `null`; `<etag hash>` is `content.etag_hash(etag)`, `<content>` the
-hash of the bytes in hex. Of a file that is gone, and all in, the last record is all that stays (`ingest.forgetting`).
+hash of the bytes in hex. Of a file that is gone, and all in, the last record is all that stays (`ingest.gone_files`).
 `%` and `@` in paths are percent-encoded, so that no path reads as another path's window.
 """
 
@@ -28,9 +28,9 @@ _LANDED = "landed:"
 _REJECTED = "rejected:"
 _CONTENT = "content:"
 _REPLACED = "replaced:"
-_GONE = "gone:"
+_PRUNED = "pruned:"
 FILE_KINDS = ("landed", "rejected", "content", "replaced")
-"""The kinds of transactions that are forgotten when their file is gone."""
+"""The kinds of transactions that are pruned when their file is gone."""
 
 Window = int | None
 
@@ -41,7 +41,7 @@ class FileProgress:
 
     `contents` are those that rows were read from, by the hash of the ETag that they had; none where an early release
     read them, so that the size is all that is known. `replaced` are the hashes under which another content was found.
-    `gone` are the contents that were all in when the file went away: should it come back with one of them, no row of
+    `pruned` are the contents that were all in when the file went away: should it come back with one of them, no row of
     it is new.
     """
 
@@ -51,7 +51,7 @@ class FileProgress:
     rejected_size: int | None = None
     contents: Mapping[str, int] = field(default_factory=dict)
     replaced: frozenset[str] = frozenset()
-    gone: frozenset[int] = frozenset()
+    pruned: frozenset[int] = frozenset()
 
     def is_settled(self, file: LandedFile) -> bool:
         """Return whether nothing can come of the file as it lies there: it is all in, or rejected as it is."""
@@ -74,7 +74,7 @@ def progress(txns: Mapping[str, int], files: Iterable[LandedFile]) -> dict[str, 
     marked: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for app_id, version in txns.items():
         name, at, mark = app_id.rpartition("@")
-        if at and name.startswith((_LANDED, _CONTENT, _REPLACED, _GONE)):
+        if at and name.startswith((_LANDED, _CONTENT, _REPLACED, _PRUNED)):
             marked[name][mark] = version
     return {file.path: _of_file(file.path, txns, marked) for file in files}
 
@@ -111,9 +111,9 @@ def replaced_app(file: LandedFile) -> str:
     return f"{_REPLACED}{_escaped(file.path)}@{etag_hash(file.etag or '')}"
 
 
-def gone_app(path: str, content: int) -> str:
+def pruned_app(path: str, content: int) -> str:
     """Return the appId that says that the file went away after all rows of this content were in."""
-    return f"{_GONE}{_escaped(path)}@{as_hex(content)}"
+    return f"{_PRUNED}{_escaped(path)}@{as_hex(content)}"
 
 
 def path_of(app_id: str) -> str:
@@ -133,7 +133,7 @@ def _of_file(path: str, txns: Mapping[str, int], marked: Mapping[str, Mapping[st
         rejected_size=txns.get(rejected_app(path)),
         contents=marked.get(_CONTENT + _escaped(path), {}),
         replaced=frozenset(marked.get(_REPLACED + _escaped(path), ())),
-        gone=frozenset(from_hex(content) for content in marked.get(_GONE + _escaped(path), ())),
+        pruned=frozenset(from_hex(content) for content in marked.get(_PRUNED + _escaped(path), ())),
     )
 
 

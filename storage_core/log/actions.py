@@ -25,12 +25,12 @@ REGIONS_FEATURE = "regionSpecs"
 TRANSLATIONS_FEATURE = "translations"
 VECTOR_COLUMNS_FEATURE = "vectorColumns"
 KEY_INDEXES_FEATURE = "primaryKeyIndexes"
-FORGETTING_FEATURE = "forgottenTransactions"
+PRUNED_FEATURE = "prunedTransactions"
 FEATURES = frozenset(
     {
         *("avroState", "multiPartCheckpoint", "schemaDeduplication"),
         *(OWN_FEATURE, REGIONS_FEATURE, TRANSLATIONS_FEATURE, VECTORS_FEATURE, VECTOR_COLUMNS_FEATURE),
-        *(KEY_INDEXES_FEATURE, FORGETTING_FEATURE),
+        *(KEY_INDEXES_FEATURE, PRUNED_FEATURE),
     }
 )
 
@@ -181,7 +181,7 @@ class Txn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTxn:
-    """A transaction is forgotten: exactly-once needs it no longer. Decision 0136."""
+    """A transaction is pruned: exactly-once needs it no longer. Decision 0136."""
 
     NAME: ClassVar[str] = "removeTxn"
     appId: str

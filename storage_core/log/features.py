@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from storage_core.log.actions import (
-    FORGETTING_FEATURE,
     KEY_INDEXES_FEATURE,
     OWN_FEATURE,
+    PRUNED_FEATURE,
     REGIONS_FEATURE,
     TRANSLATIONS_FEATURE,
     VECTOR_COLUMNS_FEATURE,
@@ -63,7 +63,7 @@ def _needed_by(action: Action) -> Iterable[str]:
             if any(_is_of_the_key(*entry) for entry in action.configuration.items()):
                 yield KEY_INDEXES_FEATURE  # without it the settings of the table are none
         case RemoveTxn():
-            yield FORGETTING_FEATURE  # without it a landed file that comes back is ingested again
+            yield PRUNED_FEATURE  # without it a landed file that comes back is ingested again
         case Translation():
             yield TRANSLATIONS_FEATURE  # without it segments are taken for those of other rows, or for none
         case _:

@@ -24,7 +24,7 @@ ANY_KIND = "*"
 PARALLEL_READS = 2
 
 Recorded = Mapping[str, Txn | None]
-"""Transactions by appId; None stands for one that was forgotten."""
+"""Transactions by appId; None stands for one that was pruned."""
 
 RecoverTransactions = Callable[[Exception], Recorded]
 

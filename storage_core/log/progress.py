@@ -43,7 +43,7 @@ class Progress:
             case Txn():
                 self.txns.record(action)
             case RemoveTxn():
-                self.txns.forget(action.appId)
+                self.txns.prune(action.appId)
             case Fence():
                 self.fences[action.resource] = max(action.token, self.fences.get(action.resource, action.token))
             case MergedGenerations():
@@ -82,10 +82,10 @@ class Progress:
     def beyond(self, head: Progress) -> Iterator[Action]:
         """Yield the transactions, fences and merges that are further than the head's, in the order of `actions`.
 
-        First what was forgotten since and the head still has.
+        First what was pruned since and the head still has.
         """
-        forgotten = (app for app, txn in sorted(self.txns.recent.items()) if txn is None)
-        yield from (RemoveTxn(appId=app) for app in forgotten if app in head.txns)
+        pruned = (app for app, txn in sorted(self.txns.recent.items()) if txn is None)
+        yield from (RemoveTxn(appId=app) for app in pruned if app in head.txns)
         for action in self.actions():
             match action:
                 case Txn(appId=app, version=version) if head.txns.get(app, version - 1) < version:

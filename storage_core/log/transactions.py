@@ -19,18 +19,18 @@ class Transactions(Mapping[str, int]):
     """The highest recorded version by appId.
 
     Reading an object of the state may raise `Corrupt` and `Unavailable`, whatever is called. Only who replays the log
-    records and forgets, on a copy of its own.
+    records and prunes, on a copy of its own.
     """
 
     def __init__(self, listed: ListedTransactions | None = None, recent: Recorded | None = None) -> None:
-        """Put `recent` over what the state says; None among them stands for a transaction that was forgotten."""
+        """Put `recent` over what the state says; None among them stands for a transaction that was pruned."""
         self.listed = listed
         self._recent: dict[str, Txn | None] = dict(recent or {})
         self._all: dict[str, int] | None = None
 
     @property
     def recent(self) -> Recorded:
-        """What was recorded and forgotten since the state, in no request."""
+        """What was recorded and pruned since the state, in no request."""
         return self._recent
 
     @property
@@ -49,7 +49,7 @@ class Transactions(Mapping[str, int]):
             self._recent[txn.appId] = txn
             self._all = None
 
-    def forget(self, app_id: str) -> None:
+    def prune(self, app_id: str) -> None:
         """Take the next removal of the log."""
         self._recent[app_id] = None
         self._all = None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from storage_core.errors import CommitConflict
 from storage_core.ingest.batch import execute, plan
-from storage_core.ingest.forgetting import forget_gone_files
+from storage_core.ingest.gone_files import prune_gone_files
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.ingest.work import IngestResult
 from storage_core.log.actions import Metadata
@@ -34,9 +34,9 @@ WINDOWS: list[int | None] = [None, -MINUTE, 0, MINUTE, 2 * MINUTE]
 times = st.one_of(st.none(), st.integers(-MINUTE, 3 * MINUTE - 1))
 files = st.lists(st.lists(times, min_size=1, max_size=6), min_size=1, max_size=3)
 runs = st.one_of(st.none(), st.lists(st.sampled_from(WINDOWS), min_size=1, max_size=3, unique=True))
-# A step lands the next file, takes it away or forgets it, and starts a run; what a run wrote is committed now, later
+# A step lands the next file, takes it away or prunes it, and starts a run; what a run wrote is committed now, later
 # (a race), or never (a crash).
-fates = st.sampled_from(["now", "later", "never", "land", "take away", "come back", "forget"])
+fates = st.sampled_from(["now", "later", "never", "land", "take away", "come back", "prune"])
 steps = st.lists(st.tuples(runs, fates), max_size=8)
 Run = tuple[Snapshot, list[IngestResult]]
 
@@ -61,9 +61,9 @@ class Ingestion:
         lines = [f"{time} {start + index}\n" for index, time in enumerate(times)]
         (self.landing / f"{number}.log").write_text("".join(lines) + "bad line\n")
 
-    def forget(self) -> None:
+    def prune(self) -> None:
         self.clock.now += 1_001
-        forget_gone_files(self.log, self.spec)
+        prune_gone_files(self.log, self.spec)
 
     def take_away(self, number: int) -> None:
         (self.landing / f"{number}.log").unlink(missing_ok=True)
@@ -110,8 +110,8 @@ def test_any_runs_and_then_a_whole_run_leave_every_row_once(
                 ingestion.take_away(len(landed) - len(waiting) - 1)
             elif fate == "come back":
                 ingestion.land(len(landed) - len(waiting) - 1, landed[len(landed) - len(waiting) - 1])
-            elif fate == "forget":
-                ingestion.forget()
+            elif fate == "prune":
+                ingestion.prune()
             results = ingestion.run(windows)
             if fate == "later":
                 races.append(results)

@@ -25,7 +25,7 @@ from storage_core.log.actions import (
     RemoveTxn,
     Txn,
 )
-from storage_core.log.conflicts.requirements import FORGETTING, AtVersion, MergeProgress, Requirement
+from storage_core.log.conflicts.requirements import PRUNING, AtVersion, MergeProgress, Requirement
 from storage_core.log.conflicts.settle import Plan, settle
 from storage_core.log.deletion_vector import inline, stored
 from storage_core.log.encoding.codec import encode_version
@@ -69,9 +69,9 @@ def merged(region: str, generation: int) -> MergedGenerations:
     return MergedGenerations(region=region, generation=generation)
 
 
-def forget() -> Commit:
-    """Forget the transaction of the fixture, as planned on its version 1."""
-    return Commit((RemoveTxn(appId="landed:old"), Fence(resource=FORGETTING, token=2)))
+def prune() -> Commit:
+    """Prune the transaction of the fixture, as planned on its version 1."""
+    return Commit((RemoveTxn(appId="landed:old"), Fence(resource=PRUNING, token=2)))
 
 
 # Region r has merged generation 1. The splits a to f are live, and a segment covers f. A landed file is in.
@@ -89,7 +89,7 @@ THEIRS: Mapping[str, Commit | None] = {
     "drop idx": Commit(drop_index()),
     "checkpoint": None,
     "ingest": Commit((split("landed"), Txn(appId="landed:new", version=1))),
-    "forget": forget(),
+    "prune": prune(),
 }
 MINE: Mapping[str, Commit | None] = {
     "append": Commit((split("mine"),)),
@@ -102,12 +102,12 @@ MINE: Mapping[str, Commit | None] = {
     "drop idx": Commit(drop_index()),
     "checkpoint": None,
     "ingest": Commit((split("mine"), Txn(appId="landed:mine", version=1))),
-    "forget": forget(),
+    "prune": prune(),
 }
 
 # ok: lands after theirs. abort: nothing is written, plan again. drop: lands without the segment whose split is gone.
 TABLE = """
-mine \\ theirs | append | merge r | merge q | delete a | compact c d | compact a b | index c | index a | upkeep | window | drop idx | checkpoint | ingest | forget
+mine \\ theirs | append | merge r | merge q | delete a | compact c d | compact a b | index c | index a | upkeep | window | drop idx | checkpoint | ingest | prune
 append        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | abort  | ok       | ok          | ok     | ok
 merge r       | ok     | abort   | ok      | abort    | ok          | abort       | ok      | ok      | ok     | abort  | ok       | ok          | ok     | ok
 merge r 3-4   | abort  | ok      | abort   | abort    | abort       | abort       | abort   | abort   | abort  | abort  | abort    | abort       | abort  | abort
@@ -118,7 +118,7 @@ upkeep        | ok     | ok      | ok      | ok       | ok          | ok        
 drop idx      | ok     | ok      | ok      | ok       | ok          | ok          | abort   | abort   | abort  | abort  | abort    | ok          | ok     | ok
 checkpoint    | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | ok     | ok       | ok          | ok     | ok
 ingest        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | abort  | ok       | ok         | ok     | abort
-forget        | abort  | abort   | abort   | abort    | abort       | abort       | abort   | abort   | abort  | abort  | abort    | ok         | abort  | abort
+prune        | abort  | abort   | abort   | abort    | abort       | abort       | abort   | abort   | abort  | abort  | abort    | ok         | abort  | abort
 """  # noqa: E501  # it is read as the page's table is
 
 

@@ -12,16 +12,16 @@ RESTORES = "tidemark:restore"
 """The fence whose token is the version of the last restore: a merge that was planned before it must not commit."""
 
 
-FORGETTING = "tidemark:forget"
-"""The fence whose token is the version that last forgot transactions: what was planned before must not record any.
+PRUNING = "tidemark:prune"
+"""The fence whose token is the version that last pruned transactions: what was planned before must not record any.
 
 Such a plan has seen work as done, or not begun, of which nothing tells any more that it was done since.
 """
 
 
-def forgetting(planned: Snapshot) -> Fence:
-    """Return the fence of a commit that forgets transactions and directly follows the snapshot of its plan."""
-    return Fence(resource=FORGETTING, token=planned.version + 1)
+def pruning(planned: Snapshot) -> Fence:
+    """Return the fence of a commit that prunes transactions and directly follows the snapshot of its plan."""
+    return Fence(resource=PRUNING, token=planned.version + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,13 @@ from storage_core.log.actions import (
     is_ours,
 )
 from storage_core.log.conflicts.requirements import (
-    FORGETTING,
+    PRUNING,
     RESTORES,
     AtVersion,
     MergeProgress,
     Requirement,
     TokenUnused,
-    forgetting,
+    pruning,
 )
 from storage_core.log.conflicts.segments import check_segments, without_idle
 from storage_core.log.conflicts.settings import check_settings
@@ -190,21 +190,21 @@ def _check_fences(plan: Plan, head: Snapshot) -> None:
 
 
 def _check_transactions(plan: Plan, head: Snapshot) -> None:
-    """Nothing is recorded by a plan from before transactions were forgotten, and nothing forgotten but what it saw."""
+    """Nothing is recorded by a plan from before transactions were pruned, and nothing pruned but what it saw."""
     if any(isinstance(action, RemoveTxn) for action in plan.actions):
-        if forgetting(plan.planned) not in plan.actions:
-            raise InvalidInput(f"a commit that forgets transactions needs the fence {FORGETTING!r} of the next version")
+        if pruning(plan.planned) not in plan.actions:
+            raise InvalidInput(f"a commit that prunes transactions needs the fence {PRUNING!r} of the next version")
         AtVersion(plan.planned.version).check(head)
         for action in plan.actions:
             if isinstance(action, RemoveTxn) and action.appId not in head.txns:
                 raise CommitConflict(f"{action.appId!r}: not recorded at version {head.version}; plan again")
-    forgotten = head.fences.get(FORGETTING, 0)
-    if forgotten > plan.planned.version and any(isinstance(action, Txn) for action in plan.actions):
+    pruned = head.fences.get(PRUNING, 0)
+    if pruned > plan.planned.version and any(isinstance(action, Txn) for action in plan.actions):
         raise CommitConflict(
-            f"version {forgotten} forgot transactions after this was planned on version {plan.planned.version}; plan "
+            f"version {pruned} pruned transactions after this was planned on version {plan.planned.version}; plan "
             "again",
             expected=plan.planned.version,
-            found=forgotten,
+            found=pruned,
         )
 
 

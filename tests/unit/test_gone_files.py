@@ -1,4 +1,4 @@
-"""Landed files that are gone are forgotten but for their content, and none that comes back gives a row twice."""
+"""Landed files that are gone are pruned but for their content, and none that comes back gives a row twice."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.content import as_hex, from_hex
-from storage_core.ingest.forgetting import Forgotten, forget_gone_files
+from storage_core.ingest.gone_files import PrunedFiles, prune_gone_files
 from storage_core.ingest.landing import LandedFile, LandingSpec, content_of, discover
-from storage_core.ingest.progress import file_app, gone_app, path_of, progress, window_app
+from storage_core.ingest.progress import file_app, path_of, progress, pruned_app, window_app
 from storage_core.ingest.work import IngestResult, IngestWork
-from storage_core.log.actions import FORGETTING_FEATURE, Action, Metadata, RemoveTxn, Txn
-from storage_core.log.conflicts.requirements import FORGETTING, forgetting
+from storage_core.log.actions import PRUNED_FEATURE, Action, Metadata, RemoveTxn, Txn
+from storage_core.log.conflicts.requirements import PRUNING, pruning
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -80,9 +80,9 @@ class Bench:
         self.commit(snapshot, results)
         return results
 
-    def forget(self, after_ms: int = RETENTION_MS + 1) -> Forgotten:
+    def prune(self, after_ms: int = RETENTION_MS + 1) -> PrunedFiles:
         self.clock.now += after_ms
-        return forget_gone_files(self.log, self.spec)
+        return prune_gone_files(self.log, self.spec)
 
     def rows(self) -> list[int]:
         splits = self.log.snapshot().splits.values()
@@ -118,12 +118,12 @@ def test_of_a_file_that_is_gone_its_content_stays_and_nothing_else(bench: Bench)
     content = content_of(bench.land(1, 2))
     bench.ingest()
     assert len(bench.recorded()) == 4
-    assert bench.forget() == Forgotten()
+    assert bench.prune() == PrunedFiles()
     bench.take_away()
-    assert bench.forget() == Forgotten(files=1, transactions=4)
-    assert bench.recorded() == {gone_app(FILE, content)}
+    assert bench.prune() == PrunedFiles(files=1, transactions=4)
+    assert bench.recorded() == {pruned_app(FILE, content)}
     assert bench.rows() == [1, 2]
-    assert bench.forget() == Forgotten()
+    assert bench.prune() == PrunedFiles()
     assert bench.log.snapshot() == bench.log.snapshot(version=bench.log.snapshot().version)
 
 
@@ -136,7 +136,7 @@ def test_a_file_that_comes_back_as_it_was_gives_no_row_and_is_read_once(
     bench.ingest()
     for _ in range(2):
         bench.take_away()
-        bench.forget()
+        bench.prune()
         bench.land(1, 2)
         (back,) = bench.ingest()
         assert (back.adds, back.rows_in, len(back.txns)) == ((), 0, 2)
@@ -148,27 +148,27 @@ def test_a_file_that_comes_back_with_another_content_is_a_new_file(bench: Bench,
     first = content_of(bench.land(1, 2))
     bench.ingest()
     bench.take_away()
-    bench.forget()
+    bench.prune()
     second = content_of(bench.land(*ids))
     bench.ingest()
     assert bench.rows() == [1, 2, *ids]
     assert bench.ingest() == []
     bench.take_away()
-    bench.forget()
-    assert bench.recorded() == {gone_app(FILE, first), gone_app(FILE, second)}
+    bench.prune()
+    assert bench.recorded() == {pruned_app(FILE, first), pruned_app(FILE, second)}
     for again in ((1, 2), ids):
         bench.land(*again)
         bench.ingest()
         assert bench.rows() == [1, 2, *ids]
         bench.take_away()
-        bench.forget()
+        bench.prune()
 
 
 def test_a_file_that_comes_back_is_known_to_a_run_for_one_window_too(bench: Bench) -> None:
     bench.land(1, 2)
     bench.ingest()
     bench.take_away()
-    bench.forget()
+    bench.prune()
     bench.land(1, 2)
     bench.ingest(HOUR)
     assert (bench.ingest(), bench.rows()) == ([], [1, 2])
@@ -178,7 +178,7 @@ def test_a_file_of_another_content_that_is_in_by_a_window_goes_on_with_that_cont
     bench.land(1, 2)
     bench.ingest()
     bench.take_away()
-    bench.forget()
+    bench.prune()
     bench.land(3, 4)
     bench.ingest(0)
     assert bench.rows() == [1, 2, 3]
@@ -195,12 +195,12 @@ def test_what_is_there_what_is_young_and_what_is_in_by_a_part_only_stays(bench: 
     for name in ("young", "part"):
         bench.take_away(name)
     before = bench.recorded()
-    assert bench.forget(after_ms=RETENTION_MS // 2) == Forgotten()
+    assert bench.prune(after_ms=RETENTION_MS // 2) == PrunedFiles()
     assert bench.recorded() == before
-    bench.forget()
+    bench.prune()
     assert {path_of(app_id) for app_id in bench.recorded()} == {"there", "young", "part"}
     assert [app_id for app_id in bench.recorded() if "young" in app_id] == [
-        app_id for app_id in bench.recorded() if app_id.startswith("gone:")
+        app_id for app_id in bench.recorded() if app_id.startswith("pruned:")
     ]
     bench.land(1, 2, name="part")
     bench.ingest()
@@ -212,8 +212,8 @@ def test_a_rejected_file_that_is_gone_leaves_nothing_and_is_rejected_again(bench
     bench.ingest()
     bench.log.checkpoint(bench.log.snapshot())
     bench.take_away("bad.gz")
-    bench.forget()
-    bench.forget()
+    bench.prune()
+    bench.prune()
     (bench.folder / "bad.gz").write_bytes(b"no gzip")
     (again,) = bench.ingest() or [IngestResult(file="")]
     assert (again.adds, again.rejected) == ((), {}), "it is in quarantine already"
@@ -223,65 +223,65 @@ def test_of_a_file_with_two_contents_or_none_everything_stays(bench: Bench) -> N
     content = [Txn(appId=f"content:two@{number:016x}", version=number, lastUpdated=1) for number in (5, 6)]
     whole = [Txn(appId=file_app(name), version=9, lastUpdated=1) for name in ("two", "none")]
     bench.log.commit(bench.log.snapshot(), [*content, *whole], operation="INGEST")
-    assert bench.forget() == Forgotten()
+    assert bench.prune() == PrunedFiles()
 
 
-def test_work_planned_before_files_were_forgotten_records_nothing(bench: Bench) -> None:
-    """Else a run that stalls until its file was ingested by another, went away, and was forgotten adds it again."""
+def test_work_planned_before_files_were_pruned_records_nothing(bench: Bench) -> None:
+    """Else a run that stalls until its file was ingested by another, went away, and was pruned adds it again."""
     bench.land(1, 2)
     stalled = bench.log.snapshot()
     results = bench.execute(stalled)
     bench.ingest()
     bench.take_away()
-    bench.forget()
-    with pytest.raises(CommitConflict, match="forgot transactions after this was planned"):
+    bench.prune()
+    with pytest.raises(CommitConflict, match="pruned transactions after this was planned"):
         bench.commit(stalled, results)
     bench.log.commit(stalled, [split("without-transactions")], operation="APPEND")
 
 
-def test_to_forget_is_planned_again_when_anything_was_committed_meanwhile(bench: Bench) -> None:
+def test_to_prune_is_planned_again_when_anything_was_committed_meanwhile(bench: Bench) -> None:
     bench.land(1, 2)
     bench.ingest()
     head = bench.log.snapshot()
-    forget: list[Action] = [RemoveTxn(appId=file_app(FILE)), forgetting(head)]
+    prune: list[Action] = [RemoveTxn(appId=file_app(FILE)), pruning(head)]
     bench.log.commit(head, [split("meanwhile")], operation="APPEND")
     with pytest.raises(CommitConflict, match="planned on version"):
-        bench.log.commit(head, forget, operation="FORGET FILES")
+        bench.log.commit(head, prune, operation="PRUNE FILES")
     assert file_app(FILE) in bench.recorded()
 
 
-def test_transactions_are_forgotten_under_the_fence_of_the_next_version_and_only_if_recorded(bench: Bench) -> None:
+def test_transactions_are_pruned_under_the_fence_of_the_next_version_and_only_if_recorded(bench: Bench) -> None:
     head = bench.log.snapshot()
-    with pytest.raises(InvalidInput, match=FORGETTING):
+    with pytest.raises(InvalidInput, match=PRUNING):
         bench.log.commit(head, [RemoveTxn(appId="x")], operation="X")
     with pytest.raises(CommitConflict, match="not recorded"):
-        bench.log.commit(head, [RemoveTxn(appId="x"), forgetting(head)], operation="X")
+        bench.log.commit(head, [RemoveTxn(appId="x"), pruning(head)], operation="X")
     with pytest.raises(InvalidInput, match="more than once"):
-        bench.log.commit(head, [RemoveTxn(appId="x"), Txn(appId="x", version=1), forgetting(head)], operation="X")
+        bench.log.commit(head, [RemoveTxn(appId="x"), Txn(appId="x", version=1), pruning(head)], operation="X")
 
 
 def test_releases_that_do_not_know_of_files_that_went_away_are_kept_out_from_then_on(bench: Bench) -> None:
     bench.land(1, 2)
     bench.ingest()
-    assert FORGETTING_FEATURE not in (bench.log.snapshot().protocol.readerFeatures or ())
+    assert PRUNED_FEATURE not in (bench.log.snapshot().protocol.readerFeatures or ())
     bench.take_away()
-    bench.forget()
+    bench.prune()
     protocol = bench.log.snapshot().protocol
-    assert FORGETTING_FEATURE in (protocol.readerFeatures or ())
-    assert FORGETTING_FEATURE in (protocol.writerFeatures or ())
+    assert PRUNED_FEATURE in (protocol.readerFeatures or ())
+    assert PRUNED_FEATURE in (protocol.writerFeatures or ())
 
 
-def test_a_dry_run_counts_and_forgets_nothing(bench: Bench) -> None:
+def test_a_dry_run_counts_and_prunes_nothing(bench: Bench) -> None:
     bench.land(1, 2)
     bench.ingest()
     bench.take_away()
     bench.clock.now += RETENTION_MS + 1
     version = bench.log.snapshot().version
-    found = forget_gone_files(bench.log, bench.spec, dry_run=True)
+    found = prune_gone_files(bench.log, bench.spec, dry_run=True)
     assert (found.files, bench.log.snapshot().version) == (1, version)
 
 
-def test_a_holder_that_lost_its_lease_forgets_nothing(bench: Bench) -> None:
+def test_a_holder_that_lost_its_lease_prunes_nothing(bench: Bench) -> None:
     def lost() -> None:
         raise CommitConflict("lost")
 
@@ -290,12 +290,12 @@ def test_a_holder_that_lost_its_lease_forgets_nothing(bench: Bench) -> None:
     bench.take_away()
     bench.clock.now += RETENTION_MS + 1
     with pytest.raises(CommitConflict, match="lost"):
-        forget_gone_files(bench.log, bench.spec, require_held=lost)
+        prune_gone_files(bench.log, bench.spec, require_held=lost)
     assert file_app(FILE) in bench.recorded()
 
 
 @pytest.mark.parametrize("side", CrashFault)
-def test_forgetting_that_ends_at_any_request_is_done_or_not_and_rows_stay_once(bench: Bench, side: CrashFault) -> None:
+def test_pruning_that_ends_at_any_request_is_done_or_not_and_rows_stay_once(bench: Bench, side: CrashFault) -> None:
     for number in range(12):
         bench.land(2 * number, 2 * number + 1, name=f"{number}.ndjson")
     bench.ingest()
@@ -303,12 +303,12 @@ def test_forgetting_that_ends_at_any_request_is_done_or_not_and_rows_stay_once(b
         bench.take_away(f"{number}.ndjson")
     bench.clock.now += RETENTION_MS + 1
 
-    def run(store: ObjectStore) -> Forgotten:
-        return forget_gone_files(bench.on(store).log, bench.spec)
+    def run(store: ObjectStore) -> PrunedFiles:
+        return prune_gone_files(bench.on(store).log, bench.spec)
 
     for number, left in enumerate(left_by_crashes(copy_of(bench.log.store), run, side)):
         after = bench.on(left)
-        gone = sum(app_id.startswith("gone:") for app_id in after.recorded())
+        gone = sum(app_id.startswith("pruned:") for app_id in after.recorded())
         assert gone in (0, 8)
         bench.land(0, 1, name="0.ndjson")
         bench.land(1_000 + number, 1_001 + number, name="1.ndjson")
@@ -318,15 +318,15 @@ def test_forgetting_that_ends_at_any_request_is_done_or_not_and_rows_stay_once(b
         assert after.ingest() == []
         bench.take_away("0.ndjson")
         bench.take_away("1.ndjson")
-        after.forget()
-        after.forget()
-        assert sum(app_id.startswith("gone:") for app_id in after.recorded()) >= 7
+        after.prune()
+        after.prune()
+        assert sum(app_id.startswith("pruned:") for app_id in after.recorded()) >= 7
 
 
 def test_names_and_contents_survive_their_records() -> None:
     for path in ("a", "a@b", "a%40b", "a%25@x%", "@", "2026/07/x.log"):
-        assert path_of(file_app(path)) == path_of(window_app(path, None)) == path_of(gone_app(path, -1)) == path
+        assert path_of(file_app(path)) == path_of(window_app(path, None)) == path_of(pruned_app(path, -1)) == path
     for content in (0, 1, -1, 2**63 - 1, -(2**63)):
         assert from_hex(as_hex(content)) == content
-    known = progress({gone_app("a@b", -7): 3}, [LandedFile("a@b", 3, "x")])
-    assert known["a@b"].gone == frozenset({-7})
+    known = progress({pruned_app("a@b", -7): 3}, [LandedFile("a@b", 3, "x")])
+    assert known["a@b"].pruned == frozenset({-7})
