@@ -26,13 +26,12 @@ from storage_core.log.conflicts.requirements import TxnProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
-from storage_core.region.distributor import Stretch, offsets
+from storage_core.region.distributor import OFFSETS, Stretch, offsets
 from storage_core.region.registry import PARALLEL_REGIONS, read_registry
 from storage_core.region.spec import whole_table
 from storage_core.settings.region_fields import WHOLE_TABLE, Region
 
-_KIND = "raw"
-_APP = f"{_KIND}:"
+_APP = f"{OFFSETS}:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ def log_offsets(snapshot: Snapshot) -> dict[str, int]:
 
     One GET per object of transactions that has offsets, and only the first time.
     """
-    return {app.removeprefix(_APP): txn.version for app, txn in snapshot.txns.every(_KIND).items()}
+    return {app.removeprefix(_APP): txn.version for app, txn in snapshot.txns.every(OFFSETS).items()}
 
 
 def read_offsets(store: ObjectStore, snapshot: Snapshot) -> Offsets:

@@ -22,6 +22,7 @@ from storage_core.log.tags import drop_expired
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import require_durable
 from storage_core.region.collected import beyond, prune_collected
+from storage_core.region.distributor import OFFSETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +145,9 @@ def _reached(found: Roots, *, before_ms: int) -> dict[str, int]:
     """The offsets of the raw log that the table's log had reached by then; those of no region, where it has none."""
     if not any(each.distributed for each in found.regions.values()):
         return {}
-    recorded = found.retained.head.txns.every("raw")
+    recorded = found.retained.head.txns.every(OFFSETS)
     return {
-        app_id.removeprefix("raw:"): txn.version
+        app_id.removeprefix(f"{OFFSETS}:"): txn.version
         for app_id, txn in recorded.items()
         if txn.lastUpdated is not None and txn.lastUpdated <= before_ms
     }

@@ -72,11 +72,12 @@ class FileProgress:
 def progress(txns: Mapping[str, int], files: Iterable[LandedFile]) -> dict[str, FileProgress]:
     """Return the progress of every file by path, in one pass over the recorded transactions."""
     marked: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for app_id, version in txns.items():
+    recorded = dict(txns.items())
+    for app_id, version in recorded.items():
         name, at, mark = app_id.rpartition("@")
         if at and name.startswith((_LANDED, _CONTENT, _REPLACED, _PRUNED)):
             marked[name][mark] = version
-    return {file.path: _of_file(file.path, txns, marked) for file in files}
+    return {file.path: _of_file(file.path, recorded, marked) for file in files}
 
 
 def pending(snapshot: Snapshot, files: Iterable[LandedFile]) -> list[LandedFile]:
