@@ -11,12 +11,14 @@ from storage_core.log.snapshot import Snapshot
 RESTORES = "tidemark:restore"
 """The fence whose token is the version of the last restore: a merge that was planned before it must not commit."""
 
-
 PRUNING = "tidemark:prune"
 """The fence whose token is the version that last pruned transactions: what was planned before must not record any.
 
 Such a plan has seen work as done, or not begun, of which nothing tells any more that it was done since.
 """
+
+OF_VERSIONS = frozenset({PRUNING, RESTORES})
+"""The fences whose tokens are versions, which say nothing in a log that numbers its versions anew."""
 
 
 def pruning(planned: Snapshot) -> Fence:
