@@ -263,7 +263,7 @@ class _Repair:
         actions += [RemoveIndexSegment(index=each.index, path=each.path) for each in dropped]
         gone = [each for each in head.translations.values() if not self.transfer.place(each)]
         actions += [RemoveTranslation(path=each.path) for each in gone]
-        # Fences of versions are of those of the damaged log: what was planned on them cannot commit to this one.
+        # Fences whose tokens are versions name those of the damaged log: what was planned there cannot commit here.
         known = Progress(txns=found.txns, fences=found.fences, merged_generations=found.merged)
         # What was planned on versions that their fences name was planned on another log: numbers begin anew here.
         actions += [each for each in known.beyond(head.progress) if getattr(each, "resource", None) not in OF_VERSIONS]
