@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 import pyarrow as pa
 import pytest
 
+from jobs.collect import run
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
+from storage_core.declaration import load
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.content import as_hex, from_hex
@@ -26,6 +30,7 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import CheckpointFormat, TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
+from storage_core.table import Table
 from tests.support.clock import ManualClock
 from tests.support.copies import copy_of
 from tests.support.crashes import left_by_crashes
@@ -330,3 +335,33 @@ def test_names_and_contents_survive_their_records() -> None:
         assert from_hex(as_hex(content)) == content
     known = progress({pruned_app("a@b", -7): 3}, [LandedFile("a@b", 3, "x")])
     assert known["a@b"].pruned == frozenset({-7})
+
+
+def test_the_collectors_job_prunes_and_says_how_many_files(tmp_path: Path) -> None:
+    landing = tmp_path / "landing"
+    landing.mkdir()
+    declared = tmp_path / "logs.yaml"
+    declared.write_text(
+        f"name: logs\nuri: {tmp_path / 'table'}\ncolumns: {{id: long}}\n"
+        f"landing: {{uri: {landing}, format: ndjson}}\ngc: {{retention: 1ms}}\n"
+    )
+    table = Table.declare(load(declared))
+    (landing / "a.ndjson").write_text('{"id": 1}\n')
+    spec = table.landing()
+    assert spec is not None
+    (file,) = discover(spec)
+    content = content_of(file)
+    (work,) = plan(table.snapshot, spec, [file])
+    result = execute(table.store, work, context=context_of(table.snapshot), ids=SeededIds(3), now_ms=1)
+    table.log.commit(table.snapshot, result.actions, operation="INGEST")
+    (landing / "a.ndjson").unlink()
+    request = JobRequest(table_uri=table.uri)
+    with Spark(request.master) as spark:
+        planned = run(replace(request, dry_run=True), spark)
+        assert (planned.details["pruned_files"], planned.details["pruned_transactions"]) == (1, 2)
+        done = run(request, spark)
+        assert (done.status, done.details["pruned_files"], done.details["pruned_transactions"]) == ("committed", 1, 2)
+        assert run(request, spark).details["pruned_files"] == 0
+    after = Table.open(table.uri)
+    assert set(after.snapshot.txns) == {pruned_app("a.ndjson", content)}
+    assert after.describe()["progress"] == {"transactions": 1, "objects": 0, "bytes": 0}
