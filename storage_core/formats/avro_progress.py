@@ -76,7 +76,9 @@ def progress_record(info: ProgressInfo) -> dict[str, object]:
 
 
 def progress_info(record: Mapping[str, Any]) -> ProgressInfo:
-    """Return what the root says of one object, from its record."""
+    """Return what the root says of one object, from its record. Raises `KeyError` and `TypeError` for another record."""
+    if not record["kinds"]:
+        raise KeyError("kinds")
     return ProgressInfo(
         path=record["path"],
         num_entries=record["numEntries"],
