@@ -76,7 +76,7 @@ def progress_record(info: ProgressInfo) -> dict[str, object]:
 
 
 def progress_info(record: Mapping[str, Any]) -> ProgressInfo:
-    """Return what the root says of one object, from its record. Raises `KeyError` and `TypeError` for another record."""
+    """Return what the root says of one object, from its record. Raises `KeyError` where that lacks something."""
     if not record["kinds"]:
         raise KeyError("kinds")
     return ProgressInfo(
