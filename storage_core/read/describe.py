@@ -39,7 +39,7 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -> Row:
         "windows": _windows(snapshot),
         "indexes": [_index(snapshot, definition) for definition in config.indexes],
         "regions": _regions(store, snapshot),
-        "progress": _progress(snapshot),
+        **_progress(snapshot),
     }
 
 
@@ -66,9 +66,9 @@ def _progress(snapshot: Snapshot) -> Row:
     listed = snapshot.txns.listed
     parts = () if listed is None else listed.parts
     return {
-        "transactions": snapshot.txns.entries,
-        "objects": len(parts),
-        "bytes": sum(part.info.size_bytes for part in parts),
+        "progress_transactions": snapshot.txns.entries,
+        "progress_objects": len(parts),
+        "progress_bytes": sum(part.info.size_bytes for part in parts),
     }
 
 
