@@ -298,7 +298,8 @@ def test_a_state_of_a_release_before_is_taken_over_by_the_next_one(monkeypatch: 
     table = Table()
     with monkeypatch.context() as before:
         before.setattr(transactions_layout, "MOST_LINES", 10**6)
-        table.record(f"app{number}" for number in range(100))
+        without_times = [Txn(appId=f"app{number}", version=1) for number in range(100)]
+        table.log.commit(table.log.snapshot(), without_times, operation="X")
         assert len(read_state(table.store, table.checkpoint().version).actions) == 101
     table.record(["app100"])
     head = table.checkpoint()
@@ -306,4 +307,4 @@ def test_a_state_of_a_release_before_is_taken_over_by_the_next_one(monkeypatch: 
     found = table.log.snapshot()
     assert found == table.replayed()
     times = {txn.lastUpdated for txn in found.txns.every().values()}
-    assert times == {7, head.timestamp}, "a line tells no time: it was before the state was written"
+    assert times == {7, head.timestamp}, "where a line tells no time, it was before the state"
