@@ -17,6 +17,7 @@ from pathlib import Path
 BENCHMARKS = (
     "ingest_and_compact",
     "log_at_scale",
+    "progress",
     "ingestion",
     "compaction",
     "compaction_questions",

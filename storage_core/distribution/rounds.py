@@ -168,6 +168,11 @@ class Distributor:
             key = target.config.primary_key
             work = FillWork(uri=target.uri, key=key, parts=parts, turn=turn, context=target.context)
             found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
+        # A region loses the offsets that the log has passed. Since the claims nobody adds to either: what the log has
+        # now tells whether another distributor was there between the plan and the claims.
+        head = table.log.refresh(table.snapshot)
+        for each in starts(target.stretches, table.snapshot):
+            each.check(head)
         return found
 
     def _fill(

@@ -95,9 +95,12 @@ def execute(
             work = replace(work, contents=(*work.contents, content_of(landed)))
         if len(set(work.contents)) > 1:
             return _reject_replaced(store, work)
-        run = _Run(store, work, context, now_ms)
-        known = work.contents[0] if work.contents else None
-        result = run.result(known) if work.whole else _read(run, store, work, ids=ids, block_bytes=block_bytes)
+        if work.pruned and (content := content_of(landed)) in work.pruned:
+            result = _came_back(landed, content, now_ms)
+        else:
+            run = _Run(store, work, context, now_ms)
+            known = work.contents[0] if work.contents else None
+            result = run.result(known) if work.whole else _read(run, store, work, ids=ids, block_bytes=block_bytes)
     except NotFound as error:
         return _not_now(landed, f"the file is gone: {error}")
     return result if is_unchanged(landed) else _not_now(landed, "the file changed while it was read")
@@ -217,7 +220,16 @@ def _work(file: LandedFile, spec: LandingSpec, known: FileProgress, windows: tup
         whole=known.whole,
         contents=tuple(sorted(set(known.contents.values()))),
         seen=known.has_seen(file),
+        pruned=() if known.contents else tuple(sorted(known.pruned)),
     )
+
+
+def _came_back(landed: LandedFile, content: int, now_ms: int) -> IngestResult:
+    """All rows of the file are in since before it went away: that is recorded again, so that nobody reads it again."""
+    _logger.info("%s is back with the content whose rows are in: none of them is new", landed.path)
+    records = ((file_app(landed.path), landed.size), (content_app(landed), content))
+    txns = tuple(Txn(appId=app, version=version, lastUpdated=now_ms) for app, version in records)
+    return IngestResult(file=landed.path, txns=txns, bytes_in=landed.size)
 
 
 def _not_now(landed: LandedFile, reason: str) -> IngestResult:

@@ -21,7 +21,8 @@ class IngestWork:
     `windows` None means every window, `done` those that are in already. `ingested_size` is set when the file was
     ingested at another size: it is rejected unread. `rejected_size` is the size it was rejected at before, if ever.
     `contents` are those that rows of the file were read from; unless `seen`, the file is read to know whether it has
-    one of them still. Of a `whole` file nothing else is left to do.
+    one of them still. Of a `whole` file nothing else is left to do. `pruned` are
+    contents that were all in when a file of this path went away; they count while nothing newer is recorded of it.
     """
 
     landed: LandedFile
@@ -33,6 +34,7 @@ class IngestWork:
     whole: bool = False
     contents: tuple[int, ...] = ()
     seen: bool = False
+    pruned: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal work item."""
@@ -49,6 +51,7 @@ class IngestWork:
             windows=None if windows is None else tuple(windows),
             done=tuple(body.pop("done")),
             contents=tuple(body.pop("contents")),
+            pruned=tuple(body.pop("pruned")),
             **body,
         )
 

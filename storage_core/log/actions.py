@@ -25,11 +25,12 @@ REGIONS_FEATURE = "regionSpecs"
 TRANSLATIONS_FEATURE = "translations"
 VECTOR_COLUMNS_FEATURE = "vectorColumns"
 KEY_INDEXES_FEATURE = "primaryKeyIndexes"
+PRUNED_FEATURE = "prunedTransactions"
 FEATURES = frozenset(
     {
         *("avroState", "multiPartCheckpoint", "schemaDeduplication"),
         *(OWN_FEATURE, REGIONS_FEATURE, TRANSLATIONS_FEATURE, VECTORS_FEATURE, VECTOR_COLUMNS_FEATURE),
-        KEY_INDEXES_FEATURE,
+        *(KEY_INDEXES_FEATURE, PRUNED_FEATURE),
     }
 )
 
@@ -179,6 +180,14 @@ class Txn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveTxn:
+    """A transaction is pruned: exactly-once needs it no longer. Decision 0136."""
+
+    NAME: ClassVar[str] = "removeTxn"
+    appId: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
     """The highest fencing token that has committed for a resource."""
 
@@ -274,6 +283,7 @@ Action = (
     | Remove
     | MergeSkip
     | Txn
+    | RemoveTxn
     | Fence
     | MergedGenerations
     | IndexSegment

@@ -11,6 +11,7 @@ from dataclasses import replace
 from storage_core.log.actions import (
     KEY_INDEXES_FEATURE,
     OWN_FEATURE,
+    PRUNED_FEATURE,
     REGIONS_FEATURE,
     TRANSLATIONS_FEATURE,
     VECTOR_COLUMNS_FEATURE,
@@ -19,6 +20,7 @@ from storage_core.log.actions import (
     Add,
     Metadata,
     Protocol,
+    RemoveTxn,
     Translation,
 )
 from storage_core.rows.vectors import VECTOR
@@ -60,6 +62,8 @@ def _needed_by(action: Action) -> Iterable[str]:
                 yield VECTOR_COLUMNS_FEATURE  # without it writers let in lists of any length
             if any(_is_of_the_key(*entry) for entry in action.configuration.items()):
                 yield KEY_INDEXES_FEATURE  # without it the settings of the table are none
+        case RemoveTxn():
+            yield PRUNED_FEATURE  # without it a landed file that comes back is ingested again
         case Translation():
             yield TRANSLATIONS_FEATURE  # without it segments are taken for those of other rows, or for none
         case _:

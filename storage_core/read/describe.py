@@ -39,6 +39,7 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, recalls: Ma
         "windows": _windows(snapshot),
         "indexes": [_index(snapshot, definition, recalls or {}) for definition in config.indexes],
         "regions": _regions(store, snapshot),
+        **_progress(snapshot),
     }
 
 
@@ -58,6 +59,17 @@ def files(snapshot: Snapshot) -> Iterator[Row]:
 
 def _by_window(add: Add) -> tuple[bool, int, str]:
     return (*by_start(add.windowStart), add.path)
+
+
+def _progress(snapshot: Snapshot) -> Row:
+    """What exactly-once remembers: kept transactions, and the objects of the state that they are in."""
+    listed = snapshot.txns.listed
+    parts = () if listed is None else listed.parts
+    return {
+        "progress_transactions": snapshot.txns.entries,
+        "progress_objects": len(parts),
+        "progress_bytes": sum(part.info.size_bytes for part in parts),
+    }
 
 
 def _windows(snapshot: Snapshot) -> list[Row]:

@@ -45,6 +45,12 @@ def test_the_small_benchmark_of_the_log_prints_each_step_against_its_peers() -> 
         assert any(metric["name"].startswith(step) for metric in metrics)
 
 
+def test_the_small_benchmark_of_progress_prints_what_opening_costs_against_a_young_table() -> None:
+    metrics = _metrics("progress")
+    compared = {metric["unit"] for metric in metrics if metric["against"] == "after 10"}
+    assert compared == {"requests", "bytes", "ms"}
+
+
 def test_the_small_benchmark_of_startup_prints_every_command_by_the_clock_and_by_the_processor() -> None:
     metrics = _metrics("startup")
     for name in ("tm.Table", "tidemark describe", "tidemark sql", "tidemark search", "tidemark get"):

@@ -543,6 +543,7 @@ def test_describe_keeps_its_contract(events: str, run: Run) -> None:
     assert about.keys() >= {
         *("uri", "table_id", "kind", "version", "live_splits", "rows", "bytes", "time_column", "sort_schema"),
         *("window_seconds", "checkpoint_version", "windows", "indexes", "regions"),
+        *("progress_transactions", "progress_objects", "progress_bytes"),
     }
     assert (about["kind"], about["version"], about["live_splits"], about["rows"]) == ("append", 2, 4, 6)
     assert [(each["window_start"], each["splits"], each["rows"]) for each in about["windows"]] == [

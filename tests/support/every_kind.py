@@ -18,6 +18,8 @@ from storage_core.index import catch_up, segment_merge, segment_merge_work
 from storage_core.index.segment_merge_work import MergedSegments
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
+from storage_core.log.actions import Action, RemoveTxn, Txn
+from storage_core.log.conflicts.requirements import pruning
 from storage_core.log.interop.json_checkpoint import write_json_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
@@ -59,6 +61,12 @@ def every_kind() -> EveryKind:
     clock = ManualClock(step_ms=1)
     store = MemoryStore("every-kind", clock=clock)
     table = KeyedTable(store, clock=clock).create(SCHEMA, CONFIG)
+    head = table.snapshot
+    for start in (0, 20):  # so many that a state has them in an object of their own
+        landed = [Txn(appId=f"landed:{each}", version=each, lastUpdated=each) for each in range(start, start + 20)]
+        head = table.log.commit(head, landed, operation="INGEST").snapshot
+    pruned: list[Action] = [RemoveTxn(appId="landed:0"), pruning(head)]
+    table.log.commit(head, pruned, operation="PRUNE FILES")
     for number in range(6):
         _write(table, f"old-{number}")
         table.merge()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage_core.errors import Corrupt, InvalidInput
-from storage_core.formats import avro_state, avro_state_schema
+from storage_core.formats import avro_state, avro_state_schema, avro_writing
 from storage_core.formats.keys import last_checkpoint_key, state_key
 from storage_core.log.actions import Add, Txn
 from storage_core.log.checkpoints import state_layout
@@ -17,6 +17,7 @@ from storage_core.log.checkpoints.root import manifest_keys, read_state
 from storage_core.log.files.live import LiveFiles
 from storage_core.log.schema_registry import PREFIX, canonical
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.transactions import Transactions
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
 from tests.support.foreign_logs import OWN_FIELD_IDS
@@ -66,7 +67,8 @@ def test_the_order_of_splits_in_memory_does_not_change_the_bytes() -> None:
     head = _written(store)
     log_on(store).checkpoint(head)
     backwards = LiveFiles(added=dict(reversed(list(head.splits.added.items()))))
-    log_on(other).checkpoint(replace(head, splits=backwards, txns={"y": 1, "x": 1}))
+    txns = Transactions(recent={each: Txn(appId=each, version=1) for each in "yx"})
+    log_on(other).checkpoint(replace(head, splits=backwards, txns=txns))
     assert _state_files(store) == _state_files(other)
 
 
@@ -136,7 +138,7 @@ def test_a_torn_state_or_manifest_is_corrupt(cut: int) -> None:
 def test_a_manifest_of_more_entries_than_the_format_admits_is_refused() -> None:
     entry = {"path": "a", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True,
              "hasFooterOffsets": False, "addedAtVersion": 0, "addedAtTimestamp": 0}  # fmt: skip
-    most = avro_state.MAX_ENTRIES_PER_MANIFEST
+    most = avro_writing.MAX_ENTRIES_PER_MANIFEST
     assert avro_state.decode_entries(avro_state.encode_entries([entry] * most), "somewhere").num_rows == most
     with pytest.raises(InvalidInput, match="at most 50,000 entries, found 50,001"):
         avro_state.encode_entries([entry] * (most + 1))
