@@ -109,6 +109,7 @@ class Table:
         map_columns: Mapping[str, MapMode] | None = None,
         bloom_filters: Sequence[str] = (),
         maintained_indexes: Sequence[str] | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> Table:
         """Create an empty table and return it at version 0.
 
@@ -119,11 +120,13 @@ class Table:
         without it none is late. Whole windows leave when they ended as long ago as `retention` says, such as `"30d"`,
         or seconds. Splits have a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single
         values. Generations of a keyed table get segments of `maintained_indexes`, of all `indexes` where it is not
-        said. Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
-        `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
+        said. `settings` are those of `alter`, such as `{"splits.target_size": "64MiB"}`. Raises `InvalidInput` when the
+        location holds a table already or the parts contradict each other, `Unsupported` when the store cannot hold a
+        table. One LIST and one PUT; on S3 the store is probed before.
         """
         from storage_core import creation
         from storage_core.definition import check_definition, column_names, index_definitions, key_columns, late_setting
+        from storage_core.named_settings import changed
         from storage_core.region.spec import first_specs
         from storage_core.rows.sort_schema import parse as parse_sort_schema
         from storage_core.rows.windows import parse_duration, parse_milliseconds
@@ -147,9 +150,10 @@ class Table:
             bloom_filters=column_names("bloom_filters", bloom_filters),
             maintained_indexes=None if maintained_indexes is None else tuple(maintained_indexes),
         )
+        config = changed(config, settings or {})
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
-        if sort_schema is not None:
-            config = replace(config, sort_schema=parse_sort_schema(sort_schema, time_column).text)
+        if config.sort_schema is not None:
+            config = replace(config, sort_schema=parse_sort_schema(config.sort_schema, time_column).text)
         store, log = _log_at(uri)
         return Table(store, log, creation.create(log, schema, config))
 
@@ -166,6 +170,21 @@ class Table:
 
         store, log = _log_at(declaration.uri if uri is None else uri)
         return Table(store, log, creation.declare(log, declaration))
+
+    @_loading
+    def alter(self, settings: Mapping[str, object]) -> Table:
+        """Change settings in one commit, and return the table: `{"gc.retention": "90d", "compaction": {"factor": 12}}`.
+
+        Names and values are those of declarations, and of `describe()["settings"]`; None is back to the default. Others
+        stay, also what somebody else changes meanwhile; nothing is committed where all is as it is given. Each job
+        follows at its next run, new splits at once; those that exist stay as they are. Raises `InvalidInput` naming
+        a setting that there is not or that cannot change, or what is wrong with a value.
+        """
+        from storage_core import creation
+
+        self._require_writable()
+        self._view.snapshot = creation.alter(self._log, self.snapshot, settings)
+        return self
 
     @staticmethod
     @_loading
@@ -766,9 +785,11 @@ class Table:
     @_loading
     def describe(self) -> dict[str, object]:
         """Return the table's metrics as plain data; the fields are a contract (`docs/spec.md`)."""
+        from storage_core.named_settings import shown
         from storage_core.read import describe
 
-        return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms())
+        about = describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms())
+        return {**about, "settings": shown(self.config)}
 
     @_loading
     def files(self) -> list[dict[str, object]]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipelines.tables import DeclaredTables
 
 _MOST_DESCRIBED = 10
+_APART = ("sort_schema", "indexes")
 _METRICS = {"rows": number, "bytes": number}
 
 
@@ -53,8 +54,8 @@ def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json
     if as_json:
         output.json_line(about)
         return
-    shown = {name: number for name in about if name not in ("windows", "indexes", "regions")}
-    output.fields(about, {**shown, "timestamp": instant_ms})
+    shown = {name: number for name in about if name not in ("windows", "indexes", "regions", "settings")}
+    output.fields(about, {**shown, "timestamp": instant_ms, "settings": _settings})
     windows = {"window_start": window, "splits": number, **_METRICS}
     most = None if everything else _MOST_DESCRIBED
     nothing = "no rows yet" if about["kind"] == "append" else "no rows are merged yet"
@@ -67,6 +68,17 @@ def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json
     if about["regions"]:
         regions = dict.fromkeys(about["regions"][0], cell)
         output.records(about["regions"], regions, as_json=False, nothing="", most=most, more="--all")
+
+
+def _settings(found: object) -> str:
+    """The settings that are not the usual ones; indexes and order are shown by themselves."""
+    from storage_core.named_settings import shown
+    from storage_core.settings.table import TableConfig
+
+    usual = shown(TableConfig())
+    own = found if isinstance(found, dict) else {}
+    other = {name: value for name, value in own.items() if value != usual[name] and name not in _APART}
+    return ", ".join(f"{name}={_words(value)}" for name, value in other.items()) or "the usual ones"
 
 
 def files(uri: Uri, *, at: At = None, as_json: Json = False) -> None:

@@ -26,8 +26,11 @@ from storage_core.settings.region_fields import (
     specs_from_text,
     specs_to_text,
 )
+from storage_core.settings.split_codec import SplitCodec, SplitCompression
 
 LONGEST_RETENTION_MS = LONGEST_ACCEPTANCE_MS
+MOST_MANIFEST_ENTRIES = 50_000
+"""What the format of manifests admits."""
 
 TableKind = Literal["append", "keyed"]
 MapMode = Literal["replace", "merge"]
@@ -60,6 +63,7 @@ class _Stored:
     key: str
     form: _Form = _TEXT
     least: int | None = None
+    most: int | None = None
     choices: tuple[str, ...] = ()
     changeable: bool = False
 
@@ -76,23 +80,39 @@ class TableConfig:
     A merge flushes the rows of a region whose writer was silent for `idle_after_ms` (`region.idle`).
     `map_columns` says what a patch does to a map column: `replace` it, as where nothing is said, or `merge` its keys
     (`rows.fold`). Splits have a Parquet Bloom filter of each of the `bloom_filters` columns. `region_specs` are all
-    there ever were, the current one last. `maintained_indexes` names the indexes of which generations get segments;
+    there ever were, the current one last. A checkpoint aims at `manifest_entries` splits in a manifest, and the newest
+    `retained_states` stay whatever their age. Bounds of strings in the log are cut after `string_cut` code points.
+    `maintained_indexes` names the indexes of which generations get segments;
     None are all of them.
     """
 
     time_column: Annotated[str | None, _Stored("tidemark.timeColumn")] = None
     sort_schema: Annotated[str | None, _Stored("tidemark.sortSchema", changeable=True)] = None
     checkpoint_format: Annotated[
-        CheckpointFormat, _Stored("tidemark.checkpointFormat", choices=get_args(CheckpointFormat))
+        CheckpointFormat, _Stored("tidemark.checkpointFormat", choices=get_args(CheckpointFormat), changeable=True)
     ] = "avro"
     checkpoint_compression: Annotated[
-        CheckpointCompression, _Stored("tidemark.checkpointCompression", choices=get_args(CheckpointCompression))
+        CheckpointCompression,
+        _Stored("tidemark.checkpointCompression", choices=get_args(CheckpointCompression), changeable=True),
     ] = "zstd"
     window_seconds: Annotated[int | None, _Stored("tidemark.windowSeconds", _NUMBER, least=1)] = None
     target_split_bytes: Annotated[int, _Stored("tidemark.targetSplitBytes", _NUMBER, least=1, changeable=True)] = (
         256 * 2**20
     )
     checkpoint_interval: Annotated[int, _Stored("tidemark.checkpointInterval", _NUMBER, least=0, changeable=True)] = 10
+    manifest_entries: Annotated[
+        int, _Stored("tidemark.manifestEntries", _NUMBER, least=1, most=MOST_MANIFEST_ENTRIES, changeable=True)
+    ] = 20_000
+    retained_states: Annotated[
+        int, _Stored("tidemark.retainedStates", _NUMBER, least=2, most=1_000_000, changeable=True)
+    ] = 2
+    split_compression: Annotated[
+        SplitCompression, _Stored("tidemark.splitCompression", choices=get_args(SplitCompression), changeable=True)
+    ] = "zstd"
+    split_compression_level: Annotated[
+        int | None, _Stored("tidemark.splitCompressionLevel", _NUMBER, least=1, changeable=True)
+    ] = None
+    string_cut: Annotated[int, _Stored("tidemark.stringCut", _NUMBER, least=1, most=1024, changeable=True)] = 32
     gc_horizon_ms: Annotated[int, _Stored("tidemark.gcHorizonMs", _NUMBER, least=0, changeable=True)] = 24 * HOUR_MS
     version_retention_ms: Annotated[int, _Stored("tidemark.versionRetentionMs", _NUMBER, least=0, changeable=True)] = (
         30 * 24 * HOUR_MS
@@ -120,6 +140,8 @@ class TableConfig:
             value = getattr(self, name)
             if stored.least is not None and value is not None and value < stored.least:
                 raise InvalidInput(f"{name} is {value}; it must be at least {stored.least}")
+            if stored.most is not None and value is not None and value > stored.most:
+                raise InvalidInput(f"{name} is {value}; it must be at most {stored.most}")
             if stored.choices and value not in stored.choices:
                 raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(stored.choices)}")
         for name, mode in self.map_columns.items():
@@ -127,6 +149,7 @@ class TableConfig:
                 raise InvalidInput(f"map column {name!r}: {mode!r} is not one of {', '.join(get_args(MapMode))}")
         if self.retention_ms is not None:
             _check_retention(self.retention_ms, self.window_seconds)
+        SplitCodec(self.split_compression, self.split_compression_level)
         check_specs(self.region_specs)
         _distinct("primary key column", self.primary_key)
         _distinct("bloom filter column", self.bloom_filters)
@@ -142,6 +165,11 @@ class TableConfig:
     def region_spec(self) -> RegionSpec:
         """The region spec that writers follow."""
         return self.region_specs[-1]
+
+    @property
+    def split_codec(self) -> SplitCodec:
+        """How new splits are compressed."""
+        return SplitCodec(self.split_compression, self.split_compression_level)
 
     @property
     def merged_maps(self) -> tuple[str, ...]:

@@ -74,7 +74,13 @@ class SplitWriter:
         order = head.context.order
         bloom_filters = BloomFilters(head.context.bloom_filters, min(rows, row_groups.ROWS_PER_GROUP))
         self._file = FileWriter(
-            schema, order, encodings, may_hold_nan=may_hold_nan, bloom_filters=bloom_filters, on_disk=on_disk
+            schema,
+            order,
+            encodings,
+            may_hold_nan=may_hold_nan,
+            bloom_filters=bloom_filters,
+            codec=head.context.codec,
+            on_disk=on_disk,
         )
         self._statistics = statistics.Running()
         self._bounds = row_groups.Bounds(next((each.name for each in order.columns), None))
@@ -146,7 +152,8 @@ class SplitWriter:
         return with_file_metrics(add, data)
 
     def _described(self, key: str, first: pa.Table, last: pa.Table) -> Add:
-        head, context, metrics = self._head, self._head.context, self._statistics.result()
+        head, context = self._head, self._head.context
+        metrics = self._statistics.result(context.string_cut)
         return Add(
             path=key,
             size=0,
