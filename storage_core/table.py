@@ -792,6 +792,32 @@ class Table:
         return {**about, "settings": shown(self.config)}
 
     @_loading
+    def describe_state(self) -> dict[str, object]:
+        """Return what the state behind this version is made of and what opening costs, as plain data (`docs/spec.md`).
+
+        The table is opened once more for it, and each manifest costs a HEAD.
+        """
+        from storage_core.read.describe_state import describe_state
+
+        return describe_state(self._log, self.snapshot)
+
+    @_loading
+    def checkpoint(self, *, compact: bool = False) -> Table:
+        """Make sure that this version has a state, so that opening is fast, and return the table. Idempotent.
+
+        With `compact` the state has the fewest manifests and no tombstone; where the version has another one already,
+        it is that of a version that follows and changes nothing. See `log.checkpoints.compact`.
+        """
+        self._require_writable()
+        if compact:
+            from storage_core.log.checkpoints.compact import compact_state
+
+            self._view.snapshot = compact_state(self._log, self.snapshot).snapshot
+        else:
+            self._view.snapshot = self._log.checkpoint(self.snapshot).snapshot
+        return self
+
+    @_loading
     def files(self) -> list[dict[str, object]]:
         """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""
         from storage_core.read import describe

@@ -45,11 +45,23 @@ def _tables(known: DeclaredTables) -> Iterator[output.Record]:
             yield {**about, "exists": False, "version": None, "live_splits": 0, "rows": 0, "bytes": 0}
 
 
-def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json: Json = False) -> None:
+def describe(
+    uri: Uri,
+    *,
+    at: At = None,
+    state: Annotated[
+        bool, typer.Option("--state", help="What the state is made of instead, and what opening costs.")
+    ] = False,
+    everything: Everything = False,
+    as_json: Json = False,
+) -> None:
     """Show what a table is and holds.
 
     Splits per window, indexes and how far they are, regions and how much of them is merged.
     """
+    if state:
+        _describe_state(open_table(uri, at).describe_state(), everything=everything, as_json=as_json)
+        return
     about: dict[str, Any] = open_table(uri, at).describe()
     if as_json:
         output.json_line(about)
@@ -68,6 +80,19 @@ def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json
     if about["regions"]:
         regions = dict.fromkeys(about["regions"][0], cell)
         output.records(about["regions"], regions, as_json=False, nothing="", most=most, more="--all")
+
+
+def _describe_state(about: dict[str, Any], *, everything: bool, as_json: bool) -> None:
+    if as_json:
+        output.json_line(about)
+        return
+    opening = about["opening"]
+    requests = ", ".join(f"{count} {kind}" for kind, count in opening["requests"].items() if count)
+    shown = {name: number for name in about if name not in ("manifests", "opening")}
+    output.fields({**about, "opening": f"{requests}, {opening['bytes']:,} bytes"}, {**shown, "opening": cell})
+    manifests = {"path": cell, "size": number, "entries": number, "added_at": _words, "windows": _words}
+    most = None if everything else _MOST_DESCRIBED
+    output.records(about["manifests"], manifests, as_json=False, nothing="no manifests", most=most, more="--all")
 
 
 def _settings(found: object) -> str:

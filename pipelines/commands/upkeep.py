@@ -110,11 +110,21 @@ def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     output.report(done, as_json=as_json)
 
 
-def checkpoint(uri: Uri, *, dry_run: DryRun = False, wait: Wait = None, as_json: Json = False) -> None:
+def checkpoint(
+    uri: Uri,
+    *,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="List all splits anew: the fewest manifests, and no tombstone.")
+    ] = False,
+    dry_run: DryRun = False,
+    wait: Wait = None,
+    as_json: Json = False,
+) -> None:
     """Write the state that keeps opening a table fast."""
     from jobs.checkpoint import run
 
-    run_job(run, _of_table(uri, wait, dry_run=dry_run, master=LOCAL_SPARK), as_json=as_json)
+    request = replace(_of_table(uri, wait, dry_run=dry_run, master=LOCAL_SPARK), compact_state=compact)
+    run_job(run, request, as_json=as_json)
 
 
 def catch_up(

@@ -18,6 +18,7 @@ from dagster import (
     build_sensor_context,
 )
 
+from assets.factory import COMPACT_STATE, STATE_TAG
 from assets.index_health import INDEX_METADATA
 from assets.launcher import InProcessLauncher, PipesLauncher
 from assets.metadata import METADATA, PARTITION_METADATA
@@ -239,6 +240,16 @@ def test_the_sensor_asks_for_compaction_where_storage_shows_debt(
     for request in requests:
         execute(defs, instance, request.with_replaced_attrs(job_name="access_log_compact"))
     assert tick() == []
+
+
+def test_a_run_with_the_tag_compacts_the_state(defs: Definitions, instance: DagsterInstance, land: Land) -> None:
+    for number in range(3):
+        land(f"{number}.log", 50 * number, 50 * number + 50)
+        run(defs, instance, "access_log_ingest", tags=HOURS)
+        run(defs, instance, "access_log_checkpoint")
+    assert Table.open("warehouse/access_log").describe_state()["compact"] is False
+    run(defs, instance, "access_log_checkpoint", tags={STATE_TAG: COMPACT_STATE})
+    assert Table.open("warehouse/access_log").describe_state()["compact"] is True
 
 
 @pytest.mark.usefixtures("landed")
