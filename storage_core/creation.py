@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage_core.definition import check_definition, check_unchanged, keeping_order
+from storage_core.definition import check_definition, check_unchanged, keeping_order, keeping_windows
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import probe_key, version_key
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment, RemoveTranslation
@@ -73,7 +73,8 @@ def declare(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
     check_unchanged(declaration.name, (declaration.schema(), declaration.config()), (found.schema, found.config))
 
     def declared(current: Snapshot) -> Mapping[str, str]:
-        return {**keeping_order(declaration.config(), current.config).to_configuration(), **extra}
+        wanted = keeping_windows(keeping_order(declaration.config(), current.config), current.config)
+        return {**wanted.to_configuration(), **extra}
 
     return _following(log, found, declared)
 
@@ -91,6 +92,7 @@ def alter(log: TransactionLog, snapshot: Snapshot, given: Mapping[str, object]) 
         if wanted.sort_schema is not None:
             text = sort_schema.parse(wanted.sort_schema, wanted.time_column).text
             wanted = keeping_order(replace(wanted, sort_schema=text), current.config)
+        wanted = keeping_windows(wanted, current.config)
         landing = {name: text for name, text in current.metadata.configuration.items() if name == LANDING}
         return {**wanted.to_configuration(), **landing}
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from storage_core.definition import index_definitions
 from storage_core.errors import InvalidInput
-from storage_core.rows.windows import parse_milliseconds
+from storage_core.rows.windows import parse_duration, parse_milliseconds
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
@@ -63,6 +63,14 @@ def _whole(given: object) -> int:
     if not text.removeprefix("-").isdecimal():
         raise InvalidInput(f"{given!r} is not a whole number")
     return int(text)
+
+
+def _flag(given: object) -> bool:
+    if isinstance(given, bool):
+        return given
+    if given not in ("true", "false"):
+        raise InvalidInput(f"{given!r} is neither true nor false")
+    return given == "true"
 
 
 def _text(given: object) -> str:
@@ -114,11 +122,14 @@ _TEXT = _Form(_text, str)
 _COUNT = _Form(_whole, int)
 _SIZE = _Form(parse_size, size_text)
 _MS = _Form(parse_milliseconds, _duration_text)
+_SECONDS = _Form(parse_duration, lambda seconds: _duration_text(1000 * seconds))
 _COLUMNS = _Form(_names, list)
 _INDEXES = _Form(_indexes, lambda found: [_shown_index(each) for each in found])
 
 NAMED: Final[Mapping[str, _Named]] = {
     "sort_schema": _Named(_TEXT, "sort_schema"),
+    "window": _Named(_SECONDS, "window_seconds"),
+    "coarse_window": _Named(_Form(_flag, bool), "coarse_window"),
     "retention": _Named(_MS, "retention_ms"),
     "idle_after": _Named(_MS, "idle_after_ms"),
     "bloom_filters": _Named(_COLUMNS, "bloom_filters"),
@@ -152,6 +163,7 @@ _OTHERWISE: Final[Mapping[str, str]] = {
     "regions": "regions change by `Table.set_regions`",
     "landing": "the landing place is declared in tables/NAME.yaml",
     "columns": "columns are no setting",
+    "former_windows": "it follows from changes of window",
 }
 
 

@@ -83,6 +83,13 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
         help="compact only what pays now, as scheduled runs do (default: every window)",
     )
     result.add_argument(
+        "--rewindow",
+        dest="mode",
+        action="store_const",
+        const=Mode.REWINDOW,
+        help="compact: write splits of former windows anew in windows of the table's duration, and merge none",
+    )
+    result.add_argument(
         "--quarantine", action="store_true", help="merge: what cannot be applied goes to quarantine (default: it fails)"
     )
     result.add_argument("--merges-only", action="store_true", help="catch_up: only merge small segments of indexes")
@@ -115,7 +122,7 @@ def to_argv(request: Request) -> list[str]:
             case True:
                 argv.append(option)
             case Mode() as mode:
-                argv += ["--policy"] if mode is Mode.POLICY else []
+                argv += [] if mode is Mode.FINALIZE else [f"--{mode}"]
             case WindowRange() as windows:
                 argv += window_range.to_argv(windows)
             case tuple() as several:

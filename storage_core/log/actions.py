@@ -25,11 +25,12 @@ REGIONS_FEATURE = "regionSpecs"
 TRANSLATIONS_FEATURE = "translations"
 VECTOR_COLUMNS_FEATURE = "vectorColumns"
 KEY_INDEXES_FEATURE = "primaryKeyIndexes"
+WINDOW_CHANGES_FEATURE = "windowChanges"
 FEATURES = frozenset(
     {
         *("avroState", "multiPartCheckpoint", "schemaDeduplication"),
         *(OWN_FEATURE, REGIONS_FEATURE, TRANSLATIONS_FEATURE, VECTORS_FEATURE, VECTOR_COLUMNS_FEATURE),
-        KEY_INDEXES_FEATURE,
+        *(KEY_INDEXES_FEATURE, WINDOW_CHANGES_FEATURE),
     }
 )
 

@@ -16,7 +16,14 @@ from storage_core.errors import InvalidInput
 from storage_core.repeated import repeated
 from storage_core.settings.compaction import COMPACTION_KEY, CompactionSettings
 from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
-from storage_core.settings.json_text import column_names, json_object, json_text, json_value, whole_number
+from storage_core.settings.json_text import (
+    column_names,
+    json_object,
+    json_text,
+    json_value,
+    whole_number,
+    whole_numbers,
+)
 from storage_core.settings.late_data import LATE_DATA_KEY, LONGEST_ACCEPTANCE_MS, LateData
 from storage_core.settings.region_fields import (
     REGIONS_KEY,
@@ -29,6 +36,7 @@ from storage_core.settings.region_fields import (
 from storage_core.settings.split_codec import SplitCodec, SplitCompression
 
 LONGEST_RETENTION_MS = LONGEST_ACCEPTANCE_MS
+FORMER_WINDOWS_KEY = "tidemark.formerWindows"
 MOST_MANIFEST_ENTRIES = 50_000
 """What the format of manifests admits."""
 
@@ -48,6 +56,7 @@ class _Form:
 
 _TEXT = _Form(str, lambda _, text: text)
 _NUMBER = _Form(str, whole_number)
+_NUMBERS = _Form(lambda numbers: json_text(list(numbers)), whole_numbers)
 _FLAG = _Form(lambda _: "true", lambda _, text: text == "true")
 _NAMES = _Form(lambda names: json_text(list(names)), lambda key, text: column_names(key, json_value(key, text)))
 _MODES = _Form(lambda modes: json_text(dict(sorted(modes.items()))), json_object)
@@ -73,6 +82,7 @@ class TableConfig:
     """What a table is: time column, order, windows, key, indexes, and the settings of its upkeep.
 
     `window_seconds` is None for a table without windows; `coarse_window` admits more than an hour, our extension.
+    `former_windows` are the durations before, each once, that of the new table first (decision 0139).
     `sort_schema` is the canonical text of `rows.sort_schema`. Sizes are in bytes, durations in the unit of their name;
     `checkpoint_interval` counts commits, 0 switches checkpoints after commits off. Without `late_data` no row is late.
     Windows that ended `retention_ms` ago leave the table; without it none does. It is about rows, unlike
@@ -95,7 +105,8 @@ class TableConfig:
         CheckpointCompression,
         _Stored("tidemark.checkpointCompression", choices=get_args(CheckpointCompression), changeable=True),
     ] = "zstd"
-    window_seconds: Annotated[int | None, _Stored("tidemark.windowSeconds", _NUMBER, least=1)] = None
+    window_seconds: Annotated[int | None, _Stored("tidemark.windowSeconds", _NUMBER, least=1, changeable=True)] = None
+    former_windows: Annotated[tuple[int, ...], _Stored(FORMER_WINDOWS_KEY, _NUMBERS)] = ()
     target_split_bytes: Annotated[int, _Stored("tidemark.targetSplitBytes", _NUMBER, least=1, changeable=True)] = (
         256 * 2**20
     )
@@ -120,7 +131,7 @@ class TableConfig:
     # With a retention of 0, rows would be gone as soon as their window ends.
     retention_ms: Annotated[int | None, _Stored("tidemark.retentionMs", _NUMBER, least=1, changeable=True)] = None
     idle_after_ms: Annotated[int, _Stored("tidemark.idleAfterMs", _NUMBER, least=0, changeable=True)] = 300_000
-    coarse_window: Annotated[bool, _Stored("tidemark.coarseWindow", _FLAG)] = False
+    coarse_window: Annotated[bool, _Stored("tidemark.coarseWindow", _FLAG, changeable=True)] = False
     primary_key: Annotated[tuple[str, ...], _Stored("tidemark.primaryKey", _NAMES)] = ()
     bloom_filters: Annotated[tuple[str, ...], _Stored("tidemark.bloomFilters", _NAMES, changeable=True)] = ()
     late_data: Annotated[LateData | None, _Stored(LATE_DATA_KEY, _LATE, changeable=True)] = None
@@ -149,6 +160,7 @@ class TableConfig:
                 raise InvalidInput(f"map column {name!r}: {mode!r} is not one of {', '.join(get_args(MapMode))}")
         if self.retention_ms is not None:
             _check_retention(self.retention_ms, self.window_seconds)
+        _distinct("former window", tuple(map(str, self.former_windows)))
         SplitCodec(self.split_compression, self.split_compression_level)
         check_specs(self.region_specs)
         _distinct("primary key column", self.primary_key)

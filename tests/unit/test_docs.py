@@ -256,6 +256,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         time_column="time",
         sort_schema="timestamp/V2",
         window_seconds=7200,
+        former_windows=(900,),
         coarse_window=True,
         primary_key=("time",),
         indexes=(IndexDefinition("text", "fulltext", ("message",)),),

@@ -36,6 +36,8 @@ WORDS = {"name": "words", "kind": "fulltext", "columns": ["text"], "options": {}
 
 OTHER: Mapping[str, object] = {
     "sort_schema": "host|timestamp/V2",
+    "window": "30m",
+    "coarse_window": True,
     "retention": "30d",
     "idle_after": "500ms",
     "bloom_filters": ["host"],
@@ -79,7 +81,8 @@ def alter(place: Path, name: str, value: object) -> Table:
 
 def command(place: Path, name: str, value: object) -> Table:
     Table.create(str(place), SCHEMA, time_column="at", window="1h")
-    given = json.dumps(value) if name == "indexes" else ",".join(value) if isinstance(value, list) else str(value)
+    of_names = isinstance(value, list) and name != "indexes"
+    given = ",".join(value) if of_names else value if isinstance(value, str) else json.dumps(value)  # type: ignore[arg-type]  # names
     assert main(["alter", str(place), "set", f"{name}={given}"]) == 0
     return Table.open(str(place))
 
@@ -108,6 +111,8 @@ def test_every_setting_is_set_through_every_door_and_described(tmp_path: Path, n
     assert described[name] == value
     before = table.version
     assert table.alter(described).version == before, "what is described is taken back, and changes nothing"
+    if name == "window":
+        return  # a table that has windows keeps some
     table.alter({"late_data" if name.startswith("late_data") else name: None})
     assert shown(table.config)[name] == shown(TableConfig())[name], "None is back to the default"
 
