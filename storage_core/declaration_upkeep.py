@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from storage_core.declaration_parts import Bytes, Closed, Milliseconds
 from storage_core.settings.split_codec import SplitCompression
-from storage_core.settings.table import CheckpointCompression, CheckpointFormat, TableConfig
+from storage_core.settings.table import CheckpointCompression, CheckpointFormat, SplitMetadata, TableConfig
 
 
 class GcDeclaration(Closed):
@@ -42,6 +42,7 @@ class SplitsDeclaration(Closed):
     target_size: Bytes = TableConfig().target_split_bytes
     compression: SplitCompression = TableConfig().split_compression
     compression_level: int | None = None
+    metadata: SplitMetadata = TableConfig().split_metadata
     string_cut: int = TableConfig().string_cut
 
     @model_validator(mode="after")
@@ -55,6 +56,7 @@ class SplitsDeclaration(Closed):
             "target_split_bytes": self.target_size,
             "split_compression": self.compression,
             "split_compression_level": self.compression_level,
+            "split_metadata": self.metadata,
             "string_cut": self.string_cut,
         }
 

@@ -138,6 +138,7 @@ NAMED: Final[Mapping[str, _Named]] = {
     "splits.target_size": _Named(_SIZE, "target_split_bytes"),
     "splits.compression": _Named(_TEXT, "split_compression"),
     "splits.compression_level": _Named(_COUNT, "split_compression_level"),
+    "splits.metadata": _Named(_TEXT, "split_metadata"),
     "splits.string_cut": _Named(_COUNT, "string_cut"),
     "checkpoint.interval": _Named(_COUNT, "checkpoint_interval"),
     "checkpoint.format": _Named(_TEXT, "checkpoint_format"),

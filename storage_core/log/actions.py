@@ -26,11 +26,12 @@ TRANSLATIONS_FEATURE = "translations"
 VECTOR_COLUMNS_FEATURE = "vectorColumns"
 KEY_INDEXES_FEATURE = "primaryKeyIndexes"
 WINDOW_CHANGES_FEATURE = "windowChanges"
+PACKED_METADATA_FEATURE = "packedSplitMetadata"
 FEATURES = frozenset(
     {
         *("avroState", "multiPartCheckpoint", "schemaDeduplication"),
         *(OWN_FEATURE, REGIONS_FEATURE, TRANSLATIONS_FEATURE, VECTORS_FEATURE, VECTOR_COLUMNS_FEATURE),
-        *(KEY_INDEXES_FEATURE, WINDOW_CHANGES_FEATURE),
+        *(KEY_INDEXES_FEATURE, WINDOW_CHANGES_FEATURE, PACKED_METADATA_FEATURE),
     }
 )
 

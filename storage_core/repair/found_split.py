@@ -19,6 +19,7 @@ from storage_core.split import chunk_checksums, vector_pages
 from storage_core.split.conform import conform_split
 from storage_core.split.lineage import Lineage, Origin, read_origin
 from storage_core.split.metadata import add_of, require_checksum
+from storage_core.split.packed_metadata import entries_of
 from storage_core.split.read import open_split
 from storage_core.split.writer import with_file_metrics
 from storage_core.system_errors import raise_refused
@@ -53,8 +54,7 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
     try:
         footer = pq.read_metadata(pa.BufferReader(data))
         require_sound_chunks(footer, data.size)
-        raw = footer.metadata or {}
-        metadata = {key.decode(): value.decode() for key, value in raw.items()}
+        metadata = entries_of(footer, path)
     except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
         raise_refused(path, error)
         raise Corrupt(f"{path}: not a readable Parquet file: {error}", key=path) from error

@@ -36,6 +36,7 @@ from storage_core.settings.region_fields import (
 from storage_core.settings.split_codec import SplitCodec, SplitCompression
 
 LONGEST_RETENTION_MS = LONGEST_ACCEPTANCE_MS
+SPLIT_METADATA_KEY = "tidemark.splitMetadata"
 FORMER_WINDOWS_KEY = "tidemark.formerWindows"
 MOST_MANIFEST_ENTRIES = 50_000
 """What the format of manifests admits."""
@@ -43,6 +44,7 @@ MOST_MANIFEST_ENTRIES = 50_000
 TableKind = Literal["append", "keyed"]
 MapMode = Literal["replace", "merge"]
 CheckpointFormat = Literal["avro", "json", "json-multipart"]
+SplitMetadata = Literal["plain", "packed"]
 CheckpointCompression = Literal["zstd", "snappy", "none"]
 
 
@@ -123,6 +125,9 @@ class TableConfig:
     split_compression_level: Annotated[
         int | None, _Stored("tidemark.splitCompressionLevel", _NUMBER, least=1, changeable=True)
     ] = None
+    split_metadata: Annotated[
+        SplitMetadata, _Stored(SPLIT_METADATA_KEY, choices=get_args(SplitMetadata), changeable=True)
+    ] = "plain"
     string_cut: Annotated[int, _Stored("tidemark.stringCut", _NUMBER, least=1, most=1024, changeable=True)] = 32
     gc_horizon_ms: Annotated[int, _Stored("tidemark.gcHorizonMs", _NUMBER, least=0, changeable=True)] = 24 * HOUR_MS
     version_retention_ms: Annotated[int, _Stored("tidemark.versionRetentionMs", _NUMBER, least=0, changeable=True)] = (

@@ -37,6 +37,7 @@ class SplitContext:
     bloom_filters: tuple[str, ...] = ()
     codec: SplitCodec = USUAL_CODEC
     string_cut: int = TRUNCATE_AT
+    packed_metadata: bool = False
     schema_ref: str | None = None
     configuration: Mapping[str, str] = field(default_factory=dict)
     planned_version: int = 0
@@ -62,6 +63,7 @@ class SplitContext:
             "bloomFilters": list(self.bloom_filters),
             "codec": [self.codec.name, self.codec.level],
             "stringCut": self.string_cut,
+            "packedMetadata": self.packed_metadata,
             "schemaRef": self.schema_ref,
             "configuration": dict(self.configuration),
             "plannedVersion": self.planned_version,
@@ -85,6 +87,7 @@ class SplitContext:
             bloom_filters=tuple(body["bloomFilters"]),
             codec=SplitCodec(*body["codec"]),
             string_cut=body["stringCut"],
+            packed_metadata=body["packedMetadata"],
             schema_ref=body["schemaRef"],
             configuration=body["configuration"],
             planned_version=body["plannedVersion"],
@@ -104,6 +107,7 @@ def context_of(snapshot: Snapshot) -> SplitContext:
         bloom_filters=config.bloom_filters,
         codec=config.split_codec,
         string_cut=config.string_cut,
+        packed_metadata=config.split_metadata == "packed",
         configuration=snapshot.metadata.configuration,
         planned_version=snapshot.version,
     )

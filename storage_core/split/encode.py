@@ -30,6 +30,7 @@ from storage_core.split.encodings import (
     by_dictionary,
 )
 from storage_core.split.metadata import with_checksum
+from storage_core.split.packed_metadata import packed
 from storage_core.split.sink import Sink
 
 BLOOM_FALSE_POSITIVES: Final = 0.01
@@ -68,8 +69,10 @@ class FileWriter:
         may_hold_nan: Collection[str] = (),
         bloom_filters: BloomFilters | None = None,
         codec: SplitCodec = USUAL_CODEC,
+        packed_metadata: bool = False,
         on_disk: bool = False,
     ) -> None:
+        self._packed_metadata = packed_metadata
         self._schema = schema.remove_metadata()
         self._sink = Sink(on_disk=on_disk)
         self._without_statistics = frozenset(may_hold_nan)
@@ -126,6 +129,7 @@ class FileWriter:
             footer = pq.read_metadata(pa.BufferReader(written))
             pages = vector_pages.entry(written, footer, self._schema)
             checked = with_checksum({**metadata, **chunk_checksums.entry(written, footer), **pages})
+            checked = packed(checked) if self._packed_metadata else checked
             return self._sink.with_end(written.slice(0, footer_start(written)), _footer(self._schema, checked, footer))
 
 

@@ -28,7 +28,8 @@ def main(name: str) -> None:
         raise SystemExit(f"{target} exists, and golden files are never written again; choose another name")
     store = MemoryStore("windows")
     with tempfile.TemporaryDirectory() as folder:
-        windows_table(TransactionLog(store, clock=ManualClock(), ids=SeededIds(5)), Path(folder))
+        log = TransactionLog(store, clock=ManualClock(), ids=SeededIds(5))
+        windows_table(log, Path(folder), packed="packed" in name)
     WINDOWS.mkdir(exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for info in sorted(store.list(""), key=lambda each: each.key):

@@ -26,9 +26,10 @@ QUARTER, HOUR = 900, 3600
 SCHEMA = pa.schema([pa.field("time", pa.timestamp("us", tz="UTC")), pa.field("id", pa.int64())])
 
 
-def windows_table(log: TransactionLog, landing: Path) -> None:
+def windows_table(log: TransactionLog, landing: Path, *, packed: bool = False) -> None:
     """Fill the log's place: quarters of an hour, then hours, then quarters; the last hour of the file is not in."""
     settings = {"string_cut": 16, "split_compression": "gzip", "retained_states": 3, "manifest_entries": 100}
+    settings |= {"split_metadata": "packed"} if packed else {}
     config = TableConfig(time_column="time", window_seconds=QUARTER, checkpoint_interval=2, **settings)  # type: ignore[arg-type]  # by name
     body = config.to_configuration()
     log.create(Metadata(id="t", schemaString=to_schema_string(SCHEMA), configuration=body))

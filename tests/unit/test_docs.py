@@ -271,6 +271,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         retained_states=3,
         split_compression="gzip",
         split_compression_level=2,
+        split_metadata="packed",
         string_cut=1,
         checkpoint_compression="none",
         gc_horizon_ms=1,

@@ -46,6 +46,7 @@ OTHER: Mapping[str, object] = {
     "splits.target_size": "64MiB",
     "splits.compression": "snappy",
     "splits.compression_level": 9,
+    "splits.metadata": "packed",
     "splits.string_cut": 4,
     "checkpoint.interval": 3,
     "checkpoint.format": "json",
