@@ -129,6 +129,7 @@ def check_unchanged(name: str, declared: tuple[pa.Schema, TableConfig], found: t
             "it was created with: restore the declaration, or declare a new table at another uri",
             changed=changed,
         )
+    keeping_windows(ours, theirs)
 
 
 def keeping_order(declared: TableConfig, found: TableConfig) -> TableConfig:

@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow.parquet as pq
 
 from storage_core.errors import Corrupt
-from storage_core.split.metadata import FORMAT_KEY, PREFIX
+from storage_core.split.metadata import CHECKSUM, FORMAT_KEY, PREFIX
 
 PACKED: Final = PREFIX + "packed"
 PACKED_FORMAT: Final = "2"
@@ -25,17 +25,28 @@ _MOST_BYTES: Final = 64 * 2**20
 _WORDS: Final = (
     b'tidemark.index.{"columns":["kind":"fulltext","options":{}tidemark.lateDatatidemark.primaryKey'
     b'{"format":"ndjson","null_values":[],"pattern":null,"suffix":null,"time_format":null,"uri":"'
-    b'"tidemark.encodings":"{\\"DICTIONARY\\",\\"DELTA_BINARY_PACKED\\",\\"PLAIN\\""tidemark.replaces":"{\\"splits/null/'
+    b'"tidemark.encodings":"{\\"DICTIONARY\\",\\"DELTA_BINARY_PACKED\\",'
+    b'\\"PLAIN\\""tidemark.replaces":"{\\"splits/null/'
     b'"tidemark.chunk_checksums":"","tidemark.column_regexes":"{\\"^$\\"}","tidemark.configuration":"{\\"tidemark.'
-    b'checkpointInterval\\":\\"tidemark.landing\\":\\"tidemark.sortSchema\\":\\"timestamp/V2\\",\\"tidemark.splitMetadata'
-    b'\\":\\"packed\\",\\"tidemark.timeColumn\\":\\"timestamp\\",\\"tidemark.windowSeconds\\":\\"900\\"}","tidemark.format":"1",'
-    b'"tidemark.max_row_key":"[\\"","tidemark.max_values":"{\\"","tidemark.min_row_key":"[\\"","tidemark.min_values":"{\\""'
-    b'T00:00:00.000000Z\\"}","tidemark.null_counts":"{\\"\\":0,\\"\\":1,\\"}","tidemark.nulls":"last","tidemark.num_merge_ops":'
-    b'"0","tidemark.num_records":"1","tidemark.operation":"compact","tidemark.operation":"append","tidemark.operation_id":'
-    b'"tidemark.path":"splits/all/.parquet","tidemark.planned_version":"1","tidemark.schema_hash":"","tidemark.seal":"",'
-    b'"tidemark.sort_schema":"timestamp/V2","tidemark.table_id":"","tidemark.table_schema":"{\\"fields\\":[{\\"metadata\\":{},'
-    b'\\"name\\":\\"\\",\\"nullable\\":true,\\"type\\":\\"double\\"},{\\"metadata\\":{},\\"name\\":\\"\\",\\"nullable\\":true,\\"type\\":'
-    b'\\"long\\"},{\\"metadata\\":{},\\"name\\":\\"\\",\\"nullable\\":false,\\"type\\":\\"timestamp\\"},{\\"metadata\\":{},\\"name\\":'
+    b'checkpointInterval\\":\\"tidemark.landing\\":\\"tidemark.sortSchema\\":\\"timestamp/V2\\",'
+    b'\\"tidemark.splitMetadata'
+    b'\\":\\"packed\\",\\"tidemark.timeColumn\\":\\"timestamp\\",\\"tidemark.windowSeconds\\":\\"900\\"}",'
+    b'"tidemark.format":"1",'
+    b'"tidemark.max_row_key":"[\\"","tidemark.max_values":"{\\"","tidemark.min_row_key":"[\\"",'
+    b'"tidemark.min_values":"{\\""'
+    b'T00:00:00.000000Z\\"}","tidemark.null_counts":"{\\"\\":0,\\"\\":1,\\"}","tidemark.nulls":"last",'
+    b'"tidemark.num_merge_ops":'
+    b'"0","tidemark.num_records":"1","tidemark.operation":"compact","tidemark.operation":"append",'
+    b'"tidemark.operation_id":'
+    b'"tidemark.path":"splits/all/.parquet","tidemark.planned_version":"1","tidemark.schema_hash":"","'
+    + CHECKSUM.encode()
+    + b'":"",'
+    b'"tidemark.sort_schema":"timestamp/V2","tidemark.table_id":"",'
+    b'"tidemark.table_schema":"{\\"fields\\":[{\\"metadata\\":{},'
+    b'\\"name\\":\\"\\",\\"nullable\\":true,\\"type\\":\\"double\\"},{\\"metadata\\":{},\\"name\\":\\"\\",'
+    b'\\"nullable\\":true,\\"type\\":'
+    b'\\"long\\"},{\\"metadata\\":{},\\"name\\":\\"\\",\\"nullable\\":false,\\"type\\":\\"timestamp\\"},'
+    b'{\\"metadata\\":{},\\"name\\":'
     b'\\"\\",\\"nullable\\":true,\\"type\\":\\"string\\"}],\\"type\\":\\"struct\\"}","tidemark.window_seconds":"3600",'
     b'"tidemark.window_start":"'
 )
