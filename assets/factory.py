@@ -46,6 +46,10 @@ from storage_core.table import Table
 MODE_TAG = "tidemark/compaction"
 """The tag of a run by which schedules and sensors ask for what pays now; without it a compaction finalizes."""
 
+STATE_TAG = "tidemark/state"
+COMPACT_STATE = "compact"
+"""The tag of a run, and its value, by which somebody asks for a compact state of the table."""
+
 REJECTED_LINES = "no_rejected_lines"
 
 # What the UI shows on an asset: who does the work, and in which format the result is.
@@ -235,7 +239,13 @@ def _asset(
             with typed_failures():
                 Table.declare(declaration)
             mode = Mode(context.run.tags.get(MODE_TAG, Mode.FINALIZE))
-            request = replace(step.request, windows=windows_of(context), run_id=context.run.run_id, mode=mode)
+            request = replace(
+                step.request,
+                windows=windows_of(context),
+                run_id=context.run.run_id,
+                mode=mode,
+                compact_state=context.run.tags.get(STATE_TAG) == COMPACT_STATE,
+            )
             try:
                 report = launcher.submit(context, step.job, request)
             except PartlyDone as partly:

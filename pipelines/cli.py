@@ -31,6 +31,7 @@ from pipelines.commands import (
     raw,
     reading,
     searching,
+    settings,
     simulating,
     unmerged,
     upkeep,
@@ -46,6 +47,7 @@ _STOPPED = "stopped by a signal; what it committed stays (`tidemark history` sho
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Tables": {
         "init": creating.init,
+        "alter": settings.alter,
         "tables": inspecting.tables,
         "describe": inspecting.describe,
         "files": inspecting.files,

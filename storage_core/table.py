@@ -110,6 +110,7 @@ class Table:
         map_columns: Mapping[str, MapMode] | None = None,
         bloom_filters: Sequence[str] = (),
         maintained_indexes: Sequence[str] | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> Table:
         """Create an empty table and return it at version 0.
 
@@ -120,11 +121,13 @@ class Table:
         without it none is late. Whole windows leave when they ended as long ago as `retention` says, such as `"30d"`,
         or seconds. Splits have a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single
         values. Generations of a keyed table get segments of `maintained_indexes`, of all `indexes` where it is not
-        said. Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
-        `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
+        said. `settings` are those of `alter`, such as `{"splits.target_size": "64MiB"}`. Raises `InvalidInput` when the
+        location holds a table already or the parts contradict each other, `Unsupported` when the store cannot hold a
+        table. One LIST and one PUT; on S3 the store is probed before.
         """
         from storage_core import creation
         from storage_core.definition import check_definition, column_names, index_definitions, key_columns, late_setting
+        from storage_core.named_settings import changed
         from storage_core.region.spec import first_specs
         from storage_core.rows.sort_schema import parse as parse_sort_schema
         from storage_core.rows.windows import parse_duration, parse_milliseconds
@@ -148,9 +151,10 @@ class Table:
             bloom_filters=column_names("bloom_filters", bloom_filters),
             maintained_indexes=None if maintained_indexes is None else tuple(maintained_indexes),
         )
+        config = changed(config, settings or {})
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
-        if sort_schema is not None:
-            config = replace(config, sort_schema=parse_sort_schema(sort_schema, time_column).text)
+        if config.sort_schema is not None:
+            config = replace(config, sort_schema=parse_sort_schema(config.sort_schema, time_column).text)
         store, log = _log_at(uri)
         return Table(store, log, creation.create(log, schema, config))
 
@@ -167,6 +171,21 @@ class Table:
 
         store, log = _log_at(declaration.uri if uri is None else uri)
         return Table(store, log, creation.declare(log, declaration))
+
+    @_loading
+    def alter(self, settings: Mapping[str, object]) -> Table:
+        """Change settings in one commit, and return the table: `{"gc.retention": "90d", "compaction": {"factor": 12}}`.
+
+        Names and values are those of declarations, and of `describe()["settings"]`; None is back to the default. Others
+        stay, also what somebody else changes meanwhile; nothing is committed where all is as it is given. Each job
+        follows at its next run, new splits at once; those that exist stay as they are. Raises `InvalidInput` naming
+        a setting that there is not or that cannot change, or what is wrong with a value.
+        """
+        from storage_core import creation
+
+        self._require_writable()
+        self._view.snapshot = creation.alter(self._log, self.snapshot, settings)
+        return self
 
     @staticmethod
     @_loading
@@ -827,11 +846,39 @@ class Table:
 
         With `recall` that of each index of vectors is measured now, as `recall` does, which reads all vectors.
         """
+        from storage_core.named_settings import shown
         from storage_core.read import describe
 
         wanted = [each.name for each in self.config.indexes if recall and each.kind == "vector"]
         recalls = {name: self.recall(name).recall for name in wanted}
-        return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms(), recalls=recalls)
+        about = describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms(), recalls=recalls)
+        return {**about, "settings": shown(self.config)}
+
+    @_loading
+    def describe_state(self) -> dict[str, object]:
+        """Return what the state behind this version is made of and what opening costs, as plain data (`docs/spec.md`).
+
+        The table is opened once more for it, and each manifest costs a HEAD.
+        """
+        from storage_core.read.describe_state import describe_state
+
+        return describe_state(self._log, self.snapshot)
+
+    @_loading
+    def checkpoint(self, *, compact: bool = False) -> Table:
+        """Make sure that this version has a state, so that opening is fast, and return the table. Idempotent.
+
+        With `compact` the state has the fewest manifests and no tombstone; where the version has another one already,
+        it is that of a version that follows and changes nothing. See `log.checkpoints.compact`.
+        """
+        self._require_writable()
+        if compact:
+            from storage_core.log.checkpoints.compact import compact_state
+
+            self._view.snapshot = compact_state(self._log, self.snapshot).snapshot
+        else:
+            self._view.snapshot = self._log.checkpoint(self.snapshot).snapshot
+        return self
 
     @_loading
     def files(self) -> list[dict[str, object]]:

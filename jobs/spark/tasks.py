@@ -15,6 +15,7 @@ from jobs.reports.failure import Failed
 from storage_core.audit import audit as auditing
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
+from storage_core.compaction import rewindow as rewindowing
 from storage_core.compaction.skips import LASTING
 from storage_core.compaction.work import CompactionTask
 from storage_core.distribution import execute as distribution
@@ -55,6 +56,14 @@ def compact(item: Item) -> Answer:
     else:
         return {"result": result.to_json(), "requests": store.requests}
     return {"failed": failed.to_object(), "requests": store.requests}
+
+
+def rewindow(item: Item) -> Answer:
+    """Write splits of former windows anew."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    task = rewindowing.RewindowTask.from_json(item["task"])
+    result = rewindowing.execute(store, task, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    return {"result": result.to_json(), "requests": store.requests}
 
 
 def audit(item: Item) -> Answer:

@@ -26,11 +26,13 @@ TRANSLATIONS_FEATURE = "translations"
 VECTOR_COLUMNS_FEATURE = "vectorColumns"
 KEY_INDEXES_FEATURE = "primaryKeyIndexes"
 PRUNED_FEATURE = "prunedTransactions"
+WINDOW_CHANGES_FEATURE = "windowChanges"
+PACKED_METADATA_FEATURE = "packedSplitMetadata"
 FEATURES = frozenset(
     {
         *("avroState", "multiPartCheckpoint", "schemaDeduplication"),
         *(OWN_FEATURE, REGIONS_FEATURE, TRANSLATIONS_FEATURE, VECTORS_FEATURE, VECTOR_COLUMNS_FEATURE),
-        *(KEY_INDEXES_FEATURE, PRUNED_FEATURE),
+        *(KEY_INDEXES_FEATURE, PRUNED_FEATURE, WINDOW_CHANGES_FEATURE, PACKED_METADATA_FEATURE),
     }
 )
 

@@ -73,17 +73,18 @@ def _progress(snapshot: Snapshot) -> Row:
 
 
 def _windows(snapshot: Snapshot) -> list[Row]:
-    groups: dict[int | None, list[Add]] = defaultdict(list)
+    groups: dict[tuple[int | None, int | None], list[Add]] = defaultdict(list)
     for add in sorted(snapshot.splits.values(), key=_by_window):
-        groups[add.windowStart].append(add)
+        groups[add.windowStart, add.windowSeconds].append(add)
     return [
         {
             "window_start": window,
+            "window_seconds": seconds,
             "splits": len(adds),
             "rows": sum(add.visible_rows for add in adds),
             "bytes": sum(add.size for add in adds),
         }
-        for window, adds in groups.items()
+        for (window, seconds), adds in sorted(groups.items(), key=lambda each: (by_start(each[0][0]), each[0][1] or 0))
     ]
 
 

@@ -24,6 +24,7 @@ from storage_core.objectstore.prefetch import all_of
 from storage_core.seekable import SeekableFile
 from storage_core.split import chunk_checksums
 from storage_core.split.kept_values import KeptValues
+from storage_core.split.packed_metadata import entries_of
 from storage_core.split.verification import whole_file
 
 GAPS: Final = 10
@@ -93,7 +94,7 @@ def read_footer(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED)
     if found != add.footerXxh3:
         raise Corrupt(f"{add.path}: expected xxh3-64 {add.footerXxh3} of the footer, found {found}", key=add.path)
     file = pq.read_metadata(pa.BufferReader(data))
-    entries = {key.decode(): value.decode() for key, value in (file.metadata or {}).items()}
+    entries = entries_of(file, add.path)
     checksums = chunk_checksums.recorded(entries, file, add.path)
     if checksums is None:
         raise Corrupt(

@@ -32,6 +32,7 @@ from storage_core.split.encode import BloomFilters, FileWriter, decoded, plain_s
 from storage_core.split.encodings import Encodings, record
 from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
 from storage_core.split.metadata import describe
+from storage_core.split.packed_metadata import entries_of
 
 _logger = logging.getLogger(__name__)
 
@@ -74,7 +75,14 @@ class SplitWriter:
         order = head.context.order
         bloom_filters = BloomFilters(head.context.bloom_filters, min(rows, row_groups.ROWS_PER_GROUP))
         self._file = FileWriter(
-            schema, order, encodings, may_hold_nan=may_hold_nan, bloom_filters=bloom_filters, on_disk=on_disk
+            schema,
+            order,
+            encodings,
+            may_hold_nan=may_hold_nan,
+            bloom_filters=bloom_filters,
+            codec=head.context.codec,
+            packed_metadata=head.context.packed_metadata,
+            on_disk=on_disk,
         )
         self._statistics = statistics.Running()
         self._bounds = group_bounds.Bounds(next((each.name for each in order.columns), None))
@@ -146,7 +154,8 @@ class SplitWriter:
         return with_file_metrics(add, data)
 
     def _described(self, key: str, first: pa.Table, last: pa.Table) -> Add:
-        head, context, metrics = self._head, self._head.context, self._statistics.result()
+        head, context = self._head, self._head.context
+        metrics = self._statistics.result(context.string_cut)
         return Add(
             path=key,
             size=0,
@@ -224,7 +233,7 @@ def with_file_metrics(add: Add, data: pa.Buffer) -> Add:
     """
     view, start = _bytes_view(data), footer_start(data)
     metadata = pq.read_metadata(pa.BufferReader(data))
-    has_chunks = chunk_checksums.KEY.encode() in (metadata.metadata or {})
+    has_chunks = chunk_checksums.KEY in entries_of(metadata, add.path)
     groups = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
     return replace(
         add,

@@ -259,6 +259,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         time_column="time",
         sort_schema="timestamp/V2",
         window_seconds=7200,
+        former_windows=(900,),
         coarse_window=True,
         primary_key=("time",),
         indexes=(IndexDefinition("text", "fulltext", ("message",)),),
@@ -269,6 +270,12 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         target_split_bytes=1,
         checkpoint_interval=1,
         checkpoint_format="json",
+        manifest_entries=1,
+        retained_states=3,
+        split_compression="gzip",
+        split_compression_level=2,
+        split_metadata="packed",
+        string_cut=1,
         checkpoint_compression="none",
         gc_horizon_ms=1,
         version_retention_ms=1,
@@ -283,7 +290,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         RENUMBERED_UP_TO,
     }
     metrics = {key: int(found[0]) for key, text in written.items() if (found := re.match(r"\d+", text))}
-    numbers = {key: text for key, text in changed.to_configuration().items() if text == "1"}
+    numbers = {key: text for key, text in changed.to_configuration().items() if text in ("1", "3")}
     assert metrics.keys() == numbers.keys()
     stored = {key: str(value) for key, value in metrics.items()}
     assert TableConfig.from_configuration(stored) == TableConfig()

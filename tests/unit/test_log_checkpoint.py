@@ -12,7 +12,6 @@ from storage_core.errors import Corrupt, InvalidInput
 from storage_core.formats import avro_state, avro_state_schema, avro_writing
 from storage_core.formats.keys import last_checkpoint_key, state_key
 from storage_core.log.actions import Add, Txn
-from storage_core.log.checkpoints import state_layout
 from storage_core.log.checkpoints.root import manifest_keys, read_state
 from storage_core.log.files.live import LiveFiles
 from storage_core.log.schema_registry import PREFIX, canonical
@@ -84,12 +83,14 @@ def test_manifests_are_named_by_their_content_and_shared_by_states_with_equal_sp
     assert key.endswith(f"manifests/manifest-{avro_state.content_id(store.get(key).data)}.avro")
 
 
-def test_many_splits_go_into_several_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_layout, "ENTRIES_PER_MANIFEST", 2)
+def test_many_splits_go_into_several_manifests() -> None:
     store = MemoryStore("t")
     head = _written(store)
+    fewer = {**head.metadata.configuration, "tidemark.manifestEntries": "2"}
+    altered = log_on(store).commit(head, [replace(head.metadata, configuration=fewer)], operation="CONFIGURE")
+    head = altered.snapshot
     log_on(store).checkpoint(head)
-    assert [info.num_entries for info in read_state(store, 2).manifests] == [2, 2]
+    assert [info.num_entries for info in read_state(store, 3).manifests] == [2, 2]
     assert log_on(store).snapshot() == head
 
 

@@ -97,11 +97,12 @@ def write_checkpoint(
 
 
 def _planned(snapshot: Snapshot, *, compact: bool) -> Layout:
+    by, entries = snapshot.metadata.partitionColumns, snapshot.config.manifest_entries
     try:
-        return layout(snapshot.splits, snapshot.metadata.partitionColumns, compact=compact)
+        return layout(snapshot.splits, by, manifest_entries=entries, compact=compact)
     except Corrupt as error:
         _logger.warning("a manifest that was to be rewritten is damaged, all are written anew: %s", error)
-        return layout(snapshot.splits, snapshot.metadata.partitionColumns, compact=True)
+        return layout(snapshot.splits, by, manifest_entries=entries, compact=True)
 
 
 def _write_json(store: ObjectStore, snapshot: Snapshot, wanted: Checkpointed) -> CheckpointResult:
