@@ -112,7 +112,15 @@ def predicate_of(node: Node, table: Names) -> Predicate:
         return negate(chosen) if kind == "COMPARE_NOT_IN" else chosen
     if kind == "FUNCTION" and str(node["function_name"]).lower() in _BEGINNINGS:
         return _beginning(node, table)
-    return Opaque(kind)
+    return _always(node) or Opaque(kind)
+
+
+def _always(node: Node) -> Predicate | None:
+    """What `true` and `false` say by themselves; None for all else."""
+    value = _constant(node)
+    if not isinstance(value, bool):
+        return None
+    return And(()) if value else Or(())
 
 
 def _are_alike(constants: Sequence[Node]) -> bool:
