@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -118,6 +118,10 @@ expire         | abort  | abort          | abort  | abort     | abort  | ok     
 """  # noqa: E501  # it is read as the page's table is
 
 
+def _act(name: str, store: ObjectStore) -> None:
+    OTHERS[name][1](opened(store, 5))
+
+
 def _cells() -> Iterator[tuple[str, str, str]]:
     (_, *columns), *rows = ([cell.strip() for cell in line.split("|")] for line in TABLE.strip().splitlines())
     assert columns == list(OTHERS)
@@ -165,9 +169,10 @@ def _require_expected(store: ObjectStore, since: Snapshot, order: Sequence[str])
 def test_every_cell_of_statements_beside_others_at_every_request(mine: str, theirs: str, outcome: str) -> None:
     start = opened(_start(), 3).snapshot
     aborted = 0
+    objects = copy_of(_start())
     for instant in range(1_000):
         objects = copy_of(_start())
-        meanwhile = Meanwhile(instant, lambda objects=objects: OTHERS[theirs][1](opened(objects, 5)))
+        meanwhile = Meanwhile(instant, partial(_act, theirs, objects))
         process = opened(FaultStore(objects, watch=meanwhile), 4)
         first = [mine]
         try:
