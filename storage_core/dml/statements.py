@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from storage_core.append import fitting, put
+from storage_core.dml.assignments import Assignments
 from storage_core.dml.changed import Changed
 from storage_core.dml.finding import ByCondition, ByKeys
+from storage_core.dml.keyed import Matching, change
 from storage_core.dml.rewriting import Rewriter
 from storage_core.dml.statement import Statement
 from storage_core.errors import InvalidInput
@@ -22,6 +24,7 @@ from storage_core.read.predicate import Filter
 from storage_core.read.scan import wanted_filter
 from storage_core.read.search_filter import RowFilter
 from storage_core.read.verified import Verified
+from storage_core.region.records import RecordBuilder
 from storage_core.rows.incoming import Rows, read_whole
 from storage_core.rows.keys import key_order
 from storage_core.settings.query import QueryLimits
@@ -29,14 +32,6 @@ from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 
 _APP = "app:"
-_KEYED: Mapping[str, str] = {
-    "delete": "rows of a keyed table are deleted by key: delete(keys) of a `writer()`, which all readers see",
-    "update": "rows of a keyed table are changed by key: patch(rows) of a `writer()`, which all readers see",
-    "overwrite": (
-        "a keyed table is not overwritten: rows that no merge has brought into the base yet would come back over it; "
-        "put and delete rows by key with a `writer()`"
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +108,51 @@ def put_by_key(log: TransactionLog, snapshot: Snapshot, rows: Rows, on: object) 
     return Changed(version=done.version, rows_added=done.rows)
 
 
-def require_append_table(snapshot: Snapshot, verb: str, uri: str) -> None:
-    """Return when the table takes this statement. Raises `InvalidInput` that says what a keyed table takes instead."""
-    if snapshot.config.kind != "keyed":
-        return
-    raise InvalidInput(f"{uri}: {_KEYED[verb]}", uri=uri)
+def delete_by_key(log: TransactionLog, snapshot: Snapshot, matching: Matching) -> Changed:
+    """Delete the rows of a keyed table that match; see `keyed.change`."""
+    builder = _builder(snapshot)
+    return change(log, snapshot, matching, lambda _, rows: builder.deletes(rows.select(builder.key)))
+
+
+def update_by_key(
+    log: TransactionLog, snapshot: Snapshot, given: object, matching: Matching, *, limits: QueryLimits
+) -> Changed:
+    """Patch the rows of a keyed table that match with what is set; see `keyed.change`.
+
+    Raises `InvalidInput` for a column of the key.
+    """
+    key = snapshot.config.primary_key
+    assignments = Assignments.of(given, snapshot.schema)
+    keys = sorted({*key}.intersection(assignments.columns))
+    if keys:
+        raise InvalidInput(
+            f"{log.store.uri}: {keys} are columns of the primary key, by which a row is what it is; delete the rows "
+            "and put them under their new keys",
+            columns=keys,
+        )
+    assignments.applied(snapshot.schema.empty_table(), limits, snapshot.config.nonzero_vectors)
+
+    def records(head: Snapshot, rows: pa.Table) -> pa.Table:
+        required = [each.name for each in head.schema if not each.nullable]
+        set_ = assignments.applied(rows, limits, head.config.nonzero_vectors)
+        return _builder(head).patches(set_.select(list(dict.fromkeys([*key, *required, *assignments.columns]))))
+
+    return change(log, snapshot, matching, records)
+
+
+def _builder(snapshot: Snapshot) -> RecordBuilder:
+    """What makes records; a map that is set is replaced, also where patches of others merge its entries."""
+    return RecordBuilder(snapshot.schema, snapshot.config.primary_key, nonzero=snapshot.config.nonzero_vectors)
+
+
+def require_append_table(snapshot: Snapshot, uri: str) -> None:
+    """Return when the table may be overwritten. Raises `InvalidInput` that says what a keyed table takes instead."""
+    if snapshot.config.kind == "keyed":
+        raise InvalidInput(
+            f"{uri}: a keyed table is not overwritten: rows that no merge has brought into the base yet would come "
+            "back over it; delete by a condition and put the rows by key, with upsert or a `writer()`",
+            uri=uri,
+        )
 
 
 def required_filter(condition: object, verb: str) -> Filter:

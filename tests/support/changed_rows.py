@@ -61,7 +61,10 @@ def kept(rows: Iterable[Mapping[str, object]]) -> Counter[Kept]:
 
 
 def _text(value: object) -> str:
-    return str(value) if isinstance(value, dt.datetime) else repr(value)  # whatever its zone is called
+    """A time whatever its zone is called, and one zero."""
+    if isinstance(value, dt.datetime):
+        return str(value)
+    return repr(value + 0.0) if isinstance(value, float) else repr(value)
 
 
 def index(table: Table) -> None:
