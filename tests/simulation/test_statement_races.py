@@ -16,6 +16,7 @@ from storage_core.clock import HOUR_MS
 from storage_core.compaction import expiry
 from storage_core.dml.assignments import expr
 from storage_core.errors import CommitConflict
+from storage_core.history.restore import restore
 from storage_core.log.actions import Metadata
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -55,6 +56,11 @@ def _expire(table: Table) -> None:
     found = expiry.plan(head, retention_ms=head.config.retention_ms, now_ms=EXPIRED_MS)
     if found.splits:
         table.log.commit(head, found.removes(1), operation="EXPIRE", requirements=[found.requirement])
+
+
+def _restore(table: Table) -> None:
+    """Back to the first rows, of which none was deleted yet."""
+    restore(table.log, table.log.snapshot(version=1))
 
 
 def _number(each: Row) -> int:
@@ -98,6 +104,7 @@ OTHERS: Mapping[str, tuple[str, Act, Model]] = {
     "compact": ("COMPACT", upkeep.compact, lambda rows: rows),
     "index": ("CATCH UP", index, lambda rows: rows),
     "expire": ("EXPIRE", _expire, lambda rows: [each for each in rows if str(each["at"]) >= "2024-02-29 11"]),
+    "restore": ("RESTORE", _restore, lambda _: _rows_at_start()[0]),
     "upkeep": ("CONFIGURE", _settings(target_split_bytes=1), lambda rows: rows),
     "sort schema": ("CONFIGURE", _settings(sort_schema="n__i|timestamp/V2"), lambda rows: rows),
 }
@@ -105,16 +112,16 @@ OTHERS: Mapping[str, tuple[str, Act, Model]] = {
 # ok: both commit, in either order. again: mine is planned again and commits. abort: mine commits nothing where theirs
 # came in between.
 TABLE = """
-mine \\ theirs  | delete | delete an hour | update | overwrite | upsert | append | compact | index | expire | upkeep | sort schema
-delete         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok     | ok
-delete an hour | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok     | ok
-update         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok     | ok
-overwrite      | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok     | abort
-upsert         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok     | abort
-append         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok     | abort
-compact        | ok     | ok             | ok     | ok        | ok     | ok     | abort   | ok    | ok     | ok     | abort
-index          | ok     | ok             | ok     | ok        | ok     | ok     | ok      | abort | ok     | ok     | ok
-expire         | abort  | abort          | abort  | abort     | abort  | ok     | abort   | ok    | abort  | ok     | ok
+mine \\ theirs  | delete | delete an hour | update | overwrite | upsert | append | compact | index | expire | restore | upkeep | sort schema
+delete         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok
+delete an hour | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok
+update         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok
+overwrite      | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort
+upsert         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort
+append         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort
+compact        | ok     | ok             | ok     | ok        | ok     | ok     | abort   | ok    | ok     | abort   | ok     | abort
+index          | ok     | ok             | ok     | ok        | ok     | ok     | ok      | abort | ok     | abort   | ok     | ok
+expire         | abort  | abort          | abort  | abort     | abort  | ok     | abort   | ok    | abort  | abort   | ok     | ok
 """  # noqa: E501  # it is read as the page's table is
 
 
