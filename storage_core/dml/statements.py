@@ -49,7 +49,7 @@ def delete(target: Target, condition: object) -> tuple[Changed, Snapshot]:
 
     See `Statement.run`.
     """
-    return Statement(target.log, "DELETE", _finder(target, condition, "delete")).run(target.head)
+    return Statement(target.log, operation="DELETE", finder=_finder(target, condition, "delete")).run(target.head)
 
 
 def update(
@@ -62,7 +62,7 @@ def update(
     rewriter = Rewriter(target.log, given, target.limits, target.verified)
     rewriter.require_sound(target.head)
     finder = _finder(target, condition, "update")
-    return Statement(target.log, "UPDATE", finder, rewriter, txn=txn).run(target.head)
+    return Statement(target.log, operation="UPDATE", finder=finder, rewrite=rewriter, txn=txn).run(target.head)
 
 
 def overwrite(
@@ -77,7 +77,7 @@ def overwrite(
         return done, target.head
     finder = _finder(target, condition, "overwrite")
     adds = _written(target, _meeting(target, finder.wanted, fitting(rows, *_fitted(target))))
-    return Statement(target.log, "OVERWRITE", finder, adds=adds, txn=txn).run(target.head)
+    return Statement(target.log, operation="OVERWRITE", finder=finder, adds=adds, txn=txn).run(target.head)
 
 
 def upsert(target: Target, rows: Rows, on: Sequence[str]) -> tuple[Changed, Snapshot]:
@@ -92,7 +92,7 @@ def upsert(target: Target, rows: Rows, on: Sequence[str]) -> tuple[Changed, Snap
     _require_distinct(given, keys)
     adds = _written(target, [given])
     finder = ByKeys(target.log.store, given.select(keys), target.verified)
-    return Statement(target.log, "UPSERT", finder, adds=adds).run(target.head)
+    return Statement(target.log, operation="UPSERT", finder=finder, adds=adds).run(target.head)
 
 
 def put_by_key(log: TransactionLog, snapshot: Snapshot, rows: Rows, on: object) -> Changed:

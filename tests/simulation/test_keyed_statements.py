@@ -160,7 +160,6 @@ def test_a_live_writer_goes_on_and_is_never_judged_by_what_it_replaced(name: str
         writer.put(_row(21, 21))
         writer.close()
         assert seen(objects) == {**found, 21: 21}
-        merge(objects)
         instant += 1
     assert instant > 10
 
