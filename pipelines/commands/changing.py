@@ -51,10 +51,10 @@ def update(
     application: Application = None,
     as_json: Json = False,
 ) -> None:
-    """Set columns of the rows that meet a condition, in one commit.
+    """Set columns of the rows that meet a condition.
 
-    --set "n = n + 1" --set "host = 'unknown'": an expression sees the row as it was. The rows are hidden where they
-    were and written anew.
+    --set "n = n + 1" --set "host = 'unknown'": an expression sees the row as it was. In one
+    commit the rows are hidden where they were and written anew.
     """
     values = dict(map(_assignment, set_))
     if len(values) < len(set_):
@@ -71,9 +71,9 @@ def overwrite(
     application: Application = None,
     as_json: Json = False,
 ) -> None:
-    """Put the rows of a file in the place of those that meet a condition, in one commit.
+    """Replace the rows that meet a condition by a file's.
 
-    Each row of the file meets it too, else nothing is done.
+    In one commit. Each row of the file meets the condition too, else nothing is done.
     """
     table = open_table(uri)
     with landed(file) as path:
@@ -89,9 +89,10 @@ def upsert(
     format_: FormatOption = None,
     as_json: Json = False,
 ) -> None:
-    """Add the rows of a file in the place of those with the same values in some columns, in one commit.
+    """Add rows in the place of those with the same values.
 
-    Of a keyed table these are its primary key, and the rows go through a writer, as those of `append` do.
+    In one commit: a row of the file replaces those that have its values in some columns. Of a keyed table these are its
+    primary key, and the rows go through a writer, as those of `append` do.
     """
     table = open_table(uri)
     with landed(file) as path:
