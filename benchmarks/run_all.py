@@ -26,6 +26,7 @@ BENCHMARKS = (
     "hybrid_quality",
     "index_upkeep",
     "key_index",
+    "deletes",
     "vectors",
     "vector_job",
     "read_memory",

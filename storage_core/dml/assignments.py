@@ -111,16 +111,16 @@ class Assignments:
         ):
             place += "_"
         numbered = rows.append_column(place, pa.array(np.arange(rows.num_rows)))
-        chosen = ", ".join(f"({each.sql}) AS c{number}" for number, each in enumerate(self.expressions.values()))
-        text = f"SELECT {place} AS p, {chosen} FROM {TABLE}"  # noqa: S608  # expressions were checked
+        chosen = ", ".join(f"({each.sql})" for each in self.expressions.values())  # an alias could be read by the next
+        text = f"SELECT {place}, {chosen} FROM {TABLE}"  # noqa: S608  # expressions were checked
         with query_errors("update", (), limits), Source(numbered).answer(text, limits) as result:
             answer = pa.Table.from_batches([*result], result.schema)
         if answer.num_rows != rows.num_rows:
             raise InvalidInput(f"an update's expressions gave {answer.num_rows} values for {rows.num_rows} rows")
-        ordered = answer.take(pa.array(np.argsort(answer.column("p").to_numpy(), kind="stable")))
+        ordered = answer.take(pa.array(np.argsort(answer.column(0).to_numpy(), kind="stable")))
         return {
-            name: _typed(ordered.column(f"c{number}"), rows.schema.field(name).type)
-            for number, name in enumerate(self.expressions)
+            name: _typed(ordered.column(number), rows.schema.field(name).type)
+            for number, name in enumerate(self.expressions, start=1)
         }
 
 

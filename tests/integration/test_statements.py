@@ -296,6 +296,8 @@ def test_of_a_newer_version_only_splits_that_are_new_are_read(store: MemoryStore
         (lambda table: table.update({"n": tm.expr("host")}, "true"), "has type string, the table has int64"),
         (lambda table: table.update({"n": tm.expr("max(n)")}, "true"), "GROUP BY"),
         (lambda table: table.update({"n": tm.expr("nope")}, "false"), "nope"),
+        (lambda table: table.update({"n": tm.expr("1"), "x": tm.expr("c0")}, "true"), "c0"),
+        (lambda table: table.update({"n": tm.expr("place")}, "true"), "place"),
         (lambda table: table.update({"n": 1}, "true", application="a"), "an application is its name and the number"),
         (lambda _: tm.expr("n, 1"), "not one expression"),
         (lambda _: tm.expr("n from t where (1 = 1"), "not one expression|cannot read"),
