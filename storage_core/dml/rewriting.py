@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.dml.assignments import Assignments
-from storage_core.dml.parts import Part, parts
+from storage_core.dml.parts import parts
 from storage_core.dml.statement import Found
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.log import TransactionLog
@@ -20,6 +20,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.read.row_group_pruning import groups_with
 from storage_core.read.verified import Verified
 from storage_core.rows.incoming import PIECE_BYTES
+from storage_core.rows.keys import Positions
 from storage_core.rows.schema import conform
 from storage_core.settings.query import QueryLimits
 from storage_core.split.context import context_of
@@ -84,6 +85,9 @@ class Rewriter:
         def groups(split: OpenSplit) -> Sequence[int]:
             return groups_with(rows[split.add.path], split.footer, range(split.row_groups))
 
+        def keep(add: Add, first: int, count: int) -> Positions:
+            return positions(rows[add.path] & BitMap(range(first, first + count))) - first
+
         read = parts(
             self.log.store,
             [each.split for each in found],
@@ -91,21 +95,19 @@ class Rewriter:
             whole=head.schema,
             groups=groups,
             footers=self.verified.footers.of_a_read(),
+            keep=keep,
         )
         waiting: list[pa.Table] = []
+        size = 0
         with closing(read) as each_part:
             for part in each_part:
-                waiting.append(conform(_chosen(part, rows[part.split.path]), head.schema))
-                if sum(each.nbytes for each in waiting) >= PIECE_BYTES:
+                waiting.append(conform(part.rows, head.schema))
+                size += waiting[-1].nbytes
+                if size >= PIECE_BYTES:
                     yield pa.concat_tables(waiting)
-                    waiting = []
+                    waiting, size = [], 0
         if waiting:
             yield pa.concat_tables(waiting)
-
-
-def _chosen(part: Part, rows: BitMap) -> pa.Table:
-    own = positions(rows & BitMap(range(part.first, part.first + part.rows.num_rows))) - part.first
-    return part.rows if len(own) == part.rows.num_rows else part.rows.take(pa.array(own))
 
 
 def _are_alike(one: Sequence[Found], other: Sequence[Found]) -> bool:
