@@ -13,12 +13,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from storage_core.engine.statement import TABLE, check, parse
+from storage_core.engine.statement import TABLE
 from storage_core.engine.tree import nodes_of, refused
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source
+from storage_core.read.sql_predicate import plain_select
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import table_of
 from storage_core.rows.schema import conform
@@ -41,18 +42,9 @@ def expr(sql: str) -> Expression:
 
     Raises `InvalidInput` when the text is not one expression over columns of a row.
     """
-    query = f"SELECT {sql} FROM {TABLE}"  # noqa: S608  # parsed only, to be checked below
-    node = parse(query, "expression")
-    check(node, query, tables=[TABLE], what="expression")
-    extra = [
-        key
-        for key in ("where_clause", "group_expressions", "modifiers", "having", "qualify", "sample")
-        if node.get(key)
-    ]
-    source = node.get("from_table") or {}
-    is_plain = source.get("type") == "BASE_TABLE" and not (source["column_name_alias"] or source.get("alias"))
+    node = plain_select(f"SELECT {sql} FROM {TABLE}", "expression") or {}  # noqa: S608  # parsed, and checked below
     chosen = node.get("select_list") or []
-    if node.get("type") != "SELECT_NODE" or extra or not is_plain or len(chosen) != 1 or chosen[0].get("alias"):
+    if len(chosen) != 1 or chosen[0].get("alias") or node.get("where_clause") is not None:
         raise InvalidInput(f"{quoted(sql)} is not one expression over columns of a row", expression=sql)
     for each in nodes_of(chosen[0]):
         if each.get("class") in _MORE_THAN_A_ROW or str(each.get("function_name", "")).lower() == "unnest":
