@@ -28,6 +28,7 @@ BENCHMARKS = (
     "index_upkeep",
     "index_moves",
     "key_index",
+    "deletes",
     "vectors",
     "vector_job",
     "read_memory",

@@ -19,6 +19,7 @@ import typer
 from jobs.running.stop_signals import heard_once
 from pipelines.commands import (
     caching,
+    changing,
     checking,
     creating,
     distribution,
@@ -54,9 +55,13 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "history": inspecting.history,
         "debt": inspecting.debt,
     },
-    "Rows in": {
+    "Rows": {
         "ingest": writing.ingest,
         "append": writing.append,
+        "upsert": changing.upsert,
+        "update": changing.update,
+        "overwrite": changing.overwrite,
+        "delete": changing.delete,
         "regions": unmerged.regions,
         "tail": unmerged.tail,
         "quarantine": quarantine.quarantine,

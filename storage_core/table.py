@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from storage_core.compaction.debt import Debt
     from storage_core.compaction.policy import Mode
     from storage_core.declaration import TableDeclaration
+    from storage_core.dml.changed import Changed
+    from storage_core.dml.keyed import Matching
+    from storage_core.dml.statements import Target
     from storage_core.engine.parameters import Parameters
     from storage_core.formats.tags import Tag
     from storage_core.history.restore import Restored
@@ -285,6 +288,118 @@ class Table:
             self._log, self.snapshot, fitting(rows, self.schema, self.config.nonzero_vectors)
         )
         return appended
+
+    @_loading
+    def delete(self, filter: Filter | str, *, limits: QueryLimits | None = None) -> Changed:  # noqa: A002  # as of scan
+        """Delete the rows that meet a condition, in one commit; `"true"` for every row.
+
+        `filter` is as of `scan`. The rows are those of the version that the commit follows, whatever else commits
+        meanwhile: none that met the condition is left in it, none that did not is gone. No file is rewritten: rows
+        are hidden by deletion vectors, and a split without a row left leaves the table. What the log's statistics
+        exclude is not read, and neither is a split of which they show that all of it goes. Where no row meets it
+        nothing is committed. Raises `InvalidInput` for no condition, `Unavailable` where the condition passes
+        `limits`, `CommitConflict`.
+
+        Of a keyed table the rows are those that `latest` shows: they are deleted by key in the logs of their regions,
+        durable and gone for `committed` and `latest` readers when this returns, and out of the base after the next
+        merge. A live writer goes on, and what it puts later comes back. See `dml.keyed`.
+        """
+        from storage_core.dml import statements
+
+        if self.config.kind == "keyed":
+            matching = self._matching(filter, "delete", limits, self.config.primary_key)
+            return statements.delete_by_key(self._log, self.snapshot, matching)
+        return self._ran(statements.delete(self._target(limits), filter))
+
+    @_loading
+    def update(
+        self,
+        values: Mapping[str, object],
+        filter: Filter | str,  # noqa: A002  # as of scan
+        *,
+        application: tuple[str, int] | None = None,
+        limits: QueryLimits | None = None,
+    ) -> Changed:
+        """Set columns of the rows that meet a condition, in one commit: to a value, or to an expression of the row.
+
+        `{"status": 404, "n": tm.expr("n + 1")}`; an expression is SQL's over the columns of the row as it was. The
+        rows are those of `delete`: they are hidden where they were, and written changed as new splits of their
+        windows. With `application`, a name and a number, the work of that number is done once, however often it is
+        asked for. Of a keyed table they are patched by key, as `delete` deletes them, and no column of the key is
+        set. Raises what `delete` raises, and `InvalidInput` for a value that does not fit.
+        """
+        from storage_core.dml import statements
+        from storage_core.settings.query import QueryLimits
+
+        if self.config.kind != "keyed":
+            return self._ran(statements.update(self._target(limits), values, filter, application))
+        if application is not None:
+            raise InvalidInput(f"{self.uri}: the work of an application is told by its commit, and patches have none")
+        matching = self._matching(filter, "update", limits)
+        return statements.update_by_key(self._log, self.snapshot, values, matching, limits=limits or QueryLimits())
+
+    @_loading
+    def overwrite(
+        self,
+        rows: Rows,
+        filter: Filter | str,  # noqa: A002  # as of scan
+        *,
+        application: tuple[str, int] | None = None,
+        limits: QueryLimits | None = None,
+    ) -> Changed:
+        """Put rows in the place of those that meet a condition, in one commit: all that met it are gone, these are in.
+
+        Each row given meets the condition itself; `rows` and `filter` are as of `append` and `scan`, `application` as
+        of `update`. Rows are never late. Raises what `delete` raises, and `InvalidInput` for a row that does not
+        meet the condition: nothing is committed then.
+        """
+        from storage_core.dml import statements
+
+        statements.require_append_table(self.snapshot, self.uri)
+        return self._ran(statements.overwrite(self._target(limits), rows, filter, application))
+
+    @_loading
+    def upsert(self, rows: Rows, *, on: str | Sequence[str]) -> Changed:
+        """Add rows in the place of those with the same values in the columns `on`, in one commit.
+
+        Rows of the table that have them are hidden, however many there are, so that afterwards one row has them. On a
+        keyed table `on` is the primary key, and the rows are put through a writer as `append` does. `rows` are
+        read whole. Rows are never late in an append table. Raises `InvalidInput` for rows given that do not differ in
+        `on`, or lack a value there.
+        """
+        from storage_core.dml import statements
+
+        if self.config.kind == "keyed":
+            self._require_writable()
+            return statements.put_by_key(self._log, self.snapshot, rows, on)
+        return self._ran(statements.upsert(self._target(None), rows, on))
+
+    def _target(self, limits: QueryLimits | None) -> Target:
+        """What a statement works on: the newest version."""
+        from storage_core.dml.statements import Target
+        from storage_core.settings.query import QueryLimits
+
+        self._require_writable()
+        return Target(self._log, self._view.refresh(), self._verified, limits or QueryLimits())
+
+    def _matching(
+        self, condition: object, verb: str, limits: QueryLimits | None, columns: Sequence[str] | None = None
+    ) -> Matching:
+        """What reads the rows of a keyed table that meet a condition now."""
+        from storage_core.dml.statements import required_filter
+
+        self._require_writable()
+        wanted = required_filter(condition, verb)
+
+        def matching() -> tuple[Snapshot, pa.Table]:
+            found = self.scan(columns, wanted, consistency=Consistency.LATEST, limits=limits)
+            return found.snapshot, found.to_arrow()
+
+        return matching
+
+    def _ran(self, outcome: tuple[Changed, Snapshot]) -> Changed:
+        done, self._view.snapshot = outcome
+        return done
 
     @_loading
     def writer(

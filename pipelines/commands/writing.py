@@ -76,8 +76,8 @@ def append(
         options = "--operation, --key, --unique-by, --also and --optional"
         raise InvalidInput(f"{options} are for a raw log; name its table with --table")
     table = open_table(uri)
-    with _landed(file) as path:
-        rows = _rows(table, path, format_ or _format_of(file))
+    with landed(file) as path:
+        rows = rows_of(table, path, file, format_)
     _show(table.append(rows), as_json=as_json)
 
 
@@ -130,16 +130,19 @@ def _show(done: Appended, *, as_json: bool) -> None:
             output.line("late rows: " + ", ".join(f"{count:,} {name}" for name, count in late.items()))
 
 
-def _rows(table: Table, path: Path, file_format: Format) -> pa.Table:
-    """Return the file's rows in the table's schema. Raises `InvalidInput` with every line that is none."""
+def rows_of(table: Table, path: Path, file: str, format_: Format | None) -> pa.Table:
+    """Return the rows at `path` in the table's schema; without a format that of the `file` they were given as.
+
+    Raises `InvalidInput` with every line that is none.
+    """
     from storage_core.ingest.landing import LandedFile, LandingSpec
     from storage_core.ingest.parse import parse
 
     folder = str(path.parent)
-    landed = LandedFile(path.name, path.stat().st_size, folder)
-    spec = LandingSpec(uri=folder, format=file_format)
+    given = LandedFile(path.name, path.stat().st_size, folder)
+    spec = LandingSpec(uri=folder, format=format_ or _format_of(file))
     config = table.snapshot.config
-    parsed = parse(landed, spec, table.schema, config.time_column, nonzero=config.nonzero_vectors)
+    parsed = parse(given, spec, table.schema, config.time_column, nonzero=config.nonzero_vectors)
     if parsed.rejected:
         what = (
             "the file cannot be used"
@@ -162,8 +165,8 @@ def _format_of(file: str) -> Format:
 
 
 @contextmanager
-def _landed(file: str) -> Iterator[Path]:
-    """The file as one that lies still: itself, or a copy of what a pipe delivers."""
+def landed(file: str) -> Iterator[Path]:
+    """Give the file as one that lies still: itself, or a copy of what a pipe delivers."""
     path = Path(file)
     if file != STDIN and path.is_file():
         yield path.resolve()  # a link is followed here, by the person's own choice: below the store follows none

@@ -51,7 +51,7 @@ def candidates(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequen
     files = _files(snapshot, wanted)
     bounded = kept.get(_BOUNDED)
     if not isinstance(bounded, _Bounded) or bounded.files is not files:
-        bounded = _Bounded(files, _ranges(files, wanted.schema))
+        bounded = _Bounded(files, bounds_of_keys(files, wanted.schema))
         kept.keep(_BOUNDED, bounded, sum(each.nbytes for both in bounded.ranges for each in both))
     found = snapshot.splits.records_at(files, np.flatnonzero(with_room(bounded.ranges, wanted)))
     unknown = {add.path for add in found if not key_places.are_kept(add, kept)}
@@ -118,7 +118,8 @@ def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:
     return splits.table(keep)
 
 
-def _ranges(files: pa.Table, key: pa.Schema) -> Sequence[Range]:
+def bounds_of_keys(files: pa.Table, key: pa.Schema) -> Sequence[Range]:
+    """Return per key column the bounds of its values in each of a table of splits."""
     parts = [
         [map_column(chunk) for chunk in files.column(name).chunks if len(chunk)] for name in ("minValues", "maxValues")
     ]

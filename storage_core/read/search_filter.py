@@ -58,11 +58,13 @@ class RowFilter:
         limits: QueryLimits | None,
         parts: BitmapParts,
         values: KeptValues | None = None,
+        query: str = "search",
     ) -> None:
         """Start the process that may be asked later. Raises `Unavailable` where the system gives none.
 
-        What it says of rows is kept in `values`; without them for this filter only.
+        What it says of rows is kept in `values`; without them for this filter only. Errors call it `query`.
         """
+        self._query = query
         self._snapshot = snapshot
         self._wanted = wanted
         self._limits = QueryLimits() if limits is None else limits
@@ -145,7 +147,7 @@ class RowFilter:
         ]
         numbered = pa.table([*columns, np.arange(count)], names=[*(each.name for each in read), place])
         text = f"SELECT {place} FROM {TABLE} WHERE {self._condition}"  # noqa: S608  # made of parts, or was checked
-        with query_errors("search", (), self._limits), Source(numbered).answer(text, self._limits) as result:
+        with query_errors(self._query, (), self._limits), Source(numbered).answer(text, self._limits) as result:
             places = [batch.column(0).to_numpy() for batch in result]
         mask: Mask = np.zeros(count, np.bool_)
         for each in places:

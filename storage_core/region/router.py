@@ -162,7 +162,7 @@ class RoutingWriter:
         """Call `write` per region with the positions of its rows."""
         routed = self._routed(records)
         written: list[str] = []
-        for region, chosen in _groups(routed):
+        for region, chosen in groups_of(routed):
             try:
                 write(self._writer(region), chosen)
             except TidemarkError as error:
@@ -233,8 +233,8 @@ def open_writer(
     return RegionWriter.open(log.store, head, clock=log.clock, ids=log.ids, options=options)
 
 
-def _groups(routed: Routed) -> Iterator[tuple[Region, pa.Array]]:
-    """The positions of each region's rows, in the order of the rows."""
+def groups_of(routed: Routed) -> Iterator[tuple[Region, pa.Array]]:
+    """Yield each region and the positions of its rows, in the order of the rows."""
     order = np.argsort(routed.positions, kind="stable")
     ends = np.cumsum(np.bincount(routed.positions, minlength=len(routed.regions)))
     for region, chosen in zip(routed.regions, np.split(order, ends[:-1]), strict=False):

@@ -111,6 +111,14 @@ def test_the_small_benchmark_of_key_indexes_prints_lookups_and_merges_with_the_i
         assert any(metric["name"].endswith(f"{what}, requests") for metric in metrics), what
 
 
+def test_the_small_benchmark_of_deletes_prints_statements_beside_delta_and_reads_after_them() -> None:
+    metrics = _metrics("deletes")
+    for name in ("delete of 1 %", "update of 1 %"):
+        assert any(each["name"].startswith(name) and each["against"] == "delta-rs" for each in metrics), name
+    assert any(each["name"].startswith("aggregate after a delete") for each in metrics)
+    assert any(each["name"].endswith("by time") for each in metrics)
+
+
 def test_the_small_benchmark_of_read_clients_prints_every_work_beside_both_peers() -> None:
     metrics = _metrics("read_client")
     assert {metric["against"] for metric in metrics} == {"boto3", "obstore"}

@@ -47,6 +47,7 @@ COMMANDS = [
         "explain",
     ),
     *("compact", "sort", "merge", "expire", "checkpoint", "catch-up", "gc", "backfill", "ui"),
+    *("delete", "update", "overwrite", "upsert"),
     *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy", "cache"),
 ]
 
