@@ -1,6 +1,6 @@
 """Collect: find what no retained version needs, and delete what has been so for the whole horizon.
 
-Landed files that are gone are pruned from the log first (decision 0136): nothing else commits here.
+Landed files that are gone are pruned from the log first (decision 0133): nothing else commits here.
 
 python -m jobs.collect --table-uri … [--dry-run] [--horizon-ms 0]
 """

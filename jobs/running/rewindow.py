@@ -1,4 +1,4 @@
-"""`compact --rewindow`: splits of former windows written anew in windows of the table's duration (decision 0139)."""
+"""`compact --rewindow`: splits of former windows written anew in windows of the table's duration (decision 0136)."""
 
 from __future__ import annotations
 

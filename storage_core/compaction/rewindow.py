@@ -1,4 +1,4 @@
-"""Splits of windows of a former duration, written anew in windows of the table's own (decision 0139).
+"""Splits of windows of a former duration, written anew in windows of the table's own (decision 0136).
 
 A piece of work reads splits of one scope, about one target size of them, and writes their rows by window and sorted.
 Rows stay as they are, and so does the sort schema that they have; which windows become one run is the compaction's.

@@ -32,7 +32,7 @@ from storage_core.region.spec import whole_table
 from storage_core.settings.region_fields import WHOLE_TABLE, Region
 
 WITH_IDS = "ids"
-"""In the place of a writer: how often records with ids of their producers were distributed (decision 0138)."""
+"""In the place of a writer: how often records with ids of their producers were distributed (decision 0135)."""
 
 _APP = f"{OFFSETS}:"
 

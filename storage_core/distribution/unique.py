@@ -1,4 +1,4 @@
-"""Records with an id of their producer: of those with one id a table takes one (decision 0138).
+"""Records with an id of their producer: of those with one id a table takes one (decision 0135).
 
 A table has an id when it has a chunk with it, which its offsets say: rows, offset and ids are one commit, and no id is
 kept in a table. What a chunk has for ids is noted beside the raw log, in every mandatory store, before an offset passes

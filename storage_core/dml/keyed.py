@@ -3,7 +3,7 @@
 What matches is read at `latest`, and written only where nobody has written to the region since: the region is claimed
 by the manifest that was looked at before, as a merge claims it, and its log has no entry that was not there. So a row
 that somebody changed meanwhile is never judged by what it was. A live writer is not fenced by it: it claims again by
-itself and goes on (decision 0134).
+itself and goes on (decision 0131).
 """
 
 from __future__ import annotations

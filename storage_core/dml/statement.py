@@ -2,7 +2,7 @@
 
 Rows that a statement is about are those of the head it commits on: of a version that another commit made meanwhile it
 looks at the splits that are new or have other deleted rows, and at nothing else again. So it is never planned again for
-an append, a compaction or another statement, and its outcome is that of statements one after the other (decision 0133).
+an append, a compaction or another statement, and its outcome is that of statements one after the other (decision 0130).
 """
 
 from __future__ import annotations

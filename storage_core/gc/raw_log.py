@@ -1,10 +1,10 @@
-"""Collection of a raw log: chunks whose records every table has, older than the retention (decision 0137).
+"""Collection of a raw log: chunks whose records every table has, older than the retention (decision 0134).
 
 Two passes per store, as for tables: each store has a plan of its own, and a copy goes when it has been in it for the
 horizon and every table's offset, read again, is still beyond it. Before a chunk goes it is read once more: one without
 a sound copy stays, and records of tables that are none go to quarantine, so that nothing ends unseen. What is missing
 is never given up here, and what some table lacks is never touched. Notes of record ids go when no record can come any
-more that is compared with them (decision 0138).
+more that is compared with them (decision 0135).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pruning landed files that are gone from their place (decision 0136).
+"""Pruning landed files that are gone from their place (decision 0133).
 
 What is recorded of a landed file is needed while it lies there. When it is gone, and has been recorded for as long as
 versions are retained, one transaction stays of it: the content whose rows are all in. A file that comes back with that

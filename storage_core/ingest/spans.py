@@ -1,4 +1,4 @@
-"""Rows that were ingested under windows of another duration than the table has now (decision 0139)."""
+"""Rows that were ingested under windows of another duration than the table has now (decision 0136)."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class Txn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTxn:
-    """A transaction is pruned: exactly-once needs it no longer. Decision 0136."""
+    """A transaction is pruned: exactly-once needs it no longer. Decision 0133."""
 
     NAME: ClassVar[str] = "removeTxn"
     appId: str

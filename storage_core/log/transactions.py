@@ -1,7 +1,7 @@
 """The transactions of a snapshot: those of its state, read when somebody looks, and what was recorded since.
 
 Exactly-once rests on them, and they are as many as files that landed and writers that ended, so opening a table must
-not pay for them (decision 0135). Two snapshots that follow one another share what the state says.
+not pay for them (decision 0132). Two snapshots that follow one another share what the state says.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class RawRecord:
 
     `fields` are the row's values by column: all of them for a put and a reset, those that change and the key for a
     patch, the key for a delete. `key` is what the producer calls the row, for people who read the log. A table takes
-    one of the records with one `id`, of whatever writer, however often it is appended (decision 0138).
+    one of the records with one `id`, of whatever writer, however often it is appended (decision 0135).
     """
 
     table: str

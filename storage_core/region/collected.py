@@ -2,7 +2,7 @@
 
 Every flush and every claim writes the whole list of generations. Those that each retained version has merged are
 collected (`gc.regions`), and when their objects are gone the collector takes them off the list (decision 0055). So it
-does with offsets of the raw log that the table's log has reached (decision 0136). It claims nothing, like a sorter: it
+does with offsets of the raw log that the table's log has reached (decision 0133). It claims nothing, like a sorter: it
 keeps the epoch, and carries on whatever others committed meanwhile.
 """
 

@@ -84,7 +84,7 @@ class TableConfig:
     """What a table is: time column, order, windows, key, indexes, and the settings of its upkeep.
 
     `window_seconds` is None for a table without windows; `coarse_window` admits more than an hour, our extension.
-    `former_windows` are the durations before, each once, that of the new table first (decision 0139).
+    `former_windows` are the durations before, each once, that of the new table first (decision 0136).
     `sort_schema` is the canonical text of `rows.sort_schema`. Sizes are in bytes, durations in the unit of their name;
     `checkpoint_interval` counts commits, 0 switches checkpoints after commits off. Without `late_data` no row is late.
     Windows that ended `retention_ms` ago leave the table; without it none does. It is about rows, unlike

@@ -1,4 +1,4 @@
-"""The key-value metadata of a split in one compressed entry, so that a split of few rows costs little (decision 0140).
+"""The key-value metadata of a split in one compressed entry, so that a split of few rows costs little (decision 0137).
 
 What a file says of itself is mostly the same words in every file. They are in a dictionary that is a part of the
 format: it never changes, another one would be another name of the entry.
