@@ -30,7 +30,7 @@ from assets.names import identifier
 from jobs.requests.audit import AuditRequest
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt
-from storage_core.index import catch_up
+from storage_core.index.debt import debt
 from storage_core.region import merge
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.vector_options import VectorOptions
@@ -121,12 +121,11 @@ def _index_check(declaration: TableDeclaration, index: str) -> AssetChecksDefini
     def covers_every_split() -> AssetCheckResult:
         with typed_failures():
             table = _open(declaration)
-            missing = catch_up.plan(table.snapshot, index).work if table else ()
-            shown = index_metadata(table, index) if table else {}
+            found = debt(table.snapshot, index) if table else None
         return AssetCheckResult(
-            passed=not missing,
+            passed=found is None or not found.uncovered_splits,
             severity=AssetCheckSeverity.WARN,
-            metadata={"splits_missing": len(missing), **shown},
+            metadata=index_metadata(found) if found else {},
         )
 
     return covers_every_split

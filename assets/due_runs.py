@@ -95,7 +95,7 @@ def _ingest(state: TableInputs, after: str | None) -> DueRuns:
     snapshot = state.table.snapshot if state.table else None
     if spec is None:
         return DueRuns()
-    candidates = waiting_files(snapshot, spec)
+    candidates = waiting_files(snapshot, spec, window_seconds=declaration.window)
     if span is None or declaration.time_column is None:
         files = [file for file, _ in candidates]
         return DueRuns(tuple(DueRun(work_key=fingerprint(files), reason=_files(files)) for _ in files[:1]))
@@ -203,7 +203,8 @@ def _compact(state: TableInputs) -> DueRuns:
         return DueRuns(
             (DueRun(work_key=_newest_split(table, EVERY_WINDOW), reason=f"{counted(splits, 'split')} to compact"),)
         )
-    windows = [debt.window_start for debt in debts if debt.window_start is not None and span.holds(debt.window_start)]
+    starts = [span.partition_of(debt.window_start) for debt in debts]
+    windows = [start for start in starts if start is not None]
     wanted = []
     for first, last in contiguous(windows, span.window_seconds):
         chosen = span.range_of(first, last)

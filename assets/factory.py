@@ -39,11 +39,16 @@ from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt
+from storage_core.index.debt import debt
 from storage_core.ingest.quarantine import quarantined
 from storage_core.table import Table
 
 MODE_TAG = "tidemark/compaction"
 """The tag of a run by which schedules and sensors ask for what pays now; without it a compaction finalizes."""
+
+STATE_TAG = "tidemark/state"
+COMPACT_STATE = "compact"
+"""The tag of a run, and its value, by which somebody asks for a compact state of the table."""
 
 REJECTED_LINES = "no_rejected_lines"
 
@@ -234,7 +239,13 @@ def _asset(
             with typed_failures():
                 Table.declare(declaration)
             mode = Mode(context.run.tags.get(MODE_TAG, Mode.FINALIZE))
-            request = replace(step.request, windows=windows_of(context), run_id=context.run.run_id, mode=mode)
+            request = replace(
+                step.request,
+                windows=windows_of(context),
+                run_id=context.run.run_id,
+                mode=mode,
+                compact_state=context.run.tags.get(STATE_TAG) == COMPACT_STATE,
+            )
             try:
                 report = launcher.submit(context, step.job, request)
             except PartlyDone as partly:
@@ -242,7 +253,7 @@ def _asset(
             metadata = metadata_of(report, _debt_left(declaration, mode))
             if step.request.index is not None:
                 with typed_failures():
-                    metadata |= index_metadata(Table.open(declaration.uri), step.request.index)
+                    metadata |= index_metadata(debt(Table.open(declaration.uri).snapshot, step.request.index))
             if partitions is not None and context.has_partition_key_range:
                 for name, own in metadata_of_partitions(report, context.partition_keys).items():
                     context.add_asset_metadata(own, partition_key=name)

@@ -28,6 +28,7 @@ from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
 from jobs.requests.audit import AuditRequest
 from jobs.requests.distribute import DistributeRequest
+from jobs.requests.raw_log import RawLogRequest
 from jobs.requests.request import JobRequest, to_argv
 from jobs.spark.code_archive import first_on_path
 from jobs.spark.spark import Spark
@@ -35,9 +36,20 @@ from storage_core.errors import TidemarkError
 from storage_core.foreign_text import shortened
 
 JobName = Literal[
-    "ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "collect", "distribute", "audit"
+    "ingest",
+    "merge",
+    "sort",
+    "expire",
+    "compact",
+    "checkpoint",
+    "catch_up",
+    "collect",
+    "distribute",
+    "audit",
+    "collect_raw",
+    "heal_raw",
 ]
-Request = JobRequest | AuditRequest | DistributeRequest
+Request = JobRequest | AuditRequest | DistributeRequest | RawLogRequest
 Report = Mapping[str, object]
 Context = AssetExecutionContext | OpExecutionContext
 """Of an asset, or of the op that runs asset checks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,12 +67,16 @@ def metadata_of_partitions(report: Report, partitions: Sequence[str]) -> dict[st
     """Return the metadata of each partition of a ranged run; its keys are exactly `PARTITION_METADATA`.
 
     They are what the run did to that window alone: nothing where it committed nothing to it. Of an ingest, `rows_in`
-    are the rows that went in, and `bytes_in` is 0, for a file is read for several windows.
+    are the rows that went in, and `bytes_in` is 0, for a file is read for several windows. What begins between two
+    partitions, as former windows may, is of the one before.
     """
+    names = sorted(partitions)
     done: dict[str, list[Mapping[str, object]]] = {}
     for each in entries_in(mapping(report["details"]), "by_window"):
         if isinstance(window := each["window"], int):
-            done.setdefault(partition_key(window), []).append(each)
+            place = bisect_right(names, partition_key(window))  # times in order are names in order
+            if place:
+                done.setdefault(names[place - 1], []).append(each)
     return {name: _metadata_of_partition(report, done.get(name, [])) for name in partitions}
 
 

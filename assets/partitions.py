@@ -34,6 +34,12 @@ class Span:
         """Return whether the window has a partition."""
         return window is not None and self.first <= window < self.end
 
+    def partition_of(self, window: int | None) -> int | None:
+        """Return the start of the partition that a window begins in, whatever its duration; None for none."""
+        if window is None or not self.holds(window):
+            return None
+        return window - window % self.window_seconds
+
     @property
     def newest(self) -> int:
         """The start of the last window."""

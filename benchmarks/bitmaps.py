@@ -23,8 +23,8 @@ import tidemark as tm
 from benchmarks.metrics import Metric, beside, command, in_turns
 from benchmarks.read_servers import ENVIRONMENT, Place, serving
 from benchmarks.remote_reads import Ours, asked
-from storage_core.index import catch_up
 from storage_core.settings.index import IndexDefinition
+from tests.support.upkeep import catch_up
 
 SPLITS, COLUMNS, HOSTS = 8, 40, 1_000
 RARE = "host 5 that is rare"
@@ -99,9 +99,7 @@ def _written(uri: str, rows: int, *, is_indexed: bool) -> tm.Table:
     if table is None:
         raise AssertionError("there are splits")
     if is_indexed:
-        plan = catch_up.plan(table.snapshot, INDEX.name)
-        built = [catch_up.execute(table.store, work, ids=table.log.ids) for work in plan.work]
-        table.log.commit(table.snapshot, plan.actions(built), operation="INDEX")
+        catch_up(table)
     return table.refresh()
 
 

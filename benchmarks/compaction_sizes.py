@@ -34,9 +34,10 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.rows.order import sort_indices
 from storage_core.rows.sort_order import bind
 from storage_core.rows.windows import split_by_window
+from storage_core.settings.split_codec import ZSTD_LEVEL
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
-from storage_core.split.encodings import CHOSEN_DICTIONARY_BYTES, ROWS_PER_PAGE, ZSTD_LEVEL, Encoding, choose
+from storage_core.split.encodings import CHOSEN_DICTIONARY_BYTES, ROWS_PER_PAGE, Encoding, choose
 from storage_core.split.row_groups import ROWS_PER_GROUP
 from storage_core.split.write import sort_and_write
 

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from benchmarks.metrics import Metric, command
 from benchmarks.peers import judged_documents
 from storage_core.read.arrow_rows import HeldRows
+from storage_core.rows.vectors import column_of
 from tidemark import Table
 
 FIRST = 10
@@ -72,13 +73,7 @@ def _found(folder: str, judged: Sequence[str], words: _Words) -> dict[str, list[
         {"name": "words", "kind": "fulltext", "columns": ["text"], "options": {"tokenizer": "en_stem"}},
         {"name": "vector", "kind": "vector", "columns": ["vector"], "metric": "cosine"},
     ]
-    rows = pa.table(
-        {
-            "id": range(len(judged)),
-            "text": judged,
-            "vector": pa.FixedSizeListArray.from_arrays(vectors.ravel(), vectors.shape[1]),
-        }
-    )
+    rows = pa.table({"id": range(len(judged)), "text": judged, "vector": column_of(vectors)})
     table = Table.create(folder, rows.schema, indexes=indexes)
     table.append(rows)
     search = partial(table.search, limit=FIRST + 1, columns=["id"])

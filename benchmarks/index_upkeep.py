@@ -99,8 +99,8 @@ class _Grown:
 
     def segments(self, index: str) -> int:
         """Return how many segments a search of an index opens."""
-        answers: dict[str, list[str]] = self.table.explain_search(index=index)["segments"]  # type: ignore[assignment]
-        return len({path for paths in answers.values() for path in paths})
+        (found,) = self.table.explain_search(index=index).indexes
+        return len({path for paths in found.segments.values() for path in paths})
 
     def _drop(self) -> None:
         """Commit that no segment is there any more."""

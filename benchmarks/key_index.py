@@ -16,12 +16,12 @@ import pyarrow as pa
 
 import tidemark as tm
 from benchmarks.metrics import Metric, command, in_turns
-from storage_core.index import catch_up
 from storage_core.objectstore.meter import RequestMeter
 from storage_core.region import merge
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
+from tests.support.upkeep import catch_up
 
 SPLITS = 5
 INDEX = IndexDefinition(name="keys", kind="primary_key", columns=("id",))
@@ -103,9 +103,7 @@ def _written(uri: str, rows: int, *, is_indexed: bool) -> tm.Table:
         table.log.commit(table.snapshot, adds, operation="APPEND")
         table.refresh()
     if is_indexed:
-        plan = catch_up.plan(table.snapshot, INDEX.name)
-        built = [catch_up.execute(table.store, work, ids=table.log.ids) for work in plan.work]
-        table.log.commit(table.snapshot, plan.actions(built), operation="INDEX")
+        catch_up(table)
     return table.refresh()
 
 

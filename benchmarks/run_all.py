@@ -17,6 +17,7 @@ from pathlib import Path
 BENCHMARKS = (
     "ingest_and_compact",
     "log_at_scale",
+    "progress",
     "ingestion",
     "compaction",
     "compaction_questions",
@@ -25,7 +26,9 @@ BENCHMARKS = (
     "bitmaps",
     "hybrid_quality",
     "index_upkeep",
+    "index_moves",
     "key_index",
+    "deletes",
     "vectors",
     "vector_job",
     "read_memory",

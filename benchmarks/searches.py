@@ -19,8 +19,8 @@ import tantivy
 import tidemark as tm
 from benchmarks.metrics import Metric, beside, command, in_turns
 from benchmarks.read_peers import lance_requests
-from storage_core.index import catch_up
 from storage_core.settings.index import IndexDefinition
+from tests.support.upkeep import catch_up
 
 CASES = ((200_000, False, 5.0), (5_000_000, False, 15.0), (5_000_000, True, 15.0))
 """The number of lines, whether each has a time, which orders lines with equal scores, and the aim in milliseconds."""
@@ -77,9 +77,7 @@ def _written(root: Path, rows: int, *, is_timed: bool) -> tuple[tm.Table, tantiv
     writer.commit()
     alone.reload()
     table.refresh()
-    plan = catch_up.plan(table.snapshot, "words")
-    built = [catch_up.execute(table.store, work, ids=table.log.ids) for work in plan.work]
-    table.log.commit(table.snapshot, plan.actions(built), operation="INDEX")
+    catch_up(table)
     return table.refresh(), alone
 
 

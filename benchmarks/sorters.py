@@ -20,7 +20,8 @@ from storage_core.compaction.execute import execute
 from storage_core.compaction.work import CompactionTask
 from storage_core.ids import SystemIds
 from storage_core.objectstore.local import LocalStore
-from storage_core.split.encodings import ROWS_PER_PAGE, ZSTD_LEVEL
+from storage_core.settings.split_codec import ZSTD_LEVEL
+from storage_core.split.encodings import ROWS_PER_PAGE
 from storage_core.split.row_groups import ROWS_PER_GROUP
 
 Side = Callable[[Given, Path], None]

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 import tidemark as tm
 from benchmarks.metrics import Metric, command
-from storage_core.rows.vectors import vector_type
+from storage_core.rows.vectors import column_of, vector_type
 from storage_core.settings.index import IndexDefinition
 
 BOUND_MIB = 1_536
@@ -51,7 +51,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
             if again.process.returncode and b"Held" not in again.log.read_bytes():
                 raise AssertionError(again.log.read_text()[-2_000:])
         after = tm.Table.open(uri)
-        covered = splits - len(after.explain_search(index="near")["scanned"])  # type: ignore[arg-type]
+        covered = splits - len(after.explain_search(index="near").indexes[0].scanned)
         yield Metric(name=f"{label}, splits covered when run again", value=covered, unit="splits")
         yield Metric(name=f"{label}, runs after the kill, until its lease ended", value=runs, unit="runs")
         yield Metric(name=f"{label}, from the kill to the end", value=time.perf_counter() - started, unit="s")
@@ -133,8 +133,7 @@ def _written(uri: str, rows: int, dimensions: int) -> tm.Table:
     for first in range(0, rows, rows // _APPENDS):
         vectors = points[chance.integers(0, len(points), rows // _APPENDS)]
         vectors += np.float32(0.6) * chance.standard_normal(vectors.shape, np.float32)
-        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), type=schema.field("v").type)
-        table.append(pa.table([pa.array(range(first, first + len(vectors))), column], schema=schema))
+        table.append(pa.table([pa.array(range(first, first + len(vectors))), column_of(vectors)], schema=schema))
     return table.refresh()
 
 

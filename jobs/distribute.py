@@ -22,6 +22,7 @@ from jobs.running.holder import holder_of, is_dead
 from jobs.spark import tasks
 from jobs.spark.spark import Answer, Spark
 from storage_core.clock import SystemClock
+from storage_core.distribution.backlog import collected_before
 from storage_core.distribution.offsets import log_offsets
 from storage_core.distribution.outcome import DistributionOutcome
 from storage_core.distribution.plan import HeldChunks, by_gap
@@ -92,6 +93,7 @@ class _OnSpark:
 
 def _distribute(job: DistributeTables, work: _OnSpark, terms: Terms, run_id: str | None) -> DistributionOutcome:
     tables = job.tables(declaring=True)
+    job.collected = collected_before(job.history, {name: log_offsets(each.snapshot) for name, each in tables.items()})
     with _leased(job, tables, terms, run_id) as leases:
         distributor = Distributor(
             source=job.source,
@@ -147,6 +149,8 @@ def _planned(job: DistributeTables, terms: Terms) -> JobReport:
     """What a run would read, and what is in its way; a table that does not exist yet would get everything."""
     tables = job.tables(declaring=False)
     new = sorted(set(job.declared) - set(tables) - set(job.failures))
+    offsets = {name: log_offsets(each.snapshot) for name, each in tables.items()} | {name: {} for name in new}
+    job.collected = collected_before(job.history, offsets)
     now = SystemClock().now_ms()
     plans = _left(job, tables, terms) | {name: left(job.history, {}, terms, now_ms=now) for name in new}
     held = by_gap({name: each.held for name, each in plans.items()})
@@ -178,6 +182,7 @@ def _details(job: DistributeTables, done: DistributionOutcome) -> dict[str, obje
         "tables": {name: asdict(each) for name, each in done.tables.items()},
         "rejected": sum(done.unknown.values()) + sum(sum(each.rejected.values()) for each in done.tables.values()),
         "unknown_tables": dict(done.unknown),
+        "duplicates": dict(done.duplicates),
         "left_out": dict(job.left_out),
         "damaged": [{"key": each.chunk.keys[0], "found": list(each.reasons)} for each in done.damaged.values()],
         **_gaps(job, done.held, done.given_up),
@@ -189,6 +194,7 @@ def _gaps(job: DistributeTables, held: Iterable[HeldChunks], given_up: Iterable[
         "held": [asdict(each) for each in held],
         "given_up": [asdict(each) for each in dict.fromkeys(given_up)],
         "unreachable": list(job.history.unreachable),
+        "collected": dict(job.collected),
     }
 
 

@@ -18,7 +18,9 @@ import typer
 
 from jobs.running.stop_signals import heard_once
 from pipelines.commands import (
+    altering,
     caching,
+    changing,
     checking,
     creating,
     distribution,
@@ -46,16 +48,20 @@ _STOPPED = "stopped by a signal; what it committed stays (`tidemark history` sho
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Tables": {
         "init": creating.init,
-        "alter": creating.alter,
+        "alter": altering.alter,
         "tables": inspecting.tables,
         "describe": inspecting.describe,
         "files": inspecting.files,
         "history": inspecting.history,
         "debt": inspecting.debt,
     },
-    "Rows in": {
+    "Rows": {
         "ingest": writing.ingest,
         "append": writing.append,
+        "upsert": changing.upsert,
+        "update": changing.update,
+        "overwrite": changing.overwrite,
+        "delete": changing.delete,
         "regions": unmerged.regions,
         "tail": unmerged.tail,
         "quarantine": quarantine.quarantine,

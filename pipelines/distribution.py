@@ -1,4 +1,4 @@
-"""What Dagster has of one raw log: its asset, a job, and a schedule that asks storage first."""
+"""What Dagster has of one raw log: its assets, a job of each, and a schedule of each that runs as declared."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dagster import AssetSelection, Definitions, RunRequest, ScheduleDefinition,
 
 from assets.distribution import build_distributed_asset, distributed_key
 from assets.names import identifier
+from assets.raw_upkeep import RawStep, build_raw_asset, raw_key, raw_steps
 from jobs import distribute
 from jobs.spark.spark import Spark
 from pipelines.raw_logs import DeclaredRawLog
@@ -19,8 +20,32 @@ from storage_core.wording import counted
 def build_raw_log(raw_log: DeclaredRawLog) -> Definitions:
     """Return `<raw log>/distributed`, the job `<raw log>_distribute`, and its schedule by the declared cron (UTC).
 
-    The schedule is stopped until somebody starts it in the UI.
+    So for `raw_healed` and `raw_collected`, where the raw log has them, by its `upkeep_schedule`. The schedules are
+    stopped until somebody starts them in the UI. Only that of distribution asks storage first.
     """
+    distribution = _distribution(raw_log)
+    return Definitions.merge(distribution, *(_upkeep(raw_log, step) for step in raw_steps(raw_log.declaration)))
+
+
+def _upkeep(raw_log: DeclaredRawLog, step: RawStep) -> Definitions:
+    declaration = raw_log.declaration
+    name = f"{identifier(declaration.name)}_{step.job}"
+    return Definitions(
+        assets=[build_raw_asset(declaration, step, raw_log.upkeep)],
+        jobs=[define_asset_job(name, AssetSelection.assets(raw_key(declaration.name, step)))],
+        schedules=[
+            ScheduleDefinition(
+                name=f"{name}_schedule",
+                job_name=name,
+                cron_schedule=declaration.upkeep_schedule,
+                execution_timezone="UTC",
+                description=f"Requests a run of {step.job}.",
+            )
+        ],
+    )
+
+
+def _distribution(raw_log: DeclaredRawLog) -> Definitions:
     name = f"{identifier(raw_log.declaration.name)}_distribute"
     return Definitions(
         assets=[build_distributed_asset(raw_log.declaration, raw_log.request)],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from assets.names import identifier
 from jobs.requests.distribute import DistributeRequest
+from jobs.requests.raw_log import RawLogRequest
 from pipelines.tables import Problem
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.raw_declaration import RawLogDeclaration, load_raw_log
@@ -17,10 +18,15 @@ from storage_core.raw_declaration import RawLogDeclaration, load_raw_log
 
 @dataclass(frozen=True, slots=True)
 class DeclaredRawLog:
-    """A valid declaration, and what a distribute job is asked for it."""
+    """A valid declaration, and what the jobs are asked for it."""
 
     declaration: RawLogDeclaration
     request: DistributeRequest
+
+    @property
+    def upkeep(self) -> RawLogRequest:
+        """What the jobs are asked that collect and heal it."""
+        return RawLogRequest(raw_log=self.request.raw_log, tables=self.request.tables, root=self.request.root)
 
 
 @dataclass(frozen=True, slots=True)

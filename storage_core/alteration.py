@@ -217,7 +217,7 @@ def _nullability(field: pa.Field) -> str:
     return "nullable" if field.nullable else "required"
 
 
-def alter(log: TransactionLog, snapshot: Snapshot, change: Change) -> Snapshot:
+def change_column(log: TransactionLog, snapshot: Snapshot, change: Change) -> Snapshot:
     """Commit the change as a version of its own and return what then is newest; nothing where it is made already.
 
     Raises `InvalidInput` for a change that this table cannot have, saying why and what to do, and `CommitConflict` when
@@ -240,7 +240,7 @@ def alter(log: TransactionLog, snapshot: Snapshot, change: Change) -> Snapshot:
 
 
 def altered(snapshot: Snapshot, change: Change) -> Snapshot | None:
-    """Return the snapshot as it will be with the change; None where it is made already. Raises as `alter`."""
+    """Return the snapshot as it will be with the change; None where it is made already. Raises as `change_column`."""
     before = numbered(snapshot.schema)
     made = change.make(snapshot, before)
     if made.equals(before, check_metadata=True):

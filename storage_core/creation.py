@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage_core.alteration import alter, declared_changes
-from storage_core.definition import check_definition, check_names, check_unchanged, keeping_order
+from storage_core.alteration import change_column, declared_changes
+from storage_core.definition import check_definition, check_names, check_unchanged, keeping_order, keeping_windows
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import probe_key, version_key
 from storage_core.ingest.landing import LANDING
@@ -18,8 +18,10 @@ from storage_core.log.actions import Action, Metadata, RemoveIndexSegment, Remov
 from storage_core.log.apart import require_apart
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
+from storage_core.named_settings import changed
 from storage_core.objectstore import probe
 from storage_core.objectstore.create import require_durable
+from storage_core.rows import sort_schema
 from storage_core.rows.columns import bare
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.region_fields import REGIONS_KEY
@@ -72,19 +74,52 @@ def declare(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
     changes = declared_changes(declaration.name, declaration.schema(), found.schema)
     check_unchanged(declaration.name, declaration.config(), found.config)
     for change in changes:
-        found = alter(log, found, change)
-    check_names(found, declaration.config())
-    settings = keeping_order(declaration.config(), found.config).to_configuration()
-    settings.pop(REGIONS_KEY, None)  # the table's own, with its history
-    return configure(log, found, {**settings, **extra})
+        found = change_column(log, found, change)
+
+    def declared(current: Snapshot) -> Mapping[str, str]:
+        wanted = keeping_windows(keeping_order(declaration.config(), current.config), current.config)
+        check_names(current, wanted)
+        return {**wanted.to_configuration(), **extra}
+
+    return _following(log, found, declared)
+
+
+def change_settings(log: TransactionLog, snapshot: Snapshot, given: Mapping[str, object]) -> Snapshot:
+    """Commit the settings that are given, by the names of `named_settings`, and return what then is newest.
+
+    The others stay as they are, also those that somebody changes meanwhile. Raises `InvalidInput` for what cannot be
+    set, and what `configure` raises.
+    """
+
+    def wanted_of(current: Snapshot) -> Mapping[str, str]:
+        wanted = changed(current.config, given)
+        check_definition(current.schema, wanted)  # before the canonical text drops the types that were spelled out
+        check_names(current, wanted)
+        if wanted.sort_schema is not None:
+            text = sort_schema.parse(wanted.sort_schema, wanted.time_column).text
+            wanted = keeping_order(replace(wanted, sort_schema=text), current.config)
+        wanted = keeping_windows(wanted, current.config)
+        landing = {name: text for name, text in current.metadata.configuration.items() if name == LANDING}
+        return {**wanted.to_configuration(), **landing}
+
+    return _following(log, snapshot, wanted_of)
 
 
 def configure(log: TransactionLog, snapshot: Snapshot, settings: Mapping[str, str]) -> Snapshot:
     """Commit these settings unless they are the table's already, and return what then is newest.
 
-    Settings of other releases stay. Raises `CommitConflict` when others keep changing the table's settings.
+    Settings of other releases stay, and regions. Raises `CommitConflict` when others keep changing the table's
+    settings.
     """
+    return _following(log, snapshot, lambda _: settings)
+
+
+def _following(
+    log: TransactionLog, snapshot: Snapshot, settings_for: Callable[[Snapshot], Mapping[str, str]]
+) -> Snapshot:
     for attempt in range(1, _ATTEMPTS + 1):
+        settings = dict(settings_for(snapshot))
+        settings.pop(REGIONS_KEY, None)  # the table's own, with its history
         actions = _changing(snapshot, settings)
         if not actions:
             # The commit that made it so may be one whose outcome was unknown.

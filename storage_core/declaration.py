@@ -18,7 +18,6 @@ from storage_core.declaration_parts import (
     Closed,
     ColumnDeclaration,
     CompactionDeclaration,
-    GcDeclaration,
     IndexDeclaration,
     LandingDeclaration,
     LateDeclaration,
@@ -29,6 +28,7 @@ from storage_core.declaration_parts import (
     below,
     place,
 )
+from storage_core.declaration_upkeep import CheckpointDeclaration, GcDeclaration, SplitsDeclaration
 from storage_core.definition import check_maintained, check_maps
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
@@ -45,11 +45,11 @@ MOST_PARTITIONS = 40_000
 class TableDeclaration(Closed):
     """One table. Fields are checked in this order, each against those before it.
 
-    `window` is in seconds; one above an hour needs `coarse_window: true`. A keyed table may be
-    windowed only if its time column is part of the key, and takes its rows from region writers, not from landed files.
-    `map_columns` says of a map column whether a patch merges its entries (`merge`) or replaces them. Generations get
-    segments of `maintained_indexes`, without it of all `indexes`. Windows leave the
-    table once they ended as long ago as `retention` says; how long versions can be read is `gc.retention`.
+    `window` is in seconds; one above an hour needs `coarse_window: true`. A keyed table may be windowed only if its
+    time column is part of the key, and takes its rows from region writers, not from landed files. `map_columns` says of
+    a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
+    `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
+    `retention` says; how long versions can be read is `gc.retention`.
     """
 
     name: str
@@ -71,6 +71,8 @@ class TableDeclaration(Closed):
     idle_after: Milliseconds = TableConfig().idle_after_ms
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
+    splits: SplitsDeclaration = SplitsDeclaration()
+    checkpoint: CheckpointDeclaration = CheckpointDeclaration()
     gc: GcDeclaration = GcDeclaration()
     compaction: CompactionDeclaration = CompactionDeclaration()
 
@@ -96,13 +98,14 @@ class TableDeclaration(Closed):
             indexes=tuple(index.definition() for index in self.indexes),
             maintained_indexes=self.maintained_indexes,
             bloom_filters=self.bloom_filters,
-            gc_horizon_ms=self.gc.horizon,
-            version_retention_ms=self.gc.retention,
             retention_ms=self.retention,
             idle_after_ms=self.idle_after,
             late_data=self.late_data.setting() if self.late_data else None,
             map_columns=self.map_columns,
             compaction=self.compaction.setting(),
+            **self.splits.settings(),
+            **self.checkpoint.settings(),
+            **self.gc.settings(),
         )
 
     def below(self, root: Path) -> TableDeclaration:

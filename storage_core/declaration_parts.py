@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Self
 
@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from storage_core.errors import InvalidInput
 from storage_core.ingest.landing import LandingFormat, LandingSpec
+from storage_core.named_settings import INSTANT_FORMAT, parse_instant
 from storage_core.objectstore.resolve import check_location
 from storage_core.rows import windows
 from storage_core.rows.schema import from_schema_string
@@ -21,10 +22,10 @@ from storage_core.rows.vectors import dimensions_of, vector_type
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition, IndexKind
 from storage_core.settings.late_data import LateData, LatePolicy
-from storage_core.settings.table import TableConfig
+from storage_core.settings.sizes import parse_size
 from storage_core.settings.vector_options import VectorOptions, beside_kind
 
-PARTITION_FORMAT = "%Y-%m-%dT%H:%M"
+PARTITION_FORMAT = INSTANT_FORMAT
 _COLUMN_TYPES = (
     "string, byte, short, int, long, float, double, boolean, date, timestamp, timestamp_ntz, decimal(p,s), binary, "
     "map<key,value> of two of these, vector(d)"
@@ -41,12 +42,11 @@ def _milliseconds(text: object) -> object:
 
 
 def _instant(text: object) -> object:
-    if not isinstance(text, str):
-        return text
-    try:
-        return datetime.strptime(text, PARTITION_FORMAT).replace(tzinfo=UTC)
-    except ValueError as error:
-        raise InvalidInput(f"{text!r} is not a time like 2015-05-17T00:00 (UTC, no zone, no seconds)") from error
+    return parse_instant(text) if isinstance(text, str) else text
+
+
+def _bytes(text: object) -> object:
+    return parse_size(text) if isinstance(text, str) else text
 
 
 def _cron(text: str) -> str:
@@ -57,6 +57,7 @@ def _cron(text: str) -> str:
 
 
 Milliseconds = Annotated[int, BeforeValidator(_milliseconds), Field(ge=0)]
+Bytes = Annotated[int, BeforeValidator(_bytes)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 Cron = Annotated[str, BeforeValidator(_cron)]
 
@@ -153,16 +154,6 @@ class ScheduleDeclaration(Closed):
     checkpoint: Cron = "20 * * * *"
     catch_up: Cron = "10,40 * * * *"
     collect: Cron = "30 3 * * *"
-
-
-class GcDeclaration(Closed):
-    """How long an unreferenced object stays (`horizon`), and how long old versions can be opened (`retention`).
-
-    How long rows stay in the table is another setting, `retention` of the table.
-    """
-
-    horizon: Milliseconds = TableConfig().gc_horizon_ms
-    retention: Milliseconds = TableConfig().version_retention_ms
 
 
 class LateDeclaration(Closed):

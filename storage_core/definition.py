@@ -143,8 +143,8 @@ def _check_time(schema: pa.Schema, config: TableConfig) -> None:
 def check_unchanged(name: str, declared: TableConfig, found: TableConfig) -> None:
     """Raise `InvalidInput` naming each fixed setting in which the declaration differs from the table that exists.
 
-    Key, time column and window stay what a table was created with in this release; regions change by
-    `Table.set_regions` only. Order, indexes and the settings of the upkeep may change (`CHANGEABLE`).
+    Key and time column stay what a table was created with in this release; regions change by `Table.set_regions` only,
+    columns by `alteration`. Order, window, indexes and the settings of the upkeep may change (`CHANGEABLE`).
     """
     fixed = [each.name for each in fields(TableConfig) if each.name not in CHANGEABLE]
     changed = [name for name in fixed if _setting(declared, name) != _setting(found, name)]
@@ -154,6 +154,7 @@ def check_unchanged(name: str, declared: TableConfig, found: TableConfig) -> Non
             "it was created with: restore the declaration, or declare a new table at another uri",
             changed=changed,
         )
+    keeping_windows(declared, found)
 
 
 def keeping_order(declared: TableConfig, found: TableConfig) -> TableConfig:
@@ -165,8 +166,28 @@ def keeping_order(declared: TableConfig, found: TableConfig) -> TableConfig:
     return replace(declared, sort_schema=found.sort_schema) if sort_schema.equivalent(ours, theirs) else declared
 
 
+def keeping_windows(wanted: TableConfig, found: TableConfig) -> TableConfig:
+    """Return the wanted settings, with the duration that windows had among the former ones where it changes.
+
+    Raises `InvalidInput` where a table without windows is to have some, or the other way round.
+    """
+    if wanted.window_seconds == found.window_seconds:
+        return replace(wanted, former_windows=found.former_windows)
+    if wanted.window_seconds is None or found.window_seconds is None:
+        has = "none" if found.window_seconds is None else f"windows of {found.window_seconds} s"
+        raise InvalidInput(
+            f"window: the table has {has}, and keeps having windows or none; give another duration, or make a table",
+            changed=["window_seconds"],
+        )
+    former = found.former_windows
+    former = former if found.window_seconds in former else (*former, found.window_seconds)
+    return replace(wanted, former_windows=former)
+
+
 def _setting(config: TableConfig, name: str) -> object:
     """The setting to compare: of the region specs the fields in force; their ids and history are the table's own."""
+    if name == "former_windows":
+        return None  # the table's own as well
     return config.region_spec.fields if name == "region_specs" else getattr(config, name)
 
 

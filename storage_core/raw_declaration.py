@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from storage_core.declaration_file import load_as
 from storage_core.declaration_parts import Closed, Cron, Milliseconds, place
+from storage_core.distribution.work import UNIQUE_FOR_MS
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
 from storage_core.raw_log.history import CLOSED_AFTER_MS
@@ -33,7 +34,9 @@ class RawLogDeclaration(Closed):
     """One raw log. Without `tables` it carries rows of every declared table.
 
     `closed_after` is the age at which a segment counts as closed though its writer began no other. Every writer must
-    begin another before.
+    begin another before. Chunks that every table has are collected when they are older than `retention`; without it
+    all are kept. A record whose producer gave it an id is taken once among records of segments that began at most
+    `unique_for` apart. `upkeep_schedule` is when stores are healed and chunks collected.
     """
 
     name: Annotated[str, AfterValidator(validate_table_name)]
@@ -41,6 +44,9 @@ class RawLogDeclaration(Closed):
     tables: tuple[Annotated[str, AfterValidator(validate_table_name)], ...] = ()
     closed_after: Milliseconds = CLOSED_AFTER_MS
     schedule: Cron = "*/15 * * * *"
+    unique_for: Milliseconds = UNIQUE_FOR_MS
+    retention: Milliseconds | None = None
+    upkeep_schedule: Cron = "40 3 * * *"
 
     @field_validator("stores")
     @classmethod

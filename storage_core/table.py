@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from storage_core.compaction.debt import Debt
     from storage_core.compaction.policy import Mode
     from storage_core.declaration import TableDeclaration
+    from storage_core.dml.changed import Changed
+    from storage_core.dml.keyed import Matching
+    from storage_core.dml.statements import Target
     from storage_core.engine.parameters import Parameters
     from storage_core.formats.tags import Tag
     from storage_core.history.restore import Restored
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from storage_core.read.scan import Scan
     from storage_core.read.search_kept import Kept
     from storage_core.read.search_matches import Searched
+    from storage_core.read.search_plan import SearchPlan
     from storage_core.read.sql import Opened, TableView
     from storage_core.read.sql_result import SqlResult
     from storage_core.region.options import WriterOptions
@@ -111,6 +115,7 @@ class Table:
         map_columns: Mapping[str, MapMode] | None = None,
         bloom_filters: Sequence[str] = (),
         maintained_indexes: Sequence[str] | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> Table:
         """Create an empty table and return it at version 0.
 
@@ -121,11 +126,13 @@ class Table:
         without it none is late. Whole windows leave when they ended as long ago as `retention` says, such as `"30d"`,
         or seconds. Splits have a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single
         values. Generations of a keyed table get segments of `maintained_indexes`, of all `indexes` where it is not
-        said. Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
-        `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
+        said. `settings` are those of `alter`, such as `{"splits.target_size": "64MiB"}`. Raises `InvalidInput` when the
+        location holds a table already or the parts contradict each other, `Unsupported` when the store cannot hold a
+        table. One LIST and one PUT; on S3 the store is probed before.
         """
         from storage_core import creation
         from storage_core.definition import check_definition, column_names, index_definitions, key_columns, late_setting
+        from storage_core.named_settings import changed
         from storage_core.region.spec import first_specs
         from storage_core.rows.sort_schema import parse as parse_sort_schema
         from storage_core.rows.windows import parse_duration, parse_milliseconds
@@ -149,9 +156,10 @@ class Table:
             bloom_filters=column_names("bloom_filters", bloom_filters),
             maintained_indexes=None if maintained_indexes is None else tuple(maintained_indexes),
         )
+        config = changed(config, settings or {})
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
-        if sort_schema is not None:
-            config = replace(config, sort_schema=parse_sort_schema(sort_schema, time_column).text)
+        if config.sort_schema is not None:
+            config = replace(config, sort_schema=parse_sort_schema(config.sort_schema, time_column).text)
         store, log = _log_at(uri)
         return Table(store, log, creation.create(log, schema, config))
 
@@ -168,6 +176,21 @@ class Table:
 
         store, log = _log_at(declaration.uri if uri is None else uri)
         return Table(store, log, creation.declare(log, declaration))
+
+    @_loading
+    def alter(self, settings: Mapping[str, object]) -> Table:
+        """Change settings in one commit, and return the table: `{"gc.retention": "90d", "compaction": {"factor": 12}}`.
+
+        Names and values are those of declarations, and of `describe()["settings"]`; None is back to the default. Others
+        stay, also what somebody else changes meanwhile; nothing is committed where all is as it is given. Each job
+        follows at its next run, new splits at once; those that exist stay as they are. Raises `InvalidInput` naming
+        a setting that there is not or that cannot change, or what is wrong with a value.
+        """
+        from storage_core import creation
+
+        self._require_writable()
+        self._view.snapshot = creation.change_settings(self._log, self.snapshot, settings)
+        return self
 
     @staticmethod
     @_loading
@@ -266,6 +289,118 @@ class Table:
             self._log, self.snapshot, fitting(rows, self.schema, self.config.nonzero_vectors)
         )
         return appended
+
+    @_loading
+    def delete(self, filter: Filter | str, *, limits: QueryLimits | None = None) -> Changed:  # noqa: A002  # as of scan
+        """Delete the rows that meet a condition, in one commit; `"true"` for every row.
+
+        `filter` is as of `scan`. The rows are those of the version that the commit follows, whatever else commits
+        meanwhile: none that met the condition is left in it, none that did not is gone. No file is rewritten: rows
+        are hidden by deletion vectors, and a split without a row left leaves the table. What the log's statistics
+        exclude is not read, and neither is a split of which they show that all of it goes. Where no row meets it
+        nothing is committed. Raises `InvalidInput` for no condition, `Unavailable` where the condition passes
+        `limits`, `CommitConflict`.
+
+        Of a keyed table the rows are those that `latest` shows: they are deleted by key in the logs of their regions,
+        durable and gone for `committed` and `latest` readers when this returns, and out of the base after the next
+        merge. A live writer goes on, and what it puts later comes back. See `dml.keyed`.
+        """
+        from storage_core.dml import statements
+
+        if self.config.kind == "keyed":
+            matching = self._matching(filter, "delete", limits, self.config.primary_key)
+            return statements.delete_by_key(self._log, self.snapshot, matching)
+        return self._ran(statements.delete(self._target(limits), filter))
+
+    @_loading
+    def update(
+        self,
+        values: Mapping[str, object],
+        filter: Filter | str,  # noqa: A002  # as of scan
+        *,
+        application: tuple[str, int] | None = None,
+        limits: QueryLimits | None = None,
+    ) -> Changed:
+        """Set columns of the rows that meet a condition, in one commit: to a value, or to an expression of the row.
+
+        `{"status": 404, "n": tm.expr("n + 1")}`; an expression is SQL's over the columns of the row as it was. The
+        rows are those of `delete`: they are hidden where they were, and written changed as new splits of their
+        windows. With `application`, a name and a number, the work of that number is done once, however often it is
+        asked for. Of a keyed table they are patched by key, as `delete` deletes them, and no column of the key is
+        set. Raises what `delete` raises, and `InvalidInput` for a value that does not fit.
+        """
+        from storage_core.dml import statements
+        from storage_core.settings.query import QueryLimits
+
+        if self.config.kind != "keyed":
+            return self._ran(statements.update(self._target(limits), values, filter, application))
+        if application is not None:
+            raise InvalidInput(f"{self.uri}: the work of an application is told by its commit, and patches have none")
+        matching = self._matching(filter, "update", limits)
+        return statements.update_by_key(self._log, self.snapshot, values, matching, limits=limits or QueryLimits())
+
+    @_loading
+    def overwrite(
+        self,
+        rows: Rows,
+        filter: Filter | str,  # noqa: A002  # as of scan
+        *,
+        application: tuple[str, int] | None = None,
+        limits: QueryLimits | None = None,
+    ) -> Changed:
+        """Put rows in the place of those that meet a condition, in one commit: all that met it are gone, these are in.
+
+        Each row given meets the condition itself; `rows` and `filter` are as of `append` and `scan`, `application` as
+        of `update`. Rows are never late. Raises what `delete` raises, and `InvalidInput` for a row that does not
+        meet the condition: nothing is committed then.
+        """
+        from storage_core.dml import statements
+
+        statements.require_append_table(self.snapshot, self.uri)
+        return self._ran(statements.overwrite(self._target(limits), rows, filter, application))
+
+    @_loading
+    def upsert(self, rows: Rows, *, on: str | Sequence[str]) -> Changed:
+        """Add rows in the place of those with the same values in the columns `on`, in one commit.
+
+        Rows of the table that have them are hidden, however many there are, so that afterwards one row has them. On a
+        keyed table `on` is the primary key, and the rows are put through a writer as `append` does. `rows` are
+        read whole. Rows are never late in an append table. Raises `InvalidInput` for rows given that do not differ in
+        `on`, or lack a value there.
+        """
+        from storage_core.dml import statements
+
+        if self.config.kind == "keyed":
+            self._require_writable()
+            return statements.put_by_key(self._log, self.snapshot, rows, on)
+        return self._ran(statements.upsert(self._target(None), rows, on))
+
+    def _target(self, limits: QueryLimits | None) -> Target:
+        """What a statement works on: the newest version."""
+        from storage_core.dml.statements import Target
+        from storage_core.settings.query import QueryLimits
+
+        self._require_writable()
+        return Target(self._log, self._view.refresh(), self._verified, limits or QueryLimits())
+
+    def _matching(
+        self, condition: object, verb: str, limits: QueryLimits | None, columns: Sequence[str] | None = None
+    ) -> Matching:
+        """What reads the rows of a keyed table that meet a condition now."""
+        from storage_core.dml.statements import required_filter
+
+        self._require_writable()
+        wanted = required_filter(condition, verb)
+
+        def matching() -> tuple[Snapshot, pa.Table]:
+            found = self.scan(columns, wanted, consistency=Consistency.LATEST, limits=limits)
+            return found.snapshot, found.to_arrow()
+
+        return matching
+
+    def _ran(self, outcome: tuple[Changed, Snapshot]) -> Changed:
+        done, self._view.snapshot = outcome
+        return done
 
     @_loading
     def writer(
@@ -417,11 +552,12 @@ class Table:
         """Return the best `limit` rows for a query, or a vector, on an index, with a `score` column, best first.
 
         All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly, or
-        scored exactly by its vectors. Deleted and superseded rows are never found, and weigh in scores of full text
-        until they are compacted away (decision 0094). A full-text query that does not parse (`can't`), or names no
-        column of the index, asks for any of its words; with `syntax="strict"` it is refused; `boosts` multiplies the
-        scores of columns. A bitmap index takes a value, a list of them, or by column one of these or conditions, as in
-        `{"status": {">=": 500}}`.
+        scored exactly by its vectors. With `latest` every acknowledged row is searched as its patches made it; what a
+        writer was given with `durable=False` once it is durable. Deleted and superseded rows are never found, and weigh
+        in scores of full text until they are compacted away (decision 0094). A full-text query that does not parse
+        (`can't`), or names no column of the index, asks for any of its words; with `syntax="strict"` it is refused;
+        `boosts` multiplies the scores of columns. A bitmap index takes a value, a list of them, or by column one of
+        these or conditions, as in `{"status": {">=": 500}}`.
         A `vector`, a list or an array of numbers, finds the nearest rows of those with one: `distance` is the metric's
         own, `score` 1 - distance (cosine) or -distance (l2, dot), both from exact vectors; `nprobe` clusters of each
         segment are looked into. `index` may be left out where one alone takes a vector, or a query.
@@ -434,8 +570,7 @@ class Table:
         of each text of the index as HTML, in which what matched is in `<b>` and all else escaped (`text_snippets`).
         `filter`, `columns`, `consistency` and `limits` are those of `scan`: only rows that meet the filter count
         towards `limit` and `offset`, the number of best rows to leave out. Rows with equal scores have one order, so
-        pages of one version neither overlap nor leave a row out; of a search by vector alone they may, for each page
-        ranks candidates of its own, unless the index has the quantization `none`. Unpacked segments stay in
+        pages of one version neither overlap nor leave a row out. Unpacked segments stay in
         `cache_dir`, a folder that nobody else may write to; None keeps them for this call only. Open searchers, decoded
         pages and bitmaps are kept with this object, in bounded memory and temporary files (`index.searchers`,
         `split.kept_values`). Raises `NotFound` for an unknown index, `InvalidInput` for an unknown column and for a
@@ -471,14 +606,13 @@ class Table:
             )
 
         if order_by is not None or descending is not True:
-            from storage_core.read.hybrid_question import one_index
-            from storage_core.read.search_ordered import Order, search_ordered
+            from storage_core.read.search_ordered import Order, refuse_scores, search_ordered
 
+            order = Order.of(order_by, descending)
             of_scores = {"vector": vector, "boosts": boosts, "nprobe": nprobe, "weights": weights}
-            order = Order.of(order_by, descending, **of_scores, fusion=None if fusion == "rrf" else fusion)
-            one = one_index(index, "order_by")
+            refuse_scores(of_scores | {"fusion": None if fusion == "rrf" else fusion})
             found = partial(
-                search_ordered, searched, query, order, index=one, syntax=syntax, limit=limit, offset=offset
+                search_ordered, searched, query, order, index=index, syntax=syntax, limit=limit, offset=offset
             )
         if snippets is not False:
             from storage_core.read.search_snippets import with_snippets
@@ -491,7 +625,7 @@ class Table:
         self,
         query: object,
         *,
-        index: str | None = None,
+        index: str | Sequence[str] | None = None,
         filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
         syntax: str = "lenient",
         at: At | None = None,
@@ -517,7 +651,7 @@ class Table:
         by: str,
         *,
         limit: int = 10,
-        index: str | None = None,
+        index: str | Sequence[str] | None = None,
         filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
         syntax: str = "lenient",
         at: At | None = None,
@@ -638,14 +772,72 @@ class Table:
         return Watched(self._store, self._log.cached)
 
     @_loading
-    def explain_search(self, *, index: str | Sequence[str]) -> dict[str, object]:
-        """Return which splits a search answers from segments, and which it reads and indexes on the fly. No request.
+    def explain_search(
+        self,
+        query: object = None,
+        *,
+        vector: object = None,
+        index: str | Sequence[str] | None = None,
+        fusion: str = "rrf",
+        weights: Mapping[str, float] | None = None,
+        limit: int = 10,
+        offset: int = 0,
+        columns: Sequence[str] | None = None,
+        filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
+        syntax: str = "lenient",
+        boosts: Mapping[str, float] | None = None,
+        at: At | None = None,
+        consistency: str = Consistency.SNAPSHOT,
+        nprobe: int | None = None,
+        cache_dir: Path | None = None,
+        limits: QueryLimits | None = None,
+        analyze: bool = False,
+    ) -> SearchPlan:
+        """Return what `search` asks for these arguments, index by index and source by source, and how it filters.
 
-        Of a list of indexes: `parts`, the plan of each.
+        Print it, or take `to_dict()`. With `analyze` it is run as well, and what it did is told beside: only a run
+        knows how many rows meet a filter, and so whether vectors are scored exactly or clusters are looked into, and
+        how many. Without a query and a vector: of the indexes that are named. Requests without `analyze`: those of the
+        view, every manifest where there is a filter, and maps where segments answer for a part of a split; no segment
+        and no split is read.
         """
-        from storage_core.read.hybrid import explain
+        from storage_core.read.hybrid import search
+        from storage_core.read.plan import analysis
+        from storage_core.read.scan import chosen_columns
+        from storage_core.read.search_explain import indexes_of, planned, search_plan
+        from storage_core.read.search_trace import Trace
 
-        return explain(self.snapshot, index=index)
+        searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
+        asks: dict[str, Any] = {"vector": vector, "index": index, "fusion": fusion, "weights": weights}
+        asks |= {"syntax": syntax, "boosts": boosts, "nprobe": nprobe}
+        indexes, chosen = (
+            indexes_of(searched.snapshot, query, **asks),
+            chosen_columns(columns, searched.snapshot.schema),
+        )
+        if not analyze:
+            return search_plan(searched, indexes, planned(searched, indexes))
+        trace = Trace()
+
+        def run() -> int:
+            found = search(
+                searched.store,
+                searched.snapshot,
+                query,
+                **asks,
+                limit=limit,
+                offset=offset,
+                columns=chosen,
+                filter=searched.filter,
+                limits=limits,
+                cache_dir=cache_dir,
+                unmerged=searched.unmerged,
+                kept=searched.kept,
+                trace=trace,
+            )
+            return int(found.num_rows)
+
+        done = analysis([self._watched], run)
+        return search_plan(searched, indexes, trace, done=done)
 
     @_loading
     def explain_get(
@@ -758,10 +950,10 @@ class Table:
         return self._altered(alteration.drop_column(name))
 
     def _altered(self, change: Change) -> Table:
-        from storage_core.alteration import alter
+        from storage_core.alteration import change_column
 
         self._require_writable()
-        self._view.snapshot = alter(self._log, self.snapshot, change)
+        self._view.snapshot = change_column(self._log, self.snapshot, change)
         return self
 
     @_loading
@@ -826,11 +1018,44 @@ class Table:
         return read_tags(self._store).live(self._log.clock.now_ms())
 
     @_loading
-    def describe(self) -> dict[str, object]:
-        """Return the table's metrics as plain data; the fields are a contract (`docs/spec.md`)."""
+    def describe(self, *, recall: bool = False) -> dict[str, object]:
+        """Return the table's metrics as plain data; the fields are a contract (`docs/spec.md`).
+
+        With `recall` that of each index of vectors is measured now, as `recall` does, which reads all vectors.
+        """
+        from storage_core.named_settings import shown
         from storage_core.read import describe
 
-        return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms())
+        wanted = [each.name for each in self.config.indexes if recall and each.kind == "vector"]
+        recalls = {name: self.recall(name).recall for name in wanted}
+        about = describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms(), recalls=recalls)
+        return {**about, "settings": shown(self.config)}
+
+    @_loading
+    def describe_state(self) -> dict[str, object]:
+        """Return what the state behind this version is made of and what opening costs, as plain data (`docs/spec.md`).
+
+        The table is opened once more for it, and each manifest costs a HEAD.
+        """
+        from storage_core.read.describe_state import describe_state
+
+        return describe_state(self._log, self.snapshot)
+
+    @_loading
+    def checkpoint(self, *, compact: bool = False) -> Table:
+        """Make sure that this version has a state, so that opening is fast, and return the table. Idempotent.
+
+        With `compact` the state has the fewest manifests and no tombstone; where the version has another one already,
+        it is that of a version that follows and changes nothing. See `log.checkpoints.compact`.
+        """
+        self._require_writable()
+        if compact:
+            from storage_core.log.checkpoints.compact import compact_state
+
+            self._view.snapshot = compact_state(self._log, self.snapshot).snapshot
+        else:
+            self._view.snapshot = self._log.checkpoint(self.snapshot).snapshot
+        return self
 
     @_loading
     def files(self) -> list[dict[str, object]]:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from storage_core import errors
     from storage_core.append import Appended
+    from storage_core.dml.assignments import Expression, expr
+    from storage_core.dml.changed import Changed
     from storage_core.log.history import HistoryEntry
     from storage_core.raw_log.raw_log import RawLog
     from storage_core.raw_log.stores import RawStore
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Appended": "storage_core.append",
+    "Changed": "storage_core.dml.changed",
     "Consistency": "storage_core.read.view",
+    "Expression": "storage_core.dml.assignments",
     "Filter": "storage_core.read.predicate",
     "HistoryEntry": "storage_core.log.history",
     "HistoryPage": "storage_core.read.history_pages",
@@ -49,11 +53,14 @@ _HOMES = {
     "WriterOptions": "storage_core.region.options",
     "col": "storage_core.read.predicate",
     "errors": "storage_core.errors",
+    "expr": "storage_core.dml.assignments",
 }
 
 __all__ = [
     "Appended",
+    "Changed",
     "Consistency",
+    "Expression",
     "Filter",
     "HistoryEntry",
     "HistoryPage",
@@ -69,6 +76,7 @@ __all__ = [
     "WriterOptions",
     "col",
     "errors",
+    "expr",
 ]
 
 

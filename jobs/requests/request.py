@@ -33,7 +33,8 @@ class JobRequest:
     collector's horizon. `run_id` is recorded in the commit. `master` is Spark's master URL. `wait_ms` is how long to
     wait while another run holds the lease. `mode` is what a compaction merges: all there is, or what pays now. With
     `quarantine` a merge puts what it cannot apply into quarantine (decision 0088). With `merges_only` a catch-up merges
-    small segments and builds none; with `retrain` it trains all segments of vectors again.
+    small segments and builds none; with `retrain` it trains all segments of vectors again. With
+    `compact_state` a checkpoint is the smallest there can be.
     """
 
     table_uri: str
@@ -49,6 +50,7 @@ class JobRequest:
     quarantine: bool = False
     merges_only: bool = False
     retrain: bool = False
+    compact_state: bool = False
 
 
 def any_parser(job: str, summary: str) -> argparse.ArgumentParser:
@@ -81,10 +83,18 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
         help="compact only what pays now, as scheduled runs do (default: every window)",
     )
     result.add_argument(
+        "--rewindow",
+        dest="mode",
+        action="store_const",
+        const=Mode.REWINDOW,
+        help="compact: write splits of former windows anew in windows of the table's duration, and merge none",
+    )
+    result.add_argument(
         "--quarantine", action="store_true", help="merge: what cannot be applied goes to quarantine (default: it fails)"
     )
     result.add_argument("--merges-only", action="store_true", help="catch_up: only merge small segments of indexes")
     result.add_argument("--retrain", action="store_true", help="catch_up: train all segments of vectors again")
+    result.add_argument("--compact-state", action="store_true", help="checkpoint: the smallest state there can be")
     return result
 
 
@@ -112,7 +122,7 @@ def to_argv(request: Request) -> list[str]:
             case True:
                 argv.append(option)
             case Mode() as mode:
-                argv += ["--policy"] if mode is Mode.POLICY else []
+                argv += [] if mode is Mode.FINALIZE else [f"--{mode}"]
             case WindowRange() as windows:
                 argv += window_range.to_argv(windows)
             case tuple() as several:

@@ -29,8 +29,10 @@ class WindowRange:
             return window is None and (self.null_only or (self.start is None and self.end is None))
         return (self.start is None or window >= self.start) and (self.end is None or window < self.end)
 
-    def require_fits(self, window_seconds: int | None) -> None:
+    def require_fits(self, window_seconds: int | None, former: Sequence[int] = ()) -> None:
         """Raise `InvalidInput` unless a table with windows of this length has the range; None is one without windows.
+
+        Of `former` lengths it may have windows as well.
 
         It has no bounds in a table without windows, and no single window by a time that is not its start.
         """
@@ -38,7 +40,7 @@ class WindowRange:
         if window_seconds is None and bounds:
             raise InvalidInput("the table has no windows; leave out --window, --from and --to")
         one = self.start is not None and self.end == self.start + 1
-        if one and window_seconds is not None and bounds[0] % window_seconds:
+        if one and window_seconds is not None and all(bounds[0] % each for each in (window_seconds, *former)):
             holder = bounds[0] - bounds[0] % window_seconds
             raise InvalidInput(
                 f"no window starts at {_instant(bounds[0])}; the one that holds it is {_instant(holder)} "

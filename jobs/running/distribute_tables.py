@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.requests.distribute import DistributeRequest
+from jobs.requests.raw_log import RawLogRequest
 from jobs.running.shared_place import require_shared
 from storage_core.declaration import TableDeclaration, load
 from storage_core.declaration_parts import below
+from storage_core.distribution.offsets import log_offsets
 from storage_core.distribution.work import Source
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.objectstore.meter import MeteredStore
@@ -27,7 +29,7 @@ class DistributeTables:
     """The raw log and the tables of a run.
 
     `left_out` are tables whose files declare nothing sound: their rows wait. `failures` are those that could not be
-    made or opened.
+    made or opened, `collected` by name those that came after chunks were collected, with the number of these.
     """
 
     raw: RawLogDeclaration
@@ -35,27 +37,35 @@ class DistributeTables:
     history: History
     declared: Mapping[str, TableDeclaration]
     stores: list[MeteredStore]
+    raw_stores: Sequence[MeteredStore]
     left_out: Mapping[str, str]
     failures: dict[str, TidemarkError] = field(default_factory=dict)
+    collected: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, request: DistributeRequest) -> DistributeTables:
+    def open(cls, request: DistributeRequest | RawLogRequest) -> DistributeTables:
         """Read the declarations and list the stores of the raw log. Raises `InvalidInput`."""
         root = Path(request.root or ".")
-        raw = load_raw_log(request.raw_log)
+        raw, stores = raw_stores(request)
         declared, broken = _tables(request.tables, root)
         known = {*declared, *broken}
         if unknown := sorted(set(raw.tables) - known):
             raise InvalidInput(f"{request.raw_log}: {', '.join(unknown)} is declared by no file of tables/*.yaml")
         chosen = raw.tables or tuple(sorted(known))
         uris = tuple(require_shared(below(root, uri)) for uri in raw.uris)
-        stores = [MeteredStore(open_store(uri)) for uri in uris]
         return cls(
             raw=raw,
-            source=Source(name=raw.name, stores=uris, tables=chosen),
+            source=Source(
+                name=raw.name,
+                stores=uris,
+                tables=chosen,
+                mandatory=sum(each.mandatory for each in raw.stores),
+                unique_for_ms=raw.unique_for,
+            ),
             history=union(list(stores)),
             declared={name: each for name, each in declared.items() if name in chosen},
-            stores=stores,
+            stores=[*stores],
+            raw_stores=stores,
             left_out={name: str(error) for name, error in broken.items() if name in chosen},
         )
 
@@ -75,6 +85,18 @@ class DistributeTables:
                 self.failures[name] = error
         self.stores += [each.store for each in found.values()]
         return found
+
+    def offsets(self) -> dict[str, Mapping[str, int]]:
+        """Return the offsets of every table as it is now; none of one that is not made, not sound, or fails to open."""
+        opened = self.tables(declaring=False)
+        return {name: log_offsets(opened[name].snapshot) if name in opened else {} for name in self.source.tables}
+
+
+def raw_stores(request: DistributeRequest | RawLogRequest) -> tuple[RawLogDeclaration, list[MeteredStore]]:
+    """Return the declaration of the raw log and its stores, mandatory ones first. No request. Raises `InvalidInput`."""
+    raw = load_raw_log(request.raw_log)
+    root = Path(request.root or ".")
+    return raw, [MeteredStore(open_store(require_shared(below(root, uri)))) for uri in raw.uris]
 
 
 def _tables(files: Sequence[str], root: Path) -> tuple[dict[str, TableDeclaration], dict[str, InvalidInput]]:

@@ -15,14 +15,15 @@ from jobs.reports.failure import Failed
 from storage_core.audit import audit as auditing
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
+from storage_core.compaction import rewindow as rewindowing
 from storage_core.compaction.skips import LASTING
 from storage_core.compaction.work import CompactionTask
 from storage_core.distribution import execute as distribution
 from storage_core.distribution.work import DivideWork, FillWork
 from storage_core.errors import Corrupt, NotFound, TidemarkError, as_tidemark_error
 from storage_core.ids import SystemIds
-from storage_core.index import catch_up, merging
-from storage_core.index import merge as segment_merge
+from storage_core.index import catch_up, segment_merge
+from storage_core.index.segment_merge_work import SegmentMerge
 from storage_core.ingest import batch
 from storage_core.ingest.work import IngestWork
 from storage_core.log.actions import to_json_object
@@ -57,6 +58,14 @@ def compact(item: Item) -> Answer:
     return {"failed": failed.to_object(), "requests": store.requests}
 
 
+def rewindow(item: Item) -> Answer:
+    """Write splits of former windows anew."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    task = rewindowing.RewindowTask.from_json(item["task"])
+    result = rewindowing.execute(store, task, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    return {"result": result.to_json(), "requests": store.requests}
+
+
 def audit(item: Item) -> Answer:
     """Judge some splits or merges by their files. Writes nothing."""
     store = MeteredStore(open_store(item["table_uri"]))
@@ -80,7 +89,7 @@ def merge_segments(item: Item) -> Answer:
     """Store one index segment in place of several. One of them that is damaged or gone is an answer: others go on."""
     store = MeteredStore(open_store(item["table_uri"]))
     try:
-        segment = segment_merge.execute(store, merging.MergeWork.from_json(item["work"]), ids=SystemIds())
+        segment = segment_merge.execute(store, SegmentMerge.from_json(item["work"]), ids=SystemIds())
     except (Corrupt, NotFound) as error:
         return {"failed": Failed.of(error).to_object(), "requests": store.requests}
     return {"segment": to_json_object(segment), "requests": store.requests}

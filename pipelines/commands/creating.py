@@ -1,9 +1,8 @@
-"""`init`: declared tables, one of them, or one made from a schema file; `alter`: one change of a table's columns."""
+"""`init`: declared tables, one of them, or one made from a schema file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Declaration, Json, Uri
-from pipelines.commands.target import declared, open_table, resolve
+from pipelines.commands.arguments import Declaration, Json
+from pipelines.commands.target import declared, resolve
 from storage_core.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -21,10 +20,7 @@ if TYPE_CHECKING:
     from storage_core.table import Table
 
 Status = Literal["created", "exists", "changed"]
-Change = Literal["add-column", "widen-column", "rename-column", "drop-column", "relax-column"]
 
-_VALUE: Mapping[str, str] = {"add-column": "its type", "widen-column": "its new type", "rename-column": "its new name"}
-"""What follows the column's name."""
 _FROM_SCHEMA = "With --schema: "
 _LARGEST_SCHEMA_BYTES = 4 * 2**20
 
@@ -177,49 +173,3 @@ def _index(text: str) -> dict[str, object]:
     if len(parts) != 3 or not all(parts):
         raise InvalidInput(f"--index {text!r}: write NAME:KIND:COLUMNS, such as text:fulltext:request,agent")
     return {"name": parts[0], "kind": parts[1], "columns": parts[2].split(",")}
-
-
-def alter(
-    uri: Uri,
-    change: Annotated[Change, typer.Argument(help="What to do with the column.")],
-    column: Annotated[str, typer.Argument(metavar="COLUMN", help="Its name.")],
-    value: Annotated[
-        str | None, typer.Argument(metavar="TYPE|NAME", help="A type as in a declaration, or the new name.")
-    ] = None,
-    *,
-    default: Annotated[
-        str | None, typer.Option(metavar="VALUE", help="With add-column: what rows written before have in it.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Change a column of a table.
-
-    No row is rewritten, and older versions stay as they were. A column is added behind the others and may be null.
-    Integers become wider ones, float double, decimals longer ones, dates timestamps. A column that the key, the time,
-    the order of rows, regions or an index have is neither renamed nor dropped.
-    """
-    if (value is None) != (change not in _VALUE):
-        raise InvalidInput(f"{change} needs {_VALUE[change]}" if value is None else f"{change} takes a COLUMN only")
-    if default is not None and change != "add-column":
-        raise InvalidInput("--default goes with add-column only")
-    table = open_table(uri)
-    before = table.snapshot.metadata
-    _acts(table, column, value or "", default)[change]()
-    status = "nothing_to_do" if table.snapshot.metadata == before else "committed"
-    if as_json:
-        columns = [{"name": each.name, "type": str(each.type), "nullable": each.nullable} for each in table.schema]
-        output.json_line({"status": status, "version": table.version, "columns": columns})
-    elif status == "committed":
-        output.line(f"version {table.version:,} has the columns {', '.join(table.schema.names)}")
-    else:
-        output.line("the column is so already")
-
-
-def _acts(table: Table, column: str, value: str, default: str | None) -> Mapping[str, Callable[[], object]]:
-    return {
-        "add-column": lambda: table.add_column(column, value, default=default),
-        "widen-column": lambda: table.widen_column(column, value),
-        "rename-column": lambda: table.rename_column(column, value),
-        "drop-column": lambda: table.drop_column(column),
-        "relax-column": lambda: table.relax_column(column),
-    }

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipelines.tables import DeclaredTables
 
 _MOST_DESCRIBED = 10
+_APART = ("sort_schema", "indexes")
 _METRICS = {"rows": number, "bytes": number}
 
 
@@ -44,17 +45,32 @@ def _tables(known: DeclaredTables) -> Iterator[output.Record]:
             yield {**about, "exists": False, "version": None, "live_splits": 0, "rows": 0, "bytes": 0}
 
 
-def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json: Json = False) -> None:
+def describe(
+    uri: Uri,
+    *,
+    at: At = None,
+    recall: Annotated[bool, typer.Option("--recall", help="Measure the recall of indexes of vectors too.")] = False,
+    state: Annotated[
+        bool, typer.Option("--state", help="What the state is made of instead, and what opening costs.")
+    ] = False,
+    everything: Everything = False,
+    as_json: Json = False,
+) -> None:
     """Show what a table is and holds.
 
     Splits per window, indexes and how far they are, regions and how much of them is merged.
     """
-    about: dict[str, Any] = open_table(uri, at).describe()
+    if state:
+        _describe_state(open_table(uri, at).describe_state(), everything=everything, as_json=as_json)
+        return
+    about: dict[str, Any] = open_table(uri, at).describe(recall=recall)
     if as_json:
         output.json_line(about)
         return
-    shown = {name: number for name in about if name not in ("columns", "windows", "indexes", "regions")}
-    output.fields(about, {**shown, "timestamp": instant_ms})
+    own = ("columns", "windows", "indexes", "regions", "settings")
+    output.fields(
+        about, {**{name: number for name in about if name not in own}, "timestamp": instant_ms, "settings": _settings}
+    )
     most = None if everything else _MOST_DESCRIBED
     columns = dict.fromkeys(("name", "type", "nullable", "default"), cell)
     output.records(about["columns"], columns, as_json=False, nothing="", most=most, more="--all")
@@ -65,10 +81,36 @@ def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json
     if about["indexes"]:
         numbers = ("watermark", "segments", "covered_splits", "uncovered_rows", "merges_due", "translation_depth")
         indexes = {"name": cell, "kind": cell, **dict.fromkeys(numbers, number)}
+        if recall:
+            indexes["recall"] = number
         output.records(about["indexes"], indexes, as_json=False, nothing="", most=most, more="--all")
     if about["regions"]:
         regions = dict.fromkeys(about["regions"][0], cell)
         output.records(about["regions"], regions, as_json=False, nothing="", most=most, more="--all")
+
+
+def _describe_state(about: dict[str, Any], *, everything: bool, as_json: bool) -> None:
+    if as_json:
+        output.json_line(about)
+        return
+    opening = about["opening"]
+    requests = ", ".join(f"{count} {kind}" for kind, count in opening["requests"].items() if count)
+    shown = {name: number for name in about if name not in ("manifests", "opening")}
+    output.fields({**about, "opening": f"{requests}, {opening['bytes']:,} bytes"}, {**shown, "opening": cell})
+    manifests = {"path": cell, "size": number, "entries": number, "added_at": _words, "windows": _words}
+    most = None if everything else _MOST_DESCRIBED
+    output.records(about["manifests"], manifests, as_json=False, nothing="no manifests", most=most, more="--all")
+
+
+def _settings(found: object) -> str:
+    """The settings that are not the usual ones; indexes and order are shown by themselves."""
+    from storage_core.named_settings import shown
+    from storage_core.settings.table import TableConfig
+
+    usual = shown(TableConfig())
+    own = found if isinstance(found, dict) else {}
+    other = {name: value for name, value in own.items() if value != usual[name] and name not in _APART}
+    return ", ".join(f"{name}={_words(value)}" for name, value in other.items()) or "the usual ones"
 
 
 def files(uri: Uri, *, at: At = None, as_json: Json = False) -> None:

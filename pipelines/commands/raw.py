@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Json, Uri
+from pipelines.commands.arguments import DryRun, Json, duration_ms
 from pipelines.commands.output import cell, instant_ms, number
-from pipelines.commands.target import resolve
 from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError
 from storage_core.wording import counted
 
 if TYPE_CHECKING:
+    from pipelines.commands.raw_upkeep import RawPlaces
     from storage_core.formats.raw_chunk import Operation
     from storage_core.raw_log.chunks import Damage
     from storage_core.raw_log.history import History, Verified
@@ -36,9 +36,15 @@ TableName = Annotated[
 KeyField = Annotated[
     str | None, typer.Option("--key", metavar="FIELD", help="Raw log: the field that is the record's key.")
 ]
+UniqueBy = Annotated[
+    str | None,
+    typer.Option("--unique-by", metavar="FIELD", help="Raw log: the field that is the record's id, taken once."),
+]
 RawOperation = Annotated[
     Literal["put", "patch", "delete", "reset"], typer.Option("--operation", help="Raw log: what each line does.")
 ]
+
+Where = Annotated[str, typer.Argument(metavar="URI", help="A raw log: its name in raw_logs/*.yaml, or a store.")]
 
 _READ_BYTES = 2**20
 _LONGEST_LINE_BYTES = 8 * 2**20
@@ -54,6 +60,7 @@ class RawTarget:
     table: str
     operation: Operation
     key: str | None
+    unique_by: str | None = None
 
 
 @dataclass(slots=True)
@@ -102,21 +109,49 @@ def append_lines(file: str, target: RawTarget, *, file_format: str | None, as_js
 
 
 def raw(
-    uri: Uri,
+    uri: Where,
     *,
     also: Also = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every chunk; missing or damaged ones end with exit code 4.")
     ] = False,
+    heal: Annotated[bool, typer.Option("--heal", help="Copy to each store what it lacks and others have.")] = False,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Delete chunks that every table has and that are past the retention.")
+    ] = False,
+    horizon: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="With --collect: how long a chunk waits, instead of 24h.")
+    ] = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """List the segments of a raw log, and what no store has."""
-    from storage_core.clock import SystemClock
-    from storage_core.raw_log.history import union
+    """List the segments of a raw log, and what no store has.
 
-    history = union([resolve(each).uri for each in (uri, *(also or []))])
+    Of a declared raw log it also says what its tables lack. Or fill its stores (--heal; --verify compares each
+    copy), or collect it.
+    """
+    from pipelines.commands.raw_upkeep import at_places, collected, declared_raw_log, healed
+
+    known = declared_raw_log(uri)
+    if heal and collect:
+        raise InvalidInput("--heal and --collect are two runs; give one of them")
+    if collect:
+        collected(uri, known, horizon_ms=duration_ms("--horizon", horizon), dry_run=dry_run, as_json=as_json)
+        return
+    if horizon is not None or (dry_run and not heal):
+        raise InvalidInput("--horizon goes with --collect, and --dry-run with --collect or --heal")
+    at = at_places(uri, also or (), known)
+    if heal:
+        healed(at.stores, verify=verify, dry_run=dry_run, as_json=as_json)
+    else:
+        _listed_segments(at.history(), at, verify=verify, as_json=as_json)
+
+
+def _listed_segments(history: History, at: RawPlaces, *, verify: bool, as_json: bool) -> None:
+    from storage_core.clock import SystemClock
+
     found = history.verify() if verify else None
-    about = _described(history, found, SystemClock().now_ms())
+    about = {**_described(history, found, SystemClock().now_ms()), **at.backlog(history)}
     if as_json:
         output.json_line(about)
     else:
@@ -145,14 +180,16 @@ def _append_all(log: RawLog, stream: BinaryIO, target: RawTarget, file: str) -> 
 
 def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tally, file: str) -> Iterator[RawRecord]:
     from storage_core.formats.raw_fields import decode_fields
-    from storage_core.raw_log.records import prepared, record_of
+    from storage_core.raw_log.records import Named, prepared, record_of
+
+    named = Named(key=target.key, id=target.unique_by)
 
     for at, data in lines:
         if not data.strip():
             continue
         try:
             fields = decode_fields(data.decode("utf-8-sig"))
-            record = record_of(target.table, fields, operation=target.operation, key=target.key)
+            record = record_of(target.table, fields, operation=target.operation, named=named)
             prepared(record, now_ms=0)  # what one line lacks must not keep back the others
         except UnicodeDecodeError:
             tally.reject(file, at, data, "the line is not UTF-8")
@@ -226,9 +263,19 @@ def _show(about: dict[str, object]) -> None:
         output.line(f"records read: {number(about['records'])}")
         _list(about["gaps"], {"writer": cell, "first": number, "last": number}, "no record is missing")
         _list(about["damaged"], {"key": cell, "found": cell}, "no chunk is damaged")
+    output.line(f"{counted(_count(about['chunks']), 'chunk')}, {number(about['bytes'])} bytes")
+    if isinstance(waiting := about["tables"], dict):
+        lacking = ", ".join(f"{name} {number(count)}" for name, count in waiting.items())
+        output.line(f"chunks that tables lack: {lacking or 'none'}")
+    if about["oldest_waiting_ms"] is not None:
+        output.line(f"the oldest of them began {instant_ms(about['oldest_waiting_ms'])}")
     for name in ("stores", "unreachable"):
         for uri in _listed(about[name]):
             output.line(f"{'store' if name == 'stores' else 'does not answer'}: {uri}")
+
+
+def _count(found: object) -> int:
+    return found if isinstance(found, int) else 0
 
 
 def _list(found: object, shown: dict[str, output.Show], nothing: str) -> None:

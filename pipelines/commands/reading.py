@@ -9,7 +9,6 @@ import typer
 from pipelines.commands import output
 from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri
 from pipelines.commands.target import open_table
-from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from storage_core.settings.query import QueryLimits
@@ -125,15 +124,12 @@ def explain(
     """Say what a query or a search would read.
 
     Of a query: which splits, and what left the others out. With --index: which splits segments answer, and which are
-    read and indexed on the fly.
+    read and indexed on the fly; `tidemark search … --explain` says it of one search, and of its filter.
     """
     from pipelines.commands import plans
 
-    if not index:
-        plan = open_table(uri).explain(query, at=at, consistency=consistency or "snapshot")
-        plans.show_query(plan, as_json=as_json, with_splits=True)
-    elif consistency is None:
-        wanted = index[0] if len(index) == 1 else index
-        plans.show_search(open_table(uri, at).explain_search(index=wanted), as_json=as_json)
+    table, seen = open_table(uri), consistency or "snapshot"
+    if index:
+        plans.show_search(table.explain_search(index=index, at=at, consistency=seen), as_json=as_json)
     else:
-        raise InvalidInput("give either --index or --consistency, not both: a search is explained as of its snapshot")
+        plans.show_query(table.explain(query, at=at, consistency=seen), as_json=as_json, with_splits=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri
 from pipelines.commands.caching import folder_of_segments
-from pipelines.commands.matches import Asking
+from pipelines.commands.counting import refuse_beside, show_matches
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -53,7 +53,14 @@ Facet = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="Print its most frequent values among all matches; a bitmap index is over it."),
 ]
-Columns = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these columns of a row: path,status.")]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES", help="Only these columns of a row: path,status. Its scores stay unless some are named."
+    ),
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Say what it would ask, and print no row.")]
+Analyze = Annotated[bool, typer.Option("--analyze", help="Run it, and say what it did instead of rows.")]
 
 
 def search(
@@ -65,6 +72,7 @@ def search(
         ),
     ] = None,
     *,
+    text: Annotated[str | None, typer.Option("--text", metavar="QUERY", help="The same as QUERY.")] = None,
     vector: Annotated[
         str | None,
         typer.Option(metavar="NUMBERS", help="Find the nearest rows: [0.1,0.2] or @file.npy; with QUERY fuse both."),
@@ -84,6 +92,8 @@ def search(
     count: Count = False,
     facet: Facet = None,
     columns: Columns = None,
+    explain: Explain = False,
+    analyze: Analyze = False,
     at: At = None,
     consistency: Consistency = None,
     everything: Everything = False,
@@ -93,44 +103,55 @@ def search(
 
     All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
+    if text is not None and query is not None:
+        raise InvalidInput("--text is the query, and one stands before the options as well; leave one of them out")
+    query = text if query is None else query
     if count or facet is not None:
-        of_rows: dict[str, object] = {
-            "--vector": vector,
-            "--offset": offset,
-            "--nprobe": nprobe,
-            "--order-by": order_by,
-        }
-        of_rows |= {"--boost": boost, "--weight": weight, "--fusion": None if fusion == "rrf" else fusion}
-        of_rows |= {"--ascending": ascending, "--snippets": snippets, "--columns": columns}
-        asking = Asking(query, _one_index(index), filter_, syntax, at, consistency or "snapshot")
-        asking.show(uri, count=count, facet=facet, limit=limit, of_rows=of_rows, as_json=as_json)
+        of_scores = {"--vector": vector, "--nprobe": nprobe, "--boost": boost, "--weight": weight}
+        of_order = {"--fusion": None if fusion == "rrf" else fusion, "--order-by": order_by, "--ascending": ascending}
+        of_page = {"--offset": offset, "--snippets": snippets, "--columns": columns}
+        of_plan = {"--explain": explain, "--analyze": analyze}
+        others = {"--facet": facet if count else None, **of_page, **of_order, **of_scores, **of_plan}
+        refuse_beside("--count" if count else "--facet", others)
+        of_rows = {"index": index or None, "filter": filter_, "syntax": syntax, "at": at}
+        of_rows |= {"consistency": consistency or "snapshot"}
+        show_matches(uri, query, facet=facet, limit=limit, as_json=as_json, of_rows=of_rows)
         return
-    wanted = None if vector is None else _vector(vector)
+    from pipelines.commands.vector_argument import vector_of
+
+    question: dict[str, Any] = {
+        "vector": None if vector is None else vector_of(vector),
+        "index": index or None,
+        "fusion": fusion,
+        "weights": _numbers("--weight", weight),
+        "boosts": _numbers("--boost", boost),
+        "limit": limit,
+        "offset": offset,
+        "filter": filter_,
+        "syntax": syntax,
+        "nprobe": nprobe,
+        "at": at,
+        "consistency": consistency or "snapshot",
+        "cache_dir": folder_of_segments(),
+    }
     table = open_table(uri)
     names = None if columns is None else list(dict.fromkeys(columns.split(",")))
-    answer = table.search(
-        query,
-        vector=wanted,
-        index=index or None,
-        fusion=fusion,
-        weights=_numbers("--weight", weight),
-        boosts=_numbers("--boost", boost),
-        limit=limit,
-        offset=offset,
-        columns=None if names is None else [name for name in names if name in table.schema.names] or None,
-        filter=filter_,
-        syntax=syntax,
-        nprobe=nprobe,
-        order_by=order_by,
-        descending=not ascending,
-        snippets=snippets,
-        at=at,
-        consistency=consistency or "snapshot",
-        cache_dir=folder_of_segments(),
-    )
+    question["columns"] = None if names is None else [name for name in names if name in table.schema.names] or None
+    if explain or analyze:
+        of_order = {"--order-by": order_by is not None, "--ascending": ascending, "--snippets": snippets}
+        if given := [name for name, is_given in of_order.items() if is_given]:
+            raise InvalidInput(f"a search by score is explained, and {given[0]} has no part in that; leave it out")
+        from pipelines.commands import plans
+
+        plans.show_search(table.explain_search(query, **question, analyze=analyze), as_json=as_json)
+        return
+    answer = table.search(query, **question, order_by=order_by, descending=not ascending, snippets=snippets)
     known = dict.fromkeys([*table.schema.names, *answer.column_names])
     if unknown := [name for name in names or () if name not in known]:
         raise InvalidInput(f"--columns: there is no {', '.join(unknown)}; an answer has {', '.join(known)}")
+    added = [name for name in answer.column_names if name not in table.schema.names]
+    if names is not None and not {*added} & {*names}:
+        names += added
     output.rows(answer.to_arrow() if names is None else answer.select(names), as_json=as_json, everything=everything)
 
 
@@ -162,12 +183,6 @@ def recall(
     output.line(f"  rows scored exactly: {found.rows:,}; candidates of all searches: {found.candidates:,}")
 
 
-def _one_index(names: list[str] | None) -> str | None:
-    from storage_core.read.hybrid_question import one_index
-
-    return one_index(names, "a count or a facet")
-
-
 def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:
     """The number of each name, of texts such as `words=2`. Raises `InvalidInput`."""
     found = {}
@@ -181,17 +196,3 @@ def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:
             raise InvalidInput(f"{option}: {quoted(each)} is no name with a number, such as words=2, or is named twice")
         found[name] = value
     return found or None
-
-
-def _vector(text: str) -> object:
-    """The numbers of a JSON list, or of the file behind an @. Raises `InvalidInput`."""
-    import json
-
-    import numpy as np
-
-    try:
-        return np.load(text[1:]) if text.startswith("@") else json.loads(text)
-    except (OSError, ValueError, EOFError, RecursionError) as error:
-        raise InvalidInput(
-            f"--vector: {quoted(text)} is no list of numbers as JSON, and no file of numpy behind @: {error}"
-        ) from error

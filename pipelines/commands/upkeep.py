@@ -40,6 +40,9 @@ def compact(
     all_: All = False,
     dry_run: DryRun = False,
     policy: Policy = False,
+    rewindow: Annotated[
+        bool, typer.Option("--rewindow", help="Write splits of former windows anew in windows of today's duration.")
+    ] = False,
     wait: Wait = None,
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
@@ -49,6 +52,8 @@ def compact(
     from jobs.requests.request import JobRequest
     from storage_core.compaction.policy import Mode
 
+    if policy and rewindow:
+        raise InvalidInput("give either --policy or --rewindow, not both")
     chosen = windows(window, start, end, everything=all_)
     request = JobRequest(
         table_uri=resolve(uri).uri,
@@ -56,7 +61,7 @@ def compact(
         dry_run=dry_run,
         master=master,
         wait_ms=waiting_ms(wait),
-        mode=Mode.POLICY if policy else Mode.FINALIZE,
+        mode=Mode.REWINDOW if rewindow else Mode.POLICY if policy else Mode.FINALIZE,
     )
     run_job(run, request, as_json=as_json)
 
@@ -110,11 +115,21 @@ def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     output.report(done, as_json=as_json)
 
 
-def checkpoint(uri: Uri, *, dry_run: DryRun = False, wait: Wait = None, as_json: Json = False) -> None:
+def checkpoint(
+    uri: Uri,
+    *,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="List all splits anew: the fewest manifests, and no tombstone.")
+    ] = False,
+    dry_run: DryRun = False,
+    wait: Wait = None,
+    as_json: Json = False,
+) -> None:
     """Write the state that keeps opening a table fast."""
     from jobs.checkpoint import run
 
-    run_job(run, _of_table(uri, wait, dry_run=dry_run, master=LOCAL_SPARK), as_json=as_json)
+    request = replace(_of_table(uri, wait, dry_run=dry_run, master=LOCAL_SPARK), compact_state=compact)
+    run_job(run, request, as_json=as_json)
 
 
 def catch_up(

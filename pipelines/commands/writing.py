@@ -16,7 +16,7 @@ import typer
 from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import All, Declaration, DryRun, From, Json, Master, To, Uri, Window
-from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawTarget, TableName, append_lines
+from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawTarget, TableName, UniqueBy, append_lines
 from pipelines.commands.running import run_job, windows
 from pipelines.commands.target import open_table, resolve
 from storage_core.errors import InvalidInput, NotFound
@@ -50,6 +50,7 @@ def append(
     table_name: TableName = None,
     operation: RawOperation = "put",
     key: KeyField = None,
+    unique_by: UniqueBy = None,
     also: Also = None,
     optional: Optional_ = None,
     as_json: Json = False,
@@ -61,14 +62,22 @@ def append(
     """
     if table_name is not None:
         stores = [resolve(each).uri for each in (uri, *(also or []))]
-        target = RawTarget(stores=stores, optional=optional or [], table=table_name, operation=operation, key=key)
+        target = RawTarget(
+            stores=stores,
+            optional=optional or [],
+            table=table_name,
+            operation=operation,
+            key=key,
+            unique_by=unique_by,
+        )
         append_lines(file, target, file_format=format_, as_json=as_json)
         return
-    if key or also or optional or operation != "put":
-        raise InvalidInput("--operation, --key, --also and --optional are for a raw log; name its table with --table")
+    if key or unique_by or also or optional or operation != "put":
+        options = "--operation, --key, --unique-by, --also and --optional"
+        raise InvalidInput(f"{options} are for a raw log; name its table with --table")
     table = open_table(uri)
-    with _landed(file) as path:
-        rows = _rows(table, path, format_ or _format_of(file))
+    with landed(file) as path:
+        rows = rows_of(table, path, file, format_)
     _show(table.append(rows), as_json=as_json)
 
 
@@ -121,16 +130,19 @@ def _show(done: Appended, *, as_json: bool) -> None:
             output.line("late rows: " + ", ".join(f"{count:,} {name}" for name, count in late.items()))
 
 
-def _rows(table: Table, path: Path, file_format: Format) -> pa.Table:
-    """Return the file's rows in the table's schema. Raises `InvalidInput` with every line that is none."""
+def rows_of(table: Table, path: Path, file: str, format_: Format | None) -> pa.Table:
+    """Return the rows at `path` in the table's schema; without a format that of the `file` they were given as.
+
+    Raises `InvalidInput` with every line that is none.
+    """
     from storage_core.ingest.landing import LandedFile, LandingSpec
     from storage_core.ingest.parse import parse
 
     folder = str(path.parent)
-    landed = LandedFile(path.name, path.stat().st_size, folder)
-    spec = LandingSpec(uri=folder, format=file_format)
+    given = LandedFile(path.name, path.stat().st_size, folder)
+    spec = LandingSpec(uri=folder, format=format_ or _format_of(file))
     config = table.snapshot.config
-    parsed = parse(landed, spec, table.schema, config.time_column, nonzero=config.nonzero_vectors)
+    parsed = parse(given, spec, table.schema, config.time_column, nonzero=config.nonzero_vectors)
     if parsed.rejected:
         what = (
             "the file cannot be used"
@@ -153,8 +165,8 @@ def _format_of(file: str) -> Format:
 
 
 @contextmanager
-def _landed(file: str) -> Iterator[Path]:
-    """The file as one that lies still: itself, or a copy of what a pipe delivers."""
+def landed(file: str) -> Iterator[Path]:
+    """Give the file as one that lies still: itself, or a copy of what a pipe delivers."""
     path = Path(file)
     if file != STDIN and path.is_file():
         yield path.resolve()  # a link is followed here, by the person's own choice: below the store follows none

@@ -93,7 +93,7 @@ def _faults(split: OpenSplit, table: AuditedTable, written: AuditedTable) -> Ite
     yield from _metadata_faults(split, table.table_id)
     yield from _type_faults(split, stored_schema(table.schema))
     for name in split.schema.names:
-        yield from _statistics_faults(split.read([name]), add)
+        yield from _statistics_faults(split.read([name]), add, written.config.string_cut)
     yield from _bounds_of_nothing(split, order)
 
 
@@ -219,9 +219,9 @@ def _type_faults(split: OpenSplit, schema: pa.Schema) -> Iterator[Fault]:
             yield Fault("SS-5", f"column {field.name!r} is {field.type} in the file and {expected} in the table")
 
 
-def _statistics_faults(column: pa.Table, add: Add) -> Iterator[Fault]:
+def _statistics_faults(column: pa.Table, add: Add, string_cut: int) -> Iterator[Fault]:
     (name,) = column.column_names
-    metrics = statistics.compute(column)
+    metrics = statistics.compute(column, string_cut)
     checks = (
         ("minimum values", add.minValues, metrics.min_values),
         ("maximum values", add.maxValues, metrics.max_values),

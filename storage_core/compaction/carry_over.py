@@ -20,17 +20,19 @@ from storage_core.compaction.kernel import Runs, merge_order
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.ids import Ids
-from storage_core.log.actions import Action, Add, MergedGenerations, Remove
+from storage_core.log.actions import Action, Add, Fence, Remove
 from storage_core.log.advance import read_version
+from storage_core.log.conflicts.requirements import RESTORES
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fingerprint
 from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.split.opened import OpenSplit
 from storage_core.split.read import open_split
 from storage_core.split.rewrite import Rewrite
-from storage_core.split.vectors import deleted_rows_of_each, positions, vector_for
+from storage_core.split.vectors import deleted_rows_of_each, vector_for
 
 _logger = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class CarryOver:
             return actions
         if removed and len(ended) == len(removed):
             raise CommitConflict(
-                f"merges have ended every row of the {len(removed)} splits to compact; there is nothing to commit, "
+                f"other commits ended every row of the {len(removed)} splits to compact; there is nothing to commit, "
                 "plan again"
             )
         marked = {path: add for merge in self._merges for path, add in merge.marked(head).items()}
@@ -79,9 +81,10 @@ class CarryOver:
         return [each for each in changed if not _is_over(each, ended)]
 
     def _ended(self, head: Snapshot) -> set[str]:
-        """The splits that left the table last because a merge superseded or deleted the last of their rows.
+        """The splits that left the table last because the last of their rows was superseded or deleted.
 
-        None of them when a version since the plan is no longer there: then nobody can tell.
+        By a merge, a statement or the retention: their commits change rows, a compaction's does not, and a restore
+        may bring rows back. None of them when a version since the plan is no longer there: then nobody can tell.
         """
         ended: set[str] = set()
         planned = min(merge.task.context.planned_version for merge in self._merges)
@@ -90,8 +93,8 @@ class CarryOver:
             if commit is None:
                 return set()
             ended -= {each.path for each in commit if isinstance(each, Add | Remove)}
-            if any(isinstance(each, MergedGenerations) for each in commit):
-                ended |= {each.path for each in commit if isinstance(each, Remove)}
+            if not any(isinstance(each, Fence) and each.resource == RESTORES for each in commit):
+                ended |= {each.path for each in commit if isinstance(each, Remove) and each.dataChange}
         return ended
 
 
@@ -218,7 +221,7 @@ class _Route:
             output = np.searchsorted(self.output_ends, row, side="right")
             first = np.concatenate(([0], self.output_ends[:-1]))
             for each in np.unique(output):
-                there = BitMap((row[output == each] - first[each]).astype(np.uint32))
+                there = bitmap_of(row[output == each] - first[each])
                 found[int(each)] = found.get(int(each), BitMap()) | there
         return found
 

@@ -98,7 +98,7 @@ def choose(
     found = group(snapshot, windows=windows, skipped=skipped, now_ms=at_ms)
     config = snapshot.config
     rules = Rules(settings=config.compaction, target_bytes=config.target_split_bytes, now_ms=at_ms, mode=mode)
-    contexts = _contexts(snapshot, found.scopes)
+    contexts = contexts_of(snapshot, found.scopes)
     fits = np.array([context is not None for context in contexts], np.bool_)
     merges = policy.choose(found.splits, rules)
     return Chosen(
@@ -110,7 +110,7 @@ def choose(
     )
 
 
-def _contexts(snapshot: Snapshot, scopes: Sequence[Scope]) -> list[SplitContext | None]:
+def contexts_of(snapshot: Snapshot, scopes: Sequence[Scope]) -> list[SplitContext | None]:
     """The contexts of the inputs, not of new splits: splits keep the sort schema and window they were written with.
 
     There may be thousands of scopes, of a few sort schemas: each of those is bound once.

@@ -37,10 +37,14 @@ MOST_RUN_TARGETS = 64
 
 
 class Mode(StrEnum):
-    """`POLICY` merges what pays now; `FINALIZE` leaves every window with one run, cold or not."""
+    """`POLICY` merges what pays now; `FINALIZE` leaves every window with one run, cold or not.
+
+    `REWINDOW` merges nothing: a job of this mode writes splits of former windows anew (`compaction.rewindow`).
+    """
 
     POLICY = "policy"
     FINALIZE = "finalize"
+    REWINDOW = "rewindow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

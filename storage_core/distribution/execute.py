@@ -20,7 +20,8 @@ from storage_core.clock import Clock
 from storage_core.distribution import rejects
 from storage_core.distribution.fitting import by_region, fit
 from storage_core.distribution.parts import Part, read_part, write_part
-from storage_core.distribution.work import Divided, DivideResult, DivideWork, FillResult, FillWork, Source, Target
+from storage_core.distribution.unique import NONE, find_duplicates, note_ids
+from storage_core.distribution.work import Divided, DivideResult, DivideWork, FillResult, FillWork, Target
 from storage_core.errors import TidemarkError
 from storage_core.ids import Ids
 from storage_core.ingest.tally import tally
@@ -43,12 +44,14 @@ Opener = Callable[[str], ObjectStore]
 def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: Clock, ids: Ids) -> DivideResult:
     """Write the rows of append tables as sorted splits, those of keyed ones as a part for each region.
 
-    `raw` are the stores of the raw log, `opened` gives the store of a table. A chunk without a sound copy ends its
-    writer here. What fails at the store of one table is told with that table. Requests: a GET per chunk, a PUT per
-    split and part, and per chunk and table with rejections. Raises `Unavailable` when no store has a chunk and one is
-    silent.
+    `raw` are the stores of the raw log, `opened` gives the store of a table. A work that meets records with ids of
+    their producers, and is not given those of the round, notes its own and does nothing else. A chunk without a sound
+    copy ends its writer here. What fails at the store of one table is told with that table. Requests: a GET per chunk,
+    a PUT per split and part, and per chunk and table with rejections; with ids those of `note_ids`, then of
+    `find_duplicates`. Raises `Unavailable` when no store has a chunk and one is silent.
     """
     taken = {each.name: _Taken(each, work.source.name) for each in work.targets}
+    duplicates = NONE if work.ids is None else find_duplicates(work, work.ids, raw)
     damaged: dict[str, Damage] = {}
     unknown: Counter[str] = Counter()
     total = 0
@@ -59,15 +62,27 @@ def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, cloc
         if isinstance(found, Damage):
             damaged[ref.writer] = found
             continue
-        records = found.records
-        total += records.num_rows
-        unknown += _quarantine_unknown(raw, work.source, ref, records)
+        if found.unique_ids is not None and work.ids is None:
+            return _noted(work, raw)
+        total += found.records.num_rows
+        unknown += rejects.keep_unknown(raw, work.source, ref, found.records)
+        records = duplicates.without(ref, found.records)
         for name in pc.unique(records.column("table")).to_pylist():
             share = taken.get(name)
             if share is not None and share.target.takes(ref):
                 share.take(ref, _of_table(records, name), opened)
     tables = {name: share.finish(opened, clock=clock, ids=ids) for name, share in taken.items()}
-    return DivideResult(tables=tables, unknown=unknown, damaged=tuple(damaged.values()), records=total)
+    return DivideResult(
+        tables=tables,
+        unknown=unknown,
+        damaged=tuple(damaged.values()),
+        records=total,
+        duplicates=duplicates.counts,
+    )
+
+
+def _noted(work: DivideWork, raw: Sequence[ObjectStore]) -> DivideResult:
+    return DivideResult(tables={}, unknown={}, damaged=(), records=0, noted=note_ids(work, raw))
 
 
 def fill(work: FillWork, store: ObjectStore, *, clock: Clock, ids: Ids) -> FillResult:
@@ -163,13 +178,3 @@ def _of_table(records: pa.Table, name: str) -> pa.Table:
 
 def _no_put(record: dict[str, Any]) -> RejectedRecord:
     return RejectedRecord.of(record, f"the table has no primary key: it takes puts, found {record['operation']!r}")
-
-
-def _quarantine_unknown(
-    raw: Sequence[ObjectStore], source: Source, ref: RawChunkRef, records: pa.Table
-) -> Counter[str]:
-    known = pc.is_in(records.column("table"), pa.array(source.tables, pa.string()))
-    strangers = records.filter(pc.invert(known)).to_pylist()
-    rejected = [RejectedRecord.of(each, f"{each['table']!r} is no table of this raw log") for each in strangers]
-    rejects.keep_in_any(raw, source.name, ref, rejected)
-    return Counter(each["table"] for each in strangers)

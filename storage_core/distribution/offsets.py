@@ -26,12 +26,15 @@ from storage_core.log.conflicts.requirements import TxnProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
-from storage_core.region.distributor import Stretch, offsets
+from storage_core.region.distributor import OFFSETS, Stretch, offsets
 from storage_core.region.registry import PARALLEL_REGIONS, read_registry
 from storage_core.region.spec import whole_table
 from storage_core.settings.region_fields import WHOLE_TABLE, Region
 
-_APP = "raw:"
+WITH_IDS = "ids"
+"""In the place of a writer: how often records with ids of their producers were distributed (decision 0135)."""
+
+_APP = f"{OFFSETS}:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +50,18 @@ class Offsets:
 
 
 def log_offsets(snapshot: Snapshot) -> dict[str, int]:
-    """Return the offsets in the table's log by writer: up to them nothing is left to distribute. No request."""
-    return {app.removeprefix(_APP): last for app, last in snapshot.txns.items() if app.startswith(_APP)}
+    """Return the offsets in the table's log by writer: up to them nothing is left to distribute.
+
+    One GET per object of transactions that has offsets, and only the first time.
+    """
+    return {app.removeprefix(_APP): txn.version for app, txn in snapshot.txns.every(OFFSETS).items()}
 
 
 def read_offsets(store: ObjectStore, snapshot: Snapshot) -> Offsets:
     """Return the offsets of a table.
 
-    No request for an append table. About three per region of a keyed one, those of earlier specs too, and one for the
-    registry of a table that has or had a spec with fields.
+    The requests of `log_offsets`, and of a keyed table about three per region, those of earlier specs too, and one for
+    the registry where it has or had a spec with fields.
     """
     log = log_offsets(snapshot)
     regions = _regions_of(store, snapshot)

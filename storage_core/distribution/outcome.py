@@ -58,14 +58,16 @@ class Tally:
 class DistributionOutcome:
     """What a run of distribution did. `records` counts what was read, `unknown` records of no table, by table name.
 
-    `held` is what is missing at the end, `given_up` what nobody waits for any more. `failures` are the tables that did
-    not get their rows, each with its error.
+    `duplicates` counts records by table whose id the table had already. `held` is what is missing at the end,
+    `given_up` what nobody waits for any more. `failures` are the tables that did not get their rows, each with its
+    error.
     """
 
     records: int = 0
     chunks: int = 0
     tables: dict[str, Tally] = field(default_factory=dict)
     unknown: Counter[str] = field(default_factory=Counter)
+    duplicates: Counter[str] = field(default_factory=Counter)
     damaged: dict[tuple[str, int], Damage] = field(default_factory=dict)
     held: tuple[HeldChunks, ...] = ()
     given_up: list[HeldChunks] = field(default_factory=list)

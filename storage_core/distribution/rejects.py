@@ -8,8 +8,13 @@ from the content: distributing again writes it once.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.distribution.work import Source
 from storage_core.errors import Unavailable
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
@@ -44,6 +49,18 @@ def keep_in_any(
         else:
             return
     raise Unavailable(f"no store of raw log {raw_log} takes what is to be quarantined: {'; '.join(reasons)}")
+
+
+def keep_unknown(stores: Sequence[ObjectStore], source: Source, ref: RawChunkRef, records: pa.Table) -> Counter[str]:
+    """Keep the records of a chunk that are of no table of the raw log, and count them by the table that they name.
+
+    Raises what `keep_in_any` raises.
+    """
+    known = pc.is_in(records.column("table"), pa.array(source.tables, pa.string()))
+    strangers = records.filter(pc.invert(known)).to_pylist()
+    rejected = [RejectedRecord.of(each, f"{each['table']!r} is no table of this raw log") for each in strangers]
+    keep_in_any(stores, source.name, ref, rejected)
+    return Counter(each["table"] for each in strangers)
 
 
 def _line(source: str, record: RejectedRecord) -> RejectedLine:

@@ -56,7 +56,8 @@ def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: in
     """Return the chunks behind the offsets `after` (0 for unknown writers) that lie in closed segments. No request.
 
     A writer's chunks are never planned across a missing one, for an older record must not come after a newer one; what
-    is missing of a writer up to `give_up_to` is given up. Raises `Unavailable` for giving up while a store does not
+    is missing of a writer up to `give_up_to` is given up. What was collected had been distributed to every table that
+    there was: a newer one begins behind it. Raises `Unavailable` for giving up while a store does not
     answer: it may have what is missing. A store that is lost for good is taken off the list.
     """
     if terms.give_up_to and history.unreachable:
@@ -68,7 +69,7 @@ def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: in
     given_up: list[MissingChunks] = []
     for writer in history.writers:
         for ref in history.chunks_of(writer):
-            offset = offsets.get(writer, 0)
+            offset = max(offsets.get(writer, 0), history.collected_up_to(writer))
             if ref.number <= offset:
                 continue
             if (writer, ref.segment_ms) not in closed:

@@ -16,11 +16,11 @@ from itertools import islice
 from typing import Protocol
 
 from storage_core.clock import Clock
-from storage_core.distribution.offsets import starts, txns
+from storage_core.distribution.offsets import WITH_IDS, starts, txns
 from storage_core.distribution.outcome import DistributionOutcome, Share, Tally, share_of
 from storage_core.distribution.plan import RoundPlan, TargetTable, plan_round
 from storage_core.distribution.remaining import Terms
-from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork, Source, Target
+from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork, RoundIds, Source, Target
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.ids import Ids
 from storage_core.log.conflicts.requirements import TokenUnused
@@ -96,16 +96,22 @@ class Distributor:
     def _round(
         self, plan: RoundPlan, tables: Mapping[str, TargetTable], done: DistributionOutcome
     ) -> dict[tuple[str, int], Damage]:
-        results = self.tasks.divide(plan.works)
+        divided = self.tasks.divide(plan.works)
+        results = self._without_duplicates(plan, tables, divided)
         damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
-        if _was_passed(plan.works, damaged):
-            return damaged  # rows from behind a damaged chunk are among what was written: the next plan leaves them out
+        if _was_passed(plan.works, damaged) or (damaged and any(each.duplicates for each in results)):
+            # Rows from behind a damaged chunk are among what was written, or what was left out had its first record
+            # there: the next plan leaves the chunk out.
+            return damaged
         done.records += sum(result.records for result in results)
         done.chunks += sum(len(work.chunks) for work in plan.works)
+        done.duplicates.update(sum((Counter(result.duplicates) for result in results), Counter()))
         done.unknown.update(sum((Counter(result.unknown) for result in results), Counter()))
         done.given_up += plan.given_up
         fillings: dict[str, _Fillings] = {}
         targets = _before(plan.targets, damaged)
+        if any(each.noted for each in divided):
+            targets = {name: replace(each, stretches=_with_ids(each, tables[name])) for name, each in targets.items()}
         for name, target in targets.items():
             with self._settling(name, done):
                 share = share_of(name, results)
@@ -115,6 +121,19 @@ class Distributor:
                     done.tables[name].add(share)
         self._fill(fillings, tables, done)
         return damaged
+
+    def _without_duplicates(
+        self, plan: RoundPlan, tables: Mapping[str, TargetTable], results: list[DivideResult]
+    ) -> list[DivideResult]:
+        """Divide the works with ids of producers once more, now that the ids of all of them are noted."""
+        keys = tuple(each.noted for each in results if each.noted is not None)
+        if not keys:
+            return results
+        # Of all writers: chunks of one that no store lists now may have been distributed a while ago.
+        ids = RoundIds(keys=keys, offsets={name: tables[name].offsets.log for name in plan.targets})
+        again = [replace(work, ids=ids) for work, each in zip(plan.works, results, strict=True) if each.noted]
+        second = iter(self.tasks.divide(again))
+        return [next(second) if each.noted else each for each in results]
 
     def _commit(self, table: TargetTable, target: Target, share: Share) -> bool:
         """Commit the splits of an append table with its offsets; of a keyed one only the offsets of its log.
@@ -149,6 +168,11 @@ class Distributor:
             key = target.config.primary_key
             work = FillWork(uri=target.uri, key=key, parts=parts, turn=turn, context=target.context)
             found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
+        # A region loses the offsets that the log has passed. Since the claims nobody adds to either: what the log has
+        # now tells whether another distributor was there between the plan and the claims.
+        head = table.log.refresh(table.snapshot)
+        for each in starts(target.stretches, table.snapshot):
+            each.check(head)
         return found
 
     def _fill(
@@ -221,6 +245,16 @@ class _Fillings:
     target: Target
     share: Share
     regions: Sequence[_Filling]
+
+
+def _with_ids(target: Target, table: TargetTable) -> tuple[Stretch, ...]:
+    """The stretches, and one that all distributions of records with ids move: no two of them pass each other.
+
+    Each knows the ids of the chunks that its plan found distributed; those of another writer may come meanwhile.
+    """
+    offsets = (table.offsets.log, *table.offsets.regions.values())
+    last = max(each.get(WITH_IDS, 0) for each in offsets)
+    return (*target.stretches, Stretch(writer=WITH_IDS, after=table.offsets.log.get(WITH_IDS, 0), last=last + 1))
 
 
 def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]]) -> bool:

@@ -23,6 +23,9 @@ from storage_core.split.context import SplitContext
 
 Json = dict[str, Any]
 
+UNIQUE_FOR_MS = 24 * 3_600_000
+"""How long a record with an id is known, unless the raw log says otherwise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -68,30 +71,49 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The raw log: its name, the URIs of its stores, mandatory ones first, and the tables that its records may name."""
+    """The raw log: its name, the URIs of its stores, mandatory ones first, and the tables that its records may name.
+
+    `mandatory` is how many stores are, None for all. A record whose producer gave it an id is taken once, as long as
+    the segments of both began at most `unique_for_ms` apart.
+    """
 
     name: str
     stores: tuple[str, ...]
     tables: tuple[str, ...]
+    mandatory: int | None = None
+    unique_for_ms: int = UNIQUE_FOR_MS
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Source:
         """Return the source whose fields these are."""
-        return cls(name=found["name"], stores=tuple(found["stores"]), tables=tuple(found["tables"]))
+        return cls(**{**found, "stores": tuple(found["stores"]), "tables": tuple(found["tables"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundIds:
+    """What tells duplicates apart: the objects of record ids of the works of one round, and what each table has.
+
+    `offsets` are by table and writer those of the table's log where the round begins.
+    """
+
+    keys: tuple[str, ...]
+    offsets: Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivideWork:
-    """Chunks to read for all targets."""
+    """Chunks to read for all targets. Without `ids` a work that meets records with ids only notes these."""
 
     source: Source
     chunks: tuple[RawChunkRef, ...]
     targets: tuple[Target, ...]
+    ids: RoundIds | None = None
 
     def to_json(self) -> Json:
         """Return plain values for JSON."""
         targets = [each.to_json() for each in self.targets]
-        return {"source": asdict(self.source), "chunks": _refs(self.chunks), "targets": targets}
+        ids = None if self.ids is None else asdict(self.ids)
+        return {"source": asdict(self.source), "chunks": _refs(self.chunks), "targets": targets, "ids": ids}
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> DivideWork:
@@ -100,6 +122,7 @@ class DivideWork:
             source=Source.from_json(found["source"]),
             chunks=_read_refs(found["chunks"]),
             targets=tuple(map(Target.from_json, found["targets"])),
+            ids=RoundIds(keys=tuple(ids["keys"]), offsets=ids["offsets"]) if (ids := found["ids"]) else None,
         )
 
 
@@ -175,13 +198,17 @@ class Divided:
 class DivideResult:
     """What a `DivideWork` did, by table. `unknown` counts records of tables that are none; they are in quarantine.
 
-    `damaged` are chunks without a sound copy. What lies behind one of the same writer was left alone.
+    `damaged` are chunks without a sound copy. What lies behind one of the same writer was left alone. `noted` is the
+    object of the ids of the records, where there are some and the work could not tell duplicates: then nothing else was
+    done. `duplicates` counts records that were left out, by table.
     """
 
     tables: Mapping[str, Divided]
     unknown: Mapping[str, int]
     damaged: tuple[Damage, ...]
     records: int
+    noted: str | None = None
+    duplicates: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> Json:
         """Return plain values for JSON."""
@@ -190,6 +217,8 @@ class DivideResult:
             "unknown": dict(self.unknown),
             "damaged": [{"chunk": each.chunk.to_json(), "reasons": list(each.reasons)} for each in self.damaged],
             "records": self.records,
+            "noted": self.noted,
+            "duplicates": dict(self.duplicates),
         }
 
     @staticmethod
@@ -203,6 +232,8 @@ class DivideResult:
                 for each in found["damaged"]
             ),
             records=found["records"],
+            noted=found["noted"],
+            duplicates=found["duplicates"],
         )
 
 

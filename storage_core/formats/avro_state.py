@@ -8,16 +8,13 @@ with ids from 160. Reading resolves by name, never by id: files with fields we d
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
-from storage_core.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.avro_container import (
     CHECKSUM_KEY,
     OPEN_CHECKSUM,
@@ -26,32 +23,14 @@ from storage_core.formats.avro_container import (
     read_records,
     with_checksum,
 )
-from storage_core.formats.avro_state_schema import ENTRY_SCHEMA, MAP_FIELDS, STATE_SCHEMA
-
-if TYPE_CHECKING:
-    from fastavro.types import Schema
+from storage_core.formats.avro_progress import ProgressInfo, progress_info, progress_record
+from storage_core.formats.avro_state_schema import ENTRY_SCHEMA, MAP_FIELDS, PROGRESS_STATE_SCHEMA, STATE_SCHEMA
+from storage_core.formats.avro_writing import Compression, require_fits, write_container
 
 FORMAT_VERSION = 1
+PROGRESS_FORMAT_VERSION = 2
+"""Of a state whose transactions are columns: a release before would take them for absent, and ingest all again."""
 STATE_PROTOCOL_VERSION = 4
-MAX_ENTRIES_PER_MANIFEST = 50_000
-
-
-class Compression(StrEnum):
-    """How blocks of manifests and states are compressed; every one is always read."""
-
-    ZSTD = "zstd"
-    SNAPPY = "snappy"
-    NONE = "none"
-
-
-_CODECS: Mapping[Compression, tuple[str, int | None]] = {
-    Compression.ZSTD: ("zstandard", 3),
-    Compression.SNAPPY: ("snappy", None),
-    Compression.NONE: ("null", None),
-}
-# Large blocks: fewer to check on the way in, and better compressed than by the library's default of 16 kB.
-_BLOCK_BYTES = 256 * 2**10
-_SYNC_MARKER = hashlib.sha256(b"tidemark state").digest()[:16]
 
 Entry = Mapping[str, Any]
 
@@ -78,7 +57,8 @@ class ManifestInfo:
 class StateManifest:
     """The root of a state. `created_at` is in ms; `actions` are action lines for what the source has no field for.
 
-    `metadata` is JSON text: wrapped in `{"metaData": …}`, bare, or None. `actions` is empty in states of others.
+    `metadata` is JSON text: wrapped in `{"metaData": …}`, bare, or None. `actions` is empty in states of others. With
+    `progress` the transactions are in those objects, and none is among the actions.
     """
 
     state_version: int
@@ -90,6 +70,7 @@ class StateManifest:
     schema_registry: Mapping[str, str] = field(default_factory=dict)
     metadata: str | None = None
     actions: tuple[str, ...] = ()
+    progress: tuple[ProgressInfo, ...] = ()
     protocol_version: int = STATE_PROTOCOL_VERSION
 
 
@@ -104,11 +85,8 @@ def encode_entries(entries: Iterable[Entry], compression: Compression = Compress
     Raises `InvalidInput` for more entries than a manifest may hold.
     """
     records = [_sorted_maps(entry) for entry in entries]
-    if len(records) > MAX_ENTRIES_PER_MANIFEST:
-        raise InvalidInput(
-            f"a manifest holds at most {MAX_ENTRIES_PER_MANIFEST:,} entries, found {len(records):,}; write several"
-        )
-    return _write(ENTRY_SCHEMA, records, compression)
+    require_fits(len(records))
+    return write_container(ENTRY_SCHEMA, records, compression)
 
 
 def decode_entries(data: bytes, where: str) -> pa.Table:
@@ -117,9 +95,10 @@ def decode_entries(data: bytes, where: str) -> pa.Table:
 
 
 def encode_state(state: StateManifest, compression: Compression = Compression.ZSTD) -> bytes:
-    """Return the bytes of a state manifest."""
+    """Return the bytes of a state manifest: of format 2 where its transactions are columns, else of format 1."""
+    with_progress = {"progress": [progress_record(each) for each in state.progress]} if state.progress else {}
     record = {
-        "formatVersion": FORMAT_VERSION,
+        "formatVersion": PROGRESS_FORMAT_VERSION if state.progress else FORMAT_VERSION,
         "stateVersion": state.state_version,
         "createdAt": state.created_at,
         "numFiles": state.num_files,
@@ -130,8 +109,10 @@ def encode_state(state: StateManifest, compression: Compression = Compression.ZS
         "schemaRegistry": dict(sorted(state.schema_registry.items())),
         "metadata": state.metadata,
         "actions": list(state.actions),
+        **with_progress,
     }
-    return with_checksum(_write(STATE_SCHEMA, [record], compression, {CHECKSUM_KEY: OPEN_CHECKSUM}))
+    schema = PROGRESS_STATE_SCHEMA if state.progress else STATE_SCHEMA
+    return with_checksum(write_container(schema, [record], compression, {CHECKSUM_KEY: OPEN_CHECKSUM}))
 
 
 def decode_state(data: bytes, where: str) -> StateManifest:
@@ -141,9 +122,9 @@ def decode_state(data: bytes, where: str) -> StateManifest:
         raise Corrupt(f"{where}: expected one state record, found {found.records}", key=where)
     (record,) = read_records(data, where, found)
     try:
-        if max(record.get("formatVersion") or 0, FORMAT_VERSION) > FORMAT_VERSION:
+        if max(record.get("formatVersion") or 0, FORMAT_VERSION) > PROGRESS_FORMAT_VERSION:
             raise Unsupported(
-                f"{where}: state of format {record['formatVersion']}, this release reads 1; upgrade", key=where
+                f"{where}: state of format {record['formatVersion']}, this release reads 1 and 2; upgrade", key=where
             )
         return StateManifest(
             state_version=record["stateVersion"],
@@ -155,6 +136,7 @@ def decode_state(data: bytes, where: str) -> StateManifest:
             schema_registry=record.get("schemaRegistry") or {},
             metadata=record.get("metadata"),
             actions=tuple(record.get("actions") or ()),
+            progress=tuple(progress_info(each) for each in record.get("progress") or ()),
             protocol_version=record.get("protocolVersion") or STATE_PROTOCOL_VERSION,
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -197,26 +179,3 @@ def _manifest_info(record: Mapping[str, Any]) -> ManifestInfo:
 
 def _sorted_maps(entry: Entry) -> dict[str, Any]:
     return {**entry, **{name: dict(sorted(entry[name].items())) for name in MAP_FIELDS if entry.get(name)}}
-
-
-def _write(
-    schema: Schema,
-    records: Sequence[Mapping[str, object]],
-    compression: Compression,
-    header: Mapping[str, str] = MappingProxyType({}),
-) -> bytes:
-    import fastavro
-
-    codec, level = _CODECS[compression]
-    target = io.BytesIO()
-    fastavro.writer(
-        target,
-        schema,
-        records,
-        codec=codec,
-        codec_compression_level=level,
-        sync_interval=_BLOCK_BYTES,
-        sync_marker=_SYNC_MARKER,
-        metadata=dict(header),
-    )
-    return target.getvalue()

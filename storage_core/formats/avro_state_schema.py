@@ -76,20 +76,40 @@ _MANIFEST_INFO_SCHEMA: Schema = record_schema(
         optional("entriesWithoutWindow", "long"),
     ],
 )
-STATE_SCHEMA: Schema = record_schema(
-    "StateManifest",
+_STATE_FIELDS = (
+    field("formatVersion", "int"),
+    field("stateVersion", "long"),
+    field("createdAt", "long"),
+    field("numFiles", "long"),
+    field("totalBytes", "long"),
+    field("protocolVersion", "int"),
+    field("manifests", array(_MANIFEST_INFO_SCHEMA)),
+    field("tombstones", array("string"), default=[]),
+    field("schemaRegistry", map_of("string"), default={}),
+    optional("metadata", "string"),
+    field("actions", array("string"), default=[]),
+)
+_RANGE_SCHEMA: Schema = record_schema("AppIdRange", [field("min", "string"), field("max", "string")])
+_PROGRESS_INFO_SCHEMA: Schema = record_schema(
+    "ProgressInfoItem",
     [
-        field("formatVersion", "int"),
-        field("stateVersion", "long"),
-        field("createdAt", "long"),
-        field("numFiles", "long"),
-        field("totalBytes", "long"),
-        field("protocolVersion", "int"),
-        field("manifests", array(_MANIFEST_INFO_SCHEMA)),
-        field("tombstones", array("string"), default=[]),
-        field("schemaRegistry", map_of("string"), default={}),
-        optional("metadata", "string"),
-        field("actions", array("string"), default=[]),
+        field("path", "string"),
+        field("numEntries", "long"),
+        field("sizeBytes", "long"),
+        field("sorted", "boolean"),
+        field("kinds", map_of(_RANGE_SCHEMA)),
     ],
+)
+STATE_SCHEMA: Schema = record_schema("StateManifest", _STATE_FIELDS, namespace="io.indextables.state")
+PROGRESS_STATE_SCHEMA: Schema = record_schema(
+    "StateManifest",
+    [*_STATE_FIELDS, field("progress", array(_PROGRESS_INFO_SCHEMA), default=[])],
     namespace="io.indextables.state",
+)
+"""Of a state whose transactions are columns: format 2."""
+
+PROGRESS_SCHEMA: Schema = record_schema(
+    "ProgressEntry",
+    [field("appId", "string"), optional("version", "long"), optional("lastUpdated", "long")],
+    namespace="tidemark.progress",
 )

@@ -32,6 +32,8 @@ class Reason(StrEnum):
     OLD_MANIFEST = "old_manifest"
     OLD_REGION_MANIFEST = "old_region_manifest"
     LEFT_BY_PROBE = "left_by_probe"
+    DISTRIBUTED_CHUNK = "distributed_chunk"
+    OLD_RECORD_IDS = "old_record_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ a type promotion keeps every filter usable. Different keys may collide, which a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import pyarrow as pa
 Hashes = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.uint32]
 
 _PIECE_BYTES = 2**20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -37,6 +39,39 @@ def within(wanted: Hashes, hashes: Hashes) -> Places:
     starts = np.cumsum(lengths) - lengths
     places: Places = np.repeat(first - starts, lengths) + np.arange(int(lengths.sum()))
     return places
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HashedRows:
+    """Hashes, ascending, and the row of each."""
+
+    hashes: Hashes
+    rows: Numbers
+
+    @staticmethod
+    def of(hashes: Hashes, *, stable: bool = False) -> HashedRows:
+        """Return them given the hash of each row. If `stable`, rows of one hash are in their order, for more time."""
+        order = np.argsort(hashes, kind="stable" if stable else None)
+        return HashedRows(hashes[order], order.astype(np.uint32))
+
+    @staticmethod
+    def joined(parts: Sequence[HashedRows]) -> HashedRows:
+        """Return those of several that follow each other."""
+        if len(parts) == 1:
+            return parts[0]
+        found = [HashedRows(np.zeros(0, np.uint64), np.zeros(0, np.uint32)), *parts]
+        return HashedRows(
+            np.concatenate([each.hashes for each in found]), np.concatenate([each.rows for each in found])
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take in memory."""
+        return self.hashes.nbytes + self.rows.nbytes
+
+    def rows_of(self, wanted: Hashes) -> Places:
+        """Return all rows of these hashes, hash by hash."""
+        return self.rows[within(wanted, self.hashes)].astype(np.int64)
 
 
 def _mix(values: Hashes) -> Hashes:

@@ -6,7 +6,7 @@ Pure: records to bytes, no I/O. The schema is `LogRecord`: `id`, `timestamp_ms`,
 
 | Key | Value |
 |---|---|
-| `tidemark.format` | `1` |
+| `tidemark.format` | `1`; `2` where records have ids of their producer, in one more field, `unique_id` |
 | `tidemark.writer` | the writer's id, a UUID that nobody else ever has |
 | `tidemark.segment_ms` | when the segment began that the chunk was written for |
 | `tidemark.number` | the chunk's number among the writer's chunks, from 1 |
@@ -50,19 +50,19 @@ MAX_CHUNK_BYTES = 64 * 2**20
 MAX_EXPANDED_BYTES = 128 * 2**20
 MAX_RECORDS = 1_000_000
 
-_FORMAT = "1"
-_DECLARED: Schema = record_schema(
-    "LogRecord",
-    [
-        field("id", "string"),
-        field("timestamp_ms", "long"),
-        field("table", "string"),
-        field("key", or_null("string")),
-        field("operation", {"type": "enum", "name": "Operation", "symbols": list(OPERATIONS)}),
-        field("fields", "string"),
-    ],
-    namespace="tidemark",
+_PLAIN, _WITH_IDS = "1", "2"
+_FIELDS = (
+    field("id", "string"),
+    field("timestamp_ms", "long"),
+    field("table", "string"),
+    field("key", or_null("string")),
+    field("operation", {"type": "enum", "name": "Operation", "symbols": list(OPERATIONS)}),
+    field("fields", "string"),
 )
+_DECLARED: Mapping[str, Schema] = {
+    _PLAIN: record_schema("LogRecord", _FIELDS, namespace="tidemark"),
+    _WITH_IDS: record_schema("LogRecord", [*_FIELDS, field("unique_id", or_null("string"))], namespace="tidemark"),
+}
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 _NOT_OURS = "it is not what was written"
 
@@ -71,7 +71,8 @@ _NOT_OURS = "it is not what was written"
 class LogRecord:
     """One operation on one row of one table. `fields` is JSON text, `key` what the producer calls the row, if at all.
 
-    `timestamp_ms` is when the writer took it, by its own clock: it informs, and decides nothing.
+    `timestamp_ms` is when the writer took it, by its own clock: it informs, and decides nothing. Of the records of a
+    table with one `unique_id`, which its producer gave it, the table takes one.
     """
 
     timestamp_ms: int
@@ -79,6 +80,7 @@ class LogRecord:
     operation: Operation
     fields: str
     key: str | None = None
+    unique_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +101,17 @@ class RawChunk:
         """The ids of the records, in order."""
         return [record_id(self.key.writer, self.first + index) for index in range(len(self.records))]
 
+    @property
+    def has_ids(self) -> bool:
+        """Whether a producer gave one of them an id."""
+        return any(each.unique_id is not None for each in self.records)
+
 
 @functools.cache
-def _schema() -> Schema:
+def _schema(version: str) -> Schema:
     import fastavro
 
-    return fastavro.parse_schema(_DECLARED)
+    return fastavro.parse_schema(_DECLARED[version])
 
 
 def record_id(writer: str, sequence: int) -> str:
@@ -119,13 +126,14 @@ def encode(chunk: RawChunk) -> bytes:
     if not 1 <= len(chunk.records) <= MAX_RECORDS:
         raise InvalidInput(f"a chunk holds 1 to {MAX_RECORDS} records, found {len(chunk.records)}")
     target = io.BytesIO()
+    version = _WITH_IDS if chunk.has_ids else _PLAIN
     fastavro.writer(
         target,
-        _schema(),
+        _schema(version),
         (_avro(record, each) for record, each in zip(chunk.records, chunk.ids, strict=True)),
         codec="zstandard",
         sync_marker=hashlib.blake2b(f"{chunk.key.writer} {chunk.key.number}".encode(), digest_size=16).digest(),
-        metadata={**_metadata(chunk), CHECKSUM_KEY: OPEN_CHECKSUM},
+        metadata={**_metadata(chunk, version), CHECKSUM_KEY: OPEN_CHECKSUM},
     )
     data = with_checksum(target.getvalue())
     if len(data) > MAX_CHUNK_BYTES:
@@ -178,9 +186,9 @@ def read_head(data: bytes, where: str) -> ChunkHead:
     return ChunkHead(key=key, first=first, last=last, container=found)
 
 
-def _metadata(chunk: RawChunk) -> dict[str, str]:
+def _metadata(chunk: RawChunk, version: str) -> dict[str, str]:
     return {
-        "tidemark.format": _FORMAT,
+        "tidemark.format": version,
         "tidemark.writer": chunk.key.writer,
         "tidemark.segment_ms": str(chunk.key.segment_ms),
         "tidemark.number": str(chunk.key.number),
@@ -197,6 +205,7 @@ def _avro(record: LogRecord, identity: str) -> dict[str, Any]:
         "key": record.key,
         "operation": record.operation,
         "fields": record.fields,
+        "unique_id": record.unique_id,  # which a schema without this field leaves out
     }
 
 
@@ -219,9 +228,9 @@ def _header(data: bytes, where: str) -> Mapping[str, str]:
     found = metadata.get("tidemark.format")
     if CHECKSUM_KEY not in metadata or found is None:
         raise Corrupt(f"{where}: an Avro file without the checksum of a chunk; {_NOT_OURS}", key=where)
-    if found != _FORMAT:
-        raise Unsupported(f"{where}: a chunk of format {found!r}, this release reads {_FORMAT}; upgrade", key=where)
-    if schema != to_parsing_canonical_form(_schema()):
+    if found not in _DECLARED:
+        raise Unsupported(f"{where}: a chunk of format {found!r}, this release reads {_WITH_IDS}; upgrade", key=where)
+    if schema != to_parsing_canonical_form(_schema(found)):
         raise Corrupt(f"{where}: the records have another schema than `LogRecord`; {_NOT_OURS}", key=where)
     return metadata
 

@@ -29,17 +29,24 @@ RECORD_COLUMNS = pa.schema(
 )
 """The columns of records as text. `raw_log.read` makes rows of `fields`, which `formats.raw_fields` reads."""
 
+_UNIQUE = "unique_id"
+_COLUMNS = RECORD_COLUMNS.append(pa.field(_UNIQUE, pa.string()))
+
 FEW = 5_000
 """Of fewer records, setting up the column reader takes longer than reading them one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawColumns:
-    """The records of one group commit in order, with the columns `RECORD_COLUMNS`; `first` is the first's number."""
+    """The records of one group commit in order, with the columns `RECORD_COLUMNS`; `first` is the first's number.
+
+    `unique_ids` are those that producers gave, null for records without; None when no record has one.
+    """
 
     key: ChunkKey
     first: int
     records: pa.Table
+    unique_ids: pa.ChunkedArray | None = None
 
     @property
     def last(self) -> int:
@@ -53,7 +60,8 @@ def decode_columns(data: bytes, where: str) -> RawColumns:
     found = _columns(data, head, where) if head.container.records >= FEW and head.last <= MAX_NUMBER else None
     if found is None:
         return columns_of(decode_behind(head, data, where))
-    return RawColumns(key=head.key, first=head.first, records=found)
+    unique_ids = found.column(_UNIQUE) if _UNIQUE in found.column_names else None
+    return RawColumns(key=head.key, first=head.first, records=found.select(RECORD_COLUMNS.names), unique_ids=unique_ids)
 
 
 def columns_of(chunk: RawChunk) -> RawColumns:
@@ -67,7 +75,13 @@ def columns_of(chunk: RawChunk) -> RawColumns:
         [each.fields for each in chunk.records],
     ]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, RECORD_COLUMNS, strict=True)]
-    return RawColumns(key=chunk.key, first=chunk.first, records=pa.Table.from_arrays(arrays, schema=RECORD_COLUMNS))
+    given = [each.unique_id for each in chunk.records]
+    return RawColumns(
+        key=chunk.key,
+        first=chunk.first,
+        records=pa.Table.from_arrays(arrays, schema=RECORD_COLUMNS),
+        unique_ids=pa.chunked_array([pa.array(given, pa.string())]) if chunk.has_ids else None,
+    )
 
 
 def _columns(data: bytes, head: ChunkHead, where: str) -> pa.Table | None:
@@ -78,7 +92,7 @@ def _columns(data: bytes, head: ChunkHead, where: str) -> pa.Table | None:
         return None
     numbers = pa.array(np.arange(head.first, head.last + 1)).cast(pa.string())
     expected = pc.binary_join_element_wise(f"{head.key.writer}:", numbers, "")
-    named = found.rename_columns(RECORD_COLUMNS.names)
+    named = found.rename_columns(_COLUMNS.names[: found.num_columns])
     if not named.column("record_id").combine_chunks().cast(pa.string()).equals(expected):
         return None
-    return named.cast(RECORD_COLUMNS)
+    return named.cast(pa.schema([_COLUMNS.field(name) for name in named.column_names]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from storage_core.formats.avro_state import content_id
 from storage_core.formats.hint import CheckpointKind
-from storage_core.formats.keys import KeyKind, last_checkpoint_key, manifest_key, parse
+from storage_core.formats.keys import KeyKind, last_checkpoint_key, manifest_key, parse, progress_key
 from storage_core.fsck.inventory import Inventory, PartOfStore
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.fsck.version_check import ReadVersion, VersionWalk, missing_versions
@@ -113,7 +113,7 @@ def part_of_log(store: ObjectStore, *, versions: Collection[int], checkpoints: C
         if parsed is None:
             return False
         match parsed.kind:
-            case KeyKind.MANIFEST | KeyKind.JSON_CHECKPOINT_PART:
+            case KeyKind.MANIFEST | KeyKind.PROGRESS | KeyKind.JSON_CHECKPOINT_PART:
                 return True
             case KeyKind.VERSION:
                 return parsed.version in versions
@@ -151,7 +151,7 @@ class _Checkpoints:
     def check(self, checkpoint: Checkpointed) -> None:
         try:
             found = self._load(checkpoint)
-            _ = dict(found.splits)  # manifests are read when somebody looks
+            _ = dict(found.splits), dict(found.txns)  # which are read when somebody looks
             wrong = self._against_versions(checkpoint.version, found)
         except DAMAGE as error:
             self.findings.append(damage_of(Kind.STATE_DAMAGED, error, checkpoint.key, "a readable checkpoint"))
@@ -191,7 +191,7 @@ def _head(store: ObjectStore) -> tuple[Snapshot | None, list[Finding]]:
     """Open the table and read all that a reader may come to read of it: manifests are read when somebody looks."""
     try:
         head = TransactionLog(store).snapshot()
-        _ = head.schema, head.config, head.splits.values()
+        _ = head.schema, head.config, head.splits.values(), head.txns.items()
     except DAMAGE as error:
         return None, [damage_of(Kind.TABLE_UNREADABLE, error, store.uri, "a table that opens")]
     return head, []
@@ -199,9 +199,10 @@ def _head(store: ObjectStore) -> tuple[Snapshot | None, list[Finding]]:
 
 def _manifests(store: ObjectStore, inventory: Inventory) -> Iterator[Finding]:
     expected = "content that hashes to its name"
-    for parsed in inventory.of(KeyKind.MANIFEST):
+    named = [*((each, manifest_key) for each in inventory.of(KeyKind.MANIFEST))]
+    for parsed, key_of in [*named, *((each, progress_key) for each in inventory.of(KeyKind.PROGRESS))]:
         try:
-            found = manifest_key(content_id(store.get(parsed.key).data))
+            found = key_of(content_id(store.get(parsed.key).data))
         except DAMAGE as error:
             yield damage_of(Kind.MANIFEST_DAMAGED, error, parsed.key, expected)
             continue

@@ -17,6 +17,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.split.lineage import Origin, read_origin
 from storage_core.split.metadata import require_checksum
+from storage_core.split.packed_metadata import entries_of
 from storage_core.system_errors import raise_refused
 
 
@@ -67,8 +68,7 @@ def lost_versions(newest: int, evidence: VersionEvidence | None) -> range:
 
 def _origin(store: ObjectStore, path: str, size: int) -> Origin | None:
     try:
-        raw = pq.read_metadata(ObjectFile(store, path, size)).metadata or {}
-        metadata = {key.decode(): value.decode() for key, value in raw.items()}
+        metadata = entries_of(pq.read_metadata(ObjectFile(store, path, size)), path)
         require_checksum(metadata, path)
         return read_origin(metadata, path)
     except (*DAMAGE, pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:

@@ -13,6 +13,7 @@ from storage_core.formats.keys import gc_candidates_key, version_key
 from storage_core.gc.mark import mark
 from storage_core.gc.plan import merged_candidates, read_plan, write_plan
 from storage_core.gc.retention import Retained
+from storage_core.gc.roots import Roots
 from storage_core.gc.sweep import Horizon, RequireHeld, Swept, may_be_due, no_lease, sweep
 from storage_core.gc.undisturbed import undisturbed
 from storage_core.log.conflicts.settle import require_writable
@@ -20,7 +21,8 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.tags import drop_expired
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import require_durable
-from storage_core.region.collected import prune_collected
+from storage_core.region.collected import beyond, prune_collected
+from storage_core.region.distributor import OFFSETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +93,12 @@ def collect(
         )
     pruned = {each.region: each.collected_generation for each in marked.roots.regions.values()}
     pruned = {region: generation for region, generation in pruned.items() if generation}
+    reached = _reached(marked.roots, before_ms=now_ms - max(horizon.requested_ms, horizon.configured_ms))
     if not dry_run:
-        _prune(store, log, pruned, clock=clock, require_held=require_held)
+        regions = marked.roots.regions.values()
+        passed = [each.region for each in regions if beyond(each.distributed, reached) != each.distributed]
+        todo = dict.fromkeys(passed, 0) | pruned
+        _prune(store, log, todo, reached=reached, clock=clock, require_held=require_held)
     return CollectionReport(
         candidates=tuple(candidates[key] for key in sorted(candidates)),
         deleted=tuple(each.key for each in swept.deleted),
@@ -135,13 +141,32 @@ def _plan_and_sweep(
     return swept
 
 
+def _reached(found: Roots, *, before_ms: int) -> dict[str, int]:
+    """The offsets of the raw log that the table's log had reached by then; those of no region, where it has none."""
+    if not any(each.distributed for each in found.regions.values()):
+        return {}
+    recorded = found.retained.head.txns.every(OFFSETS)
+    return {
+        app_id.removeprefix(f"{OFFSETS}:"): txn.version
+        for app_id, txn in recorded.items()
+        if txn.lastUpdated is not None and txn.lastUpdated <= before_ms
+    }
+
+
 def _prune(
-    store: ObjectStore, log: TransactionLog, pruned: Mapping[str, int], *, clock: Clock, require_held: RequireHeld
+    store: ObjectStore,
+    log: TransactionLog,
+    pruned: Mapping[str, int],
+    *,
+    reached: Mapping[str, int],
+    clock: Clock,
+    require_held: RequireHeld,
 ) -> None:
     for region, generation in pruned.items():
         require_held()
         writer_id = log.ids.uuid()
-        undisturbed(store, partial(prune_collected, store, region, generation, clock=clock, writer_id=writer_id))
+        prune = partial(prune_collected, store, region, generation, reached=reached, clock=clock, writer_id=writer_id)
+        undisturbed(store, prune)
 
 
 def _horizon(requested_ms: int | None, configured_ms: int) -> Horizon:

@@ -89,6 +89,7 @@ def _reason(found: Roots, parsed: ParsedKey, *, old: bool) -> Reason | None:
             | KeyKind.TRANSLATION
             | KeyKind.STATE
             | KeyKind.MANIFEST
+            | KeyKind.PROGRESS
             | KeyKind.JSON_CHECKPOINT
             | KeyKind.JSON_CHECKPOINT_PART
         ):

@@ -24,6 +24,7 @@ from storage_core.log.actions import (
     Remove,
     RemoveIndexSegment,
     RemoveTranslation,
+    RemoveTxn,
     Translation,
     Txn,
 )
@@ -38,6 +39,7 @@ NOT_KEEPING: Mapping[tuple[type[Action], str], str] = {
     (RemoveIndexSegment, ALL_FIELDS): "lets its segment go",
     (MergeSkip, ALL_FIELDS): "speaks about a split that its own add keeps",
     (Txn, ALL_FIELDS): "application ids are text of the applications, landed paths among them",
+    (RemoveTxn, ALL_FIELDS): "names a transaction as its txn does",
     (Fence, ALL_FIELDS): "names a resource, not an object",
     (MergedGenerations, ALL_FIELDS): "names a region; its generations are found through its manifest",
     (IndexSegment, "covers"): "a segment over a removed split must not keep the split",

@@ -15,7 +15,7 @@ the price of that until writers check the collector's boundary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -37,6 +37,7 @@ class RegionRoots:
     to be collected. Everything else in the region, WAL entries that none of them names above all, is kept.
     `collected_generation` is the last of the oldest generations on the manifest's list whose objects are gone, 0
     without any: the manifest need not list them. `segments` are the keys of index segments of unmerged generations.
+    `distributed` are its offsets of the raw log.
     """
 
     region: str
@@ -46,6 +47,7 @@ class RegionRoots:
     merged_entries: frozenset[int]
     collected_generation: int
     segments: frozenset[str]
+    distributed: Mapping[str, int]
 
 
 def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionRoots | None:
@@ -85,6 +87,7 @@ def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionR
         merged_entries=deleted - kept,
         collected_generation=_collected(merged, spent),
         segments=frozenset(own.key for each in needed_ones for own in each.segments),
+        distributed=manifest.distributed,
     )
 
 

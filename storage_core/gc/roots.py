@@ -18,8 +18,6 @@ from storage_core.log.checkpoints.root import named_keys
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
 
-STATES_KEPT = 2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
@@ -27,8 +25,8 @@ class Roots:
 
     `keys` are splits, translations, segments, also those of unmerged generations, retained checkpoints, and the
     manifests and parts of all that exist. Version files are kept from `first_version` on, which is the base or the
-    older of the newest two states: should the newest be damaged, those files lead from the other one to the head.
-    Objects of a region are kept by its `RegionRoots`, by id.
+    oldest of the newest states that the table retains, two or more: should the newest be damaged, those files lead from
+    another one to the head. Objects of a region are kept by its `RegionRoots`, by id.
     """
 
     retained: Retained
@@ -50,7 +48,7 @@ def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], 
             checkpoints.setdefault(checkpointed.key, checkpointed)
         elif parsed.region is not None:
             region_ids.add(parsed.region)
-    newest = sorted(each.version for each in checkpoints.values())[-STATES_KEPT:]
+    newest = sorted(each.version for each in checkpoints.values())[-kept.head.config.retained_states :]
     every = checkpoints.values()
     looked = {region: region_roots(store, region, kept) for region in sorted(region_ids)}
     regions = {region: found for region, found in looked.items() if found is not None}

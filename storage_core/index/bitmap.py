@@ -25,8 +25,9 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.foreign_text import shortened
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.rows.codes import Mask
+from storage_core.rows.keys import Positions
 from storage_core.rows.sortable import sortable
 from storage_core.settings.index import IndexDefinition
 from storage_core.system_errors import of_the_system
@@ -34,9 +35,6 @@ from storage_core.system_errors import of_the_system
 _DAYS = 10**8  # beyond these no date of a condition is, and microseconds have no number
 _COLUMNS = ["value", "offset", "length"]
 _MAGIC_BYTES = 8  # of an Arrow file, with the padding behind it
-
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,8 @@ class ColumnValues:
     type: pa.DataType
     values: pa.Array
     keys: pa.Array
-    offsets: Numbers
-    lengths: Numbers
+    offsets: Positions
+    lengths: Positions
     checksums: npt.NDArray[np.uint64] | None
 
     @property
@@ -69,7 +67,7 @@ class ColumnBitmaps:
 
     values: ColumnValues
     where: str
-    read: Callable[[Numbers], Sequence[bytes | memoryview]]
+    read: Callable[[Positions], Sequence[bytes | memoryview]]
 
     def rows(self, chosen: Mask) -> BitMap:
         """Return the rows that hold one of the values that are chosen, by their places."""
@@ -78,7 +76,7 @@ class ColumnBitmaps:
         with damage(self.where):
             return BitMap.union(BitMap(), *(BitMap.deserialize(bytes(each)) for each in encoded))
 
-    def counts(self, rows: BitMap) -> Numbers:
+    def counts(self, rows: BitMap) -> Positions:
         """Return how many of these rows hold each of the values."""
         encoded = self.read(np.arange(len(self.values.values)))
         with damage(self.where):
@@ -177,7 +175,7 @@ def bitmaps_within(values: ColumnValues, bitmaps: bytes | memoryview, *, where: 
     """Return the bitmaps of a column whose file is in memory."""
     offsets, lengths, data = values.offsets, values.lengths, memoryview(bitmaps)
 
-    def read(places: Numbers) -> Sequence[memoryview]:
+    def read(places: Positions) -> Sequence[memoryview]:
         spans = zip(offsets[places].tolist(), lengths[places].tolist(), strict=True)
         return [data[offset : offset + length] for offset, length in spans]
 
@@ -274,8 +272,7 @@ def damage(where: str) -> Iterator[None]:
 
 
 def _damaged(where: str, what: str) -> Corrupt:
-    found = f"{where}: not the files of a bitmap segment: {shortened(what)}"
-    return Corrupt(found, advice=REBUILD, key=where)
+    return damaged(where, f"not the files of a bitmap segment: {shortened(what)}")
 
 
 def _arrow_file(table: pa.Table) -> bytes:

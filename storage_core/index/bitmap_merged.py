@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt
 from storage_core.index import bitmap
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.covering import Renumbered
+from storage_core.index.damage import damaged
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import positions
 from storage_core.settings.index import IndexDefinition
 
-Numbers = npt.NDArray[np.int64]
-Part = tuple[Mapping[str, bytes | memoryview], Numbers]
-"""The files of a segment, and of each of its rows the number in the merged one."""
 
-
-def merge(parts: Sequence[Part], count: int, definition: IndexDefinition, schema: pa.Schema) -> dict[str, bytes]:
+def merge(parts: Sequence[Renumbered], count: int, definition: IndexDefinition, schema: pa.Schema) -> dict[str, bytes]:
     """Return the files of one segment of `count` rows, given the new number of each row of several, negative for none.
 
     Every one of them has a row of a part. The same bytes as of a segment that is built over these rows. One Python step
@@ -30,7 +27,7 @@ def merge(parts: Sequence[Part], count: int, definition: IndexDefinition, schema
     return bitmap.build(pa.table(columns), definition)
 
 
-def _column(parts: Sequence[Part], count: int, definition: IndexDefinition, field: pa.Field) -> pa.Array:
+def _column(parts: Sequence[Renumbered], count: int, definition: IndexDefinition, field: pa.Field) -> pa.Array:
     """The values of a column by the rows of the merged segment."""
     values, codes, first = list[pa.Array](), np.full(count, -1), 0
     for files, rows in parts:
@@ -45,7 +42,7 @@ def _column(parts: Sequence[Part], count: int, definition: IndexDefinition, fiel
 
 def _decoded(
     files: Mapping[str, bytes | memoryview], rows: int, definition: IndexDefinition, column: str
-) -> tuple[pa.Array, Numbers]:
+) -> tuple[pa.Array, Positions]:
     """The distinct values of a part, and which of them each row has, -1 for null."""
     where = f"a bitmap segment of index {definition.name!r}"
     values_file, bitmaps_file = bitmap.column_files(definition, column)
@@ -56,15 +53,11 @@ def _decoded(
     codes, named = np.full(rows, -1), 0
     for place, data in enumerate(held.read(np.arange(len(values) - values.null_count))):
         with bitmap.damage(where):
-            found = np.array(BitMap.deserialize(bytes(data)).to_array(), np.int64)
+            found = positions(BitMap.deserialize(bytes(data)))
         if len(found) and int(found[-1]) >= rows:
-            raise _damaged(where, f"names row {found[-1]} of {rows}")
+            raise damaged(where, f"names row {found[-1]} of {rows}")
         codes[found] = place
         named += len(found)
     if named != int((codes >= 0).sum()):
-        raise _damaged(where, "has a row under two values")
+        raise damaged(where, "has a row under two values")
     return values, codes
-
-
-def _damaged(where: str, what: str) -> Corrupt:
-    return Corrupt(f"{where}: {what}", advice=REBUILD)

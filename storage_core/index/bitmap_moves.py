@@ -21,6 +21,7 @@ from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.log.covered import members
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.split.kept_values import KeptValues
 
 _AT_ONCE: Final = 4
@@ -91,9 +92,9 @@ class Moves:
             met = matching[segment.path]
             if met is not None:
                 of_segment = np.zeros(segment.numRecords, np.bool_)
-                of_segment[np.array(met.to_array(), np.int64)] = True
+                of_segment[positions(met)] = True
                 may[there] = of_segment[own]
-        return Left(BitMap(np.flatnonzero(may).astype(np.uint32)), told == rows)
+        return Left(bitmap_of(np.flatnonzero(may)), told == rows)
 
     def _places(self, segment: IndexSegment, ways: Ways) -> Places:
         beside = [each.path for each in self.answering.segments] + [each.path for each in self.answering.translations]

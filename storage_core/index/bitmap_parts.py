@@ -6,7 +6,6 @@ small segment the bitmaps as well. Each part and each bitmap is verified by a ch
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,26 +14,26 @@ import numpy as np
 from pyroaring import BitMap
 
 from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Piece
-from storage_core.errors import Corrupt
 from storage_core.formats import bundle
 from storage_core.index import segments
-from storage_core.index.bitmap import ColumnBitmaps, ColumnValues, Numbers, column_files, column_values
+from storage_core.index.bitmap import ColumnBitmaps, ColumnValues, column_files, column_values
 from storage_core.index.bitmap_moves import Moves, map_name
 from storage_core.index.coverage import Answering, AnsweringOf, answering
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import REBUILD
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.covered import Member
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import all_of
+from storage_core.rows.keys import Positions
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
+from storage_core.split.pieces import Pieces
 
 TAIL_BYTES: Final = 128 * 2**10
 """Of the values before the directory so much is fetched with it."""
 
 GAP_BYTES: Final = 128 * 2**10
-"""Between bitmaps that are wanted so much is fetched with them, rather than by a request for each."""
+"""Between bitmaps that are wanted so much is fetched with them: a request costs more, but several run side by side."""
 
 KEPT_BYTES: Final = 64 * 2**20
 """Of values and bitmaps that were asked for last, per table."""
@@ -50,23 +49,6 @@ class _Column:
 
     values: ColumnValues
     bitmaps: bundle.Part
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """The bytes from `start` to `end` of the object, which have this xxh3-64, in hexadecimal digits."""
-
-    start: int
-    end: int
-    xxh3: str
-
-    @property
-    def size(self) -> int:
-        return self.end - self.start
-
-    @property
-    def piece(self) -> Piece:
-        return Piece(self.start, self.end, self.xxh3)
 
 
 @dataclass(slots=True)
@@ -112,12 +94,12 @@ class Reading:
         found = self._found(member.file)
         if not isinstance(found, bytes):
             part = self._directory().part(member.file)
-            [found] = self._bytes([_Span(part.offset, part.offset + part.length, part.xxh3)])
+            [found] = self._bytes([_piece(part)])
             self._keep(found, len(found), member.file)
         return segments.part_rows(found, self.segment, member)
 
     def _bitmaps(self, name: str, column: _Column) -> ColumnBitmaps:
-        def read(places: Numbers) -> Sequence[bytes]:
+        def read(places: Positions) -> Sequence[bytes]:
             kept = {place: self._found(name, place) for place in places.tolist()}
             missing = np.array([place for place, data in kept.items() if data is None], np.int64)
             for place, data in zip(missing.tolist(), self._encoded(column, missing), strict=True):
@@ -127,7 +109,7 @@ class Reading:
 
         return ColumnBitmaps(column.values, self.segment.path, read)
 
-    def _encoded(self, column: _Column, places: Numbers) -> Iterable[bytes]:
+    def _encoded(self, column: _Column, places: Positions) -> Iterable[bytes]:
         """These bitmaps of a column, verified: each by itself, or in the part that has all of them."""
         values, part = column.values, column.bitmaps
         if not len(places):
@@ -139,7 +121,7 @@ class Reading:
             return [files[part.name][offset : offset + length] for offset, length in spans]
         checksums = [f"{each:016x}" for each in values.checksums[places].tolist()]
         places_in_object = zip(starts.tolist(), (starts + lengths).tolist(), checksums, strict=True)
-        return self._bytes([_Span(start, end, checksum) for start, end, checksum in places_in_object])
+        return self._bytes([Piece(start, end, checksum) for start, end, checksum in places_in_object])
 
     def _directory(self) -> bundle.Directory:
         segment = self.segment
@@ -149,40 +131,25 @@ class Reading:
         return bundle.read_directory(self._tail[segment.footerOffset - self._start :], segments.expected_of(segment))
 
     def _parts(self, parts: Sequence[bundle.Part], most_bytes: int | None) -> dict[str, bytes] | None:
-        spans = [_Span(part.offset, part.offset + part.length, part.xxh3) for part in parts]
-        if most_bytes is not None and sum(each.size for each in spans if not self._is_in_tail(each)) > most_bytes:
+        pieces = [_piece(part) for part in parts]
+        lengths = (part.length for part, piece in zip(parts, pieces, strict=True) if not self._is_in_tail(piece))
+        if most_bytes is not None and sum(lengths) > most_bytes:
             return None
-        return {part.name: data for part, data in zip(parts, self._bytes(spans), strict=True)}
+        return {part.name: data for part, data in zip(parts, self._bytes(pieces), strict=True)}
 
-    def _bytes(self, spans: Sequence[_Span]) -> list[bytes]:
-        """The bytes of spans, ascending, each with the checksum that it should have."""
-        segment, uri = self.segment, self.store.uri
-        absent = [each for each in spans if not self._is_in_tail(each)]
-        held = self._cached.read(uri, segment.path, segment.xxh3, [each.piece for each in absent])
-        cached = dict(zip(absent, held, strict=True))
-        missing = [span for span, data in cached.items() if data is None]
-        ranges = _ranges(missing)
-        read = all_of(lambda each: self._range(*each), ranges, _AT_ONCE)
-        found: list[bytes] = []
-        for span in spans:
-            data = cached.get(span)
-            if data is None and self._is_in_tail(span):
-                data = self._tail[span.start - self._start : span.end - self._start]
-            elif data is None:
-                number = bisect_right(ranges, span.start, key=lambda each: each[0]) - 1
-                start = ranges[number][0]
-                data = read[number][span.start - start : span.end - start]
-            if bundle.checksum(data) != span.xxh3:
-                what = f"{segment.path}: expected xxh3-64 {span.xxh3} of the bytes {span.start} to {span.end}"
-                raise Corrupt(f"{what}, found {bundle.checksum(data)}", advice=REBUILD, key=segment.path)
-            found.append(data)
-        fresh = {*missing}
-        written = [(span.piece, data) for span, data in zip(spans, found, strict=True) if span in fresh]
-        self._cached.write(uri, segment.path, segment.xxh3, written)
-        return found
+    def _bytes(self, wanted: Sequence[Piece]) -> list[bytes]:
+        """The bytes of these pieces, ascending, each with its checksum."""
+        uri, segment = self.store.uri, self.segment
+        pieces = Pieces(uri, segment.path, segment.xxh3, self._cached, self._range, advice=REBUILD)
+        absent = [each for each in wanted if not self._is_in_tail(each)]
+        read = dict(zip(absent, pieces.read(absent, gap_bytes=GAP_BYTES, at_once=_AT_ONCE), strict=True))
+        return [read[each] if each in read else pieces.verified(each, self._in_tail(each)) for each in wanted]
 
-    def _is_in_tail(self, span: _Span) -> bool:
-        return bool(self._tail) and span.start >= self._start
+    def _is_in_tail(self, piece: Piece) -> bool:
+        return bool(self._tail) and piece.start >= self._start
+
+    def _in_tail(self, piece: Piece) -> bytes:
+        return self._tail[piece.start - self._start : (piece.end or 0) - self._start]
 
     def _range(self, start: int, end: int) -> bytes:
         self.requests += 1
@@ -239,15 +206,8 @@ class BitmapParts:
         return Moves(store, add, found, self._kept, self._cached)
 
 
-def _ranges(spans: Sequence[_Span]) -> list[tuple[int, int]]:
-    """The ranges that hold ascending spans, and small gaps between them: a request takes longer than those."""
-    found: list[tuple[int, int]] = []
-    for span in spans:
-        if found and span.start - found[-1][1] <= GAP_BYTES:
-            found[-1] = (found[-1][0], span.end)
-        else:
-            found.append((span.start, span.end))
-    return found
+def _piece(part: bundle.Part) -> Piece:
+    return Piece(part.offset, part.offset + part.length, part.xxh3)
 
 
 def _name(segment: IndexSegment, *what: object) -> _Name:

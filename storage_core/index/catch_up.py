@@ -10,13 +10,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 
 from storage_core.ids import Ids
-from storage_core.index import merging, segments
+from storage_core.index import segment_merge_work, segments
 from storage_core.index.coverage import Coverage, coverage, watermark_of
 from storage_core.index.covering import Part
-from storage_core.index.merging import Merged, MergeWork
 from storage_core.index.places import Ways, load_map, once, part_in
+from storage_core.index.segment_merge_work import MergedSegments, SegmentMerge
 from storage_core.log.actions import (
     Action,
     Add,
@@ -86,7 +87,7 @@ class CatchUpPlan:
     work: tuple[CatchUpWork, ...]
     stale: tuple[str, ...]
     idle: tuple[str, ...]
-    merges: tuple[MergeWork, ...] = ()
+    merges: tuple[SegmentMerge, ...] = ()
     retrain: bool = False
 
     @property
@@ -94,7 +95,7 @@ class CatchUpPlan:
         """True when the index is caught up and has nothing stale: there is nothing to execute or commit."""
         return not self.work and not self.stale and not self.idle and not self.merges
 
-    def actions(self, built: Iterable[IndexSegment], merged: Iterable[Merged] = ()) -> list[Action]:
+    def actions(self, built: Iterable[IndexSegment], merged: Iterable[MergedSegments] = ()) -> list[Action]:
         """Return the actions of the commit that ends a run for this index alone, given what the tasks built."""
         return actions_of([self], built, merged)
 
@@ -102,7 +103,7 @@ class CatchUpPlan:
 def actions_of(
     plans: Iterable[CatchUpPlan],
     built: Iterable[IndexSegment],
-    merged: Iterable[Merged] = (),
+    merged: Iterable[MergedSegments] = (),
     idle: Iterable[str] = (),
 ) -> list[Action]:
     """Return the actions of the one commit that ends a run, given what its tasks built, and what they merged.
@@ -126,8 +127,8 @@ def merge_all(
     snapshot: Snapshot,
     plans: Sequence[CatchUpPlan],
     built: Iterable[IndexSegment],
-    merge: Callable[[Sequence[MergeWork]], Sequence[Merged]],
-) -> tuple[list[Merged], tuple[str, ...]]:
+    merge: Callable[[Sequence[SegmentMerge]], Sequence[MergedSegments]],
+) -> tuple[list[MergedSegments], tuple[str, ...]]:
     """Merge what a run found and what it built, and return that, and the translations that no index needs then.
 
     `merge` executes items and returns those that were executed; as long as it does, what it makes is merged further.
@@ -136,14 +137,14 @@ def merge_all(
     stale = {path for each in plans for path in each.stale}
     live = {path: each for path, each in snapshot.segments.items() if path not in stale}
     live |= {each.path: each for each in built}
-    done = list[Merged]()
+    done = list[MergedSegments]()
 
     def covered() -> Iterator[tuple[CatchUpPlan, Snapshot, Coverage]]:
         state = replace(snapshot, segments=live)
         for each in plans:
             yield each, state, coverage(state, segments.definition_of(state, each.index))
 
-    def executed(items: Sequence[MergeWork]) -> bool:
+    def executed(items: Sequence[SegmentMerge]) -> bool:
         found = merge(items) if items else ()
         for each in found:
             for old in each.work.segments:
@@ -152,18 +153,17 @@ def merge_all(
         done.extend(found)
         return bool(found)
 
-    while executed([item for _, state, each in covered() for item in merging.plan(state, each)]):
+    while executed([item for _, state, each in covered() for item in segment_merge_work.plan(state, each)]):
         pass
     trained = [
         item
         for one, state, each in covered()
-        for item in merging.plan_training(state, each, every=one.retrain)
+        for item in segment_merge_work.plan_training(state, each, every=one.retrain)
         if item.segments[0].path in snapshot.segments
     ]
     executed(trained)
     state = replace(snapshot, segments=live)
-    used = {path for each in state.config.indexes for path in coverage(state, each).translations}
-    return done, tuple(sorted(snapshot.translations.keys() - used))
+    return done, _idle(snapshot, (coverage(state, each) for each in state.config.indexes))
 
 
 def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
@@ -176,19 +176,20 @@ def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPla
     covered = coverage(snapshot, segments.definition_of(snapshot, index))
     if covered.rebuild:
         covered = coverage(snapshot, covered.definition, without=covered.rebuild)
-    merges = merging.plan(snapshot, covered)
+    merges = segment_merge_work.plan(snapshot, covered)
     merged = {each.path for merge in merges for each in merge.segments}
     trained = [
         each
-        for each in merging.plan_training(snapshot, covered, every=retrain)
+        for each in segment_merge_work.plan_training(snapshot, covered, every=retrain)
         if merged.isdisjoint(old.path for old in each.segments)
     ]
+    others = (coverage(snapshot, each) for each in snapshot.config.indexes if each != covered.definition)
     return CatchUpPlan(
         index=index,
         version=snapshot.version,
         work=tuple(_work(snapshot, covered, add) for add in covered.missing),
         stale=covered.stale,
-        idle=_idle(snapshot, covered),
+        idle=_idle(snapshot, chain([covered], others)),
         merges=(*merges, *trained),
         retrain=retrain,
     )
@@ -206,13 +207,11 @@ def _work(snapshot: Snapshot, covered: Coverage, add: Add) -> CatchUpWork:
     )
 
 
-def _idle(snapshot: Snapshot, covered: Coverage) -> tuple[str, ...]:
-    """The translations that lead from no segment to a live split, once this index is covered so and others as now."""
+def _idle(snapshot: Snapshot, covered: Iterable[Coverage]) -> tuple[str, ...]:
+    """The translations that lead from no segment to a live split, once the indexes are covered so."""
     if not snapshot.translations:
         return ()
-    others = [coverage(snapshot, each) for each in snapshot.config.indexes if each != covered.definition]
-    used = {path for each in (covered, *others) for path in each.translations}
-    return tuple(sorted(snapshot.translations.keys() - used))
+    return tuple(sorted(snapshot.translations.keys() - {path for each in covered for path in each.translations}))
 
 
 def execute(store: ObjectStore, work: CatchUpWork, *, ids: Ids) -> IndexSegment:

@@ -162,7 +162,7 @@ class Nearest:
         return Nearest(whole, {split: found for split, found in parts.items() if split not in whole})
 
 
-def usable(segment: IndexSegment, rows: Mapping[str, int], fingerprint: str) -> bool:
+def is_usable(segment: IndexSegment, rows: Mapping[str, int], fingerprint: str) -> bool:
     """Tell whether a segment can answer under a definition, given the rows of all splits that are known."""
     if segment.details.get(DEFINITION) != fingerprint:
         return False
@@ -225,7 +225,7 @@ class _Traces:
         found = [
             each
             for path, each in snapshot.segments.items()
-            if each.index == definition.name and path not in without and usable(each, rows, fingerprint)
+            if each.index == definition.name and path not in without and is_usable(each, rows, fingerprint)
         ]
         ordered = sorted(translations, key=lambda each: each.path, reverse=True)
         into = {split: each for each in ordered for split in each.outputs}

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyroaring import BitMap
+
+from storage_core.rows.keys import Positions
+
+Renumbered = tuple[Mapping[str, bytes | memoryview], Positions]
+"""The files of a segment, and of each of its rows the number in the one that it is merged into."""
 
 
 @dataclass(frozen=True, slots=True)

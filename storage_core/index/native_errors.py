@@ -11,9 +11,8 @@ from contextlib import contextmanager
 
 from storage_core.errors import Corrupt, TidemarkError, Unavailable
 from storage_core.headroom import require_headroom
+from storage_core.index.damage import REBUILD
 from storage_core.system_errors import panicked, refusal_in
-
-REBUILD = "drop the index segment and catch up again"
 
 
 @contextmanager

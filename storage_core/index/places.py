@@ -18,13 +18,15 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt
 from storage_core.formats import keys
 from storage_core.formats.bundle import Expected
-from storage_core.formats.translation_map import Rows, TranslationMap, unpack
+from storage_core.formats.translation_map import TranslationMap, unpack
 from storage_core.index import segments
 from storage_core.index.coverage import Held, Nearest
 from storage_core.log.actions import IndexSegment, Translation
 from storage_core.log.covered import members
 from storage_core.log.moves import by_input, outputs_with
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of, positions
 
 NOWHERE = -1
 
@@ -51,9 +53,9 @@ class Places:
     @property
     def nowhere(self) -> BitMap:
         """The rows of the segment that are in no split."""
-        return BitMap(np.flatnonzero(self.split == NOWHERE).astype(np.uint32))
+        return bitmap_of(np.flatnonzero(self.split == NOWHERE))
 
-    def within(self, split: str) -> tuple[Rows, Rows]:
+    def within(self, split: str) -> tuple[Positions, Positions]:
         """Return the rows of the segment that are in this split, and the row of its file that each is."""
         own = np.flatnonzero(self.split == (self.splits.index(split) if split in self.splits else len(self.splits)))
         return own, self.row[own].astype(np.int64)
@@ -150,7 +152,7 @@ class Ways:
             if member.split not in self.live and member.split not in self.moved:
                 continue
             held, rows = Held(segment, member), np.arange(member.rows)
-            built = rows if member.origins is None else _positions(self.part_of(held))
+            built = rows if member.origins is None else positions(self.part_of(held))
             for name, own, there in self._followed(member.split, member.start + rows, built, segment):
                 if name not in splits:
                     splits.append(name)
@@ -163,9 +165,11 @@ class Ways:
         return BitMap(range(rows)) - covered
 
     def _in(self, split: str, segment: IndexSegment) -> BitMap:
-        return BitMap(self.places(segment).within(split)[1].astype(np.uint32))
+        return bitmap_of(self.places(segment).within(split)[1])
 
-    def _followed(self, split: str, own: Rows, rows: Rows, segment: IndexSegment) -> Iterator[tuple[str, Rows, Rows]]:
+    def _followed(
+        self, split: str, own: Positions, rows: Positions, segment: IndexSegment
+    ) -> Iterator[tuple[str, Positions, Positions]]:
         """Yield live splits, rows of the segment in each, and where; `rows` of `split` are the segment's rows `own`."""
         waiting = [(split, own, rows)]
         while waiting:
@@ -178,7 +182,7 @@ class Ways:
             for translation in self.moved.get(name, ()) if len(rows) else ():
                 waiting.extend(self._moved(translation, name, own, rows))
 
-    def _left(self, split: str, rows: Rows, segment: IndexSegment) -> Rows:
+    def _left(self, split: str, rows: Positions, segment: IndexSegment) -> Positions:
         """The places of those of the rows that no segment nearer to the live splits answers for."""
         whole = self.nearest.whole.get(split)
         if whole is not None:
@@ -188,9 +192,11 @@ class Ways:
             if part.segment.path == segment.path:
                 break
             taken |= self.part_of(part)
-        return np.flatnonzero(~np.isin(rows, _positions(taken))) if taken else np.arange(len(rows))
+        return np.flatnonzero(~np.isin(rows, positions(taken))) if taken else np.arange(len(rows))
 
-    def _moved(self, translation: Translation, split: str, own: Rows, rows: Rows) -> Iterator[tuple[str, Rows, Rows]]:
+    def _moved(
+        self, translation: Translation, split: str, own: Positions, rows: Positions
+    ) -> Iterator[tuple[str, Positions, Positions]]:
         if not outputs_with(translation, split):
             return
         moved, positions = self.map_of(translation).places(translation.inputs.index(split), rows)
@@ -200,7 +206,3 @@ class Ways:
             there = output == number
             first = int(ends[number]) - translation.outputRows[number]
             yield translation.outputs[number], own[moved[there]], positions[there] - first
-
-
-def _positions(rows: BitMap) -> Rows:
-    return np.array(rows.to_array(), np.int64)

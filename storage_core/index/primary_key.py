@@ -14,21 +14,20 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
 from storage_core.errors import Corrupt, Unsupported
-from storage_core.formats.key_hash import Hashes, Places, key_hashes
-from storage_core.index.native_errors import REBUILD
+from storage_core.formats.key_hash import HashedRows, Hashes, Numbers, Places, key_hashes
+from storage_core.index.damage import damaged
 from storage_core.rows.codes import Mask
 
 KEYS, HEAD = "keys.bin", "head.bin"
 FORMAT: Final = 1
 
 BLOCK_KEYS: Final = 1024
-"""Keys per block, about: 12 KiB, which a request hardly notices."""
+"""HashedRows per block, about: 12 KiB, which a request hardly notices."""
 
 MOST_ROOM: Final = 2
 """Where blocks of one length would have room for so many times the keys, all keys are one block."""
@@ -36,8 +35,6 @@ MOST_ROOM: Final = 2
 _HEAD = struct.Struct("<II")
 HEAD_BYTES: Final = _HEAD.size
 _CHECKSUM, _BEFORE_KEYS, _KEY = 8, 16, 12
-
-Numbers = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,33 +70,9 @@ class Layout:
         return np.dtype([*fields, ("hashes", "<u8", (self.room,)), ("rows", "<u4", (self.room,))])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Keys:
-    """Hashes, ascending, and the row of each."""
-
-    hashes: Hashes
-    rows: Numbers
-
-    @property
-    def size_bytes(self) -> int:
-        """What they take in memory."""
-        return self.hashes.nbytes + self.rows.nbytes
-
-    @staticmethod
-    def joined(parts: Sequence[Keys]) -> Keys:
-        """Return those of several blocks, ascending."""
-        if len(parts) == 1:
-            return parts[0]
-        none = Keys(np.zeros(0, np.uint64), np.zeros(0, np.uint32))
-        found = [none, *parts]
-        return Keys(np.concatenate([each.hashes for each in found]), np.concatenate([each.rows for each in found]))
-
-
 def build(rows: pa.Table, key: Sequence[str]) -> dict[str, bytes]:
     """Return the files of a segment over these rows, which `bound` makes those of one object; some 50 bytes a row."""
-    hashes = _hashes(rows, key)
-    order = np.argsort(hashes, kind="stable").astype(np.uint32)
-    return _files(Keys(hashes[order], order))
+    return _files(HashedRows.of(_hashes(rows, key), stable=True))
 
 
 def bound(files: Mapping[str, bytes | memoryview], identity: str) -> dict[str, bytes | memoryview]:
@@ -112,14 +85,14 @@ def bound(files: Mapping[str, bytes | memoryview], identity: str) -> dict[str, b
     return {**files, KEYS: bytes(data)}
 
 
-def block(data: bytes | memoryview, layout: Layout, identity: str, *, where: str) -> Keys:
+def block(data: bytes | memoryview, layout: Layout, identity: str, *, where: str) -> HashedRows:
     """Return the keys of one block of the object of this identity. Raises `Corrupt`, `Unsupported`."""
     if not is_sound(data, layout, identity):
         raise _damaged(where, f"the checksum of a block of {KEYS} does not match")
     found = np.frombuffer(data, layout.dtype)[0]
     _require_known(int(found["format"]), where)
     count = int(found["keys"])
-    keys = Keys(found["hashes"][:count].astype(np.uint64), found["rows"][:count].astype(np.uint32))
+    keys = HashedRows(found["hashes"][:count].astype(np.uint64), found["rows"][:count].astype(np.uint32))
     if count > layout.room or (keys.hashes[1:] < keys.hashes[:-1]).any() or (keys.rows >= layout.rows).any():
         raise _damaged(where, f"a block of {KEYS} is not of {layout.rows} rows")
     return keys
@@ -131,7 +104,7 @@ def is_sound(data: bytes | memoryview, layout: Layout, identity: str) -> bool:
     return len(data) == layout.block_bytes and stored == xxhash.xxh3_64_intdigest(data[_CHECKSUM:], _seed(identity))
 
 
-def every_key(files: Mapping[str, bytes | memoryview], identity: str, *, where: str) -> Keys:
+def every_key(files: Mapping[str, bytes | memoryview], identity: str, *, where: str) -> HashedRows:
     """Return all keys of a segment, found to be those of its rows, one each. Raises `Corrupt`, `Unsupported`."""
     if {KEYS, HEAD} - files.keys():
         raise _damaged(where, f"expected {KEYS} and {HEAD}, found {sorted(files)}")
@@ -139,7 +112,7 @@ def every_key(files: Mapping[str, bytes | memoryview], identity: str, *, where: 
     layout = Layout.of(_head(files[HEAD], where=where), len(data), where=where)
     starts = range(0, len(data), layout.block_bytes)
     parts = [block(data[each : each + layout.block_bytes], layout, identity, where=where) for each in starts]
-    found = Keys.joined(parts)
+    found = HashedRows.joined(parts)
     blocks = np.repeat(np.arange(layout.blocks), [len(each.hashes) for each in parts])
     placed = len(found.rows) == layout.rows and (layout.blocks_of(found.hashes) == blocks).all()
     if not placed or not _is_permutation(found.rows):
@@ -154,7 +127,7 @@ def check(files: Mapping[str, bytes | memoryview], *, rows: int | None, identity
         raise _damaged(where, f"it has the keys of {found} rows, the log says {rows}")
 
 
-def _files(keys: Keys) -> dict[str, bytes]:
+def _files(keys: HashedRows) -> dict[str, bytes]:
     rows = len(keys.rows)
     numbers = _block_of(keys.hashes, _blocks(rows))
     counts = np.bincount(numbers, minlength=_blocks(rows))
@@ -212,4 +185,4 @@ def _seed(identity: str) -> int:
 
 
 def _damaged(where: str, what: str) -> Corrupt:
-    return Corrupt(f"{where}: not the files of a primary-key segment: {what}", advice=REBUILD, key=where)
+    return damaged(where, f"not the files of a primary-key segment: {what}")

@@ -7,43 +7,50 @@ lookups fetch all of it in a few requests. A segment over a part of a split is f
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import functools
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from pyroaring import BitMap
 
-from storage_core.cache.pieces import Piece
+from storage_core.cache.pieces import Data, Piece
+from storage_core.errors import Corrupt, NotFound, Unsupported
 from storage_core.formats import bundle
-from storage_core.formats.key_hash import Hashes, within
+from storage_core.formats.key_hash import HashedRows, Hashes
 from storage_core.index import primary_key, segments
 from storage_core.index.bitmap_moves import Moves, map_name
 from storage_core.index.coverage import Answering, AnsweringOf, Held, answering
-from storage_core.index.primary_key import Keys, Layout
+from storage_core.index.damage import REBUILD
+from storage_core.index.primary_key import Layout
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import all_of
 from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
+from storage_core.split.pieces import REQUEST_COST_BYTES, Pieces, near
 
-REQUEST_BYTES: Final = 2**20
-"""Fetching so much takes about as long as a request, so blocks with no more between them are fetched by one."""
+_logger = logging.getLogger(__name__)
+
+UNCOVERED: Final = "no segment covers them"
+DEAR: Final = "reading their keys costs less"
+UNUSABLE: Final = "their segments are damaged or gone"
 
 _AT_ONCE: Final = 4
 _FIRST: Final = len(bundle.MAGIC + bundle.VERSION)
 _ASK_BYTES: Final = 64
-_SOUND: Final = "sound"
+_SOUND: Final = "as stored"
 
 
 @dataclass(slots=True)
 class KeyReading:
-    """One reading of what answers for a split; `requests` and `read_bytes` are what it took, if nothing was on disk.
+    """One reading of what answers for a split. What it reads stays in `kept`.
 
-    What is read is in `kept` then.
+    `requests` and `read_bytes` count it as if nothing were on disk.
     """
 
     store: ObjectStore
@@ -64,11 +71,11 @@ class KeyReading:
         if not self.answering.translations and only.origins is None:
             return found[only.path]
         moves = Moves(self.store, self.add, self.answering, self.kept, self.kept.cached)
-        matching = {path: BitMap(rows.astype(np.uint32)) for path, rows in found.items()}
+        matching = {path: bitmap_of(rows) for path, rows in found.items()}
         left = moves.left(matching, self._part_rows)
         self.requests += moves.requests
         self.read_bytes += moves.read_bytes
-        return np.array(left.rows.to_array(), np.int64) if left.is_told else None
+        return positions(left.rows) if left.is_told else None
 
     def cost(self, hashes: Hashes) -> tuple[int, int]:
         """Return the requests and bytes that `places` takes, about. No request. Raises `Corrupt`."""
@@ -89,22 +96,22 @@ class KeyReading:
         wanted = np.unique(layout.blocks_of(hashes)).tolist()
         size = layout.block_bytes
         missing = [_FIRST + each * size for each in wanted if self.kept.get(_name(segment, each)) is None]
-        ranges = _runs(missing, size)
+        ranges = near([(start, start + size) for start in missing], REQUEST_COST_BYTES)
         return len(ranges), sum(end - start for start, end in ranges)
 
     def _rows(self, segment: IndexSegment, hashes: Hashes) -> Positions:
         keys = self._whole(segment) if segment.origins is not None else self._blocks(segment, hashes)
-        return np.sort(keys.rows[within(hashes, keys.hashes)].astype(np.int64))
+        return np.sort(keys.rows_of(hashes))
 
-    def _whole(self, segment: IndexSegment) -> Keys:
+    def _whole(self, segment: IndexSegment) -> HashedRows:
         """All keys of a segment over a part of a split. One GET where they are not kept."""
 
-        def read() -> Keys:
+        def read() -> HashedRows:
             files = self._files(segment)
             identity = segments.segment_id(segment)
             return primary_key.every_key(files, identity, where=segment.path)
 
-        return self.kept.made(_name(segment, "keys"), Keys, read, lambda each: each.size_bytes)
+        return self.kept.made(_name(segment, "keys"), HashedRows, read, lambda each: each.size_bytes)
 
     def _part_rows(self, held: Held) -> BitMap:
         segment, member = held.segment, held.member
@@ -122,18 +129,18 @@ class KeyReading:
         data = self.kept.cached.made(self.store.uri, segment.path, segment.xxh3, piece, fetch=fetched)
         return bundle.unpack(data, segments.expected_of(segment))
 
-    def _blocks(self, segment: IndexSegment, hashes: Hashes) -> Keys:
+    def _blocks(self, segment: IndexSegment, hashes: Hashes) -> HashedRows:
         """The keys of the blocks that may have one of these hashes, ascending, of a segment over a whole split."""
         layout = layout_of(segment)
         wanted = np.unique(layout.blocks_of(hashes)).tolist()
         found = {each: self.kept.get(_name(segment, each)) for each in wanted}
-        missing = {each for each, keys in found.items() if not isinstance(keys, Keys)}
+        missing = {each for each, keys in found.items() if not isinstance(keys, HashedRows)}
         if missing:
             for number, data in self._fetched(segment, layout, self._with_neighbours(segment, layout, missing)):
                 keys = primary_key.block(data, layout, segments.segment_id(segment), where=segment.path)
                 self.kept.keep(_name(segment, number), keys, keys.size_bytes)
                 found[number] = keys
-        return Keys.joined([keys for _, keys in sorted(found.items()) if isinstance(keys, Keys)])
+        return HashedRows.joined([keys for _, keys in sorted(found.items()) if isinstance(keys, HashedRows)])
 
     def _with_neighbours(self, segment: IndexSegment, layout: Layout, missing: Collection[int]) -> list[int]:
         """The blocks to fetch: each time that a segment is asked, twice as many beside each that is wanted."""
@@ -146,33 +153,40 @@ class KeyReading:
         # One that is missing may be in `kept` by now, thanks to another thread; it is wanted here all the same.
         return [each for each in beside if each in missing or self.kept.get(_name(segment, each)) is None]
 
-    def _fetched(self, segment: IndexSegment, layout: Layout, blocks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-        """Yield these blocks, ascending, from the cache on disk or the store; they are cached if all were taken."""
+    def _fetched(self, segment: IndexSegment, layout: Layout, blocks: Sequence[int]) -> Iterable[tuple[int, bytes]]:
+        """These blocks, ascending, from the cache on disk or the store."""
         identity, size = segments.segment_id(segment), layout.block_bytes
 
-        def mark(data: bytes | memoryview) -> str:
-            return _SOUND if primary_key.is_sound(data, layout, identity) else ""
+        def mark(data: Data) -> str:
+            return _SOUND if primary_key.is_sound(data, layout, identity) else "another"
 
-        where = (self.store.uri, segment.path, segment.xxh3)
-        pieces = [Piece(start, start + size, _SOUND, mark) for start in (_FIRST + each * size for each in blocks)]
-        cached = self.kept.cached.read(*where, pieces)
-        ranges = _runs([piece.start for piece, data in zip(pieces, cached, strict=True) if data is None], size)
-        read = all_of(lambda each: self._range(segment, *each), ranges, _AT_ONCE)
-        fresh = []
-        for number, piece, held in zip(blocks, pieces, cached, strict=True):
-            data = held
-            if data is None:
-                at = bisect_right(ranges, piece.start, key=lambda each: each[0]) - 1
-                begin = piece.start - ranges[at][0]
-                data = read[at][begin : begin + size]
-                fresh.append((piece, data))
-            yield number, data
-        self.kept.cached.write(*where, fresh)
+        fetch, cached = functools.partial(self._range, segment), self.kept.cached
+        pieces = Pieces(self.store.uri, segment.path, segment.xxh3, cached, fetch, advice=REBUILD)
+        wanted = [Piece(start, start + size, _SOUND, mark) for start in (_FIRST + each * size for each in blocks)]
+        return zip(blocks, pieces.read(wanted, gap_bytes=REQUEST_COST_BYTES, at_once=_AT_ONCE), strict=True)
 
     def _range(self, segment: IndexSegment, start: int, end: int) -> bytes:
         self.requests += 1
         self.read_bytes += end - start
         return self.store.get_range(segment.path, start, end)
+
+
+def candidates(
+    reading: KeyReading, hashes: Hashes, is_dear: Callable[[KeyReading], bool]
+) -> tuple[Positions | None, str]:
+    """Return the places of the only rows that may have one of the keys, ascending; else None, and why.
+
+    Requests: those of `KeyReading.places`, unless that is dear. A segment that is damaged or gone is a warning.
+    """
+    try:
+        if is_dear(reading):
+            return None, DEAR
+        places = reading.places(hashes)
+    except (Corrupt, NotFound, Unsupported) as error:
+        paths = ", ".join(each.path for each in reading.answering.segments)
+        _logger.warning("segment %s is not usable, reading the keys of %s: %s", paths, reading.add.path, error)
+        return None, UNUSABLE
+    return places, UNCOVERED if places is None else ""
 
 
 def index_of(snapshot: Snapshot) -> tuple[IndexDefinition, AnsweringOf] | None:
@@ -186,17 +200,6 @@ def index_of(snapshot: Snapshot) -> tuple[IndexDefinition, AnsweringOf] | None:
 def layout_of(segment: IndexSegment) -> Layout:
     """Return how the keys lie in a segment over a whole split, by what the log says of it. Raises `Corrupt`."""
     return Layout.of(segment.numRecords, segment.footerOffset - _FIRST - primary_key.HEAD_BYTES, where=segment.path)
-
-
-def _runs(starts: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """The ranges that have blocks of one size, which begin at these ascending places, and small gaps between them."""
-    found: list[tuple[int, int]] = []
-    for start in starts:
-        if found and start - found[-1][1] <= REQUEST_BYTES:
-            found[-1] = (found[-1][0], start + size)
-        else:
-            found.append((start, start + size))
-    return found
 
 
 def _name(segment: IndexSegment, what: object) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
 from storage_core.index import bitmap, fulltext, primary_key, text_files, vector
 from storage_core.index.covering import Covered, Part
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.covered import Member, members, rows_file
 from storage_core.log.snapshot import Snapshot
@@ -137,7 +137,7 @@ def write(
 ) -> IndexSegment:
     """Store the files of a segment as one object and return the action that adds it. One PUT.
 
-    They are over a split, or what else a translation moves `rows` of, or a part of one.
+    `covers` is a split or the whole rows of a generation, of so many `rows`; with `part`, it is over that part.
 
     The object is durable when this returns; until the action is committed nobody sees it. Raises `CommitUnknown` when
     the store did not say whether it kept the object and does not have it.
@@ -276,10 +276,10 @@ def part_rows(data: bytes | memoryview, segment: IndexSegment, member: Member) -
     try:
         rows = BitMap.deserialize(bytes(data))
     except (ValueError, LookupError) as error:
-        raise Corrupt(f"{segment.path}: its rows cannot be read: {error}", advice=REBUILD, key=segment.path) from error
+        raise damaged(segment.path, f"its rows cannot be read: {error}") from error
     if len(rows) != member.rows:
-        found = f"{segment.path}: names {len(rows)} rows of {member.split}, the log says {member.rows}"
-        raise Corrupt(found, advice=REBUILD, key=segment.path)
+        what = f"it names {len(rows)} rows of {member.split}, the log says {member.rows}"
+        raise damaged(segment.path, what)
     return rows
 
 
@@ -288,7 +288,7 @@ def _without_rows(files: Mapping[str, memoryview], segment: IndexSegment) -> dic
     parts = {each.file: each for each in members(segment) if each.origins is not None}
     for name, member in parts.items():
         if name not in files:
-            raise Corrupt(f"{segment.path}: does not say which rows it is over", advice=REBUILD, key=segment.path)
+            raise damaged(segment.path, "it does not say which rows it is over")
         part_rows(files[name], segment, member)
     return {name: data for name, data in files.items() if name not in parts}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from storage_core.errors import Corrupt
 from storage_core.foreign_text import shortened
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.index.text_tokenizers import tokenizer_of
 from storage_core.settings.index import IndexDefinition
 
@@ -111,7 +111,7 @@ def schema_of(definition: IndexDefinition) -> list[object]:
 
 def corrupt(where: str, what: str) -> Corrupt:
     """Return the error of a full-text segment that is not what `fulltext.build` makes."""
-    return Corrupt(f"{where}: not the files of a full-text segment: {what}", advice=REBUILD, key=where)
+    return damaged(where, f"not the files of a full-text segment: {what}")
 
 
 def _segment(entry: object, where: str) -> tuple[str, int]:

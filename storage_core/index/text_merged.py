@@ -12,26 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from storage_core.index import native_errors, text_files, text_tokenizers
+from storage_core.index.covering import Renumbered
 from storage_core.index.fulltext import tantivy_schema
 from storage_core.index.text_composed import compose, scratch_directory
 from storage_core.index.text_files import META, ROW_FIELD
+from storage_core.rows.keys import Positions
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
     import tantivy
 
-Numbers = npt.NDArray[np.int64]
-Part = tuple[Mapping[str, bytes | memoryview], Numbers]
-"""The files of a segment, and of each of its rows the number in the merged one."""
 
 _HEAP_BYTES = 1_000_000_000  # an upper bound, as of `fulltext`: a writer that fills it makes two segments
 _AT_ONCE = 100_000
 
 
-def merge(parts: Sequence[Part], definition: IndexDefinition) -> dict[str, bytes]:
+def merge(parts: Sequence[Renumbered], definition: IndexDefinition) -> dict[str, bytes]:
     """Return the files of one segment over the rows of several, each with the new number of each of its rows.
 
     Numbers are those of all rows of the parts, each once. Tantivy makes one segment of those that are alike in size,
@@ -61,7 +59,7 @@ def _unpacked(directory: Path, files: Mapping[str, bytes | memoryview]) -> Path:
     return directory
 
 
-def _renumber(directory: Path, target: Path, rows: Numbers, definition: IndexDefinition, *, scratch: Path) -> None:
+def _renumber(directory: Path, target: Path, rows: Positions, definition: IndexDefinition, *, scratch: Path) -> None:
     """Give the documents of one part, linked into `target`, their new rows."""
     import tantivy
 
@@ -81,11 +79,11 @@ def _renumber(directory: Path, target: Path, rows: Numbers, definition: IndexDef
         shutil.rmtree(scratch)
 
 
-def _rows_of(searcher: tantivy.Searcher, ordinal: int, count: int) -> Numbers:
+def _rows_of(searcher: tantivy.Searcher, ordinal: int, count: int) -> Positions:
     """The row that each document of a tantivy segment names, -1 for none."""
     import tantivy
 
-    def values() -> Iterator[Numbers]:
+    def values() -> Iterator[Positions]:
         for start in range(0, count, _AT_ONCE):
             addresses = [tantivy.DocAddress(ordinal, each) for each in range(start, min(count, start + _AT_ONCE))]
             found = searcher.fast_field_values(ROW_FIELD, addresses)
@@ -94,7 +92,7 @@ def _rows_of(searcher: tantivy.Searcher, ordinal: int, count: int) -> Numbers:
     return np.concatenate([np.zeros(0, np.int64), *values()])
 
 
-def _write_rows(directory: Path, rows: Numbers, definition: IndexDefinition) -> None:
+def _write_rows(directory: Path, rows: Positions, definition: IndexDefinition) -> None:
     """Write an index of documents that have a row each, and nothing else."""
     import tantivy
 

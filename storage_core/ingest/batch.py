@@ -37,6 +37,7 @@ from storage_core.ingest.progress import (
 )
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
+from storage_core.ingest.spans import Durations, outside
 from storage_core.ingest.tally import tally
 from storage_core.ingest.work import IngestResult, IngestWork
 from storage_core.late_row_filter import LateRowFilter, Origin
@@ -63,7 +64,7 @@ def plan(
     if windows is not None and snapshot.config.window_seconds is None:
         raise InvalidInput("the table has no windows; ingest its landed files whole", windows=sorted(map(str, windows)))
     listed = pending(snapshot, files)
-    known = progress(snapshot.txns, listed)
+    known = progress(snapshot.txns, listed, Durations.of(snapshot.config))
     wanted = None if windows is None else tuple(sorted(set(windows), key=by_start))
     items = [_work(file, spec, known[file.path], wanted) for file in listed]
     return [item for item in items if item.windows is None or set(item.windows) - set(item.done)]
@@ -95,9 +96,12 @@ def execute(
             work = replace(work, contents=(*work.contents, content_of(landed)))
         if len(set(work.contents)) > 1:
             return _reject_replaced(store, work)
-        run = _Run(store, work, context, now_ms)
-        known = work.contents[0] if work.contents else None
-        result = run.result(known) if work.whole else _read(run, store, work, ids=ids, block_bytes=block_bytes)
+        if work.pruned and (content := content_of(landed)) in work.pruned:
+            result = _came_back(landed, content, now_ms)
+        else:
+            run = _Run(store, work, context, now_ms)
+            known = work.contents[0] if work.contents else None
+            result = run.result(known) if work.whole else _read(run, store, work, ids=ids, block_bytes=block_bytes)
     except NotFound as error:
         return _not_now(landed, f"the file is gone: {error}")
     return result if is_unchanged(landed) else _not_now(landed, "the file changed while it was read")
@@ -136,9 +140,10 @@ class _Run:
 
     def __init__(self, store: ObjectStore, work: IngestWork, context: SplitContext, now_ms: int) -> None:
         self._store, self._work, self.context, self._now_ms = store, work, context, now_ms
+        self._config = TableConfig.from_configuration(context.configuration)
         self._late_filter = LateRowFilter(
             store,
-            LateRule.of(TableConfig.from_configuration(context.configuration)),
+            LateRule.of(self._config),
             Origin(source=work.landed.path, by="ingest", size=work.landed.size),
             window_seconds=context.window_seconds,
         )
@@ -169,7 +174,8 @@ class _Run:
         work = self._work
         written = {window for window in self._windows if self._is_wanted(window)}
         complete = self._windows <= written | set(work.done)
-        apps = [window_app(work.landed.path, window) for window in sorted(written, key=by_start)]
+        seconds = Durations.of(self._config).recorded
+        apps = [window_app(work.landed.path, window, seconds) for window in sorted(written, key=by_start)]
         if complete and not work.whole:
             apps.append(file_app(work.landed.path))
         txns = [Txn(appId=app, version=work.landed.size, lastUpdated=self._now_ms) for app in apps]
@@ -193,6 +199,7 @@ class _Run:
         context = self.context
         if context.window_seconds is None or context.time_column is None:
             return rows
+        rows = outside(rows, context.time_column, self._work.spans)
         starts = window_starts(rows.column(context.time_column), context.window_seconds)
         present: set[Window] = set(starts.unique().to_pylist())
         self._windows |= present
@@ -212,12 +219,22 @@ def _work(file: LandedFile, spec: LandingSpec, known: FileProgress, windows: tup
         spec=spec,
         windows=windows,
         done=tuple(sorted(known.windows, key=by_start)),
+        spans=tuple(sorted(known.spans)),
         ingested_size=known.ingested_size if known.has_changed(file.size) else None,
         rejected_size=known.rejected_size,
         whole=known.whole,
         contents=tuple(sorted(set(known.contents.values()))),
         seen=known.has_seen(file),
+        pruned=() if known.contents else tuple(sorted(known.pruned)),
     )
+
+
+def _came_back(landed: LandedFile, content: int, now_ms: int) -> IngestResult:
+    """All rows of the file are in since before it went away: that is recorded again, so that nobody reads it again."""
+    _logger.info("%s is back with the content whose rows are in: none of them is new", landed.path)
+    records = ((file_app(landed.path), landed.size), (content_app(landed), content))
+    txns = tuple(Txn(appId=app, version=version, lastUpdated=now_ms) for app, version in records)
+    return IngestResult(file=landed.path, txns=txns, bytes_in=landed.size)
 
 
 def _not_now(landed: LandedFile, reason: str) -> IngestResult:

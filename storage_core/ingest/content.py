@@ -51,3 +51,8 @@ def etag_hash(etag: str) -> str:
 def as_hex(value: int) -> str:
     """Return a content as people know checksums: 16 hexadecimal digits."""
     return f"{value % 2**64:016x}"
+
+
+def from_hex(text: str) -> int:
+    """Return the content that `as_hex` wrote, a signed number."""
+    return (int(text, 16) + 2**63) % 2**64 - 2**63

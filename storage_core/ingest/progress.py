@@ -3,13 +3,16 @@
 | appId | version | says |
 |---|---|---|
 | `landed:<path>@<window>` | size of the file in bytes | the rows of this window are in |
+| `landed:<path>@<window>+<seconds>` | size in bytes | the same, of another duration than the table began with |
 | `landed:<path>` | size of the file in bytes | all rows are in |
 | `rejected:<path>` | size of the file in bytes | the file as it is can give no row; it is in quarantine |
 | `content:<path>@<etag hash>` | xxh3-64 of its bytes | rows were read from this content, under this ETag |
 | `replaced:<path>@<etag hash>` | size in bytes | under this ETag it has another content; that is in quarantine |
+| `pruned:<path>@<content>` | size in bytes | the file went away after all rows of this content were in |
 
-`<window>` is the window's start in seconds, or `null`; `<etag hash>` is `content.etag_hash(etag)`. `%` and `@` in
-paths are percent-encoded, so that no path reads as another path's window.
+`<window>` is the window's start in seconds, or `null`; `<etag hash>` is `content.etag_hash(etag)`, `<content>` the
+hash of the bytes in hex. Of a file that is gone, and all in, the last record is all that stays (`ingest.gone_files`).
+`%` and `@` in paths are percent-encoded, so that no path reads as another path's window.
 """
 
 from __future__ import annotations
@@ -18,14 +21,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from storage_core.ingest.content import etag_hash
+from storage_core.ingest.content import as_hex, etag_hash, from_hex
 from storage_core.ingest.landing import LandedFile
+from storage_core.ingest.spans import NO_WINDOWS, Durations, Span
 from storage_core.log.snapshot import Snapshot
 
 _LANDED = "landed:"
 _REJECTED = "rejected:"
 _CONTENT = "content:"
 _REPLACED = "replaced:"
+_PRUNED = "pruned:"
+FILE_KINDS = ("landed", "rejected", "content", "replaced")
+"""The kinds of transactions that are pruned when their file is gone."""
 
 Window = int | None
 
@@ -34,16 +41,21 @@ Window = int | None
 class FileProgress:
     """One file: its size when it was ingested (None: never), the windows that are in, its size when it was rejected.
 
+    `spans` are windows of another duration than the table has now that are in.
     `contents` are those that rows were read from, by the hash of the ETag that they had; none where an early release
     read them, so that the size is all that is known. `replaced` are the hashes under which another content was found.
+    `pruned` are the contents that were all in when the file went away: should it come back with one of them, no row of
+    it is new.
     """
 
     ingested_size: int | None = None
     whole: bool = False
     windows: frozenset[Window] = frozenset()
+    spans: frozenset[Span] = frozenset()
     rejected_size: int | None = None
     contents: Mapping[str, int] = field(default_factory=dict)
     replaced: frozenset[str] = frozenset()
+    pruned: frozenset[int] = frozenset()
 
     def is_settled(self, file: LandedFile) -> bool:
         """Return whether nothing can come of the file as it lies there: it is all in, or rejected as it is."""
@@ -61,20 +73,23 @@ class FileProgress:
         return self.ingested_size not in (None, size)
 
 
-def progress(txns: Mapping[str, int], files: Iterable[LandedFile]) -> dict[str, FileProgress]:
+def progress(
+    txns: Mapping[str, int], files: Iterable[LandedFile], durations: Durations = NO_WINDOWS
+) -> dict[str, FileProgress]:
     """Return the progress of every file by path, in one pass over the recorded transactions."""
     marked: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for app_id, version in txns.items():
+    recorded = dict(txns.items())
+    for app_id, version in recorded.items():
         name, at, mark = app_id.rpartition("@")
-        if at and name.startswith((_LANDED, _CONTENT, _REPLACED)):
+        if at and name.startswith((_LANDED, _CONTENT, _REPLACED, _PRUNED)):
             marked[name][mark] = version
-    return {file.path: _of_file(file.path, txns, marked) for file in files}
+    return {file.path: _of_file(file.path, recorded, marked, durations) for file in files}
 
 
 def pending(snapshot: Snapshot, files: Iterable[LandedFile]) -> list[LandedFile]:
     """Return the files of which something may be left to do, in the order given; no request."""
     listed = list(files)
-    known = progress(snapshot.txns, listed)
+    known = progress(snapshot.txns, listed, Durations.of(snapshot.config))
     return [file for file in listed if not known[file.path].is_settled(file)]
 
 
@@ -83,9 +98,10 @@ def file_app(path: str) -> str:
     return _LANDED + _escaped(path)
 
 
-def window_app(path: str, window: Window) -> str:
-    """Return the appId that says that this window of the file is in."""
-    return f"{file_app(path)}@{'null' if window is None else window}"
+def window_app(path: str, window: Window, seconds: int | None = None) -> str:
+    """Return the appId that says that this window of the file is in; `seconds` as of `Durations.recorded`."""
+    mark = "null" if window is None else f"{window}" if seconds is None else f"{window}+{seconds}"
+    return f"{file_app(path)}@{mark}"
 
 
 def rejected_app(path: str) -> str:
@@ -103,19 +119,39 @@ def replaced_app(file: LandedFile) -> str:
     return f"{_REPLACED}{_escaped(file.path)}@{etag_hash(file.etag or '')}"
 
 
-def _of_file(path: str, txns: Mapping[str, int], marked: Mapping[str, Mapping[str, int]]) -> FileProgress:
+def pruned_app(path: str, content: int) -> str:
+    """Return the appId that says that the file went away after all rows of this content were in."""
+    return f"{_PRUNED}{_escaped(path)}@{as_hex(content)}"
+
+
+def path_of(app_id: str) -> str:
+    """Return the path of the file of which a transaction of `FILE_KINDS` speaks."""
+    return app_id.partition(":")[2].partition("@")[0].replace("%40", "@").replace("%25", "%")
+
+
+def _of_file(
+    path: str, txns: Mapping[str, int], marked: Mapping[str, Mapping[str, int]], durations: Durations
+) -> FileProgress:
     whole = txns.get(file_app(path))
     found = marked.get(file_app(path), {})
-    windows = {None if window == "null" else int(window): size for window, size in found.items()}
-    sizes = [size for size in (whole, *windows.values()) if size is not None]
+    spans = {_span(mark, durations.first) for mark in found if mark != "null"}
+    windows: set[Window] = {start for start, seconds in spans if seconds == durations.current}
+    sizes = [size for size in (whole, *found.values()) if size is not None]
     return FileProgress(
         ingested_size=sizes[0] if sizes else None,
         whole=whole is not None,
-        windows=frozenset(windows),
+        windows=frozenset(windows | {None} if "null" in found else windows),
+        spans=frozenset((start, each) for start, each in spans if each is not None and each != durations.current),
         rejected_size=txns.get(rejected_app(path)),
         contents=marked.get(_CONTENT + _escaped(path), {}),
         replaced=frozenset(marked.get(_REPLACED + _escaped(path), ())),
+        pruned=frozenset(from_hex(content) for content in marked.get(_PRUNED + _escaped(path), ())),
     )
+
+
+def _span(mark: str, first: int | None) -> tuple[int, int | None]:
+    start, _, seconds = mark.partition("+")
+    return int(start), int(seconds) if seconds else first
 
 
 def _escaped(path: str) -> str:

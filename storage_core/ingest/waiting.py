@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from storage_core.errors import NotFound
 from storage_core.ingest.landing import LandedFile, LandingSpec, discover
 from storage_core.ingest.parse import parse_blocks
 from storage_core.ingest.progress import FileProgress, Window, progress
+from storage_core.ingest.spans import NO_WINDOWS, Durations, Span, outside
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.windows import window_starts
 
@@ -46,10 +47,16 @@ class Waiting:
     done: frozenset[Window]
 
 
-def waiting_files(snapshot: Snapshot | None, spec: LandingSpec) -> list[Candidate]:
-    """Return the files that are neither all in nor rejected as they are, by path. One LIST per 1,000 files."""
+def waiting_files(
+    snapshot: Snapshot | None, spec: LandingSpec, *, window_seconds: int | None = None
+) -> list[Candidate]:
+    """Return the files that are neither all in nor rejected as they are, by path. One LIST per 1,000 files.
+
+    `window_seconds` are those of the windows that the next ingest finds, by default the table's.
+    """
     files = discover(spec)
-    known = progress(snapshot.txns if snapshot else {}, files)
+    durations = NO_WINDOWS if snapshot is None else Durations.of(snapshot.config, window_seconds)
+    known = progress(snapshot.txns if snapshot else {}, files, durations)
     return [(file, known[file.path]) for file in files if not known[file.path].is_settled(file)]
 
 
@@ -74,7 +81,7 @@ def look(candidates: Iterable[Candidate], reading: WindowedRows) -> Iterator[Wai
         seen_bytes += file.size
         try:
             left_out = known.whole or known.has_changed(file.size)
-            windows = frozenset() if left_out else _windows_in(file, reading)
+            windows = frozenset() if left_out else _windows_in(file, reading, known.spans)
         except NotFound:  # taken away since it was listed
             continue
         yield Waiting(file, windows - known.windows, known.windows)
@@ -86,10 +93,11 @@ def fingerprint(files: Iterable[LandedFile]) -> str:
     return hashlib.sha256("\0\0".join(names).encode()).hexdigest()[:16]
 
 
-def _windows_in(file: LandedFile, reading: WindowedRows) -> frozenset[Window]:
+def _windows_in(file: LandedFile, reading: WindowedRows, spans: Collection[Span]) -> frozenset[Window]:
     found: set[Window] = set()
     for block in parse_blocks(file, reading.spec, reading.schema, reading.time_column):
         if block.unreadable:
             return frozenset()
-        found.update(window_starts(block.rows.column(reading.time_column), reading.window_seconds).unique().to_pylist())
+        left = outside(block.rows, reading.time_column, spans)
+        found.update(window_starts(left.column(reading.time_column), reading.window_seconds).unique().to_pylist())
     return frozenset(found)

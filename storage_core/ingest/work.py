@@ -9,6 +9,7 @@ from typing import Any
 
 from storage_core.ingest.landing import LandedFile, LandingSpec
 from storage_core.ingest.progress import Window
+from storage_core.ingest.spans import Span
 from storage_core.log.actions import Action, Add, Txn
 from storage_core.log.encoding.action_json import read_actions, write_actions
 from storage_core.rows.late import LateMetrics
@@ -18,21 +19,25 @@ from storage_core.rows.late import LateMetrics
 class IngestWork:
     """One file to ingest; travels to a task as JSON.
 
-    `windows` None means every window, `done` those that are in already. `ingested_size` is set when the file was
+    `windows` None means every window, `done` those that are in already, `spans` windows of other durations
+    whose rows are. `ingested_size` is set when the file was
     ingested at another size: it is rejected unread. `rejected_size` is the size it was rejected at before, if ever.
     `contents` are those that rows of the file were read from; unless `seen`, the file is read to know whether it has
-    one of them still. Of a `whole` file nothing else is left to do.
+    one of them still. Of a `whole` file nothing else is left to do. `pruned` are
+    contents that were all in when a file of this path went away; they count while nothing newer is recorded of it.
     """
 
     landed: LandedFile
     spec: LandingSpec
     windows: tuple[Window, ...] | None = None
     done: tuple[Window, ...] = ()
+    spans: tuple[Span, ...] = ()
     ingested_size: int | None = None
     rejected_size: int | None = None
     whole: bool = False
     contents: tuple[int, ...] = ()
     seen: bool = False
+    pruned: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal work item."""
@@ -48,7 +53,9 @@ class IngestWork:
             spec=LandingSpec.from_json(json.dumps(body.pop("spec"))),
             windows=None if windows is None else tuple(windows),
             done=tuple(body.pop("done")),
+            spans=tuple((start, seconds) for start, seconds in body.pop("spans")),
             contents=tuple(body.pop("contents")),
+            pruned=tuple(body.pop("pruned")),
             **body,
         )
 

@@ -25,12 +25,16 @@ REGIONS_FEATURE = "regionSpecs"
 TRANSLATIONS_FEATURE = "translations"
 VECTOR_COLUMNS_FEATURE = "vectorColumns"
 KEY_INDEXES_FEATURE = "primaryKeyIndexes"
+PRUNED_FEATURE = "prunedTransactions"
+WINDOW_CHANGES_FEATURE = "windowChanges"
+PACKED_METADATA_FEATURE = "packedSplitMetadata"
 CHANGED_COLUMNS_FEATURE = "changedColumns"
 FEATURES = frozenset(
     {
         *("avroState", "multiPartCheckpoint", "schemaDeduplication"),
         *(OWN_FEATURE, REGIONS_FEATURE, TRANSLATIONS_FEATURE, VECTORS_FEATURE, VECTOR_COLUMNS_FEATURE),
-        *(KEY_INDEXES_FEATURE, CHANGED_COLUMNS_FEATURE),
+        *(KEY_INDEXES_FEATURE, PRUNED_FEATURE, WINDOW_CHANGES_FEATURE, PACKED_METADATA_FEATURE),
+        CHANGED_COLUMNS_FEATURE,
     }
 )
 
@@ -180,6 +184,14 @@ class Txn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveTxn:
+    """A transaction is pruned: exactly-once needs it no longer. Decision 0133."""
+
+    NAME: ClassVar[str] = "removeTxn"
+    appId: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
     """The highest fencing token that has committed for a resource."""
 
@@ -275,6 +287,7 @@ Action = (
     | Remove
     | MergeSkip
     | Txn
+    | RemoveTxn
     | Fence
     | MergedGenerations
     | IndexSegment

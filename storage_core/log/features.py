@@ -12,20 +12,25 @@ from storage_core.log.actions import (
     CHANGED_COLUMNS_FEATURE,
     KEY_INDEXES_FEATURE,
     OWN_FEATURE,
+    PACKED_METADATA_FEATURE,
+    PRUNED_FEATURE,
     REGIONS_FEATURE,
     TRANSLATIONS_FEATURE,
     VECTOR_COLUMNS_FEATURE,
     VECTORS_FEATURE,
+    WINDOW_CHANGES_FEATURE,
     Action,
     Add,
     Metadata,
     Protocol,
+    RemoveTxn,
     Translation,
 )
 from storage_core.rows.columns import COLUMN_ID
 from storage_core.rows.vectors import VECTOR
 from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
 from storage_core.settings.region_fields import REGIONS_KEY
+from storage_core.settings.table import FORMER_WINDOWS_KEY, SPLIT_METADATA_KEY
 
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
 
@@ -58,12 +63,18 @@ def _needed_by(action: Action) -> Iterable[str]:
         case Metadata():
             if REGIONS_KEY in action.configuration:
                 yield REGIONS_FEATURE  # without it writers claim, and readers look into, the region of the whole table
+            if FORMER_WINDOWS_KEY in action.configuration:
+                yield WINDOW_CHANGES_FEATURE  # without it what was ingested under other windows is ingested again
+            if action.configuration.get(SPLIT_METADATA_KEY, "plain") != "plain":
+                yield PACKED_METADATA_FEATURE  # without it checksums of new splits are not found
             if VECTOR in action.schemaString:
                 yield VECTOR_COLUMNS_FEATURE  # without it writers let in lists of any length
             if COLUMN_ID in action.schemaString:
                 yield CHANGED_COLUMNS_FEATURE  # without it splits of earlier schemas are damaged, or of other values
             if any(_is_of_the_key(*entry) for entry in action.configuration.items()):
                 yield KEY_INDEXES_FEATURE  # without it the settings of the table are none
+        case RemoveTxn():
+            yield PRUNED_FEATURE  # without it a landed file that comes back is ingested again
         case Translation():
             yield TRANSLATIONS_FEATURE  # without it segments are taken for those of other rows, or for none
         case _:

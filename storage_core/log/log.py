@@ -179,7 +179,7 @@ class TransactionLog:
         require_writable(snapshot)
         based = based_on_newest_state(self.store, snapshot)
         behind = recovery(self.store, based.version)
-        return write_checkpoint(self.store, based, self.ids.uuid, recover=behind)
+        return write_checkpoint(self.store, based, self.ids.uuid, recovery=behind)
 
     def _checkpoint_if_possible(self, snapshot: Snapshot) -> Snapshot:
         try:

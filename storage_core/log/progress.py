@@ -19,16 +19,18 @@ from storage_core.log.actions import (
     Remove,
     RemoveIndexSegment,
     RemoveTranslation,
+    RemoveTxn,
     Translation,
     Txn,
 )
+from storage_core.log.transactions import Transactions
 
 
 @dataclass(slots=True)
 class Progress:
     """What was applied so far; mutable, for those who replay. See `Snapshot` for what the fields map."""
 
-    txns: dict[str, int] = field(default_factory=dict)
+    txns: Transactions = field(default_factory=Transactions)
     fences: dict[str, int] = field(default_factory=dict)
     merged_generations: dict[str, int] = field(default_factory=dict)
     segments: dict[str, IndexSegment] = field(default_factory=dict)
@@ -39,7 +41,9 @@ class Progress:
         """Take the next action of the log. Transactions and fences never go back."""
         match action:
             case Txn():
-                self.txns[action.appId] = max(action.version, self.txns.get(action.appId, action.version))
+                self.txns.record(action)
+            case RemoveTxn():
+                self.txns.prune(action.appId)
             case Fence():
                 self.fences[action.resource] = max(action.token, self.fences.get(action.resource, action.token))
             case MergedGenerations():
@@ -63,7 +67,11 @@ class Progress:
 
     def actions(self) -> Iterator[Action]:
         """Yield the actions that lead here from nothing, in a fixed order."""
-        yield from (Txn(appId=app, version=version) for app, version in sorted(self.txns.items()))
+        yield from (txn for _, txn in sorted(self.txns.every().items()))
+        yield from self.besides_txns()
+
+    def besides_txns(self) -> Iterator[Action]:
+        """Yield the same actions without the transactions, of which none is looked at."""
         yield from (Fence(resource=name, token=token) for name, token in sorted(self.fences.items()))
         for region, generation in sorted(self.merged_generations.items()):
             yield MergedGenerations(region=region, generation=generation)
@@ -72,7 +80,12 @@ class Progress:
         yield from (self.translations[path] for path in sorted(self.translations))
 
     def beyond(self, head: Progress) -> Iterator[Action]:
-        """Yield the transactions, fences and merges that are further than the head's, in the order of `actions`."""
+        """Yield the transactions, fences and merges that are further than the head's, in the order of `actions`.
+
+        First what was pruned since and the head still has.
+        """
+        pruned = (app for app, txn in sorted(self.txns.recent.items()) if txn is None)
+        yield from (RemoveTxn(appId=app) for app in pruned if app in head.txns)
         for action in self.actions():
             match action:
                 case Txn(appId=app, version=version) if head.txns.get(app, version - 1) < version:

@@ -10,9 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
-
-import pyarrow as pa
+from typing import TypeVar
 
 from storage_core.cache.pieces import NOT_CACHED, CachedPieces
 from storage_core.errors import Corrupt, NotFound, SnapshotExpired
@@ -22,17 +20,16 @@ from storage_core.log.actions import is_ours
 from storage_core.log.advance import advance, read_version
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.hint import read_hint
+from storage_core.log.checkpoints.recovery import Recovery
 from storage_core.log.files.live import Added, LiveFiles
 from storage_core.log.interop.older_metadata import MetadataSearch
 from storage_core.log.listing import LogListing, list_head, list_log, list_near, newest_beyond
 from storage_core.log.snapshot import Snapshot, commit_timestamp
+from storage_core.log.transactions import Transactions
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import both
 from storage_core.objectstore.reading import exists
 from storage_core.system_errors import typed
-
-if TYPE_CHECKING:
-    from storage_core.log.files.listed import Recover
 
 _logger = logging.getLogger(__name__)
 
@@ -156,9 +153,10 @@ def based_on_newest_state(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
 
 
 def _without_state(snapshot: Snapshot) -> Snapshot:
-    """The same splits with nothing behind them that a new state could share."""
+    """The same splits and transactions with nothing behind them that a new state could share."""
     every = [(add, snapshot.splits.added_at(path)) for path, add in snapshot.splits.items()]
-    return replace(snapshot, splits=LiveFiles(added={add.path: Added(add, *at) for add, at in every}))
+    splits = LiveFiles(added={add.path: Added(add, *at) for add, at in every})
+    return replace(snapshot, splits=splits, txns=Transactions(recent=snapshot.txns.every()))
 
 
 def _loading(store: ObjectStore, cached: CachedPieces = NOT_CACHED) -> _Load:
@@ -186,20 +184,23 @@ def _load_json(store: ObjectStore, version: int) -> Snapshot:
     return load_json_checkpoint(store, version)
 
 
-def recovery(store: ObjectStore, version: int) -> Recover:
-    """Return what lists the splits of `version` when a manifest of its state cannot be read: without that state.
+_Seen = TypeVar("_Seen")
+
+
+def recovery(store: ObjectStore, version: int) -> Recovery:
+    """Return what tells the splits and transactions of `version` when its state cannot be read: without that state.
 
     A JSON checkpoint of the same version first: older ones lead there only while every version file behind them exists.
     """
 
-    def recover(error: Exception) -> pa.Table:
+    def recover(look: Callable[[Snapshot], _Seen], error: Exception) -> _Seen:
         _logger.warning("the state of version %d of %s is damaged, looking elsewhere: %s", version, store.uri, error)
         try:
-            return _load_json(store, version).splits.table()
+            return look(_load_json(store, version))
         except (NotFound, Corrupt) as other:
             _logger.info("no JSON checkpoint of version %d of %s to read instead: %s", version, store.uri, other)
         try:
-            return _from_listing(store, version, _loading(store), below=version).splits.table()
+            return look(_from_listing(store, version, _loading(store), below=version))
         except (NotFound, Corrupt):
             if exists(store, state_key(version)):
                 raise error from None
@@ -208,7 +209,10 @@ def recovery(store: ObjectStore, version: int) -> Recover:
                 version=version,
             ) from error
 
-    return recover
+    return Recovery(
+        splits=partial(recover, lambda found: found.splits.table()),
+        transactions=partial(recover, lambda found: found.txns.every()),
+    )
 
 
 def _from_listing(store: ObjectStore, at: int | None, load: _Load, *, below: int | None = None) -> Snapshot:

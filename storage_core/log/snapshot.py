@@ -32,6 +32,7 @@ from storage_core.log.encoding.codec import commit_info
 from storage_core.log.files.live import FilesBuilder, LiveFiles
 from storage_core.log.interop.version_files import time_of_unnamed_commit
 from storage_core.log.progress import Progress
+from storage_core.log.transactions import Transactions
 from storage_core.rows.schema import from_schema_string
 from storage_core.settings.table import TableConfig
 
@@ -41,9 +42,9 @@ class Snapshot:
     """Everything the log says at `version`. Two snapshots of one version are equal, however they were loaded.
 
     `timestamp` is the commit time in ms. `splits` are the live splits by path, in no order, kept in columns: see
-    `LiveFiles`. `txns` maps appId to the highest recorded version, `fences` a resource to its highest token,
-    `merged_generations` a region to its last merged generation, `segments`, `mergeskips` and
-    `translations` paths to their action.
+    `LiveFiles`. `txns` maps appId to the highest recorded version, kept in columns as well, `fences`
+    a resource to its highest token, `merged_generations` a region to its last merged generation, `segments`,
+    `mergeskips` and `translations` paths to their action.
     `checkpoint` is the one that loading started from or that was written since, None without one; it is no part of
     equality. Not slotted: `schema` and `config` are parsed once per snapshot.
     """
@@ -53,7 +54,7 @@ class Snapshot:
     protocol: Protocol
     metadata: Metadata
     splits: LiveFiles
-    txns: Mapping[str, int] = field(default_factory=dict)
+    txns: Transactions = field(default_factory=Transactions)
     fences: Mapping[str, int] = field(default_factory=dict)
     merged_generations: Mapping[str, int] = field(default_factory=dict)
     segments: Mapping[str, IndexSegment] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class Snapshot:
     def progress(self) -> Progress:
         """A copy of what the snapshot holds besides settings and splits, to go on from."""
         return Progress(
-            dict(self.txns),
+            self.txns.copy(),
             dict(self.fences),
             dict(self.merged_generations),
             dict(self.segments),

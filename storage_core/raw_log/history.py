@@ -3,7 +3,8 @@
 A chunk is the same bytes wherever it lies, named by its writer and number. So stores, restored backups and folders that
 were copied together add up: a chunk counts once, and one sound copy heals all torn, damaged or missing ones. What has
 no sound copy shows as a gap in the sequence numbers of its writer, and is reported, never skipped over. Only the end
-cannot show: when every copy of a writer's last chunks is gone, nothing tells that they were there.
+cannot show: when every copy of a writer's last chunks is gone, nothing tells that they were there. What was collected
+is no gap (`raw_log.collected`).
 
 Order: by the start of the segment in ms, then writer, number, and place in the chunk. Within one writer that is exactly
 the order in which it acknowledged. Across writers it is by their clocks, as far as these agree.
@@ -18,11 +19,13 @@ from itertools import accumulate
 from typing import assert_never
 
 from storage_core.errors import Unavailable
+from storage_core.formats.raw_collected import Collected
 from storage_core.formats.raw_columns import RawColumns
-from storage_core.formats.raw_keys import LIVE_PREFIX, ChunkKey, chunk_key, parse
+from storage_core.formats.raw_keys import COLLECTED_KEY, LIVE_PREFIX, ChunkKey, chunk_key, parse
 from storage_core.objectstore.contract import ObjectInfo, ObjectStore
 from storage_core.objectstore.reading import LIST_FROM, exists
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
+from storage_core.raw_log.collected import furthest, read_collected
 from storage_core.raw_log.stores import Place, RawStore, opened
 
 CLOSED_AFTER_MS = 10 * 60_000
@@ -73,15 +76,25 @@ class Verified:
 class History:
     """What the stores listed when this was made, as one history. Holds names; contents are read one chunk at a time.
 
-    `unreachable` are stores that did not answer: what only they have is missing here for now.
+    `unreachable` are stores that did not answer: what only they have is missing here for now. `collected` says by
+    writer up to which chunk it may have been collected: what is not listed up to there is not missing.
     """
 
     def __init__(
-        self, stores: Sequence[ObjectStore], listed: Mapping[str, Mapping[int, _Found]], unreachable: Sequence[str]
+        self,
+        stores: Sequence[ObjectStore],
+        listed: Mapping[str, Mapping[int, _Found]],
+        unreachable: Sequence[str],
+        collected: Mapping[str, Collected],
     ) -> None:
         self.stores = tuple(stores)
         self.unreachable = tuple(unreachable)
+        self.collected = collected
         self._listed = listed
+
+    def collected_up_to(self, writer: str) -> int:
+        """Return the number of the last chunk of a writer that may have been collected, 0 for none."""
+        return self.collected[writer].number if writer in self.collected else 0
 
     @property
     def writers(self) -> list[str]:
@@ -111,7 +124,7 @@ class History:
         return [
             MissingChunks(writer=writer, first=first, last=last)
             for writer in self.writers
-            for first, last in _holes(self._listed[writer])
+            for first, last in _holes(self._listed[writer], self.collected_up_to(writer))
         ]
 
     def segments(self) -> list[RawSegment]:
@@ -149,8 +162,9 @@ class History:
                 yield chunk
                 continue
             torn.discard(ref.writer)
-            if chunk.first > last[ref.writer] + 1:
-                yield Gap(writer=ref.writer, first=last[ref.writer] + 1, last=chunk.first - 1)
+            known = max(last[ref.writer], self._collected_records(ref.writer))
+            if chunk.first > known + 1:
+                yield Gap(writer=ref.writer, first=known + 1, last=chunk.first - 1)
             if fresh := _after(chunk, last[ref.writer]):
                 yield fresh
             last[ref.writer] = max(last[ref.writer], chunk.last)
@@ -173,6 +187,9 @@ class History:
                 case _:
                     assert_never(each)
         return Verified(chunks=chunks, records=records, gaps=tuple(gaps), damaged=tuple(damaged))
+
+    def _collected_records(self, writer: str) -> int:
+        return self.collected[writer].sequence if writer in self.collected else 0
 
     def _segment(self, refs: Sequence[RawChunkRef]) -> RawSegment:
         found = [self._listed[ref.writer][ref.number] for ref in refs]
@@ -200,23 +217,27 @@ class _Found:
 def union(stores: Sequence[Place | RawStore]) -> History:
     """Return the history that the stores hold together, mandatory or not.
 
-    One LIST per 1,000 chunks and store; where numbers are missing, a second look (a LIST per neighbouring segment, or a
-    HEAD per number) tells a hole from a listing that was overtaken. What is not a chunk by its name is left alone.
-    Raises `Unavailable` when no store answers.
+    One LIST per 1,000 chunks and store, and a GET of each that was collected; where numbers are missing, a second look
+    (a LIST per neighbouring segment, or a HEAD per number) tells a hole from a listing that was overtaken. What is not
+    a chunk by its name is left alone. Raises `Unavailable` when no store answers.
     """
     places = [store for store, _ in opened(stores)]
     found: dict[str, dict[int, _Found]] = defaultdict(dict)
     reached: list[ObjectStore] = []
     reasons: dict[str, str] = {}
+    collected: dict[str, Collected] = {}
     for store in places:
         try:
-            _add(found, store, [*store.list(LIVE_PREFIX)])
+            listed = [*store.list(LIVE_PREFIX)]
+            if any(each.key == COLLECTED_KEY for each in listed):
+                collected = furthest(collected, read_collected(store).writers)
+            _add(found, store, listed)
             reached.append(store)
         except Unavailable as error:
             reasons[store.uri] = str(error)
     if not reached:
         raise Unavailable(f"no store of the raw log answers: {'; '.join(reasons.values())}; try again later")
-    history = History(reached, found, sorted(reasons))
+    history = History(reached, found, sorted(reasons), collected)
     for hole in history.missing:
         _recheck(found, reached, hole)
     return history
@@ -247,18 +268,19 @@ def _recheck(found: dict[str, dict[int, _Found]], stores: Sequence[ObjectStore],
                 _add(found, store, (store.head(key) for key in keys if exists(store, key)))
 
 
-def _holes(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the stretches that are missing from 1 to the greatest number."""
-    before = 0
+def _holes(numbers: Iterable[int], before: int) -> Iterator[tuple[int, int]]:
+    """Yield the stretches that are missing behind `before`, up to the greatest number."""
     for number in sorted(numbers):
         if number > before + 1:
             yield before + 1, number - 1
-        before = number
+        before = max(before, number)
 
 
 def _after(chunk: RawColumns, last: int) -> RawColumns | None:
     """Return the chunk without the records up to `last`, which were there before; None when nothing is left."""
     if chunk.first > last:
         return chunk
-    rest = chunk.records.slice(last + 1 - chunk.first)
-    return replace(chunk, first=last + 1, records=rest) if rest.num_rows else None
+    known = last + 1 - chunk.first
+    rest = chunk.records.slice(known)
+    ids = None if chunk.unique_ids is None else chunk.unique_ids.slice(known)
+    return replace(chunk, first=last + 1, records=rest, unique_ids=ids) if rest.num_rows else None

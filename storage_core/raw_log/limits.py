@@ -9,6 +9,9 @@ from storage_core.errors import InvalidInput
 MAX_RECORD_BYTES = 8 * 2**20
 """The most that one record may hold: its table's name, its key and its fields as text."""
 
+MAX_ID_BYTES = 256
+"""The most that an id may have that a producer gives a record."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawLimits:

@@ -24,7 +24,7 @@ from storage_core.ids import Ids, SystemIds
 from storage_core.objectstore.probe import require_capable
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.optional_store import OptionalStore, StoreReport
-from storage_core.raw_log.records import RawRecord, all_prepared, prepared_columns, record_of, rows_of
+from storage_core.raw_log.records import Named, RawRecord, all_prepared, prepared_columns, record_of, rows_of
 from storage_core.raw_log.stores import Place, RawStore, opened
 from storage_core.raw_log.writer import Appended, RawWriter
 from storage_core.rows.incoming import Rows, read_whole, require_each_once
@@ -75,24 +75,33 @@ class RawLog:
         """The id of this writer; record ids begin with it."""
         return self._writer.id
 
-    def append(self, table: str, rows: Rows, *, operation: Operation = "put", key: str | None = None) -> Appended:
+    def append(
+        self,
+        table: str,
+        rows: Rows,
+        *,
+        operation: Operation = "put",
+        key: str | None = None,
+        unique_by: str | None = None,
+    ) -> Appended:
         """Append one operation per row for one table; durable in every mandatory store when this returns.
 
         `rows` is a mapping, a sequence of mappings, Arrow data, or a stream of them, which is read whole; of a delete
-        the key columns suffice. `key` names the field that `records.record_of` makes the records' key of. One PUT per
-        store, shared with concurrent calls; none for no rows. Raises `InvalidInput` naming the row when one has no form
-        in the log, for a stream that breaks off, and naming
-        a column that Arrow data have twice (nothing is written then), and what `append_many` raises.
+        the key columns suffice. `key` and `unique_by` name the fields that hold the records' key, and their id: of the
+        records with one id the table takes one, so that appending again after `CommitUnknown` doubles nothing. One PUT
+        per store, shared with concurrent calls; none for no rows. Raises `InvalidInput` naming the row when one has no
+        form in the log, for a stream that breaks off, and naming a column that Arrow data have twice (nothing is
+        written then), and what `append_many` raises.
         """
-        held = read_whole(rows)
+        held, named = read_whole(rows), Named(key=key, id=unique_by)
         if isinstance(held, pa.Table | pa.RecordBatch):
             given = RawRecord(table=table, fields={}, operation=operation)
             require_each_once(held.schema.names)
             columns = held if isinstance(held, pa.Table) else pa.Table.from_batches([held])
-            records = prepared_columns(columns, given, key=key, now_ms=self._clock.now_ms())
+            records = prepared_columns(columns, given, named=named, now_ms=self._clock.now_ms())
             if records is not None:
                 return self._writer.append(records)
-        return self.append_many(record_of(table, row, operation=operation, key=key) for row in rows_of(held))
+        return self.append_many(record_of(table, row, operation=operation, named=named) for row in rows_of(held))
 
     def append_many(self, records: Iterable[RawRecord]) -> Appended:
         """Append records for any tables in order; durable in every mandatory store when this returns.

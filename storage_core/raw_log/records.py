@@ -14,7 +14,7 @@ from storage_core.formats.keys import validate_table_name
 from storage_core.formats.raw_chunk import OPERATIONS, LogRecord, Operation
 from storage_core.formats.raw_field_columns import NOT_IN_PYTHON, encode_rows
 from storage_core.formats.raw_fields import encode_fields
-from storage_core.raw_log.limits import MAX_RECORD_BYTES
+from storage_core.raw_log.limits import MAX_ID_BYTES, MAX_RECORD_BYTES
 from storage_core.rows.incoming import InMemory
 from storage_core.rows.key_limit import MAX_KEY_BYTES, size_of_key
 
@@ -24,35 +24,51 @@ class RawRecord:
     """One record as a producer gives it: an operation on one row of a table.
 
     `fields` are the row's values by column: all of them for a put and a reset, those that change and the key for a
-    patch, the key for a delete. `key` is what the producer calls the row, for people who read the log.
+    patch, the key for a delete. `key` is what the producer calls the row, for people who read the log. A table takes
+    one of the records with one `id`, of whatever writer, however often it is appended (decision 0135).
     """
 
     table: str
     fields: Mapping[str, object]
     operation: Operation = "put"
     key: str | None = None
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """The fields whose value, a text or an integer, is the record's key, and its id; None: it has none."""
+
+    key: str | None = None
+    id: str | None = None
+
+
+UNNAMED = Named()
 
 
 def record_of(
-    table: str, row: Mapping[str, object], *, operation: Operation = "put", key: str | None = None
+    table: str, row: Mapping[str, object], *, operation: Operation = "put", named: Named = UNNAMED
 ) -> RawRecord:
-    """Return the record of a row; `key` names the field whose value, a text or an integer, is the record's key.
+    """Return the record of a row. Raises `InvalidInput` when a field that is named holds neither text nor integer."""
+    key, given = _value(row, named.key, "key"), _value(row, named.id, "id")
+    return RawRecord(table=table, fields=row, operation=operation, key=key, id=given)
 
-    Raises `InvalidInput` when that field holds neither.
-    """
-    if key is None:
-        return RawRecord(table=table, fields=row, operation=operation)
-    value = row.get(key)
+
+def _value(row: Mapping[str, object], name: str | None, what: str) -> str | None:
+    if name is None:
+        return None
+    value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise InvalidInput(f"the key field {key!r} holds a text or an integer, found {value!r}", column=key)
-    return RawRecord(table=table, fields=row, operation=operation, key=str(value))
+        raise InvalidInput(f"the {what} field {name!r} holds a text or an integer, found {value!r}", column=name)
+    return str(value)
 
 
 def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
     """Return the record as it is written, taken at `now_ms`.
 
-    Raises `InvalidInput` for a name that no table has, an unknown operation, a key that is no valid text or too
-    long (`rows.key_limit`), a value that has no form (`formats.raw_fields`), and more than `MAX_RECORD_BYTES`.
+    Raises `InvalidInput` for a name that no table has, an unknown operation, a key that is no valid text or too long
+    (`rows.key_limit`), an id that is no valid text, empty or beyond `MAX_ID_BYTES`, a value that has no form
+    (`formats.raw_fields`), and more than `MAX_RECORD_BYTES`.
     """
     validate_table_name(given.table)
     if given.operation not in OPERATIONS:
@@ -61,8 +77,16 @@ def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
         raise InvalidInput(f"a key is valid text, found {given.key!r}")
     if given.key is not None and given.operation != "delete" and size_of_key(given.key) > MAX_KEY_BYTES:
         raise InvalidInput(f"a key of {size_of_key(given.key)} bytes; at most {MAX_KEY_BYTES} are kept")
-    fields = encode_fields(given.fields)
-    record = LogRecord(timestamp_ms=now_ms, table=given.table, operation=given.operation, fields=fields, key=given.key)
+    if given.id is not None and not _is_id(given.id):
+        raise InvalidInput(f"an id is valid text of 1 to {MAX_ID_BYTES} bytes, found {given.id!r:.300}")
+    record = LogRecord(
+        timestamp_ms=now_ms,
+        table=given.table,
+        operation=given.operation,
+        fields=encode_fields(given.fields),
+        key=given.key,
+        unique_id=given.id,
+    )
     if size_of(record) > MAX_RECORD_BYTES:
         raise InvalidInput(f"the record has {size_of(record)} bytes; at most {MAX_RECORD_BYTES} are kept")
     return record
@@ -77,10 +101,10 @@ def all_prepared(records: Iterable[RawRecord], *, now_ms: int) -> Iterator[LogRe
             raise InvalidInput(f"record {index}: {error}; nothing was appended", row=index, **error.context) from error
 
 
-def prepared_columns(rows: pa.Table, given: RawRecord, *, key: str | None, now_ms: int) -> list[LogRecord] | None:
+def prepared_columns(rows: pa.Table, given: RawRecord, *, named: Named, now_ms: int) -> list[LogRecord] | None:
     """Return a record of each row, as `record_of` and `prepared` do; None where these would refuse one, and say why.
 
-    `given` has the table and the operation; `key` is as for `record_of`. Memory: the texts, and a batch of columns.
+    `given` has the table and the operation; `named` is as for `record_of`. Memory: the texts, and a batch of columns.
     """
     if not rows.num_rows:
         return []
@@ -88,34 +112,46 @@ def prepared_columns(rows: pa.Table, given: RawRecord, *, key: str | None, now_m
         prepared(given, now_ms=now_ms)
     except InvalidInput:
         return None
-    texts, keys = encode_rows(rows), _keys(rows, key)
-    if texts is None or keys is None:
+    texts, keys, ids = encode_rows(rows), _values(rows, named.key), _values(rows, named.id)
+    if texts is None or keys is None or ids is None:
         return None
     records = [
-        LogRecord(timestamp_ms=now_ms, table=given.table, operation=given.operation, fields=fields, key=each)
-        for fields, each in zip(texts, keys, strict=True)
+        LogRecord(
+            timestamp_ms=now_ms,
+            table=given.table,
+            operation=given.operation,
+            fields=fields,
+            key=key,
+            unique_id=each,
+        )
+        for fields, key, each in zip(texts, keys, ids, strict=True)
     ]
     return records if all(map(_is_taken, records)) else None
 
 
 def _is_taken(record: LogRecord) -> bool:
     has_key = record.key is None or record.operation == "delete" or size_of_key(record.key) <= MAX_KEY_BYTES
-    return has_key and size_of(record) <= MAX_RECORD_BYTES
+    has_id = record.unique_id is None or _is_id(record.unique_id)
+    return has_key and has_id and size_of(record) <= MAX_RECORD_BYTES
 
 
-def _keys(rows: pa.Table, key: str | None) -> list[str | None] | None:
-    if key is None:
+def _is_id(text: str) -> bool:
+    return _is_text(text) and 1 <= _bytes(text) <= MAX_ID_BYTES
+
+
+def _values(rows: pa.Table, name: str | None) -> list[str | None] | None:
+    if name is None:
         return [None] * rows.num_rows
-    if rows.schema.get_field_index(key) < 0:
+    if rows.schema.get_field_index(name) < 0:
         return None
-    column = rows.column(key)
+    column = rows.column(name)
     is_key = pa.types.is_integer(column.type) or pa.types.is_string(column.type)
     return column.cast(pa.string()).to_pylist() if is_key and not column.null_count else None
 
 
 def size_of(record: LogRecord) -> int:
     """Return about how many bytes the record takes before compression."""
-    return _bytes(record.fields) + len(record.table) + _bytes(record.key or "") + 64
+    return _bytes(record.fields) + len(record.table) + _bytes(record.key or "") + _bytes(record.unique_id or "") + 64
 
 
 def _bytes(text: str) -> int:

@@ -19,7 +19,7 @@ from storage_core.index.bitmap import ColumnBitmaps
 from storage_core.index.bitmap_moves import Moves
 from storage_core.index.bitmap_parts import TAIL_BYTES, BitmapParts, Reading
 from storage_core.index.coverage import Answering, AnsweringOf
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -27,13 +27,11 @@ from storage_core.read.bitmap_rows import Limits, Rows, is_exact, useful
 from storage_core.read.predicate import Predicate
 from storage_core.settings.index import IndexDefinition
 from storage_core.split import row_groups
+from storage_core.split.pieces import REQUEST_COST_BYTES
 from storage_core.split.read import is_small, share_of
 from storage_core.split.vectors import deleted_rows
 
 _logger = logging.getLogger(__name__)
-
-REQUEST_BYTES: Final = 2**20
-"""Fetching so much takes about as long as a request."""
 
 PAYS: Final = 3
 """An index is asked about a split if that costs at most one part in so many of what reading the split costs."""
@@ -211,12 +209,11 @@ class Bitmaps:
         for name, held in columns.items():
             wanted = self._snapshot.schema.field(name).type
             if held.values.type != wanted:
-                what = f"{segment.path}: its values of {name!r} are {held.values.type}, expected {wanted}"
-                raise Corrupt(what, advice=REBUILD, key=segment.path)
+                raise damaged(segment.path, f"its values of {name!r} are {held.values.type}, expected {wanted}")
         found = Rows(columns, lambda: count, limits).that_may_meet(self._predicate)
         if found and count is not None and found.max() >= count:
-            what = f"{segment.path}: it names row {found.max()} of {segment.covers[0]}, which has {count} rows"
-            raise Corrupt(what, advice=REBUILD, key=segment.path)
+            what = f"it names row {found.max()} of {segment.covers[0]}, which has {count} rows"
+            raise damaged(segment.path, what)
         return found
 
     def _live(self, add: Add, rows: BitMap) -> BitMap:
@@ -233,7 +230,7 @@ class Bitmaps:
             return split.bytes < LOCAL_BYTES
         sizes = [min(each.size, TAIL_BYTES) for each in answering.segments]
         sizes += [each.size for each in answering.translations]
-        return PAYS * (REQUEST_BYTES * len(sizes) + sum(sizes)) > split.cost
+        return PAYS * (REQUEST_COST_BYTES * len(sizes) + sum(sizes)) > split.cost
 
 
 @dataclass(slots=True)
@@ -282,7 +279,7 @@ class _Split:
     def cost(self) -> float:
         """What fetching it costs, with its requests in bytes: of the footer, and of each row group."""
         groups = row_groups.groups_about(self.add.numRecords or 1, self.add.size)
-        return REQUEST_BYTES * (1 if is_small(self.add, self.share) else 1 + groups) + self.bytes
+        return REQUEST_COST_BYTES * (1 if is_small(self.add, self.share) else 1 + groups) + self.bytes
 
     @property
     def most_bytes(self) -> int:

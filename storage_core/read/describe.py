@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 import pyarrow as pa
@@ -19,8 +19,8 @@ from storage_core.settings.index import IndexDefinition
 Row = dict[str, object]
 
 
-def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -> Row:
-    """Return one object with the table's metrics at this snapshot, as of `now_ms`.
+def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, recalls: Mapping[str, float] | None = None) -> Row:
+    """Return one object with the table's metrics at this snapshot, as of `now_ms`, and recalls of indexes if measured.
 
     The region entries are read from the regions' manifests, which may be newer than the snapshot. A few GETs and HEADs
     per region of a keyed table; none otherwise.
@@ -42,8 +42,9 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -> Row:
         "checkpoint_version": snapshot.checkpoint_version,
         "columns": [_column(each) for each in snapshot.schema],
         "windows": _windows(snapshot),
-        "indexes": [_index(snapshot, definition) for definition in config.indexes],
+        "indexes": [_index(snapshot, definition, recalls or {}) for definition in config.indexes],
         "regions": _regions(store, snapshot),
+        **_progress(snapshot),
     }
 
 
@@ -76,27 +77,39 @@ def _by_window(add: Add) -> tuple[bool, int, str]:
     return (*by_start(add.windowStart), add.path)
 
 
+def _progress(snapshot: Snapshot) -> Row:
+    """What exactly-once remembers: kept transactions, and the objects of the state that they are in."""
+    listed = snapshot.txns.listed
+    parts = () if listed is None else listed.parts
+    return {
+        "progress_transactions": snapshot.txns.entries,
+        "progress_objects": len(parts),
+        "progress_bytes": sum(part.info.size_bytes for part in parts),
+    }
+
+
 def _windows(snapshot: Snapshot) -> list[Row]:
-    groups: dict[int | None, list[Add]] = defaultdict(list)
+    groups: dict[tuple[int | None, int | None], list[Add]] = defaultdict(list)
     for add in sorted(snapshot.splits.values(), key=_by_window):
-        groups[add.windowStart].append(add)
+        groups[add.windowStart, add.windowSeconds].append(add)
     return [
         {
             "window_start": window,
+            "window_seconds": seconds,
             "splits": len(adds),
             "rows": sum(add.visible_rows for add in adds),
             "bytes": sum(add.size for add in adds),
         }
-        for window, adds in groups.items()
+        for (window, seconds), adds in sorted(groups.items(), key=lambda each: (by_start(each[0][0]), each[0][1] or 0))
     ]
 
 
-def _index(snapshot: Snapshot, definition: IndexDefinition) -> Row:
+def _index(snapshot: Snapshot, definition: IndexDefinition, recalls: Mapping[str, float]) -> Row:
     from storage_core.index.debt import debt  # which tables without indexes do not need
 
     found = asdict(debt(snapshot, definition.name))
     found["segments"] += found.pop("stale_segments")
-    return {"name": definition.name, "kind": definition.kind, **found}
+    return {"name": definition.name, "kind": definition.kind, **found, "recall": recalls.get(definition.name)}
 
 
 def _regions(store: ObjectStore, snapshot: Snapshot) -> list[Row]:

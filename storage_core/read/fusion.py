@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
+from storage_core.rows.keys import Positions
 
 Fusion = Literal["rrf", "linear"]
 
@@ -24,14 +25,13 @@ RANK_OFFSET: Final = 60
 _MOST_WEIGHT: Final = 1e300  # so that sums stay finite
 
 _Floats = npt.NDArray[np.float64]
-_Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """Rows by their numbers, best first, each once, with scores that never rise."""
 
-    rows: _Rows
+    rows: Positions
     scores: _Floats
 
 

@@ -19,14 +19,15 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import search as by_one
 from storage_core.read.fusion import fusion_of
 from storage_core.read.hybrid_answer import Answer
-from storage_core.read.hybrid_question import asks_several, names_of, only_index, parts_of
+from storage_core.read.hybrid_question import asked_index, asks_several, parts_of
 from storage_core.read.search_attempts import attempted
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
-from storage_core.read.search_matched import Matched
 from storage_core.read.search_order import Best
-from storage_core.read.search_question import Part, page
+from storage_core.read.search_question import IndexQuestion, page
 from storage_core.read.search_sources import sources
+from storage_core.read.search_text_filter import TextFilter
+from storage_core.read.search_trace import Trace
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter
@@ -54,6 +55,7 @@ def search(
     cache_dir: Path | None = None,
     unmerged: Sequence[Unmerged] = (),
     kept: Kept | None = None,
+    trace: Trace | None = None,
 ) -> pa.Table:
     """Return what `read.search.search` does, of one index or fused of several; see `fusion` for the formulas.
 
@@ -75,27 +77,31 @@ def search(
     if boosts is not None and not isinstance(boosts, Mapping):
         raise InvalidInput(f"boosts are {quoted(boosts)}; give a number by the name of a column")
     if not asks_several(index, query=query, vector=vector):
-        name = only_index(index, fusion=how, weights=weights)
+        name = asked_index(index, fusion=how, weights=weights)
         return by_one.search(
             store, snapshot, query, vector=vector, index=name, limit=limit, offset=offset, columns=columns,
             filter=filter, limits=limits, syntax=syntax, boosts=boosts, nprobe=nprobe, cache_dir=cache_dir,
-            unmerged=unmerged, kept=kept,
+            unmerged=unmerged, kept=kept, trace=trace,
         )  # fmt: skip
     parts = parts_of(
         snapshot, index, query=query, vector=vector, weights=weights, syntax=syntax, boosts=boosts, nprobe=nprobe
     )
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
+    definitions = [each.definition for each in (*parts.filtering, *parts.ranking)]
     overlay = kept.overlay(store, snapshot, unmerged)
 
     def best(covered: Sequence[Coverage], cached: SegmentCache) -> pa.Table:
         wanted = kept.row_filter(store, snapshot, filter, limits)
         found = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
         split = len(parts.filtering)
+        filtering = [Live(own, wanted) for own in found[:split]]
         matched = [
-            Matched(own, _hits(Live(own, wanted), each, kept=kept, root=cached.root), snapshot.config.primary_key)
-            for own, each in zip(found[:split], parts.filtering, strict=True)
+            TextFilter(own.sources, _hits(own, each, kept=kept, root=cached.root), snapshot.config.primary_key)
+            for own, each in zip(filtering, parts.filtering, strict=True)
         ]
         lives = [Live(own, wanted, matched) for own in found[split:]]
+        if trace is not None:
+            trace.begin(dict(zip((each.name for each in definitions), [*filtering, *lives], strict=True)), wanted)
 
         def ranked(number: int, window: int) -> Best:
             rows = Best(snapshot, window, names, is_named=True)
@@ -106,19 +112,11 @@ def search(
         lives[0].require_sound()
         return rows
 
-    definitions = [each.definition for each in (*parts.filtering, *parts.ranking)]
     return attempted(best, snapshot, definitions, kept=kept, cache_dir=cache_dir).slice(after)
 
 
-def _hits(live: Live, part: Part, *, kept: Kept, root: Path) -> list[Hit]:
+def _hits(live: Live, one: IndexQuestion, *, kept: Kept, root: Path) -> list[Hit]:
     """All rows that a text finds."""
-    query = cast("fulltext.TextQuery", part.question)
-    with kept.searchers.searcher(part.definition, live.sources, root) as searcher:
+    query = cast("fulltext.TextQuery", one.question)
+    with kept.searchers.searcher(one.definition, live.sources, root) as searcher:
         return query.every_hit(searcher, live=live)
-
-
-def explain(snapshot: Snapshot, *, index: object) -> dict[str, object]:
-    """Return the plan of `explain_search` for one index; of a list of names `parts`, one for each. No request."""
-    if isinstance(index, str):
-        return by_one.explain_search(snapshot, index=index)
-    return {"parts": [by_one.explain_search(snapshot, index=name) for name in names_of(index)]}

@@ -1,8 +1,7 @@
 """The answer of a search by several indexes: windows of their rankings, fused until there are rows enough.
 
-The first 100 rows are those of the fusion of windows of 100, the best 100 rows of each index. The next are what the
-fusion of windows of 400 has besides, up to the 400th row, and so on. So an answer does not depend on how it is cut
-into pages, and needs no ranking of all rows.
+The first 100 rows are those of the fusion of windows of 100, the best 100 rows of each index; the next are what the
+fusion of windows of 400 has besides (`windows`). So an answer needs no ranking of all rows.
 """
 
 from __future__ import annotations
@@ -14,18 +13,17 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from storage_core.formats.translation_map import Rows
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.fusion import Fusion, Ranking, fuse
-from storage_core.read.hybrid_question import Parts
+from storage_core.read.hybrid_question import Fused
 from storage_core.read.search import SCORE
 from storage_core.read.search_order import Best, best_first, free_name, row_name, tie_columns
 from storage_core.read.search_question import VectorQuery
 from storage_core.read.search_vectors import DISTANCE, with_distance
-from storage_core.rows.keys import key_codes
+from storage_core.read.windows import in_windows
+from storage_core.rows.keys import Positions, key_codes
 
 WINDOW: Final = 100
-GROWTH: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Names:
     scores: Sequence[str]
 
     @staticmethod
-    def of(snapshot: Snapshot, parts: Parts) -> Names:
+    def of(snapshot: Snapshot, parts: Fused) -> Names:
         """Return the names for these indexes."""
         has_vector = any(isinstance(each.question, VectorQuery) for each in parts.ranking)
         taken = [*snapshot.schema.names, *row_name(snapshot)]
@@ -61,7 +59,7 @@ class Names:
 class Answer:
     """Makes the rows of an answer, best first, from windows of the rankings of each index."""
 
-    def __init__(self, snapshot: Snapshot, parts: Parts, columns: Sequence[str], fusion: Fusion) -> None:
+    def __init__(self, snapshot: Snapshot, parts: Fused, columns: Sequence[str], fusion: Fusion) -> None:
         """Hold no row; of a row `columns` are wanted."""
         self._parts, self._fusion = parts, fusion
         self._columns = list(columns)
@@ -77,18 +75,13 @@ class Answer:
 
         Memory: the rows of the windows of all indexes, of which the last has at most `GROWTH` times `most`.
         """
-        window, found = WINDOW, list[pa.Table]()
-        while True:
+
+        def ranked(window: int) -> tuple[pa.Table, bool]:
             rankings = [self._ranking(number, rank(number, window)) for number in range(len(self._parts.ranking))]
-            is_all, rows = all(each.num_rows < window for each in rankings), self._fused(rankings)
-            if found:
-                *known, own = key_codes([*found, rows], self._name)
-                rows = rows.filter(pa.array(~np.isin(own, np.concatenate(known))))
-            count = sum(each.num_rows for each in found)
-            found.append(rows if is_all else rows.slice(0, window - count))
-            if is_all or window >= most:
-                return pa.concat_tables(found).select([*self._columns, *self._names.added()]).slice(0, most)
-            window *= GROWTH
+            return self._fused(rankings), all(each.num_rows < window for each in rankings)
+
+        found = in_windows(ranked, most, self._name, first=WINDOW)
+        return found.select([*self._columns, *self._names.added()])
 
     def _ranking(self, number: int, best: Best) -> pa.Table:
         """The rows of an index in its order with its score, and with the distance where it is the first of vectors."""
@@ -120,7 +113,7 @@ class Answer:
         return rows.take(pa.array(best_first(scores, rows, [*self._ties])))
 
 
-def _spread(values: pa.ChunkedArray, rows: Rows, count: int) -> pa.ChunkedArray:
+def _spread(values: pa.ChunkedArray, rows: Positions, count: int) -> pa.ChunkedArray:
     """The values of these rows among so many; null for all others."""
     places = np.full(count, -1, np.int64)
     places[rows] = np.arange(len(rows))

@@ -10,17 +10,17 @@ from storage_core.foreign_text import quoted
 from storage_core.index import segments
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.fusion import Fusion, weights_of
-from storage_core.read.search_question import Part, question
+from storage_core.read.search_question import IndexQuestion, only_index, question
 from storage_core.settings.index import IndexDefinition
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Fused:
     """The indexes that rank, what each weighs, and those that only filter."""
 
-    ranking: Sequence[Part]
+    ranking: Sequence[IndexQuestion]
     weights: Sequence[float]
-    filtering: Sequence[Part]
+    filtering: Sequence[IndexQuestion]
 
 
 def asks_several(index: object, *, query: object, vector: object) -> bool:
@@ -28,7 +28,7 @@ def asks_several(index: object, *, query: object, vector: object) -> bool:
     return (query is not None and vector is not None) or (isinstance(index, list | tuple) and len(index) != 1)
 
 
-def only_index(index: object, *, fusion: Fusion, weights: object) -> object:
+def asked_index(index: object, *, fusion: Fusion, weights: object) -> object:
     """Return the index of a search that asks one. Raises `InvalidInput` for what is of several."""
     if weights is not None or fusion != "rrf":
         given = "weights are" if weights is not None else f"fusion {fusion!r} is"
@@ -67,7 +67,7 @@ def parts_of(
     syntax: object,
     boosts: Mapping[str, float] | None,
     nprobe: object,
-) -> Parts:
+) -> Fused:
     """Return what is asked of each index. Raises `NotFound` and `InvalidInput`."""
     if query is None and vector is None:
         raise InvalidInput("a search takes a query, a vector, or both; found neither")
@@ -80,7 +80,7 @@ def parts_of(
         found = ", ".join(column for text in texts for column in text.columns)
         raise InvalidInput(f"a boost is given for {quoted(foreign[0])}; the full-text indexes have {found or 'none'}")
     given = weights_of(weights, [each.name for each in definitions])
-    ranking, filtering = list[Part](), list[Part]()
+    ranking, filtering = list[IndexQuestion](), list[IndexQuestion]()
     for each, weight in zip(definitions, given, strict=True):
         is_text = each.kind == "fulltext"
         asked = question(
@@ -94,14 +94,14 @@ def parts_of(
         )
         if not weight and not is_text:
             raise InvalidInput(f"the weight of {each.name!r} is 0; an index of vectors filters no row, so leave it out")
-        (ranking if weight else filtering).append(Part(each, asked))
-    return Parts(ranking, [weight for weight in given if weight], filtering)
+        (ranking if weight else filtering).append(IndexQuestion(each, asked))
+    return Fused(ranking, [weight for weight in given if weight], filtering)
 
 
 def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: object) -> Sequence[IndexDefinition]:
     """The indexes that are named, else the only one that takes each; each has its question, and each question one."""
     if index is None:
-        return [_only(snapshot, "fulltext"), _only(snapshot, "vector")]
+        return [only_index(snapshot, ["fulltext"]), only_index(snapshot, ["vector"])]
     definitions = [segments.definition_of(snapshot, name) for name in names_of(index)]
     if foreign := [each.name for each in definitions if each.kind not in ("fulltext", "vector")]:
         raise InvalidInput(
@@ -115,11 +115,3 @@ def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: ob
         if given is None and fitting:
             raise InvalidInput(f"index {fitting[0]!r} ({kind}) takes a {what}, and none is given", index=fitting[0])
     return definitions
-
-
-def _only(snapshot: Snapshot, kind: str) -> IndexDefinition:
-    fitting = sorted(each.name for each in snapshot.config.indexes if each.kind == kind)
-    if len(fitting) != 1:
-        found = f"{len(fitting)} indexes of the kind {kind} ({', '.join(fitting)})" if fitting else f"no {kind} index"
-        raise InvalidInput(f"the table has {found}; name those that answer with `index` (--index)")
-    return segments.definition_of(snapshot, fitting[0])

@@ -6,7 +6,6 @@ damaged segment would tell, is looked for in the key columns of the split, as wi
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,10 +13,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from storage_core.errors import Corrupt, NotFound, Unsupported
 from storage_core.formats.key_hash import Hashes, key_hashes
 from storage_core.index.coverage import AnsweringOf
-from storage_core.index.primary_key_reading import REQUEST_BYTES, KeyReading, index_of
+from storage_core.index.primary_key_reading import UNCOVERED, KeyReading, candidates, index_of
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -28,13 +26,8 @@ from storage_core.rows.keys import Positions
 from storage_core.settings.index import IndexDefinition
 from storage_core.split import row_groups
 from storage_core.split.kept_values import KeptValues
+from storage_core.split.pieces import REQUEST_COST_BYTES
 from storage_core.wording import counted
-
-_logger = logging.getLogger(__name__)
-
-UNCOVERED: Final = "no segment covers them"
-DEAR: Final = "reading their keys costs less"
-UNUSABLE: Final = "their segments are damaged or gone"
 
 _NAME: Final = ("key index",)
 
@@ -121,15 +114,8 @@ class IndexedKeys:
         if found is None:
             return KeyAnswer(why=UNCOVERED)
         reading = KeyReading(self.store, add, found, self.kept)
-        try:
-            if self._is_dear(reading):
-                return KeyAnswer(why=DEAR)
-            places = reading.places(self.hashes)
-        except (Corrupt, NotFound, Unsupported) as error:
-            paths = ", ".join(each.path for each in found.segments)
-            _logger.warning("segment %s is not usable, reading %s without it: %s", paths, add.path, error)
-            return KeyAnswer(why=UNUSABLE, requests=reading.requests, bytes=reading.read_bytes)
-        return KeyAnswer(places, "" if places is not None else UNCOVERED, reading.requests, reading.read_bytes)
+        places, why = candidates(reading, self.hashes, self._is_dear)
+        return KeyAnswer(places, why, reading.requests, reading.read_bytes)
 
     def _is_dear(self, reading: KeyReading) -> bool:
         requests, size = self._without(reading.add)
@@ -141,7 +127,7 @@ class IndexedKeys:
         footers = 0 if has_footer else min(1.0, self.wanted.num_rows / self.splits)
         if self.store.local_path(reading.add.path) is not None:  # nobody waits for a request
             return bytes_ + footers * size >= size
-        return (asked + footers) * REQUEST_BYTES + bytes_ >= requests * REQUEST_BYTES + size
+        return (asked + footers) * REQUEST_COST_BYTES + bytes_ >= requests * REQUEST_COST_BYTES + size
 
     def _without(self, add: Add) -> tuple[int, float]:
         """The requests and bytes of finding the keys in the split itself, before a row is read."""

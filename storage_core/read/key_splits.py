@@ -19,6 +19,7 @@ from storage_core.read.predicate import And, Compare, Comparison, Or
 from storage_core.read.pruning import manifest_filter, prune_table
 from storage_core.read.verified import Verified
 from storage_core.region.memtable import matching
+from storage_core.rows.columns import stored_name
 from storage_core.rows.key_ranges import Range, with_room
 from storage_core.rows.keys import Positions
 from storage_core.rows.map_lookup import map_column
@@ -51,7 +52,7 @@ def candidates(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequen
     files = _files(snapshot, wanted)
     bounded = kept.get(_BOUNDED)
     if not isinstance(bounded, _Bounded) or bounded.files is not files:
-        bounded = _Bounded(files, _ranges(files, wanted.schema))
+        bounded = _Bounded(files, bounds_of_keys(files, wanted.schema))
         kept.keep(_BOUNDED, bounded, sum(each.nbytes for both in bounded.ranges for each in both))
     found = snapshot.splits.records_at(files, np.flatnonzero(with_room(bounded.ranges, wanted)))
     unknown = {add.path for add in found if not key_places.are_kept(add, kept)}
@@ -118,12 +119,14 @@ def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:
     return splits.table(keep)
 
 
-def _ranges(files: pa.Table, key: pa.Schema) -> Sequence[Range]:
+def bounds_of_keys(files: pa.Table, key: pa.Schema) -> Sequence[Range]:
+    """Return per key column the bounds of its values in each of a table of splits."""
     parts = [
         [map_column(chunk) for chunk in files.column(name).chunks if len(chunk)] for name in ("minValues", "maxValues")
     ]
     lows, highs = (
-        [bound_keys(_joined([each.lookup(field.name) for each in part]), field.type) for field in key] for part in parts
+        [bound_keys(_joined([each.lookup(stored_name(field)) for each in part]), field.type) for field in key]
+        for part in parts
     )
     return tuple(zip(lows, highs, strict=True))
 
@@ -147,7 +150,8 @@ def _equal(wanted: pa.Table) -> Or:
 
 
 def _deleted(store: ObjectStore, add: Add, kept: KeptValues) -> Positions:
-    from storage_core.split.vectors import deleted_rows, positions
+    from storage_core.rows.positions import positions
+    from storage_core.split.vectors import deleted_rows
 
     name = (add.path, add.deleted_rows)
     return positions(kept.made(name, BitMap, lambda: deleted_rows(store, add, kept.cached), lambda rows: 2 * len(rows)))

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
+from storage_core.rows.positions import bitmap_of, positions
+
 LEAST_RATIO = 2
 """A run has at least so many times the rows of the next one, so there are few, and a row is seldom indexed again."""
 
@@ -27,13 +29,13 @@ class LoggedRows:
 
     def part(self, begin: int, end: int) -> LoggedRows:
         """Return the rows from `begin` on and before `end`."""
-        places = np.array(self.deleted.to_array(), np.int64)
+        places = positions(self.deleted)
         own = places[(places >= begin) & (places < end)] - begin
         return LoggedRows(
             region=self.region,
             entries=self.entries[begin:end],
             rows=self.rows.slice(begin, end - begin),
-            deleted=BitMap(own.astype(np.uint32)),
+            deleted=bitmap_of(own),
         )
 
     @property

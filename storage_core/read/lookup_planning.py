@@ -25,11 +25,11 @@ from storage_core.read.verified import Verified
 from storage_core.read.view import View
 from storage_core.rows.keys import Positions
 from storage_core.split import chunk_checksums, key_places
+from storage_core.split.group_bounds import admitting
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.leaves import leaves_of
 from storage_core.split.ranges import Footers, requests_for
 from storage_core.split.read import open_split
-from storage_core.split.row_groups import admitting
 
 
 def plan(

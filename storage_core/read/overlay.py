@@ -27,6 +27,7 @@ from storage_core.region.generation_segments import gives_whole_rows, whole_rows
 from storage_core.rows import fold
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import key_codes
+from storage_core.rows.positions import bitmap_of
 from storage_core.split.arrangement import places_in_order
 from storage_core.split.context import context_of
 from storage_core.split.ranges import Footers
@@ -121,7 +122,8 @@ def take_apart(
             generations.append(_in_order_of_segments(snapshot, part.generation, rows, ~last[whole]))
         else:
             entries = records.column(_ENTRY).to_numpy()[whole]
-            logs.append(LoggedRows(region=part.region, entries=entries, rows=rows, deleted=_places(~last[whole])))
+            gone = bitmap_of(np.flatnonzero(~last[whole]))
+            logs.append(LoggedRows(region=part.region, entries=entries, rows=rows, deleted=gone))
     deletes = _deletes(words, key)
     return Overlay(
         generations=tuple(each for each in generations if each.rows.num_rows),
@@ -148,7 +150,7 @@ def _in_order_of_segments(snapshot: Snapshot, generation: Generation, rows: pa.T
     if order:
         places = places_in_order(rows, context)
         rows, deleted = rows.take(pa.array(places)), deleted[places]
-    return WholeRows(generation=generation, rows=rows, deleted=_places(deleted), order=order)
+    return WholeRows(generation=generation, rows=rows, deleted=bitmap_of(np.flatnonzero(deleted)), order=order)
 
 
 def _rows(store: ObjectStore, snapshot: Snapshot, words: pa.Table, footers: Footers) -> pa.Table:
@@ -179,7 +181,3 @@ def _holding(snapshot: Snapshot, records: pa.Table) -> tuple[Add, ...]:
 def _deletes(words: pa.Table, key: Sequence[str]) -> pa.Table:
     operations = np.full(words.num_rows, int(fold.Operation.DELETE), np.int8)
     return words.select(key).append_column(fold.OPERATION, pa.array(operations))
-
-
-def _places(mask: Mask) -> BitMap:
-    return BitMap(np.flatnonzero(mask).astype(np.uint32))

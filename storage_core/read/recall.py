@@ -24,7 +24,9 @@ from storage_core.read.search_live import Live
 from storage_core.read.search_question import VectorQuery, index_for, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
-from storage_core.read.search_vectors import Rows, block_rows, nearest_rows
+from storage_core.read.search_vectors import Nearest, block_rows
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import positions
 from storage_core.rows.vectors import Floats, matrix
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.query import QueryLimits
@@ -79,16 +81,16 @@ def recall(
     def measured(covered: Sequence[Coverage], cached: SegmentCache) -> Recall:
         [found] = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
         live = Live(found, wanted_rows)
-        rows = [np.array(live.rows(each).to_array(), np.int64) for each in range(len(found))]
+        rows = [positions(live.rows(each)) for each in range(len(found))]
         live.require_sound()
         wanted_queries = given.queries or _drawn(found, rows, given, seed)
         truth, count = _nearest_distances(found, rows, wanted_queries, k)
         hits = wanted = candidates = 0
         for query, farthest in zip(wanted_queries, truth, strict=True):
-            nearest, ranked = nearest_rows(live, query, k, readers=kept.readers)
+            distances, ranked = Nearest(live, query, k, readers=kept.readers).distances()
             candidates += ranked
             wanted += len(farthest)
-            hits += min(len(farthest), sum(int((each.distances <= farthest[-1:]).sum()) for each in nearest))
+            hits += int((distances <= farthest[-1:]).sum())
         return Recall(
             index=definition.name,
             k=k,
@@ -127,7 +129,7 @@ class _Given:
         return _Given([query_of(each) for each in given], len(given), pattern)
 
 
-def _drawn(found: Sequence[Source], rows: Sequence[Rows], given: _Given, seed: int) -> list[VectorQuery]:
+def _drawn(found: Sequence[Source], rows: Sequence[Positions], given: _Given, seed: int) -> list[VectorQuery]:
     """Queries by the vectors of rows that have one, drawn from all."""
     ends = np.cumsum([len(each) for each in rows])
     order = np.random.default_rng(seed).permutation(int(ends[-1]) if len(ends) else 0)
@@ -145,7 +147,7 @@ def _drawn(found: Sequence[Source], rows: Sequence[Rows], given: _Given, seed: i
 
 
 def _nearest_distances(
-    found: Sequence[Source], rows: Sequence[Rows], queries: Sequence[VectorQuery], k: int
+    found: Sequence[Source], rows: Sequence[Positions], queries: Sequence[VectorQuery], k: int
 ) -> tuple[list[Distances], int]:
     """The distances of the k nearest rows of each query, ascending, and how many rows have a vector."""
     nearest, count = [np.zeros(0, np.float64) for _ in queries], 0
@@ -162,7 +164,7 @@ def _nearest_distances(
     return nearest, count
 
 
-def _vectors(source: Source, rows: Rows, query: VectorQuery) -> Floats:
+def _vectors(source: Source, rows: Positions, query: VectorQuery) -> Floats:
     """The vectors of those of the rows that have one."""
     column = source.take(rows.tolist(), [query.column]).column(query.column)
     found: Floats = matrix(column)[np.flatnonzero(vector.indexable(column, query.metric))]

@@ -25,14 +25,17 @@ from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.first_of import in_turns
 from storage_core.read.search_attempts import attempted
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
-from storage_core.read.search_order import Best, free_name
-from storage_core.read.search_question import Part, VectorQuery, index_for, page, question
+from storage_core.read.search_order import Best, free_name, row_name
+from storage_core.read.search_question import IndexQuestion, VectorQuery, index_for, page, question
 from storage_core.read.search_source import Source
 from storage_core.read.search_sources import sources
-from storage_core.read.search_vectors import DISTANCE, add_nearest, with_distance
+from storage_core.read.search_trace import Trace
+from storage_core.read.search_vectors import DISTANCE, WINDOW, Nearest, with_distance
+from storage_core.read.windows import in_windows
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter, Predicate
@@ -48,7 +51,7 @@ _AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Matches:
+class _Scored:
     """What an index found: the live `hits` of some sources, and the `sources` that may have some, by their places.
 
     The best are all that score more than `tied`, which are in the sources `better`, and the first `wanted` of those
@@ -80,6 +83,7 @@ def search(
     cache_dir: Path | None = None,
     unmerged: Sequence[Unmerged] = (),
     kept: Kept | None = None,
+    trace: Trace | None = None,
 ) -> pa.Table:
     """Return `limit` live rows of the table with their `score` (float64), those after the best `offset`, best first.
 
@@ -89,20 +93,21 @@ def search(
     same scores give the same pages, wherever they are kept.
 
     A `vector` finds its nearest rows: `score` is 1 - distance for cosine and -distance for l2 and dot, `distance` the
-    metric's own, both from exact vectors; `nprobe` clusters of each segment are looked into.
+    metric's own, both from exact vectors; `nprobe` clusters of each segment are looked into. Each ranking by codes is
+    of a window of 10 rows, 40 and so on (`windows`): what a wider one finds besides comes behind the narrower ones.
 
     Full text scores by BM25 (`fulltext.parse` has the syntax) over all rows of the splits, the whole rows of each
     unmerged generation, and what the other records make of the base. Rows that are deleted or superseded weigh in the
     statistics until their split is written anew or their generation merged, and are never returned; decision 0094 has
     the bound. Every bitmap match scores 1.0 (`bitmap_query.parse`). The score column is `_score` where the table has a
     column `score`. Unpacked segments stay in `cache_dir`; None keeps them for this call only. What `kept` has of
-    earlier searches is neither fetched, opened nor decoded again.
+    earlier searches is neither fetched, opened nor decoded again. `trace` is told what was looked at.
 
     Raises `NotFound` for an unknown index, `InvalidInput` where none is named and not exactly one takes a vector, or a
     query, for a query, vector or filter that cannot be read, a limit below 1 or an offset below 0, `Corrupt` and
     `SnapshotExpired` for damaged and vanished splits; a segment like that is not used, with a warning. `Unavailable`
     when the machine lacks disk, memory or open files, or the filter passes a limit.
-    Requests: those of `search_vectors.add_nearest` for a vector. Else one GET per split or generation with a segment
+    Requests: those of `Nearest.rows` for each window of a vector. Else one GET per split or generation with a segment
     that is not cached, and of a bitmap segment those of `bitmap_parts.Reading`. Per split with hits that are better
     than the last, or as good and by its bounds not behind it, one: of a split above 8 MiB ranged ones instead, for its
     footer and the row groups with hits, and of a local file none, which is hashed unless `kept` knows it, and of which
@@ -118,33 +123,53 @@ def search(
     most = first + after
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
     overlay = kept.overlay(store, snapshot, unmerged)
-
-    def best(covered: Sequence[Coverage], cached: SegmentCache) -> Best:
-        [found] = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
-        live = Live(found, kept.row_filter(store, snapshot, filter, limits))
-        rows = Best(snapshot, most, names)
-        add_best(live, Part(definition, parsed), rows, most, kept=kept, root=cached.root)
-        live.require_sound()
-        return rows
-
-    rows = attempted(best, snapshot, [definition], kept=kept, cache_dir=cache_dir)
     score, distance = added_names(snapshot.schema)
-    found = rows.answer(names, offset=after, score=score)
+
+    def best(covered: Sequence[Coverage], cached: SegmentCache) -> pa.Table:
+        [found] = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
+        wanted = kept.row_filter(store, snapshot, filter, limits)
+        live = Live(found, wanted)
+        if trace is not None:
+            trace.begin({definition.name: live}, wanted)
+        if isinstance(parsed, VectorQuery):
+            answer = _nearest(Nearest(live, parsed, most, readers=kept.readers), snapshot, names, most)
+        else:
+            rows = Best(snapshot, most, names)
+            add_best(live, IndexQuestion(definition, parsed), rows, most, kept=kept, root=cached.root)
+            answer = rows.answer(names, offset=0, score=score)
+        live.require_sound()
+        return answer
+
+    found = attempted(best, snapshot, [definition], kept=kept, cache_dir=cache_dir).slice(after)
     if not isinstance(parsed, VectorQuery):
         return found
     return with_distance(found, parsed.metric, score=score, distance=distance)
 
 
-def add_best(live: Live, part: Part, rows: Best, most: int, *, kept: Kept, root: Path) -> None:
+def add_best(live: Live, one: IndexQuestion, rows: Best, most: int, *, kept: Kept, root: Path) -> None:
     """Add the best `most` rows that one index finds, and perhaps others that score as the last of them."""
-    match part.question:
+    match one.question:
         case fulltext.TextQuery() as query:
-            with kept.searchers.searcher(part.definition, live.sources, root) as searcher:
+            with kept.searchers.searcher(one.definition, live.sources, root) as searcher:
                 _add_best(live.sources, _text_matches(live, query, most, searcher), rows)
         case VectorQuery() as query:
-            add_nearest(live, query, rows, most, readers=kept.readers)
+            Nearest(live, query, most, readers=kept.readers).add_to(rows, most)
         case condition:
             _add_best(live.sources, _bitmap_matches(live, condition, most), rows)
+
+
+def _nearest(nearest: Nearest, snapshot: Snapshot, names: Sequence[str], most: int) -> pa.Table:
+    """The nearest `most` rows with their score, from windows."""
+    name, (score, _) = row_name(snapshot), added_names(snapshot.schema)
+    held = [*dict.fromkeys([*names, *name])]
+
+    def ranked(window: int) -> tuple[pa.Table, bool]:
+        rows = Best(snapshot, min(window, most), names, is_named=True)
+        nearest.add_to(rows, window)
+        found = rows.answer(held, offset=0, score=score)
+        return found, found.num_rows < window
+
+    return in_windows(ranked, most, name, first=WINDOW).select([*names, score])
 
 
 def added_names(schema: pa.Schema) -> tuple[str, str]:
@@ -152,7 +177,7 @@ def added_names(schema: pa.Schema) -> tuple[str, str]:
     return free_name(SCORE, schema.names), free_name(DISTANCE, schema.names)
 
 
-def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
+def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, Any]:
     """Return which splits a search would answer from segments and which it would index on the fly. No request.
 
     Plain data: `index, kind, version, watermark, segments` (split path ▸ paths of the segments that answer for rows of
@@ -171,12 +196,12 @@ def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
     }
 
 
-def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Matches:
+def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Scored:
     found = query.hits(searcher, most, live=live)
     hits = _by_source(found)
     tied = found[-1].score if len(found) > most else -math.inf  # else all of them are among the best
     better = frozenset(source for source, own in hits.items() if own[0].score > tied)
-    return _Matches(
+    return _Scored(
         sources=sorted(hits),
         hits=lambda sources: {each: hits[each] for each in sources},
         tied=tied,
@@ -185,7 +210,7 @@ def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Se
     )
 
 
-def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Matches:
+def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Scored:
     """Only the sources that are asked for are opened, so those behind the answer stay closed."""
 
     def matching(source: int) -> list[Hit]:
@@ -195,7 +220,7 @@ def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Matches:
         asked = [each for each in sources if not live.excludes(each)]
         return _by_source(live(list(chain.from_iterable(prefetch(matching, asked, _AT_ONCE)))))
 
-    return _Matches(sources=range(len(live.sources)), hits=hits, tied=_MATCH, wanted=most)
+    return _Scored(sources=range(len(live.sources)), hits=hits, tied=_MATCH, wanted=most)
 
 
 def _by_source(hits: Sequence[Hit]) -> dict[int, list[Hit]]:
@@ -205,7 +230,7 @@ def _by_source(hits: Sequence[Hit]) -> dict[int, list[Hit]]:
     return found
 
 
-def _add_best(found: Sequence[Source], matches: _Matches, best: Best) -> None:
+def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
     """Read each source that has some of the best rows, or may have, once.
 
     Those that certainly have side by side; of the others more and more at a time, as long as rows are wanting.
@@ -222,16 +247,16 @@ def _add_best(found: Sequence[Source], matches: _Matches, best: Best) -> None:
         return low is not None, 0 if low is None else low, source
 
     add([each for each in matches.sources if each in matches.better])
-    others, at_once = sorted({*matches.sources} - matches.better, key=turn), 1
+    others = sorted({*matches.sources} - matches.better, key=turn)
     # Of two in this order the second begins where the first does, or behind it.
-    while others and not best.excludes(matches.tied, found[others[0]].low()):
-        group, others = others[:at_once], others[at_once:]
+    for group in in_turns(
+        others, lambda each: best.excludes(matches.tied, found[each].low()), lambda: 1 if best.is_full else _AT_ONCE
+    ):
         add(group)
-        at_once = 1 if best.is_full else min(2 * at_once, _AT_ONCE)
 
 
 def _contending(
-    found: Sequence[Source], matches: _Matches, hits: Mapping[int, Sequence[Hit]], best: Best
+    found: Sequence[Source], matches: _Scored, hits: Mapping[int, Sequence[Hit]], best: Best
 ) -> Mapping[int, Sequence[Hit]]:
     """Leave out hits that score as much as the last of the best and order behind it, by what is known of their rows."""
     tied = {each: [hit.row for hit in own if hit.score == matches.tied] for each, own in hits.items()}

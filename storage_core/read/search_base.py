@@ -34,13 +34,14 @@ from storage_core.read.search_order import Between, first_column, least
 from storage_core.read.search_source import chosen, require_within, usable
 from storage_core.rows.columns import stored_name, stored_names, stored_schema
 from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.rows.sortable import has_leading_keys
 from storage_core.rows.vectors import is_vector
 from storage_core.split import pages
 from storage_core.split.conform import conform_split
 from storage_core.split.opened import OpenSplit, corrupt_on_failure
+from storage_core.split.ranged_vectors import RangedVectors
 from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
-from storage_core.split.vector_pages import RangedVectors
 
 _LOW_BYTES = 500  # of a bound and its name
 _FETCHED_AT_ONCE = 8
@@ -117,8 +118,8 @@ class Base:
             hidden = self.hidden(split)
             if hidden:
                 own, there = places.within(split)
-                at = np.isin(there, np.array(hidden.to_array(), np.int64))
-                found |= BitMap(own[at].astype(np.uint32))
+                at = np.isin(there, positions(hidden))
+                found |= bitmap_of(own[at])
         return found
 
     def matching(self, segment: IndexSegment, condition: Predicate, count: Callable[[], int]) -> BitMap:

@@ -12,16 +12,17 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt, InvalidInput
+from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.index.coverage import coverage
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.search_base import Base
 from storage_core.read.search_matches import Matches, Query, Searched
 from storage_core.read.search_source import usable
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.settings.index import IndexDefinition
 
 VALUE, COUNT = "value", "count"
@@ -81,7 +82,7 @@ class _Facets:
                 counts = self._with(counts, [_counted(own.take(numbers, [self._column]).column(self._column))])
             for split, _, there in own.in_splits(numbers):
                 held = in_splits.setdefault(split, BitMap())
-                held |= BitMap(there.astype(np.uint32))
+                held |= bitmap_of(there)
         for found in prefetch(lambda split: [*self._of_split(split, in_splits[split])], in_splits, _AT_ONCE):
             counts = self._with(counts, found)
         ordered = _summed(counts).sort_by([(COUNT, "descending"), (VALUE, "ascending")])
@@ -113,8 +114,8 @@ class _Facets:
         if segment.origins is None and tuple(segment.covers) == (split,):
             return rows, rows
         own, there = self._base.places(segment).within(split)
-        chosen = np.isin(there, np.array(rows.to_array(), np.int64))
-        return BitMap(own[chosen].astype(np.uint32)), BitMap(there[chosen].astype(np.uint32))
+        chosen = np.isin(there, positions(rows))
+        return bitmap_of(own[chosen]), bitmap_of(there[chosen])
 
     def _by_bitmaps(self, segment: IndexSegment, rows: BitMap) -> pa.Table | None:
         """The counts of rows of a segment; None where there are more values than rows."""
@@ -122,13 +123,13 @@ class _Facets:
             columns = self._parts.reading(self._store, segment, self._definition).columns([self._column]) or {}
             held = columns[self._column]
             if held.values.type != self._type:
-                raise _damaged(segment, f"its values are {held.values.type}, expected {self._type}")
+                raise damaged(segment.path, f"its values are {held.values.type}, expected {self._type}")
             if len(held.values.values) > len(rows):
                 return None
             counts = held.counts(rows)
             nulls = len(rows) - int(counts.sum())
             if nulls < 0:
-                raise _damaged(segment, "a row has two values")
+                raise damaged(segment.path, "a row has two values")
         values = pa.concat_arrays([held.values.values, pa.nulls(1, self._type)])
         found = pa.table({VALUE: values, COUNT: pa.array([*counts.tolist(), nulls], pa.int64())})
         return found.filter(pa.array(found.column(COUNT).to_numpy() > 0))
@@ -142,7 +143,3 @@ def _counted(values: pa.ChunkedArray) -> pa.Table:
 def _summed(counts: pa.Table) -> pa.Table:
     found = counts.group_by(VALUE).aggregate([(COUNT, "sum")])
     return found.select([VALUE, f"{COUNT}_sum"]).rename_columns([VALUE, COUNT])
-
-
-def _damaged(segment: IndexSegment, what: str) -> Corrupt:
-    return Corrupt(f"{segment.path}: {what}", advice=REBUILD, key=segment.path)

@@ -16,7 +16,6 @@ from pyroaring import BitMap
 
 from storage_core.engine.sandbox.pool import prepare
 from storage_core.engine.statement import TABLE
-from storage_core.formats.translation_map import Rows
 from storage_core.index.bitmap_parts import BitmapParts
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -28,6 +27,8 @@ from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source
 from storage_core.rows.codes import Mask
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of
 from storage_core.settings.query import QueryLimits
 from storage_core.split.kept_values import KeptValues
 
@@ -57,19 +58,24 @@ class RowFilter:
         limits: QueryLimits | None,
         parts: BitmapParts,
         values: KeptValues | None = None,
+        query: str = "search",
     ) -> None:
         """Start the process that may be asked later. Raises `Unavailable` where the system gives none.
 
-        What it says of rows is kept in `values`; without them for this filter only.
+        What it says of rows is kept in `values`; without them for this filter only. Errors call it `query`.
         """
+        self._query = query
         self._snapshot = snapshot
         self._wanted = wanted
         self._limits = QueryLimits() if limits is None else limits
         self._condition = str(wanted.expression)
+        self.rows_read = 0
+        """Of so many rows were the `columns` read."""
         # A condition that is not understood may be another at another time: what is known of it ends with the search.
         self._kept = values if values is not None and _is_lasting(wanted.predicate) else KeptValues()
         self._name = ("filter", self._condition, snapshot.table_id, snapshot.version)
-        self._answers: dict[str, Answer] = {}
+        self.answers: dict[str, Answer] = {}
+        """What bitmap indexes told of splits, by path."""
         names = snapshot.schema.names
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
@@ -78,6 +84,21 @@ class RowFilter:
         self._is_judged = self._bitmaps.is_exact  # whose values are those of the columns' types
         if not self._is_judged:
             prepare()  # while rows are found
+
+    @property
+    def condition(self) -> str:
+        """The filter as SQL."""
+        return self._condition
+
+    @property
+    def bitmap_indexes(self) -> tuple[str, ...]:
+        """The names of the bitmap indexes that are asked, of splits that they cover."""
+        return tuple(each.definition.name for each in self._bitmaps.indexes)
+
+    @property
+    def is_answered_by_bitmaps(self) -> bool:
+        """Whether these tell all that the filter asks, of splits that they cover."""
+        return self._bitmaps.is_exact
 
     @cached_property
     def splits(self) -> frozenset[str]:
@@ -88,19 +109,19 @@ class RowFilter:
         """Return what bitmap indexes tell of the rows of a split. Requests: those of `Bitmaps.of_split`, once."""
         if not self._bitmaps.indexes:
             return UNKNOWN
-        if split not in self._answers:
-            self._answers[split] = self._bitmaps.of_split(self._snapshot.splits[split])
-        return self._answers[split]
+        if split not in self.answers:
+            self.answers[split] = self._bitmaps.of_split(self._snapshot.splits[split])
+        return self.answers[split]
 
     def known(self, split: str) -> Known:
         """Return what `mask` said of rows of a split before."""
         found = self._kept.get((*self._name, split))
         return found if isinstance(found, Known) else Known(BitMap(), BitMap())
 
-    def note(self, split: str, rows: Rows, met: Mask) -> None:
+    def note(self, split: str, rows: Positions, met: Mask) -> None:
         """Keep what `mask` said of these rows of a split."""
         before = self.known(split)
-        judged, meeting = BitMap(rows.astype(np.uint32)), BitMap(rows[met].astype(np.uint32))
+        judged, meeting = bitmap_of(rows), bitmap_of(rows[met])
         now = Known(before.judged | judged, before.met | meeting)
         size = _KNOWN_BYTES + len(now.judged.serialize()) + len(now.met.serialize())
         self._kept.keep((*self._name, split), now, size)
@@ -116,6 +137,7 @@ class RowFilter:
         Raises `InvalidInput` where the filter cannot be evaluated, `Unavailable` where it passes a limit.
         """
         self._is_judged = True
+        self.rows_read += count
         place = "place"
         while place in self._condition.lower() or place in map(str.lower, self._snapshot.schema.names):
             place += "_"
@@ -125,7 +147,7 @@ class RowFilter:
         ]
         numbered = pa.table([*columns, np.arange(count)], names=[*(each.name for each in read), place])
         text = f"SELECT {place} FROM {TABLE} WHERE {self._condition}"  # noqa: S608  # made of parts, or was checked
-        with query_errors("search", (), self._limits), Source(numbered).answer(text, self._limits) as result:
+        with query_errors(self._query, (), self._limits), Source(numbered).answer(text, self._limits) as result:
             places = [batch.column(0).to_numpy() for batch in result]
         mask: Mask = np.zeros(count, np.bool_)
         for each in places:

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.formats.translation_map import Rows
 from storage_core.index.fulltext import Hit
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.search_filter import RowFilter
-from storage_core.read.search_matched import Matched, among
 from storage_core.read.search_source import Source
+from storage_core.read.search_text_filter import TextFilter, among
 from storage_core.rows.codes import Mask
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of, positions
 
 _AT_ONCE = 4
 _FILTERED_ROWS = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a search by vector did with a source, of which `matching` live rows meet the filter.
+
+    `ranked` of them were scored by their vectors: all if `is_exact`, else those that codes named. For that `clusters`
+    were looked into, None of a flat segment.
+    """
+
+    matching: int
+    ranked: int
+    is_exact: bool = True
+    clusters: int | None = None
 
 
 class Live:
@@ -28,13 +44,17 @@ class Live:
     and not of the table.
     """
 
-    def __init__(self, found: Sequence[Source], wanted: RowFilter | None, matched: Sequence[Matched] = ()) -> None:
+    def __init__(self, found: Sequence[Source], wanted: RowFilter | None, matched: Sequence[TextFilter] = ()) -> None:
         """Rows have to meet the filter, and to be among each of the matched ones."""
         self.sources = found
         self._filter = wanted
         self._matched = matched
         self._deleted: dict[int, BitMap] = {}
         self._rows: dict[int, BitMap] = {}
+        self.looked: dict[int, Looked] = {}
+        """By source, what a search by vector did last."""
+        self.judged = self.met = 0
+        """Of so many rows was asked whether they meet the filter, and so many do."""
 
     def __call__(self, hits: list[Hit]) -> list[Hit]:
         """Return the hits that are rows to be found. Raises what `Source.take` and `RowFilter.mask` raise."""
@@ -48,9 +68,9 @@ class Live:
         live = {source: rows - deleted[source] for source, rows in found.items() if source in deleted}
         if not self.is_filtered:
             return live
-        asked = {source: np.array(rows.to_array(), np.int64) for source, rows in live.items() if rows}
+        asked = {source: positions(rows) for source, rows in live.items() if rows}
         met = self._meeting(asked)
-        return {source: BitMap(rows[met[source]].astype(np.uint32)) for source, rows in asked.items()}
+        return {source: bitmap_of(rows[met[source]]) for source, rows in asked.items()}
 
     @property
     def is_filtered(self) -> bool:
@@ -88,10 +108,10 @@ class Live:
         live = BitMap(range(own.count())) - own.deleted()
         if not self.is_filtered:
             return live
-        rows, met = np.array(live.to_array(), np.int64), BitMap()
+        rows, met = positions(live), BitMap()
         for at in range(0, len(rows), _FILTERED_ROWS):
             block = rows[at : at + _FILTERED_ROWS]
-            met |= BitMap(block[self._meeting({source: block})[source]].astype(np.uint32))
+            met |= bitmap_of(block[self._meeting({source: block})[source]])
         return met
 
     def _wanted(self, hits: list[Hit]) -> list[Hit]:
@@ -104,7 +124,7 @@ class Live:
             met[places[source]] = mask
         return [hit for hit, is_met in zip(hits, met.tolist(), strict=True) if is_met]
 
-    def _meeting(self, rows: Mapping[int, Rows]) -> dict[int, Mask]:
+    def _meeting(self, rows: Mapping[int, Positions]) -> dict[int, Mask]:
         """Return which of these rows of each source meet the filter and are among the matched ones."""
         met = {source: np.ones(len(own), np.bool_) for source, own in rows.items()}
         for source, own in rows.items():
@@ -112,9 +132,11 @@ class Live:
                 met[source] &= matched.mask(self.sources[source], own)
         if self._filter is not None:
             self._judge(rows, met, self._filter)
+        self.judged += sum(map(len, rows.values()))
+        self.met += sum(int(own.sum()) for own in met.values())
         return met
 
-    def _judge(self, rows: Mapping[int, Rows], met: Mapping[int, Mask], wanted: RowFilter) -> None:
+    def _judge(self, rows: Mapping[int, Positions], met: Mapping[int, Mask], wanted: RowFilter) -> None:
         """Leave of these rows those that meet the filter: by what is known of their places in splits, or by DuckDB."""
         in_split = [
             (source, *each) for source, own in rows.items() for each in self.sources[source].in_splits(own.tolist())

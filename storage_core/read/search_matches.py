@@ -22,6 +22,7 @@ from storage_core.index.text_matches import BLOCK_ROWS, matches, number_of_match
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.hybrid_question import one_index
 from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
 from storage_core.read.search_attempts import attempted
@@ -77,9 +78,16 @@ class Query:
     parsed: fulltext.TextQuery | Predicate
 
     @staticmethod
-    def of(snapshot: Snapshot, query: object, *, index: str | None, syntax: object = fulltext.LENIENT) -> Query:
-        """Return what is asked of an index that takes a query. Raises `InvalidInput`, `NotFound`."""
-        definition = index_for(snapshot, index, by_vector=False)
+    def of(
+        snapshot: Snapshot,
+        query: object,
+        *,
+        index: object,
+        syntax: object = fulltext.LENIENT,
+        what: str = "a count or a facet",
+    ) -> Query:
+        """Return what is asked of one index, which takes a query, for `what`. Raises `InvalidInput`, `NotFound`."""
+        definition = index_for(snapshot, one_index(index, what), by_vector=False)
         parsed = question(definition, snapshot, query=query, vector=None, syntax=syntax, boosts=None, nprobe=None)
         if not isinstance(parsed, fulltext.TextQuery | Predicate):
             raise InvalidInput(f"index {definition.name!r} takes a vector, which ranks rows; no row is a match")

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
+from storage_core.read.first_of import FirstRows
 from storage_core.rows.codes import Codes, Mask, Unsigned, codes
 from storage_core.rows.columns import stored_name
 from storage_core.rows.keys import Positions, pack, sorted_order
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 Between = tuple[Unsigned, Unsigned]
 """Per row two `leading_keys`: of what its value in the first of the `tie_columns` is not below, and not above."""
-
-_SCORE = "score"
-_SPARE_ROWS = 10_000
 
 
 def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
@@ -69,7 +67,7 @@ def least(add: Add, snapshot: Snapshot) -> Any:
 
 
 class Best:
-    """The best `limit` of the rows that it is given. Memory is that of these, and of those given last."""
+    """The best `limit` of the rows that it is given. Memory is that of twice as many, and of those given last."""
 
     def __init__(self, snapshot: Snapshot, limit: int, columns: Collection[str], *, is_named: bool = False) -> None:
         """Hold no row yet; of a row `columns` are wanted. If `is_named` its `row_name` too, which orders equal rows."""
@@ -78,12 +76,10 @@ class Best:
         wanted = {*columns, *self._columns}
         schema = pa.schema([each for each in snapshot.schema if each.name in wanted])
         self._read: Sequence[str] = tuple(schema.names)
-        self._limit = limit
-        self._scores = pa.table({_SCORE: pa.array([], pa.float64())})
         for name, kind in zip(self._name, (pa.string(), pa.int64()), strict=False):
             schema = schema.append(pa.field(name, kind))
-        self._rows = schema.empty_table()
-        self._trimmed = True
+        self._score = free_name("score", schema.names)
+        self._rows = FirstRows(schema.append(pa.field(self._score, pa.float64())), limit, self._order)
 
     def taken(self, source: Source, rows: Sequence[int]) -> pa.Table:
         """Return what `add` takes of these rows of a source. Requests: those of `Source.take`. Safe for threads."""
@@ -98,16 +94,12 @@ class Best:
 
     def add(self, rows: pa.Table, scores: Sequence[float]) -> None:
         """Take rows, each with its score."""
-        self._rows = pa.concat_tables([self._rows, rows])
-        self._scores = pa.concat_tables([self._scores, pa.table({_SCORE: pa.array(scores, pa.float64())})])
-        self._trimmed = False
-        if self._rows.num_rows > 2 * self._limit + _SPARE_ROWS:
-            self._trim()
+        self._rows.add(rows.append_column(self._score, pa.array(scores, pa.float64())))
 
     @property
     def is_full(self) -> bool:
         """Whether it has as many rows as are wanted."""
-        return bool(self._rows.num_rows >= self._limit)
+        return self._rows.is_full
 
     def excludes(self, score: float, low: Any) -> bool:
         """Whether no row of this score is among the best whose first column is at least `low`; None is any value."""
@@ -130,22 +122,16 @@ class Best:
 
     def _worst(self) -> tuple[float, pa.Array]:
         """The score and the first column of the last row."""
-        self._trim()
-        worst = self._rows.column(self._columns[0])[-1:].combine_chunks()
-        return self._scores.column(_SCORE)[-1].as_py(), worst
+        last = self._rows.last()
+        return last.column(self._score)[0].as_py(), last.column(self._columns[0]).combine_chunks()
 
     def answer(self, columns: Sequence[str], *, offset: int, score: str) -> pa.Table:
         """Return these columns of the rows after the best `offset`, in their order, and behind them the `score`."""
-        self._trim()
-        scored = self._rows.select(list(columns)).append_column(score, self._scores.column(_SCORE))
-        return scored.slice(offset)
+        rows = self._rows.rows()
+        return rows.select(list(columns)).append_column(score, rows.column(self._score)).slice(offset)
 
-    def _trim(self) -> None:
-        if self._trimmed:
-            return
-        order = pa.array(best_first(self._scores.column(_SCORE), self._rows, self._columns)[: self._limit])
-        self._rows, self._scores = self._rows.take(order), self._scores.take(order)
-        self._trimmed = True
+    def _order(self, rows: pa.Table) -> Positions:
+        return best_first(rows.column(self._score), rows, self._columns)
 
 
 def best_first(scores: pa.ChunkedArray, rows: pa.Table, columns: Sequence[str]) -> Positions:

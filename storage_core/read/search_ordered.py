@@ -19,17 +19,18 @@ from storage_core.foreign_text import quoted
 from storage_core.index.fulltext import LENIENT
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.first_of import FirstRows, in_turns
 from storage_core.read.search_matches import Matches, Query, Searched
 from storage_core.read.search_order import codes_of, tie_columns
 from storage_core.read.search_question import page
-from storage_core.rows.codes import codes
+from storage_core.rows.codes import Mask, codes
 from storage_core.rows.columns import stored_name
-from storage_core.rows.keys import pack, sorted_order
+from storage_core.rows.keys import Positions, pack, sorted_order
+from storage_core.rows.positions import positions
 from storage_core.rows.sortable import bound_keys, sortable
 
 _AT_ONCE: Final = 4
 _MOST_SOURCES: Final = 16
-_SPARE_ROWS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,12 @@ class Order:
     descending: bool = True
 
     @staticmethod
-    def of(column: object, descending: object, **of_scores: object) -> Order:
-        """Return the order that is wanted. Raises `InvalidInput` for none, and beside what is of scores only."""
+    def of(column: object, descending: object) -> Order:
+        """Return the order that is wanted. Raises `InvalidInput` for none."""
         if not isinstance(descending, bool):
             raise InvalidInput(f"descending is {quoted(descending)}; it is true or false")
         if not isinstance(column, str):
             raise InvalidInput(f"order_by is {quoted(column)}; give the name of a column, and `descending` beside it")
-        if given := [name for name, value in of_scores.items() if value is not None]:
-            raise InvalidInput(f"order_by leaves scores out, and {given[0]} is of scores; give one of the two")
         return Order(column, descending)
 
     def require_known(self, schema: pa.Schema) -> None:
@@ -58,13 +57,19 @@ class Order:
             raise InvalidInput(f"order_by is {self.column!r}, which is {kind}: its values have no order")
 
 
+def refuse_scores(of_scores: Mapping[str, object]) -> None:
+    """Raise `InvalidInput` where a parameter of scores is given, for an order leaves them out."""
+    if given := [name for name, value in of_scores.items() if value is not None]:
+        raise InvalidInput(f"order_by leaves scores out, and {given[0]} is of scores; give one of the two")
+
+
 def search_ordered(
     searched: Searched,
     query: object,
     order: Order,
     columns: Sequence[str] | None = None,
     *,
-    index: str | None = None,
+    index: object = None,
     syntax: object = LENIENT,
     limit: object = 10,
     offset: object = 0,
@@ -78,13 +83,13 @@ def search_ordered(
     """
     snapshot = searched.snapshot
     order.require_known(snapshot.schema)
-    wanted, (first, after) = Query.of(snapshot, query, index=index, syntax=syntax), page(limit, offset)
+    wanted, (first, after) = Query.of(snapshot, query, index=index, syntax=syntax, what="order_by"), page(limit, offset)
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
 
     def answer(matches: Matches) -> pa.Table:
         rows = _First(snapshot, order, first + after, names)
         _add_first(matches, rows)
-        return rows.answer(names).slice(after)
+        return rows.rows.rows().select(list(names)).slice(after)
 
     return searched.answer(wanted, answer)
 
@@ -99,7 +104,7 @@ class _Bounded:
 
 
 class _First:
-    """The first so many of the rows that it is given, in the order of a column; memory is that of twice as many."""
+    """The first so many of the rows that it is given, in the order of a column."""
 
     def __init__(self, snapshot: Snapshot, order: Order, limit: int, columns: Collection[str]) -> None:
         self.by, self.descending, self.limit = order.column, order.descending, limit
@@ -108,17 +113,7 @@ class _First:
         schema = pa.schema([each for each in snapshot.schema if each.name in wanted])
         self.columns: Sequence[str] = tuple(schema.names)
         self._type = schema.field(self.by).type
-        self._rows = schema.empty_table()
-        self._is_trimmed = True
-
-    def add(self, rows: pa.Table) -> None:
-        self._rows, self._is_trimmed = pa.concat_tables([self._rows, rows]), False
-        if self._rows.num_rows > 2 * self.limit + _SPARE_ROWS:
-            self._trim()
-
-    def answer(self, columns: Sequence[str]) -> pa.Table:
-        self._trim()
-        return self._rows.select(list(columns))
+        self.rows = FirstRows(schema, limit, self._order)
 
     def in_order(self, found: Iterable[_Bounded]) -> list[_Bounded]:
         """Return what may hold the first rows before what may not; what has no bound is before all."""
@@ -134,14 +129,14 @@ class _First:
 
     def excludes(self, bound: Any) -> bool:
         """Whether no row is among the first whose value does not come before this key."""
-        if bound is None or self._rows.num_rows < self.limit:
+        if bound is None or not self.rows.is_full:
             return False
-        last = sortable(self._last().combine_chunks())[0].as_py()
+        last = sortable(self.rows.last().column(self.by).combine_chunks())[0].as_py()
         return last is not None and bool(last > bound if self.descending else last < bound)
 
-    def contenders(self, values: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def contenders(self, values: pa.ChunkedArray) -> Mask:
         """Return which rows with these values may be among the first."""
-        last = self._last() if self._rows.num_rows >= self.limit else values.slice(0, 0)
+        last = self.rows.last().column(self.by) if self.rows.is_full else values.slice(0, 0)
         coded = codes(pa.chunked_array([*last.chunks, *values.chunks], self._type), descending=self.descending).values
         own = coded[len(last) :]
         reached = [coded[0]] if len(last) else []
@@ -149,17 +144,10 @@ class _First:
             reached.append(np.partition(own, self.limit - 1)[self.limit - 1])
         return own <= min(reached) if reached else np.ones(len(own), np.bool_)
 
-    def _last(self) -> pa.ChunkedArray:
-        self._trim()
-        return self._rows.column(self.by).slice(self.limit - 1, 1)
-
-    def _trim(self) -> None:
-        if self._is_trimmed:
-            return
-        coded = [codes(self._rows.column(self.by), descending=self.descending)]
-        coded += [codes_of(self._rows.column(name)) for name in self._ties]
-        self._rows = self._rows.take(pa.array(sorted_order(pack(coded, self._rows.num_rows))[: self.limit]))
-        self._is_trimmed = True
+    def _order(self, rows: pa.Table) -> Positions:
+        coded = [codes(rows.column(self.by), descending=self.descending)]
+        coded += [codes_of(rows.column(name)) for name in self._ties]
+        return sorted_order(pack(coded, rows.num_rows))
 
 
 def _add_first(matches: Matches, first: _First) -> None:
@@ -171,10 +159,8 @@ def _add_first(matches: Matches, first: _First) -> None:
         for number, source in enumerate(matches.sources)
     )
     at_once = sum(each.bound is None for each in waiting) or 1
-    while waiting and not first.excludes(waiting[0].bound):
-        group, waiting = waiting[:at_once], waiting[at_once:]
+    for group in in_turns(waiting, lambda each: first.excludes(each.bound), lambda: _MOST_SOURCES, at_once=at_once):
         _add(matches, first, _pieces(matches, bounds, [each.source for each in group]))
-        at_once = min(2 * at_once, _MOST_SOURCES)
 
 
 def _bounds(snapshot: Snapshot, first: _First, splits: Collection[str]) -> Mapping[str, Any]:
@@ -209,12 +195,9 @@ def _add(matches: Matches, first: _First, pieces: Iterable[_Bounded]) -> None:
     def values(piece: _Bounded) -> pa.ChunkedArray:
         return matches.sources[piece.source].take(piece.rows.to_array().tolist(), [first.by]).column(first.by)
 
-    waiting, at_once = first.in_order(pieces), 1
-    while waiting and not first.excludes(waiting[0].bound):
-        group, waiting = waiting[:at_once], waiting[at_once:]
+    for group in in_turns(first.in_order(pieces), lambda each: first.excludes(each.bound), lambda: _AT_ONCE):
         for piece, own in zip(group, prefetch(values, group, _AT_ONCE), strict=True):
             wanted = np.flatnonzero(first.contenders(own))
-            rows = np.array(piece.rows.to_array(), np.int64)[wanted].tolist()
+            rows = positions(piece.rows)[wanted].tolist()
             if rows:
-                first.add(matches.sources[piece.source].take(rows, first.columns))
-        at_once = min(2 * at_once, _AT_ONCE)
+                first.rows.add(matches.sources[piece.source].take(rows, first.columns))

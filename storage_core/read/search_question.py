@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -16,7 +16,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.read import bitmap_query
 from storage_core.read.predicate import Predicate
 from storage_core.rows.vectors import Floats
-from storage_core.settings.index import IndexDefinition
+from storage_core.settings.index import IndexDefinition, IndexKind
 from storage_core.settings.vector_options import Metric
 
 
@@ -34,7 +34,7 @@ Question = fulltext.TextQuery | Predicate | VectorQuery
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class IndexQuestion:
     """One index of a search, and what is asked of it."""
 
     definition: IndexDefinition
@@ -47,14 +47,8 @@ def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDef
     Raises `NotFound` for an unknown name, `InvalidInput` where none or several fit, or the kind is another.
     """
     if index is None:
-        searched = (each for each in snapshot.config.indexes if each.kind != "primary_key")
-        fitting = sorted(each.name for each in searched if (each.kind == "vector") is by_vector)
-        if len(fitting) != 1:
-            kind = "vector" if by_vector else "full-text or bitmap"
-            found = f"{len(fitting)} {kind} indexes ({', '.join(fitting)})" if fitting else f"no {kind} index"
-            raise InvalidInput(f"the table has {found}; name one with `index` (--index)")
-        index = fitting[0]
-    elif not isinstance(index, str):
+        return only_index(snapshot, ["vector"] if by_vector else ["fulltext", "bitmap"])
+    if not isinstance(index, str):
         raise InvalidInput(f"index is {quoted(index)}; give the name of one index")
     definition = segments.definition_of(snapshot, index)
     if definition.kind == "primary_key":
@@ -63,6 +57,16 @@ def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDef
         what = "a vector; a text or values cannot ask it" if definition.kind == "vector" else "a query, and no vector"
         raise InvalidInput(f"index {index!r} ({definition.kind}) takes {what}", index=index)
     return definition
+
+
+def only_index(snapshot: Snapshot, kinds: Collection[IndexKind]) -> IndexDefinition:
+    """Return the definition of the only index of these kinds. Raises `InvalidInput` where there is none, or several."""
+    fitting = sorted(each.name for each in snapshot.config.indexes if each.kind in kinds)
+    if len(fitting) != 1:
+        kind = " or ".join(kinds).replace("fulltext", "full-text")
+        found = f"{len(fitting)} {kind} indexes ({', '.join(fitting)})" if fitting else f"no {kind} index"
+        raise InvalidInput(f"the table has {found}; name one with `index` (--index)")
+    return segments.definition_of(snapshot, fitting[0])
 
 
 def question(

@@ -21,15 +21,17 @@ _FORESEEN: Final = 4
 def parts_of(base: Base, segment: IndexSegment, splits: Sequence[str]) -> Parts | None:
     """Return the files of a segment of vectors by ranges; None where it is small, on a local disk, or of another kind.
 
-    Ranged GETs at once: its directory, what a reader opens, and the footers of the first `splits` with its rows, whose
-    vectors are wanted next. No GET for what is cached. Raises `Unusable` for a segment that is damaged or gone.
+    Ranged GETs at once: its directory with what a reader opens, and the footers of the first `splits` with its rows,
+    whose vectors are wanted next. No GET for what is cached. Raises `Unusable` for a segment that is damaged or gone.
     """
     store, definition = base.store, base.covered.definition
     if definition.kind != "vector" or segment.size <= WHOLE_SEGMENT_BYTES or store.local_path(segment.path) is not None:
         return None
     dimensions = base.snapshot.schema.field(definition.columns[0]).type.list_size
     quantization = vector.options_of(definition).quantization
-    ahead = min(vector.opening_bytes(quantization, dimensions, segment.numRecords), segment.size // 2)
+    trained = vector.Training.of(segment)
+    clusters = None if trained is None else trained.clusters
+    ahead = min(vector.opening_bytes(quantization, dimensions, segment.numRecords, clusters), segment.size // 2)
     expected = segments.expected_of(segment)
     with usable(segment.path):
         found, _ = both(

@@ -4,25 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound
-from storage_core.formats.translation_map import Rows
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import damaged
 from storage_core.index.vector.parts import Parts
 from storage_core.read.predicate import Predicate
 from storage_core.read.search_order import Between
+from storage_core.rows.keys import Positions
 
-InSplit = tuple[str, Rows, Rows]
+InSplit = tuple[str, Positions, Positions]
 """The path of a split, the places of rows among some, and the rows of the split's file that they are."""
+
+
+Place = Literal["base", "generation", "log", "records"]
+"""Splits of the base, a generation, entries of a log, or what records make together, or with the base."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the rows of a source are: of the base the path of a split or, of several splits, of the segment.
+
+    `segment` is the path of that which answers for them, None where they are read.
+    """
+
+    place: Place
+    name: str
+    segment: str | None = None
 
 
 class Source(Protocol):
     """Rows that an index counts from 0."""
+
+    @property
+    def origin(self) -> Origin:
+        """Where they are, as `explain_search` says it."""
+        ...
 
     @property
     def name(self) -> str:
@@ -102,5 +124,4 @@ def chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
 def require_within(rows: Sequence[int], count: int, where: str) -> None:
     """Raise `Corrupt` when an index names a row that is not there."""
     if max(rows) >= count:
-        found = f"the index names row {max(rows)} of {where}, which has {count} rows"
-        raise Corrupt(found, advice=REBUILD, key=where)
+        raise damaged(where, f"the index names row {max(rows)}, it has {count} rows")

@@ -8,10 +8,10 @@ damaged or gone is one that is not there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.bundle import checksum
-from storage_core.formats.translation_map import Rows
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
 from storage_core.index.vector.parts import Parts
@@ -33,10 +32,14 @@ from storage_core.read.search_base import Base, Hidden
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_order import Between
 from storage_core.read.search_ranged import parts_of
-from storage_core.read.search_source import InSplit, Source, require_within, usable
+from storage_core.read.search_source import InSplit, Origin, Source, require_within, usable
 from storage_core.read.search_unmerged import unmerged_sources, unpacked
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of, positions
 
 _logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
 
 
 def sources(
@@ -85,6 +88,10 @@ class _Split:
     segment: IndexSegment | None = None
 
     @property
+    def origin(self) -> Origin:
+        return Origin("base", self.path, None if self.segment is None else self.segment.path)
+
+    @property
     def name(self) -> str:
         if self.segment is not None:
             return f"{self.segment.path} {self.segment.xxh3}"
@@ -102,25 +109,16 @@ class _Split:
         return self.base.count(self.path)
 
     def directory(self) -> Path:
-        if self.segment is not None:
-            try:
-                return self.base.directory(self.segment)
-            except (Corrupt, NotFound) as error:
-                found = (self.segment.path, self.path, error)
-                _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
-        return self.base.gap(self.path)
+        return self._or_gap(self.base.directory, self._gap)
 
     def parts(self) -> Parts | None:
         return None if self.segment is None else parts_of(self.base, self.segment, self.splits)
 
     def matching(self, condition: Predicate) -> BitMap:
-        if self.segment is not None:
-            try:
-                return self.base.matching(self.segment, condition, self.count)
-            except (Corrupt, NotFound) as error:
-                found = (self.segment.path, self.path, error)
-                _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
-        return unpacked(self.base.gap(self.path), self.base.covered.definition, condition, self.count)
+        return self._or_gap(
+            lambda segment: self.base.matching(segment, condition, self.count),
+            lambda: unpacked(self._gap(), self.base.covered.definition, condition, self.count),
+        )
 
     def low(self) -> Any:
         return self.base.low(self.path)
@@ -137,6 +135,19 @@ class _Split:
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
         return self.base.take(self.path, rows, columns)
 
+    def _gap(self) -> Path:
+        return self.base.gap(self.path)
+
+    def _or_gap(self, read: Callable[[IndexSegment], _Found], otherwise: Callable[[], _Found]) -> _Found:
+        """What is read of the segment, or `otherwise` where there is none, or it is damaged or gone."""
+        if self.segment is not None:
+            try:
+                return read(self.segment)
+            except (Corrupt, NotFound) as error:
+                found = (self.segment.path, self.path, error)
+                _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
+        return otherwise()
+
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
@@ -145,6 +156,10 @@ class _Moved:
     base: Base
     segment: IndexSegment
     splits: tuple[str, ...]
+
+    @property
+    def origin(self) -> Origin:
+        return Origin("base", self.segment.path, self.segment.path)
 
     @property
     def name(self) -> str:
@@ -208,6 +223,10 @@ class _PartOfSplit:
     path: str
 
     @property
+    def origin(self) -> Origin:
+        return Origin("base", self.path)
+
+    @property
     def name(self) -> str:
         rows = checksum(self.base.unanswered(self.path).serialize())
         return f"{self.path} {self.base.snapshot.splits[self.path].xxh3} {rows}"
@@ -244,13 +263,13 @@ class _PartOfSplit:
         return [(self.path, np.arange(len(rows)), own[np.array(rows, np.int64)])]
 
     def deleted(self) -> BitMap:
-        hidden = np.array(self.base.hidden(self.path).to_array(), np.int64)
-        return BitMap(np.flatnonzero(np.isin(self._rows(), hidden)).astype(np.uint32))
+        hidden = positions(self.base.hidden(self.path))
+        return bitmap_of(np.flatnonzero(np.isin(self._rows(), hidden)))
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
         own = self._rows()
         require_within(rows, len(own), self.path)
         return self.base.take(self.path, own[np.array(rows, np.int64)].tolist(), columns)
 
-    def _rows(self) -> Rows:
-        return np.array(self.base.unanswered(self.path).to_array(), np.int64)
+    def _rows(self) -> Positions:
+        return positions(self.base.unanswered(self.path))

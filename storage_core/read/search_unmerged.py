@@ -23,7 +23,7 @@ from storage_core.read.overlay import Overlay, WholeRows
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import conditions
 from storage_core.read.search_kept import Kept
-from storage_core.read.search_source import InSplit, Source, chosen, require_within
+from storage_core.read.search_source import InSplit, Origin, Source, chosen, require_within
 from storage_core.region import generation_segments
 from storage_core.settings.index import IndexDefinition
 
@@ -49,6 +49,7 @@ class _Unmerged:
     """Rows in memory; `made` returns the directory with their files, `named` text that fixes what is in these."""
 
     definition: IndexDefinition
+    origin: Origin
     rows: pa.Table
     hidden: BitMap
     named: Callable[[], str]
@@ -95,7 +96,7 @@ class _Unmerged:
 def _generation(store: ObjectStore, covered: Coverage, cache: SegmentCache, whole: WholeRows) -> _Unmerged:
     """The whole rows of a generation, by its segment where there is one."""
     definition, generation = covered.definition, whole.generation
-    segment = generation_segments.usable(generation, definition, whole.rows.num_rows, whole.order)
+    segment = generation_segments.segment_for(generation, definition, whole.rows.num_rows, whole.order)
     source = f"{fingerprint_of(definition)}\n{whole.order}\n{generation_manifest.encode(generation).decode()}"
 
     def made() -> Path:
@@ -103,7 +104,8 @@ def _generation(store: ObjectStore, covered: Coverage, cache: SegmentCache, whol
         return cache.built(f"generation-{generation.path}", source, files)
 
     name, size = f"generation-{generation.path} {checksum(source.encode())}", None if segment is None else segment.size
-    return _Unmerged(definition, whole.rows, whole.deleted, lambda: name, made, size)
+    origin = Origin("generation", generation.path, None if segment is None else segment.path)
+    return _Unmerged(definition, origin, whole.rows, whole.deleted, lambda: name, made, size)
 
 
 def _run(covered: Coverage, cache: SegmentCache, run: LoggedRows, kept: Kept) -> _Unmerged:
@@ -117,7 +119,7 @@ def _run(covered: Coverage, cache: SegmentCache, run: LoggedRows, kept: Kept) ->
         )
         return cache.passing(files)
 
-    return _Unmerged(definition, run.rows, run.deleted, lambda: name, made)
+    return _Unmerged(definition, Origin("log", run.region), run.rows, run.deleted, lambda: name, made)
 
 
 def _rest(covered: Coverage, cache: SegmentCache, rows: pa.Table) -> _Unmerged:
@@ -130,9 +132,8 @@ def _rest(covered: Coverage, cache: SegmentCache, rows: pa.Table) -> _Unmerged:
             writer.write_table(texts)
         return f"rest {checksum(sink.getvalue())}"
 
-    return _Unmerged(
-        covered.definition, rows, BitMap(), named, lambda: cache.passing(build_rows(rows, covered.definition))
-    )
+    definition, origin = covered.definition, Origin("records", "records over the base")
+    return _Unmerged(definition, origin, rows, BitMap(), named, lambda: cache.passing(build_rows(rows, definition)))
 
 
 def unpacked(directory: Path, definition: IndexDefinition, condition: Predicate, count: Callable[[], int]) -> BitMap:

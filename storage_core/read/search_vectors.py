@@ -8,29 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.index import vector
 from storage_core.index.vector.distances import Distances
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.search_live import Live
+from storage_core.read.search_live import Live, Looked
 from storage_core.read.search_order import Best
 from storage_core.read.search_question import VectorQuery
 from storage_core.read.search_source import Source, usable
+from storage_core.read.windows import windows
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import positions
 from storage_core.rows.vectors import matrix
 from storage_core.settings.vector_options import Metric
 from storage_core.split.kept_values import KeptValues
 
 DISTANCE = "distance"
 
-LEAST_WINDOW = 40
-"""So many candidates at least are ranked by exact vectors, and `PER_ROW` for each row that is wanted."""
+WINDOW = 10
+"""The rows of the first of the windows (`windows`) that an answer is made of."""
 
 PER_ROW = 4
+"""So many candidates are ranked by exact vectors for each row of a window."""
 
 FEW_ROWS = 10_000
 FEW_SHARE = 0.02
@@ -41,51 +44,109 @@ _BLOCK_ROWS = 65_536  # those of a row group, which is decoded as a whole
 _ADDED_ROWS = 10_000
 _AT_ONCE = 2
 
-Rows = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """Rows of a source and their distances, exact ones or as codes tell them."""
 
-    rows: Rows
+    rows: Positions
     distances: Distances
     is_exact: bool = True
 
 
-def add_nearest(live: Live, query: VectorQuery, best: Best, most: int, *, readers: KeptValues) -> None:
-    """Add the rows of `nearest_rows` to the best; of each the score is -distance."""
-    found, _ = nearest_rows(live, query, most, readers=readers)
-    for source, each in zip(live.sources, found, strict=True):
-        for at in range(0, len(each.rows), _ADDED_ROWS):
-            part = slice(at, at + _ADDED_ROWS)
-            rows = best.taken(source, each.rows[part].tolist())
-            best.add(rows, (0.0 - each.distances[part]).tolist())
+_NOTHING = Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
 
 
-def nearest_rows(live: Live, query: VectorQuery, most: int, *, readers: KeptValues) -> tuple[list[Found], int]:
-    """Return of each source the rows that are among the `most` nearest, or as near as the last of them.
+class Nearest:
+    """The nearest `most` rows of sources, in windows that grow. What is scored exactly is scored once.
 
-    And how many rows were candidates that exact vectors ranked. `readers` keeps open segments by the names of sources.
-    Requests: those of `Source.directory` for each source with a segment; of the others, and for the vectors of
-    candidates, those of `Source.take`. Memory: a few blocks of `BLOCK_BYTES`, beside segments.
+    `readers` keeps open segments by the names of sources.
     """
-    # A filter is asked of one source after the other: it has one process.
-    at_once = 1 if live.is_filtered else _AT_ONCE
-    sources = range(len(live.sources))
-    found = list(prefetch(lambda each: _candidates(live, each, query, most=most, readers=readers), sources, at_once))
-    nothing = Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
-    coded = [nothing if each.is_exact else each for each in found]
-    cut = nearest_of(coded, max(LEAST_WINDOW, PER_ROW * most))
-    for number, (source, each) in enumerate(zip(live.sources, cut, strict=True)):
-        if not found[number].is_exact:
-            found[number] = exactly(source, query, each.rows, len(each.rows))
-    return nearest_of(found, most), sum(len(each.rows) for each in found)
+
+    def __init__(self, live: Live, query: VectorQuery, most: int, *, readers: KeptValues) -> None:
+        """Look at nothing yet."""
+        self._live, self._query, self._most, self._readers = live, query, most, readers
+        self._segments = sum(each.fetched_bytes is not None for each in live.sources)
+        self._exact: dict[int, Found] = {}
+
+    def add_to(self, best: Best, window: int) -> None:
+        """Add the `rows` of a window to the best; of each the score is -distance."""
+        for source, each in zip(self._live.sources, self.rows(window)[0], strict=True):
+            for at in range(0, len(each.rows), _ADDED_ROWS):
+                part = slice(at, at + _ADDED_ROWS)
+                rows = best.taken(source, each.rows[part].tolist())
+                best.add(rows, (0.0 - each.distances[part]).tolist())
+
+    def rows(self, window: int) -> tuple[list[Found], int]:
+        """Return of each source the rows of a window that are among the `most` nearest, or as near as the last of them.
+
+        And how many rows were candidates that exact vectors ranked. Requests: those of `Source.directory` for each
+        source with a segment; of the others, and for the vectors of candidates, those of `Source.take`. Memory: a few
+        blocks of `BLOCK_BYTES`, beside segments.
+        """
+        # A filter is asked of one source after the other: it has one process.
+        at_once = 1 if self._live.is_filtered else _AT_ONCE
+        wanted = max(WINDOW, window)
+        found = list(prefetch(lambda each: self._candidates(each, wanted), range(len(self._live.sources)), at_once))
+        coded = [_NOTHING if each.is_exact else each for each in found]
+        for number, each in enumerate(nearest_of(coded, PER_ROW * wanted)):
+            if not found[number].is_exact:
+                found[number] = exactly(self._live.sources[number], self._query, each.rows, len(each.rows))
+                looked = self._live.looked
+                looked[number] = replace(looked[number], ranked=len(each.rows))
+        return nearest_of(found, min(window, self._most)), sum(len(each.rows) for each in found)
+
+    def distances(self) -> tuple[Distances, int]:
+        """Return the distances of the `most` rows, window after window, and how many rows were candidates."""
+        found, candidates, known = list[float](), 0, set[tuple[int, int]]()
+        for window in windows(WINDOW, self._most):
+            nearest, ranked = self.rows(window)
+            candidates += ranked
+            rows = sorted(
+                (away, source, row)
+                for source, each in enumerate(nearest)
+                for away, row in zip(each.distances.tolist(), each.rows.tolist(), strict=True)
+            )
+            fresh = [each for each in rows if each[1:] not in known][: min(window, self._most) - len(found)]
+            known.update((source, row) for _, source, row in fresh)
+            found += [away for away, _, _ in fresh]
+        return np.array(found), candidates
+
+    def _candidates(self, number: int, window: int) -> Found:
+        if number in self._exact:
+            return self._exact[number]
+        query, source, allowed = self._query, self._live.sources[number], self._live.rows(number)
+        self._live.looked[number] = Looked(len(allowed), len(allowed))
+        if not allowed:
+            return _NOTHING
+        count = source.count()
+        is_few = self._live.is_filtered and len(allowed) <= most_scored(count)
+        if is_few or source.fetched_bytes is None:
+            self._exact[number] = exactly(source, query, positions(allowed), self._most)
+            return self._exact[number]
+        reader, path = _reader(source, count, self._readers)
+
+        def note(clusters: Positions) -> None:
+            looked_into = len(np.unique(clusters)) if reader.head.clusters else None
+            self._live.looked[number] = Looked(len(allowed), 0, is_exact=False, clusters=looked_into)
+
+        with _found_usable(path):
+            rows, distances = reader.candidates(
+                query.vector,
+                window,
+                None if len(allowed) == count else allowed,
+                query.nprobe,
+                pieces=vector.pieces_of(self._segments),
+                note=note,
+            )
+        # What codes cannot tell apart is near until its vector says that it is not.
+        near = np.nan_to_num(distances, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+        return Found(rows, near, is_exact=reader.head.quantization == "none")
 
 
-def exactly(source: Source, query: VectorQuery, rows: Rows, most: int) -> Found:
+def exactly(source: Source, query: VectorQuery, rows: Positions, most: int) -> Found:
     """Return which of these rows are the `most` nearest, or as near as the last, by exact vectors, block by block."""
-    kept = Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
+    kept = _NOTHING
     step = block_rows(len(query.vector))
     for at in range(0, len(rows), step):
         block = rows[at : at + step]
@@ -120,23 +181,9 @@ def with_distance(rows: pa.Table, metric: Metric, *, score: str, distance: str) 
     return scored.append_column(distance, pa.array(distances))
 
 
-def _candidates(live: Live, number: int, query: VectorQuery, *, most: int, readers: KeptValues) -> Found:
-    source, allowed = live.sources[number], live.rows(number)
-    if not allowed:
-        return Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
-    count = source.count()
-    is_few = live.is_filtered and len(allowed) <= max(FEW_ROWS, FEW_SHARE * count)
-    if is_few or source.fetched_bytes is None:
-        return exactly(source, query, np.array(allowed.to_array(), np.int64), most)
-    reader, path = _reader(source, count, readers)
-    wanted = max(LEAST_WINDOW // PER_ROW, most)
-    with _found_usable(path):
-        rows, distances = reader.candidates(
-            query.vector, wanted, None if len(allowed) == count else allowed, query.nprobe
-        )
-    # What codes cannot tell apart is near until its vector says that it is not.
-    near = np.nan_to_num(distances, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-    return Found(rows, near, is_exact=reader.head.quantization == "none")
+def most_scored(rows: int) -> int:
+    """Return of how many rows that a filter leaves a source of so many is scored exactly."""
+    return max(FEW_ROWS, int(FEW_SHARE * rows))
 
 
 def _found_usable(path: str | None) -> AbstractContextManager[None]:

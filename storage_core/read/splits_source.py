@@ -29,8 +29,9 @@ from storage_core.read.query_errors import query_errors
 from storage_core.read.source import DELETED_SCHEMA, PLACES, Source
 from storage_core.read.verified import UNKNOWN, Columns, Verified
 from storage_core.rows.columns import has_changed
+from storage_core.rows.positions import positions
 from storage_core.split.read import share_of
-from storage_core.split.vectors import PARALLEL_READS, deleted_rows, positions
+from storage_core.split.vectors import PARALLEL_READS, deleted_rows
 
 _MOST_KINDS = 16
 

@@ -62,16 +62,24 @@ def from_sql(text: str) -> Filter:
     import duckdb
 
     query = f"SELECT * FROM {TABLE} WHERE {text}"  # noqa: S608  # parsed only, to be checked below
-    node = parse(query, "filter")
-    check(node, query, tables=[TABLE], what="filter")
+    where = (plain_select(query, "filter") or {}).get("where_clause")
+    if where is None or any(each.get("class") == "SUBQUERY" for each in nodes_of(where)):
+        raise InvalidInput(f"the filter {text!r} is not one condition over columns of the table", filter=text)
+    return Filter(predicate_of(where, Names(TABLE)), (duckdb.SQLExpression(text),))
+
+
+def plain_select(query: str, what: str) -> Node | None:
+    """Return the tree of a SELECT of known parts over the rows of the table as they are; None for any other statement.
+
+    It may choose, and have a condition, and nothing else. Raises `InvalidInput` as `parse` and `check` do.
+    """
+    node = parse(query, what)
+    check(node, query, tables=[TABLE], what=what)
     extra = [key for key in ("group_expressions", "modifiers", "having", "qualify", "sample") if node.get(key)]
     source = node.get("from_table") or {}
     is_plain = source.get("type") == "BASE_TABLE" and not (source["column_name_alias"] or source.get("alias"))
     shape = node.get("type") == "SELECT_NODE" and is_plain and source["sample"] is None
-    where = node.get("where_clause")
-    if not shape or extra or where is None or any(each.get("class") == "SUBQUERY" for each in nodes_of(where)):
-        raise InvalidInput(f"the filter {text!r} is not one condition over columns of the table", filter=text)
-    return Filter(predicate_of(where, Names(TABLE)), (duckdb.SQLExpression(text),))
+    return node if shape and not extra else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +120,15 @@ def predicate_of(node: Node, table: Names) -> Predicate:
         return negate(chosen) if kind == "COMPARE_NOT_IN" else chosen
     if kind == "FUNCTION" and str(node["function_name"]).lower() in _BEGINNINGS:
         return _beginning(node, table)
-    return Opaque(kind)
+    return _always(node) or Opaque(kind)
+
+
+def _always(node: Node) -> Predicate | None:
+    """What `true` and `false` say by themselves; None for all else."""
+    value = _constant(node)
+    if not isinstance(value, bool):
+        return None
+    return And(()) if value else Or(())
 
 
 def _are_alike(constants: Sequence[Node]) -> bool:

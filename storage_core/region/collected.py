@@ -1,14 +1,17 @@
-"""Pruning what is collected, so that a region's manifest does not grow with its history (decision 0055).
+"""Pruning what is collected or said elsewhere, so that a region's manifest does not grow with its history.
 
 Every flush and every claim writes the whole list of generations. Those that each retained version has merged are
-collected (`gc.regions`), and when their objects are gone the collector takes them off the list. It claims nothing, like
-a sorter: it keeps the epoch, and carries on whatever others committed meanwhile.
+collected (`gc.regions`), and when their objects are gone the collector takes them off the list (decision 0055). So it
+does with offsets of the raw log that the table's log has reached (decision 0133). It claims nothing, like a sorter: it
+keeps the epoch, and carries on whatever others committed meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from storage_core.clock import Clock
 from storage_core.errors import SnapshotExpired
@@ -16,11 +19,28 @@ from storage_core.formats.region_manifest import RegionManifest
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.manifest import advance, read_latest
 
+NOTHING_REACHED: Mapping[str, int] = MappingProxyType({})
+
 _logger = logging.getLogger(__name__)
 
 
-def prune_collected(store: ObjectStore, region: str, generation: int, *, clock: Clock, writer_id: str) -> bool:
+def beyond(distributed: Mapping[str, int], reached: Mapping[str, int]) -> dict[str, int]:
+    """Return the offsets of a region that say more than those that the table's log has `reached`."""
+    return {writer: last for writer, last in distributed.items() if last > reached.get(writer, 0)}
+
+
+def prune_collected(
+    store: ObjectStore,
+    region: str,
+    generation: int,
+    *,
+    reached: Mapping[str, int] = NOTHING_REACHED,
+    clock: Clock,
+    writer_id: str,
+) -> bool:
     """Make sure that the region's manifest lists no generation up to this one; return whether it was us who did it.
+
+    Nor any offset that the table's log has `reached`, in commits so long ago that no distributor still plans on less.
 
     Only for generations whose objects are gone; `collected_generation` never goes back, so a late caller changes
     nothing. About four requests, and the newest manifest is read again after each lost race. Raises `CommitUnknown`
@@ -31,11 +51,15 @@ def prune_collected(store: ObjectStore, region: str, generation: int, *, clock: 
     def shortened() -> RegionManifest | None:
         nonlocal before
         latest = read_latest(store, region)
-        if latest is None or latest.collected_generation >= generation:
+        if latest is None:
+            return None
+        offsets = beyond(latest.distributed, reached)
+        if latest.collected_generation >= generation and len(offsets) == len(latest.distributed):
             return None
         before = len(latest.flushed_generations)
-        listed = tuple(each for each in latest.flushed_generations if each.generation > generation)
-        return replace(latest, flushed_generations=listed, collected_generation=generation)
+        collected = max(generation, latest.collected_generation)
+        listed = tuple(each for each in latest.flushed_generations if each.generation > collected)
+        return replace(latest, flushed_generations=listed, collected_generation=collected, distributed=offsets)
 
     committed = advance(store, shortened, clock=clock, writer_id=writer_id)
     if committed is None:

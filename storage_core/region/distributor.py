@@ -29,6 +29,9 @@ from storage_core.region.writer import RegionWriter
 from storage_core.settings.region_fields import Region
 from storage_core.split.context import SplitContext
 
+OFFSETS = "raw"
+"""The kind of the transactions that are a table's own offsets: `raw:<writer>`."""
+
 _logger = logging.getLogger(__name__)
 
 

@@ -86,7 +86,7 @@ def covered_name(generation: Generation) -> str:
     return f"{keys.REGIONS_PREFIX}{generation.region}/{generation.path}"
 
 
-def usable(generation: Generation, definition: IndexDefinition, rows: int, order: str) -> IndexSegment | None:
+def segment_for(generation: Generation, definition: IndexDefinition, rows: int, order: str) -> IndexSegment | None:
     """Return the segment of the generation that was built as `definition` says, over so many rows in this order."""
     wanted = (definition.name, segments.fingerprint_of(definition), rows, order)
     for each in generation.segments:

@@ -6,7 +6,6 @@ that is in vain, and the index says of which; of many records most of it is need
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from storage_core.errors import Corrupt, NotFound, Unsupported
 from storage_core.formats.key_hash import Hashes, key_hashes
-from storage_core.index.primary_key_reading import REQUEST_BYTES, KeyReading, index_of
+from storage_core.index.primary_key_reading import KeyReading, candidates, index_of
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -24,9 +22,8 @@ from storage_core.region.merge_work import MergeWork
 from storage_core.rows.keys import Positions
 from storage_core.split import row_groups
 from storage_core.split.kept_values import NOTHING
+from storage_core.split.pieces import REQUEST_COST_BYTES
 from storage_core.split.read import is_small
-
-_logger = logging.getLogger(__name__)
 
 
 def with_index(snapshot: Snapshot, works: Sequence[MergeWork]) -> list[MergeWork]:
@@ -60,26 +57,19 @@ class IndexedBase:
     def rows(self, split: Add) -> Positions | None:
         """Return the places of the only rows that may have a key of a record, ascending; None where that is not known.
 
-        Requests: those of `KeyReading.places`, where that costs less than reading the keys. A segment that is damaged
-        or gone is a warning.
+        Requests: those of `candidates`, where that costs less than reading the keys.
         """
         found = self.work.answering.get(split.path)
         if found is None:
             return None
-        reading = KeyReading(self.store, split, found, NOTHING)
-        try:
-            return None if self._is_dear(reading) else reading.places(self.hashes)
-        except (Corrupt, NotFound, Unsupported) as error:
-            paths = ", ".join(each.path for each in found.segments)
-            _logger.warning("segment %s is not usable, reading the keys of %s: %s", paths, split.path, error)
-            return None
+        return candidates(KeyReading(self.store, split, found, NOTHING), self.hashes, self._is_dear)[0]
 
     def _is_dear(self, reading: KeyReading) -> bool:
         """Whether asking, and reading the keys of the row groups that then are left, costs more than reading all."""
         split, columns = reading.add, len(self.work.context.schema.names)
         groups = row_groups.groups_about(split.numRecords or 1, split.size)
-        keys = groups * REQUEST_BYTES + split.size * len(self.work.primary_key) / columns
+        keys = groups * REQUEST_COST_BYTES + split.size * len(self.work.primary_key) / columns
         asked, size = reading.cost(self.hashes)
         hits = len(self.hashes) / len(self.work.base)  # each key has one row at most
-        left = min(1.0, hits) * REQUEST_BYTES + (1 - math.exp(-hits / groups)) * keys
-        return asked * REQUEST_BYTES + size + left >= REQUEST_BYTES + keys
+        left = min(1.0, hits) * REQUEST_COST_BYTES + (1 - math.exp(-hits / groups)) * keys
+        return asked * REQUEST_COST_BYTES + size + left >= REQUEST_COST_BYTES + keys

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -34,14 +33,15 @@ from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap
 from storage_core.region.refused import REFUSALS, Attempt, Records, naming_works, quarantine_records, refused
 from storage_core.region.registry import known_manifests
-from storage_core.region.superseded import Superseded, find, removal
+from storage_core.region.superseded import Superseded, find
 from storage_core.rows import fold
 from storage_core.rows.earlier_records import conformed
 from storage_core.rows.keys import Positions, key_codes
 from storage_core.split.context import context_of
+from storage_core.split.hidden import hiding
 from storage_core.split.lineage import Lineage, MergedRange
 from storage_core.split.rewrite import Rewrite
-from storage_core.split.vectors import deleted_rows, vector_for
+from storage_core.split.vectors import deleted_rows
 from storage_core.split.write import sort_and_write
 
 _logger = logging.getLogger(__name__)
@@ -249,9 +249,7 @@ def _united(store: ObjectStore, adds: Sequence[Add], *, ids: Ids, now_ms: int) -
     if len(adds) == 1:
         return first
     deleted = BitMap.union(*(deleted_rows(store, add) for add in adds))
-    if len(deleted) == first.numRecords:
-        return removal(first, now_ms)
-    return replace(first, deletionVector=vector_for(store, first, deleted, ids=ids))
+    return hiding(store, first, deleted, rows=first.numRecords or 0, ids=ids, now_ms=now_ms)
 
 
 def _lineage(work: MergeWork, found: Sequence[Superseded], ids: Ids) -> Lineage:

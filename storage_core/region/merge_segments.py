@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
@@ -30,6 +29,7 @@ from storage_core.region import generation_segments
 from storage_core.region.refused import Records
 from storage_core.rows import fold
 from storage_core.rows.keys import Positions, key_codes
+from storage_core.rows.positions import bitmap_of
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.arrangement import places_in_order
@@ -37,8 +37,6 @@ from storage_core.split.context import SplitContext
 from storage_core.split.rewrite import Rewrite
 
 _logger = logging.getLogger(__name__)
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class MovingSegments:
         """The sound segments of a generation."""
         found, sound = self.generations[number], []
         for definition in self._indexes:
-            segment = generation_segments.usable(found, definition, rows, self.context.arrangement)
+            segment = generation_segments.segment_for(found, definition, rows, self.context.arrangement)
             if segment is None:
                 continue
             try:
@@ -136,8 +134,8 @@ class _Origins:
     `whole` is how many rows each generation gives whole. Rows are counted in the order in which a merge writes them.
     """
 
-    source: Numbers
-    row: Numbers
+    source: Positions
+    row: Positions
     whole: Sequence[int]
 
 
@@ -165,4 +163,4 @@ def _is_of(found: TranslationMap, origins: _Origins, taken: Sequence[int]) -> bo
 
 
 def _rows_of(origins: _Origins, source: int) -> BitMap:
-    return BitMap(origins.row[origins.source == source].astype(np.uint32))
+    return bitmap_of(origins.row[origins.source == source])

@@ -156,7 +156,7 @@ class RoutingWriter:
         """Write the records, to each region its own."""
         routed = self._routed(records)
         written: list[str] = []
-        for region, chosen in _groups(routed):
+        for region, chosen in groups_of(routed):
             try:
                 self._writer(region).write(records.take(chosen), durable)
             except TidemarkError as error:
@@ -228,8 +228,8 @@ def open_writer(
     return RegionWriter.open(log.store, head, clock=log.clock, ids=log.ids, options=options)
 
 
-def _groups(routed: Routed) -> Iterator[tuple[Region, pa.Array]]:
-    """The positions of each region's rows, in the order of the rows."""
+def groups_of(routed: Routed) -> Iterator[tuple[Region, pa.Array]]:
+    """Yield each region and the positions of its rows, in the order of the rows."""
     order = np.argsort(routed.positions, kind="stable")
     ends = np.cumsum(np.bincount(routed.positions, minlength=len(routed.regions)))
     for region, chosen in zip(routed.regions, np.split(order, ends[:-1]), strict=False):

@@ -7,7 +7,7 @@ one row of all splits together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,14 @@ from storage_core.log.actions import Add, Remove
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fold
 from storage_core.rows.keys import Positions, key_codes
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.rows.schema import conform
 from storage_core.split.conform import conform_split
+from storage_core.split.hidden import hiding
 from storage_core.split.opened import OpenSplit
 from storage_core.split.ranges import Footers
 from storage_core.split.read import open_split
-from storage_core.split.vectors import deleted_rows, positions, vector_for
+from storage_core.split.vectors import deleted_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,7 @@ class Superseded:
 
     def entry(self, store: ObjectStore, *, ids: Ids, now_ms: int) -> Add | Remove:
         """Return the action that says so: the entry with a longer vector, or its end. At most one PUT."""
-        if len(self.deleted) == self.rows:
-            return removal(self.split, now_ms)
-        vector = vector_for(store, self.split, self.deleted, ids=ids)
-        return replace(self.split, deletionVector=vector, dataChange=True)
+        return hiding(store, self.split, self.deleted, rows=self.rows, ids=ids, now_ms=now_ms)
 
 
 def find(
@@ -83,16 +82,9 @@ def find(
     return Superseded(
         split=split,
         rows=rows,
-        deleted=deleted | BitMap(at[hit].astype(np.uint32)),
+        deleted=deleted | bitmap_of(at[hit]),
         hit=int(hit.sum()),
         read=_rows(opened, at[hit & np.isin(held, patched)], schema),
-    )
-
-
-def removal(split: Add, now_ms: int) -> Remove:
-    """Return the action that ends a split of which no row is left."""
-    return Remove(
-        path=split.path, deletionTimestamp=now_ms, partitionValues=dict(split.partitionValues), size=split.size
     )
 
 

@@ -42,14 +42,14 @@ class RegionWriter:
 
     The rows of one `put`, `patch`, `reset` or `delete` are in one WAL entry: all of them become durable together,
     before the call returns, or none was acknowledged. With `durable=False` a call returns before that, `sync` waits for
-    it, and until then the rows are visible to `scan` and `get` of this writer only. Late rows that the table does not
-    accept are in its quarantine by then, one PUT more, or dropped (decision 0051); deletes are never late. Another
-    writer's claim of the region fences this one: its next call raises `WriterFenced`, and none of its later rows is
-    ever visible. After a merge, which claims what was silent for the table's `idle_after`, the next call claims the
-    region again instead, for about nine requests, and goes on. After `CommitUnknown` the writer refuses every call;
-    open a new one, which finds out by replaying what is there. Either error says which rows given with `durable=False`
-    were lost by it (`lost_rows`, `lost_calls` of its context). Calls wait, or raise `Overloaded`, while too much is
-    given (`WriterOptions`).
+    it, and until then the rows are visible to `scan` and `get` of this writer only, and searched by nobody. Late rows
+    that the table does not accept are in its quarantine by then, one PUT more, or dropped (decision 0051); deletes are
+    never late. Another writer's claim of the region fences this one: its next call raises `WriterFenced`, and none of
+    its later rows is ever visible. After a merge, which claims what was silent for the table's `idle_after`, the next
+    call claims the region again instead, for about nine requests, and goes on. After `CommitUnknown` the writer refuses
+    every call; open a new one, which finds out by replaying what is there. Either error says which rows given with
+    `durable=False` were lost by it (`lost_rows`, `lost_calls` of its context). Calls wait, or raise `Overloaded`, while
+    too much is given (`WriterOptions`).
     """
 
     def __init__(

@@ -14,10 +14,12 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import column_regex, statistics
 from storage_core.rows.schema import from_schema_string
+from storage_core.settings.table import TableConfig
 from storage_core.split import chunk_checksums, vector_pages
 from storage_core.split.conform import conform_split
 from storage_core.split.lineage import Lineage, Origin, read_origin
 from storage_core.split.metadata import add_of, require_checksum
+from storage_core.split.packed_metadata import entries_of
 from storage_core.split.read import open_split
 from storage_core.split.writer import with_file_metrics
 from storage_core.system_errors import raise_refused
@@ -52,8 +54,7 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
     try:
         footer = pq.read_metadata(pa.BufferReader(data))
         require_sound_chunks(footer, data.size)
-        raw = footer.metadata or {}
-        metadata = {key.decode(): value.decode() for key, value in raw.items()}
+        metadata = entries_of(footer, path)
     except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
         raise_refused(path, error)
         raise Corrupt(f"{path}: not a readable Parquet file: {error}", key=path) from error
@@ -71,7 +72,7 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
         conform_split(rows, from_schema_string(origin.table_schema))
     except InvalidInput as error:
         raise Corrupt(f"{path}: {error}", key=path) from error
-    metrics = statistics.compute(rows)
+    metrics = statistics.compute(rows, TableConfig.from_configuration(origin.configuration).string_cut)
     if (add.minValues, add.maxValues, add.nullCounts) != (metrics.min_values, metrics.max_values, metrics.null_counts):
         raise Corrupt(f"{path}: its rows are not those that it describes", key=path)
     if wrong := column_regex.mismatches(rows, add.columnRegexes or {}):

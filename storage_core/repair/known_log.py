@@ -16,6 +16,7 @@ from storage_core.log.actions import (
     Translation,
 )
 from storage_core.log.progress import Progress
+from storage_core.log.transactions import Transactions
 from storage_core.repair.lineage_replay import Evidence
 from storage_core.split.lineage import MergedRange
 
@@ -42,7 +43,7 @@ class KnownLog:
         self.named: dict[str, Add] = self.live | (dict(kept.oldest.splits) if kept else {})
         self.deleted: set[str] = set()
         self._added_at = {path: base.splits.added_at(path)[0] for path in self.live} if base else {}
-        self.progress = replace(base.progress, txns={}, fences={}) if base else Progress()
+        self.progress = replace(base.progress, txns=Transactions(), fences={}) if base else Progress()
         self.named_segments = self.progress.segments | (dict(kept.oldest.segments) if kept else {})
         self.named_translations = self.progress.translations | (dict(kept.oldest.translations) if kept else {})
         self.replacements: list[Replacement] = []

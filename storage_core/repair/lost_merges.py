@@ -25,8 +25,9 @@ from storage_core.region import generation
 from storage_core.repair.region_salvage import RegionSalvage
 from storage_core.rows.columns import as_wide
 from storage_core.rows.keys import key_codes
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.split.read import read_split
-from storage_core.split.vectors import deleted_rows, positions
+from storage_core.split.vectors import deleted_rows
 
 Codes = npt.NDArray[np.int64]
 
@@ -125,7 +126,7 @@ def _changed(held: _Held, codes: Codes, newest: Codes, touched: Mapping[str, Cod
     places = np.flatnonzero(dead & held.visible)
     if not len(places):
         return None
-    vector = inline(held.deleted | BitMap(places.astype(np.uint32)))
+    vector = inline(held.deleted | bitmap_of(places))
     return replace(held.split.add, deletionVector=vector, numRecords=len(codes))
 
 

@@ -34,11 +34,12 @@ from storage_core.log.actions import (
     Remove,
     RemoveIndexSegment,
     RemoveTranslation,
+    RemoveTxn,
 )
 from storage_core.log.apart import require_apart
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.root import named_keys
-from storage_core.log.conflicts.requirements import MergeProgress
+from storage_core.log.conflicts.requirements import OF_VERSIONS, MergeProgress, pruning
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
 from storage_core.log.progress import Progress
@@ -262,9 +263,11 @@ class _Repair:
         actions += [RemoveIndexSegment(index=each.index, path=each.path) for each in dropped]
         gone = [each for each in head.translations.values() if not self.transfer.place(each)]
         actions += [RemoveTranslation(path=each.path) for each in gone]
+        # Fences whose tokens are versions name those of the damaged log: what was planned there cannot commit here.
         known = Progress(txns=found.txns, fences=found.fences, merged_generations=found.merged)
-        actions += known.beyond(head.progress)
-        return actions
+        # What was planned on versions that their fences name was planned on another log: numbers begin anew here.
+        actions += [each for each in known.beyond(head.progress) if getattr(each, "resource", None) not in OF_VERSIONS]
+        return [*actions, pruning(head)] if any(isinstance(each, RemoveTxn) for each in actions) else actions
 
     # --- the tags
 

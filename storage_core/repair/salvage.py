@@ -20,6 +20,7 @@ from storage_core.fsck.kept_log import Kept, actions_of, kept_part
 from storage_core.fsck.log_check import LogCheck, checkpoints_in
 from storage_core.fsck.report import DAMAGE, Kind
 from storage_core.log.actions import Add, IndexSegment, Metadata, Translation
+from storage_core.log.transactions import Transactions
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.repair.found_settings import metadata_of, newest_readable, spec_ids_of_merges, with_region_specs
 from storage_core.repair.found_split import FoundSplit, read_found
@@ -46,7 +47,7 @@ class Salvage:
     splits: dict[str, Add]
     segments: dict[str, IndexSegment]
     older: dict[str, Add] = field(default_factory=dict)
-    txns: dict[str, int] = field(default_factory=dict)
+    txns: Transactions = field(default_factory=Transactions)
     fences: dict[str, int] = field(default_factory=dict)
     merged: dict[str, int] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)

@@ -72,6 +72,11 @@ def matrix(column: pa.Array | pa.ChunkedArray) -> Floats:
     return numbers.reshape(-1, size)
 
 
+def column_of(numbers: Floats) -> pa.FixedSizeListArray:
+    """Return the column of which `matrix` gives these numbers, rows by dimensions."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), type=vector_type(numbers.shape[1]))
+
+
 def fitting(column: pa.ChunkedArray, dimensions: int) -> Mask:
     """Return which lists have so many values, or are null."""
     import pyarrow.compute as pc  # which tables without vectors do not need

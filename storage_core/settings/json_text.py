@@ -37,6 +37,14 @@ def column_names(key: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def whole_numbers(key: str, text: str) -> tuple[int, ...]:
+    """Return the numbers in a list of them. Raises `InvalidInput` naming the key."""
+    value = json_value(key, text)
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise InvalidInput(f"table configuration {key!r}: expected a list of whole numbers, found {text!r}", key=key)
+    return tuple(value)
+
+
 def whole_number(key: str, text: str) -> int:
     """Return the number in a configuration entry. Raises `InvalidInput` naming the key."""
     try:

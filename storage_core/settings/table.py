@@ -16,7 +16,14 @@ from storage_core.errors import InvalidInput
 from storage_core.repeated import repeated
 from storage_core.settings.compaction import COMPACTION_KEY, CompactionSettings
 from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
-from storage_core.settings.json_text import column_names, json_object, json_text, json_value, whole_number
+from storage_core.settings.json_text import (
+    column_names,
+    json_object,
+    json_text,
+    json_value,
+    whole_number,
+    whole_numbers,
+)
 from storage_core.settings.late_data import LATE_DATA_KEY, LONGEST_ACCEPTANCE_MS, LateData
 from storage_core.settings.region_fields import (
     REGIONS_KEY,
@@ -26,12 +33,18 @@ from storage_core.settings.region_fields import (
     specs_from_text,
     specs_to_text,
 )
+from storage_core.settings.split_codec import SplitCodec, SplitCompression
 
 LONGEST_RETENTION_MS = LONGEST_ACCEPTANCE_MS
+SPLIT_METADATA_KEY = "tidemark.splitMetadata"
+FORMER_WINDOWS_KEY = "tidemark.formerWindows"
+MOST_MANIFEST_ENTRIES = 50_000
+"""What the format of manifests admits."""
 
 TableKind = Literal["append", "keyed"]
 MapMode = Literal["replace", "merge"]
 CheckpointFormat = Literal["avro", "json", "json-multipart"]
+SplitMetadata = Literal["plain", "packed"]
 CheckpointCompression = Literal["zstd", "snappy", "none"]
 
 
@@ -45,6 +58,7 @@ class _Form:
 
 _TEXT = _Form(str, lambda _, text: text)
 _NUMBER = _Form(str, whole_number)
+_NUMBERS = _Form(lambda numbers: json_text(list(numbers)), whole_numbers)
 _FLAG = _Form(lambda _: "true", lambda _, text: text == "true")
 _NAMES = _Form(lambda names: json_text(list(names)), lambda key, text: column_names(key, json_value(key, text)))
 _MODES = _Form(lambda modes: json_text(dict(sorted(modes.items()))), json_object)
@@ -60,6 +74,7 @@ class _Stored:
     key: str
     form: _Form = _TEXT
     least: int | None = None
+    most: int | None = None
     choices: tuple[str, ...] = ()
     changeable: bool = False
 
@@ -69,6 +84,7 @@ class TableConfig:
     """What a table is: time column, order, windows, key, indexes, and the settings of its upkeep.
 
     `window_seconds` is None for a table without windows; `coarse_window` admits more than an hour, our extension.
+    `former_windows` are the durations before, each once, that of the new table first (decision 0136).
     `sort_schema` is the canonical text of `rows.sort_schema`. Sizes are in bytes, durations in the unit of their name;
     `checkpoint_interval` counts commits, 0 switches checkpoints after commits off. Without `late_data` no row is late.
     Windows that ended `retention_ms` ago leave the table; without it none does. It is about rows, unlike
@@ -76,23 +92,43 @@ class TableConfig:
     A merge flushes the rows of a region whose writer was silent for `idle_after_ms` (`region.idle`).
     `map_columns` says what a patch does to a map column: `replace` it, as where nothing is said, or `merge` its keys
     (`rows.fold`). Splits have a Parquet Bloom filter of each of the `bloom_filters` columns. `region_specs` are all
-    there ever were, the current one last. `maintained_indexes` names the indexes of which generations get segments;
+    there ever were, the current one last. A checkpoint aims at `manifest_entries` splits in a manifest, and the newest
+    `retained_states` stay whatever their age. Bounds of strings in the log are cut after `string_cut` code points.
+    `maintained_indexes` names the indexes of which generations get segments;
     None are all of them.
     """
 
     time_column: Annotated[str | None, _Stored("tidemark.timeColumn")] = None
     sort_schema: Annotated[str | None, _Stored("tidemark.sortSchema", changeable=True)] = None
     checkpoint_format: Annotated[
-        CheckpointFormat, _Stored("tidemark.checkpointFormat", choices=get_args(CheckpointFormat))
+        CheckpointFormat, _Stored("tidemark.checkpointFormat", choices=get_args(CheckpointFormat), changeable=True)
     ] = "avro"
     checkpoint_compression: Annotated[
-        CheckpointCompression, _Stored("tidemark.checkpointCompression", choices=get_args(CheckpointCompression))
+        CheckpointCompression,
+        _Stored("tidemark.checkpointCompression", choices=get_args(CheckpointCompression), changeable=True),
     ] = "zstd"
-    window_seconds: Annotated[int | None, _Stored("tidemark.windowSeconds", _NUMBER, least=1)] = None
+    window_seconds: Annotated[int | None, _Stored("tidemark.windowSeconds", _NUMBER, least=1, changeable=True)] = None
+    former_windows: Annotated[tuple[int, ...], _Stored(FORMER_WINDOWS_KEY, _NUMBERS)] = ()
     target_split_bytes: Annotated[int, _Stored("tidemark.targetSplitBytes", _NUMBER, least=1, changeable=True)] = (
         256 * 2**20
     )
     checkpoint_interval: Annotated[int, _Stored("tidemark.checkpointInterval", _NUMBER, least=0, changeable=True)] = 10
+    manifest_entries: Annotated[
+        int, _Stored("tidemark.manifestEntries", _NUMBER, least=1, most=MOST_MANIFEST_ENTRIES, changeable=True)
+    ] = 20_000
+    retained_states: Annotated[
+        int, _Stored("tidemark.retainedStates", _NUMBER, least=2, most=1_000_000, changeable=True)
+    ] = 2
+    split_compression: Annotated[
+        SplitCompression, _Stored("tidemark.splitCompression", choices=get_args(SplitCompression), changeable=True)
+    ] = "zstd"
+    split_compression_level: Annotated[
+        int | None, _Stored("tidemark.splitCompressionLevel", _NUMBER, least=1, changeable=True)
+    ] = None
+    split_metadata: Annotated[
+        SplitMetadata, _Stored(SPLIT_METADATA_KEY, choices=get_args(SplitMetadata), changeable=True)
+    ] = "plain"
+    string_cut: Annotated[int, _Stored("tidemark.stringCut", _NUMBER, least=1, most=1024, changeable=True)] = 32
     gc_horizon_ms: Annotated[int, _Stored("tidemark.gcHorizonMs", _NUMBER, least=0, changeable=True)] = 24 * HOUR_MS
     version_retention_ms: Annotated[int, _Stored("tidemark.versionRetentionMs", _NUMBER, least=0, changeable=True)] = (
         30 * 24 * HOUR_MS
@@ -100,7 +136,7 @@ class TableConfig:
     # With a retention of 0, rows would be gone as soon as their window ends.
     retention_ms: Annotated[int | None, _Stored("tidemark.retentionMs", _NUMBER, least=1, changeable=True)] = None
     idle_after_ms: Annotated[int, _Stored("tidemark.idleAfterMs", _NUMBER, least=0, changeable=True)] = 300_000
-    coarse_window: Annotated[bool, _Stored("tidemark.coarseWindow", _FLAG)] = False
+    coarse_window: Annotated[bool, _Stored("tidemark.coarseWindow", _FLAG, changeable=True)] = False
     primary_key: Annotated[tuple[str, ...], _Stored("tidemark.primaryKey", _NAMES)] = ()
     bloom_filters: Annotated[tuple[str, ...], _Stored("tidemark.bloomFilters", _NAMES, changeable=True)] = ()
     late_data: Annotated[LateData | None, _Stored(LATE_DATA_KEY, _LATE, changeable=True)] = None
@@ -120,6 +156,8 @@ class TableConfig:
             value = getattr(self, name)
             if stored.least is not None and value is not None and value < stored.least:
                 raise InvalidInput(f"{name} is {value}; it must be at least {stored.least}")
+            if stored.most is not None and value is not None and value > stored.most:
+                raise InvalidInput(f"{name} is {value}; it must be at most {stored.most}")
             if stored.choices and value not in stored.choices:
                 raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(stored.choices)}")
         for name, mode in self.map_columns.items():
@@ -127,6 +165,8 @@ class TableConfig:
                 raise InvalidInput(f"map column {name!r}: {mode!r} is not one of {', '.join(get_args(MapMode))}")
         if self.retention_ms is not None:
             _check_retention(self.retention_ms, self.window_seconds)
+        _distinct("former window", tuple(map(str, self.former_windows)))
+        SplitCodec(self.split_compression, self.split_compression_level)
         check_specs(self.region_specs)
         _distinct("primary key column", self.primary_key)
         _distinct("bloom filter column", self.bloom_filters)
@@ -142,6 +182,11 @@ class TableConfig:
     def region_spec(self) -> RegionSpec:
         """The region spec that writers follow."""
         return self.region_specs[-1]
+
+    @property
+    def split_codec(self) -> SplitCodec:
+        """How new splits are compressed."""
+        return SplitCodec(self.split_compression, self.split_compression_level)
 
     @property
     def merged_maps(self) -> tuple[str, ...]:

@@ -21,8 +21,9 @@ class VectorOptions:
 
     `quantization`: `rotated` keeps 2 bits and then 8 of each dimension, behind a rotation; `scalar` 8 bits, `product` a
     byte for several dimensions, `none` all 32 bits. `nprobe` is how many clusters a search looks into, by default
-    `vector.probes` of them. Below the recall `recall_floor` (0 to 1) a check fails; above the ratio
-    `retrain_imbalance_threshold` of the largest cluster to the smallest a segment is trained once more. None: never.
+    as many as hold a share of the rows (`probing.probes`). Below the recall `recall_floor` (0 to 1) a check fails;
+    above the ratio `retrain_imbalance_threshold` of the largest cluster to the smallest a segment is trained once more.
+    None: never.
     """
 
     metric: Metric = "l2"

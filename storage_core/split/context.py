@@ -13,6 +13,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.rows.columns import stored_names
 from storage_core.rows.schema import from_schema_string, to_schema_string
 from storage_core.rows.sort_order import OrderColumn, SortOrder, bind, nameless
+from storage_core.rows.statistics import TRUNCATE_AT
+from storage_core.settings.split_codec import USUAL_CODEC, SplitCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,9 @@ class SplitContext:
     source_id: str = ""
     partition_id: str = ""
     bloom_filters: tuple[str, ...] = ()
+    codec: SplitCodec = USUAL_CODEC
+    string_cut: int = TRUNCATE_AT
+    packed_metadata: bool = False
     schema_ref: str | None = None
     configuration: Mapping[str, str] = field(default_factory=dict)
     planned_version: int = 0
@@ -58,6 +63,9 @@ class SplitContext:
             "sourceId": self.source_id,
             "partitionId": self.partition_id,
             "bloomFilters": list(self.bloom_filters),
+            "codec": [self.codec.name, self.codec.level],
+            "stringCut": self.string_cut,
+            "packedMetadata": self.packed_metadata,
             "schemaRef": self.schema_ref,
             "configuration": dict(self.configuration),
             "plannedVersion": self.planned_version,
@@ -79,6 +87,9 @@ class SplitContext:
             source_id=body["sourceId"],
             partition_id=body["partitionId"],
             bloom_filters=tuple(body["bloomFilters"]),
+            codec=SplitCodec(*body["codec"]),
+            string_cut=body["stringCut"],
+            packed_metadata=body["packedMetadata"],
             schema_ref=body["schemaRef"],
             configuration=body["configuration"],
             planned_version=body["plannedVersion"],
@@ -96,6 +107,9 @@ def context_of(snapshot: Snapshot) -> SplitContext:
         window_seconds=config.window_seconds,
         target_bytes=config.target_split_bytes,
         bloom_filters=tuple(stored_names(schema, config.bloom_filters)),
+        codec=config.split_codec,
+        string_cut=config.string_cut,
+        packed_metadata=config.split_metadata == "packed",
         configuration=snapshot.metadata.configuration,
         planned_version=snapshot.version,
     )

@@ -20,17 +20,18 @@ from storage_core.formats.parquet_footer import MAGIC, footer_start
 from storage_core.rows.order import ranks
 from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.vectors import is_vector
+from storage_core.settings.split_codec import USUAL_CODEC, SplitCodec
 from storage_core.split import chunk_checksums, vector_pages
 from storage_core.split.encodings import (
     CHOSEN_DICTIONARY_BYTES,
     DICTIONARY_BYTES,
     ROWS_PER_PAGE,
     VECTOR_PAGE_BYTES,
-    ZSTD_LEVEL,
     Encodings,
     by_dictionary,
 )
 from storage_core.split.metadata import with_checksum
+from storage_core.split.packed_metadata import packed
 from storage_core.split.sink import Sink
 
 _FIELD_ID: Final = "PARQUET:field_id"
@@ -71,8 +72,11 @@ class FileWriter:
         may_hold_nan: Collection[str] = (),
         bloom_filters: BloomFilters | None = None,
         field_ids: Mapping[str, int] = MappingProxyType({}),
+        codec: SplitCodec = USUAL_CODEC,
+        packed_metadata: bool = False,
         on_disk: bool = False,
     ) -> None:
+        self._packed_metadata = packed_metadata
         self._schema = pa.schema([_identified(field, field_ids) for field in schema])
         self._sink = Sink(on_disk=on_disk)
         self._without_statistics = frozenset(may_hold_nan)
@@ -81,12 +85,13 @@ class FileWriter:
         vectors = {field.name for field in plain if is_vector(field.type)}
         # Numbers of vectors hardly become smaller, and a search takes few of them, each from another page.
         packed = _leaves(plain, but=vectors) if vectors else None
+        level = codec.effective_level
         without_dictionary = {*others, *vectors}  # no number of a vector comes again
         self._writer = pq.ParquetWriter(
             self._sink.stream,
             self._schema,
-            compression="zstd" if packed is None else dict.fromkeys(packed, "zstd"),
-            compression_level=ZSTD_LEVEL if packed is None else dict.fromkeys(packed, ZSTD_LEVEL),
+            compression=codec.name if packed is None else dict.fromkeys(packed, codec.name),
+            compression_level=level if packed is None or level is None else dict.fromkeys(packed, level),
             data_page_size=VECTOR_PAGE_BYTES if vectors else None,
             use_dictionary=_leaves(plain, but=without_dictionary) if without_dictionary else True,
             column_encoding=others or None,
@@ -128,6 +133,7 @@ class FileWriter:
             footer = pq.read_metadata(pa.BufferReader(written))
             pages = vector_pages.entry(written, footer, self._schema)
             checked = with_checksum({**metadata, **chunk_checksums.entry(written, footer), **pages})
+            checked = packed(checked) if self._packed_metadata else checked
             return self._sink.with_end(written.slice(0, footer_start(written)), _footer(self._schema, checked, footer))
 
 
@@ -192,7 +198,12 @@ def next_key_change(rows: pa.Table, order: SortOrder, start: int) -> int:
     return int(rows.num_rows)
 
 
-def encoded_bytes_per_row(rows: pa.Table, order: SortOrder, encodings: Encodings) -> float:
+def encoded_bytes_per_row(
+    rows: pa.Table,
+    order: SortOrder,
+    encodings: Encodings,
+    codec: SplitCodec = USUAL_CODEC,
+) -> float:
     """Return what a row takes in a file, measured on evenly spread slices; exact for up to 65,536 rows.
 
     Slices are decoded, because each would carry the dictionary of all rows.
@@ -202,7 +213,7 @@ def encoded_bytes_per_row(rows: pa.Table, order: SortOrder, encodings: Encodings
         sample = rows
     else:
         sample = pa.concat_tables([decoded(rows.slice(int(start), _SAMPLE_ROWS)) for start in starts])
-    file = FileWriter(sample.schema, order, encodings, may_hold_nan=nan_columns(sample))
+    file = FileWriter(sample.schema, order, encodings, may_hold_nan=nan_columns(sample), codec=codec)
     file.add(sample)
     return int(file.finish({}).size) / int(sample.num_rows)
 

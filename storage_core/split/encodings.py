@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from storage_core.settings.split_codec import USUAL_CODEC, SplitCodec
 from storage_core.split.metadata import PREFIX, json_object
 
-ZSTD_LEVEL: Final = 3
 ROWS_PER_PAGE: Final = 4096
 """What a lookup by page index decodes per column; smaller pages cost all other reads more (decision 0079)."""
 
@@ -75,10 +75,10 @@ def candidates(type_: pa.DataType) -> tuple[Encoding, ...]:
     return always if kinds.is_floating(type_) or kinds.is_decimal(type_) else ()
 
 
-def choose(rows: pa.Table, total_rows: int) -> dict[str, Encoding]:
+def choose(rows: pa.Table, total_rows: int, codec: SplitCodec = USUAL_CODEC) -> dict[str, Encoding]:
     """Return the encoding that is the smallest per column when `total_rows` rows like these are written in this order.
 
-    Measured with zstd on 4 slices of a page each, each column by itself; 1 to 4 encodings of each. A dictionary is
+    Measured with the codec on 4 slices of a page each, each column by itself; 1 to 4 encodings of each. A dictionary is
     charged for as many rows as there are, by how its number of values grows over the sample; one of strings may take
     a quarter of a byte per row more than the smallest.
     """
@@ -88,7 +88,7 @@ def choose(rows: pa.Table, total_rows: int) -> dict[str, Encoding]:
         tried = candidates(rows.schema.field(name).type)
         if tried:
             parts = [_plain(rows.column(name).slice(start, count)) for start, count in slices]
-            chosen[name] = _smallest(parts, tried, total_rows)
+            chosen[name] = _smallest(parts, tried, total_rows, codec)
     return chosen
 
 
@@ -146,11 +146,13 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
-def _smallest(parts: Sequence[pa.ChunkedArray], tried: Sequence[Encoding], total_rows: int) -> Encoding:
+def _smallest(
+    parts: Sequence[pa.ChunkedArray], tried: Sequence[Encoding], total_rows: int, codec: SplitCodec
+) -> Encoding:
     sample = pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
     growth = _growth(parts, sample) if total_rows > len(sample) else 0.0
     factor = max(1.0, total_rows / max(1, len(sample)))
-    sizes = {encoding: _size(sample, encoding, factor, growth) for encoding in tried}
+    sizes = {encoding: _estimate(_measured(sample, encoding, codec), factor, growth) for encoding in tried}
     if pa.types.is_string(sample.type):
         sizes[Encoding.DICTIONARY] -= _WORTH_BYTES * total_rows
     return min(tried, key=lambda encoding: sizes[encoding])
@@ -163,15 +165,14 @@ def _growth(parts: Sequence[pa.ChunkedArray], sample: pa.ChunkedArray) -> float:
     return min(1.0, max(0.0, math.log(whole / half) / math.log(max(2.0, len(sample) / max(1, len(every_other))))))
 
 
-def _size(sample: pa.ChunkedArray, encoding: Encoding, factor: float, growth: float) -> float:
-    """The compressed bytes of `factor` times the sample, of which the dictionary grows by the power `growth`."""
+def _measured(sample: pa.ChunkedArray, encoding: Encoding, codec: SplitCodec) -> pq.ColumnChunkMetaData:
     by_dictionary = encoding is Encoding.DICTIONARY
     collected: list[pq.FileMetaData] = []
     pq.write_table(
         pa.table([sample], names=["c"]),
         pa.BufferOutputStream(),
-        compression="zstd",
-        compression_level=ZSTD_LEVEL,
+        compression=codec.name,
+        compression_level=codec.effective_level,
         use_dictionary=by_dictionary,
         column_encoding=None if by_dictionary else {"c": encoding.value},
         max_rows_per_page=ROWS_PER_PAGE,
@@ -180,7 +181,11 @@ def _size(sample: pa.ChunkedArray, encoding: Encoding, factor: float, growth: fl
         store_schema=False,
         metadata_collector=collected,
     )
-    column = collected[0].row_group(0).column(0)
+    return collected[0].row_group(0).column(0)
+
+
+def _estimate(column: pq.ColumnChunkMetaData, factor: float, growth: float) -> float:
+    """The compressed bytes of `factor` times the sample, of which the dictionary grows by the power `growth`."""
     dictionary = column.data_page_offset - column.dictionary_page_offset if column.has_dictionary_page else 0
     pages = cast("int", column.total_compressed_size) - dictionary
     return float(dictionary * factor**growth + pages * factor)

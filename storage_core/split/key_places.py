@@ -5,19 +5,18 @@ They are kept by row group, sorted: looking a key up is a binary search, and one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from storage_core.formats.key_hash import Hashes, key_hashes, within
+from storage_core.formats.key_hash import HashedRows, key_hashes
 from storage_core.log.actions import Add
 from storage_core.rows.keys import Positions, key_codes
+from storage_core.split.group_bounds import Recorded, admitting
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.opened import OpenSplit
-from storage_core.split.row_groups import Recorded, admitting
 
 _ENTRY_BYTES = 256  # what the bounds of a row group take in memory, about
 
@@ -28,20 +27,6 @@ class _Groups:
 
     first_rows: Positions
     bounds: Recorded | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Hashed:
-    """The keys of a row group by their hashes, ascending, and the row of each in it."""
-
-    hashes: Hashes
-    rows: npt.NDArray[np.uint32]
-
-    @staticmethod
-    def of(rows: pa.Table, key: Sequence[str]) -> _Hashed:
-        hashes = key_hashes(rows, key)
-        order = np.argsort(hashes)
-        return _Hashed(hashes[order], order.astype(np.uint32))
 
 
 def are_kept(add: Add, kept: KeptValues) -> bool:
@@ -85,16 +70,13 @@ def find(add: Add, opened: Callable[[], OpenSplit], wanted: pa.Table, kept: Kept
         lambda each: _ENTRY_BYTES * (1 + len(each.first_rows)),
     )
     admitted = admitting(groups.bounds, len(groups.first_rows), wanted)
-    hashed = {group: found for group in admitted if isinstance(found := kept.get((*name, group)), _Hashed)}
+    hashed = {group: found for group in admitted if isinstance(found := kept.get((*name, group)), HashedRows)}
     missing = [group for group in admitted if group not in hashed]
     if missing:
         for group, rows in zip(missing, opened().batches(key, groups=missing), strict=True):
             key_codes([rows.slice(0, 1), wanted.slice(0, 1)], key)  # raises where their types differ
-            hashed[group] = each = _Hashed.of(rows, key)
-            kept.keep((*name, group), each, each.hashes.nbytes + each.rows.nbytes)
+            hashed[group] = each = HashedRows.of(key_hashes(rows, key))
+            kept.keep((*name, group), each, each.size_bytes)
     hashes = np.unique(key_hashes(wanted, key))
-    parts = [
-        groups.first_rows[group] + hashed[group].rows[within(hashes, hashed[group].hashes)].astype(np.int64)
-        for group in admitted
-    ]
+    parts = [groups.first_rows[group] + hashed[group].rows_of(hashes) for group in admitted]
     return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))

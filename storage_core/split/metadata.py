@@ -23,6 +23,7 @@ from storage_core.rows.sort_schema import nulls_of
 
 PREFIX: Final = "tidemark."
 FORMAT: Final = "1"
+FORMAT_KEY: Final = PREFIX + "format"
 
 CHECKSUM: Final = PREFIX + "seal"
 

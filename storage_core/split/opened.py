@@ -19,9 +19,9 @@ from storage_core.rows.columns import bare, default_of, has_changed, of_earlier,
 from storage_core.rows.sort_order import OrderColumn
 from storage_core.rows.vectors import typed
 from storage_core.split.encode import has_float
+from storage_core.split.group_bounds import Recorded, recorded
 from storage_core.split.leaves import decoded_bytes, leaves_of
 from storage_core.split.ranges import VerifiedChunks
-from storage_core.split.row_groups import Recorded, recorded
 from storage_core.split.vectors import visible
 from storage_core.system_errors import raise_refused
 

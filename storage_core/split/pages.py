@@ -25,7 +25,7 @@ from storage_core.rows import sortable
 from storage_core.rows.codes import Unsigned
 from storage_core.rows.columns import before
 from storage_core.rows.keys import Positions
-from storage_core.rows.vectors import Floats, typed
+from storage_core.rows.vectors import Floats, column_of, typed
 from storage_core.split import chunk_checksums, vector_pages
 from storage_core.split.conform import conform_split
 from storage_core.split.kept_values import KeptValues
@@ -162,7 +162,7 @@ class _Taking:
         recorded = self._footer.pages.get((leaf, group))
         if recorded is not None and chunk.column(leaf).compression == "UNCOMPRESSED":
             taken = vector_pages.in_place(self._data, recorded, inside, kind.list_size)
-            return pa.FixedSizeListArray.from_arrays(pa.array(taken.ravel()), type=kind)
+            return column_of(taken)
         pages = self._pages(group, name, kind.list_size)
         if pages.rows[-1] != chunk.num_rows:
             return None  # some page does not end with a row
@@ -175,7 +175,7 @@ class _Taking:
                 return None
             own = numbers == number
             found[own] = values.reshape(rows, -1)[inside[own] - pages.rows[number]]
-        return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), type=kind)
+        return column_of(found)
 
     def _vector_page(self, group: int, name: str, position: int) -> Floats:
         """The numbers of the page at a position of the file; none where it is another kind of page than ours are."""

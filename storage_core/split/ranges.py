@@ -24,6 +24,7 @@ from storage_core.objectstore.prefetch import all_of
 from storage_core.seekable import SeekableFile
 from storage_core.split import chunk_checksums
 from storage_core.split.kept_values import KeptValues
+from storage_core.split.packed_metadata import entries_of
 from storage_core.split.verification import whole_file
 
 GAPS: Final = 10
@@ -88,12 +89,12 @@ def read_footer(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED)
         raise Corrupt(f"{add.path}: by the log {found}", key=add.path)
     piece = Piece(add.footerStartOffset, add.footerEndOffset, add.footerXxh3)
     fetch = functools.partial(store.get_range, add.path, add.footerStartOffset, add.footerEndOffset)
-    data = cached.made(store.uri, add.path, _identity(add), piece, fetch=fetch)
+    data = cached.made(store.uri, add.path, identity(add), piece, fetch=fetch)
     found = xxhash.xxh3_64_hexdigest(data)
     if found != add.footerXxh3:
         raise Corrupt(f"{add.path}: expected xxh3-64 {add.footerXxh3} of the footer, found {found}", key=add.path)
     file = pq.read_metadata(pa.BufferReader(data))
-    entries = {key.decode(): value.decode() for key, value in (file.metadata or {}).items()}
+    entries = entries_of(file, add.path)
     checksums = chunk_checksums.recorded(entries, file, add.path)
     if checksums is None:
         raise Corrupt(
@@ -127,7 +128,7 @@ class VerifiedChunks(SeekableFile):
         pieces = [
             Piece(start, end, f"{each:016x}") for (start, end), each in zip(places.tolist(), checksums, strict=True)
         ]
-        cached = self._cached.read(self._store.uri, self._add.path, _identity(self._add), pieces)
+        cached = self._cached.read(self._store.uri, self._add.path, identity(self._add), pieces)
         self._held = {
             each.start: memoryview(data) for each, data in zip(pieces, cached, strict=True) if data is not None
         }
@@ -136,7 +137,7 @@ class VerifiedChunks(SeekableFile):
         for number in missing:
             self._require(group, columns[number], self._held[pieces[number].start])
         fetched = [(pieces[number], self._held[pieces[number].start]) for number in missing]
-        self._cached.write(self._store.uri, self._add.path, _identity(self._add), fetched)
+        self._cached.write(self._store.uri, self._add.path, identity(self._add), fetched)
 
     def _fetch(self, places: npt.NDArray[np.int64]) -> None:
         parts = requests_for(places)
@@ -178,11 +179,11 @@ def whole_split(store: ObjectStore, add: Add, cached: CachedPieces) -> bytes:
     if add.xxh3 is None:  # of another writer: nothing says what its bytes are
         return whole_file(store, add)
     piece = Piece(0, add.size, add.xxh3)
-    return cached.made(store.uri, add.path, _identity(add), piece, fetch=lambda: whole_file(store, add))
+    return cached.made(store.uri, add.path, identity(add), piece, fetch=lambda: whole_file(store, add))
 
 
-def _identity(add: Add) -> str:
-    """What fixes the bytes of a split."""
+def identity(add: Add) -> str:
+    """Return what fixes the bytes of a split."""
     return str(add.xxh3 or add.footerXxh3)
 
 

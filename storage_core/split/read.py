@@ -21,6 +21,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.scratch import scratch
 from storage_core.split.opened import OpenSplit, corrupt_on_failure, parquet_file
+from storage_core.split.packed_metadata import entries_of
 from storage_core.split.ranges import Footers, VerifiedChunks, whole_split
 from storage_core.split.vectors import deleted_rows
 from storage_core.split.verification import columns_of, require_itself, require_known_format
@@ -108,7 +109,7 @@ def open_split(
         else:
             source = ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
         file = parquet_file(source, None if footer is None else footer.file)
-        entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
+        entries = entries_of(file.metadata, add.path)
         schema = columns_of(add, file.schema_arrow, entries)
         if as_dictionary:
             file = parquet_file(source, file.metadata, _stored_by_dictionary(schema, file.metadata))

@@ -74,9 +74,9 @@ class RollingWriter:
     def _prepare(self, rows: pa.Table) -> None:
         expected, context = self._expected, self._head.context
         if expected.encodings is None:
-            self._encodings = choose(rows, expected.rows)
+            self._encodings = choose(rows, expected.rows, context.codec)
         if expected.most_bytes > context.target_bytes:
-            self._bytes_per_row = encoded_bytes_per_row(rows, context.order, self._encodings)
+            self._bytes_per_row = encoded_bytes_per_row(rows, context.order, self._encodings, context.codec)
 
     def _write(self, rows: pa.Table) -> None:
         if rows.num_rows == 0:

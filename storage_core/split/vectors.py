@@ -21,7 +21,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
 from storage_core.objectstore.prefetch import all_of
 from storage_core.rows.codes import Mask
-from storage_core.rows.keys import Positions
+from storage_core.rows.positions import positions
 
 INLINE_BYTES = 1024
 """The longest bitmap that stands in the action itself.
@@ -82,11 +82,6 @@ def visible(deleted: BitMap, first: int, rows: int) -> Mask | None:
     mask = np.ones(rows, np.bool_)
     mask[positions(deleted & BitMap(range(first, first + rows))) - first] = False
     return mask
-
-
-def positions(rows: BitMap) -> Positions:
-    """Return the rows as an array, ascending."""
-    return np.asarray(rows.to_array()).astype(np.int64)
 
 
 def _stored(store: ObjectStore, add: Add, vector: DeletionVector, cached: CachedPieces) -> BitMap:

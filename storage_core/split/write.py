@@ -55,7 +55,7 @@ def sort_and_write(
             most_bytes=ordered.nbytes,
             may_hold_nan=nan_columns(ordered),
             next_key=partial(next_key_change, ordered, context.order),
-            encodings=_choice(ordered),
+            encodings=_choice(ordered, context),
         )
         rolling = RollingWriter(store, head, expected, ids)
         rolling.add(ordered)
@@ -84,10 +84,12 @@ def write_split(
     rows = stored_rows(rows, context.schema)
     head = SplitHead(context=context, window=window, num_merge_ops=num_merge_ops, now_ms=now_ms, lineage=lineage)
     may_hold_nan = nan_columns(rows)
-    writer = SplitWriter(head, split_id, rows.schema, _choice(rows), rows=rows.num_rows, may_hold_nan=may_hold_nan)
+    writer = SplitWriter(
+        head, split_id, rows.schema, _choice(rows, context), rows=rows.num_rows, may_hold_nan=may_hold_nan
+    )
     writer.add(rows)
     return writer.finish(store)
 
 
-def _choice(rows: pa.Table) -> Encodings:
-    return choose(rows, rows.num_rows) if rows.num_rows >= LEAST_ROWS else {}
+def _choice(rows: pa.Table, context: SplitContext) -> Encodings:
+    return choose(rows, rows.num_rows, context.codec) if rows.num_rows >= LEAST_ROWS else {}

@@ -27,12 +27,13 @@ from storage_core.rows.columns import column_ids
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.windows import window_starts
-from storage_core.split import chunk_checksums, row_groups
+from storage_core.split import chunk_checksums, group_bounds, row_groups
 from storage_core.split.context import SplitContext
 from storage_core.split.encode import BloomFilters, FileWriter, decoded, plain_schema
 from storage_core.split.encodings import Encodings, record
 from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
 from storage_core.split.metadata import describe
+from storage_core.split.packed_metadata import entries_of
 
 _logger = logging.getLogger(__name__)
 
@@ -81,10 +82,12 @@ class SplitWriter:
             may_hold_nan=may_hold_nan,
             bloom_filters=bloom_filters,
             field_ids=column_ids(head.context.schema),
+            codec=head.context.codec,
+            packed_metadata=head.context.packed_metadata,
             on_disk=on_disk,
         )
         self._statistics = statistics.Running()
-        self._bounds = row_groups.Bounds(next((each.name for each in order.columns), None))
+        self._bounds = group_bounds.Bounds(next((each.name for each in order.columns), None))
         self._regexes = ColumnRegexes(order.described)
         self._rows = 0
         self._ends: tuple[pa.Table, pa.Table] | None = None
@@ -153,7 +156,8 @@ class SplitWriter:
         return with_file_metrics(add, data)
 
     def _described(self, key: str, first: pa.Table, last: pa.Table) -> Add:
-        head, context, metrics = self._head, self._head.context, self._statistics.result()
+        head, context = self._head, self._head.context
+        metrics = self._statistics.result(context.string_cut)
         return Add(
             path=key,
             size=0,
@@ -231,7 +235,7 @@ def with_file_metrics(add: Add, data: pa.Buffer) -> Add:
     """
     view, start = _bytes_view(data), footer_start(data)
     metadata = pq.read_metadata(pa.BufferReader(data))
-    has_chunks = chunk_checksums.KEY.encode() in (metadata.metadata or {})
+    has_chunks = chunk_checksums.KEY in entries_of(metadata, add.path)
     groups = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
     return replace(
         add,

@@ -198,3 +198,46 @@ def test_a_parquet_file_cut_in_half_is_quarantined_whole_and_stops_neither_other
     assert events.ingest(spark)["rows_out"] == 9
     assert events.rows() == Counter([*good(40), *good(4, "e"), *good(9, "f")])
     assert events.rejections() == found
+
+
+VECTORS = """
+name: {name}
+uri: {uri}
+columns: {{id: long!, embedding: vector(3)}}
+indexes: [{{name: near, kind: vector, columns: [embedding], metric: cosine}}]
+landing: {{uri: {landing}, format: {format}}}
+"""
+NO_VECTORS: list[object] = [[1, 2], [1, None, 3], [1, float("inf"), 3], [0, 0, 0], "abc"]
+
+
+@pytest.mark.parametrize("form", ["ndjson", "csv", "parquet"])
+def test_what_is_no_vector_is_quarantined_with_its_reason_and_all_other_rows_are_rows(
+    tmp_path: Path, spark: Spark, form: str
+) -> None:
+    given = [[1, 2.5, 3], None, *(NO_VECTORS[:-1] if form == "parquet" else NO_VECTORS), [4, 5, 6]]
+    landing = tmp_path / "landing"
+    landing.mkdir()
+    declaration = tmp_path / "pages.yaml"
+    declaration.write_text(VECTORS.format(name="pages", uri=tmp_path / "pages", landing=landing, format=form))
+    if form == "parquet":
+        column = pa.array(given, pa.list_(pa.float32()))
+        pq.write_table(pa.table({"id": range(len(given)), "embedding": column}), landing / "a.parquet")
+    elif form == "csv":
+        texts = ["" if each is None else json.dumps(each).replace("Infinity", "inf") for each in given]
+        lines = [f'{number},"{text.strip(chr(34))}"\n' for number, text in enumerate(texts)]
+        (landing / "a.csv").write_text("id,embedding\n" + "".join(lines))
+    else:
+        lines = [json.dumps({"id": number, "embedding": each}) for number, each in enumerate(given)]
+        (landing / "a.ndjson").write_text("\n".join(lines).replace("Infinity", "1e300"))
+    pages = Place(JobRequest(table_uri=str(tmp_path / "pages"), declaration=str(declaration)), landing)
+    assert pages.ingest(spark)["details"]["rejected"] == len(given) - 3
+    table = Table.open(pages.request.table_uri)
+    kept = {row["id"]: row["embedding"] for row in table.scan().to_arrow().to_pylist()}
+    assert kept == {0: [1, 2.5, 3], 1: None, len(given) - 1: [4, 5, 6]}
+    found = pages.rejections()
+    assert {source for source, _ in found} == {f"a.{form}"}
+    reasons = [reason for _, (reason, _) in sorted(found.items())]
+    assert all(reason.startswith("column embedding: ") for reason in reasons)
+    for number, expected in ((1, "is null"), (2, "NaN or infinite"), (3, "the vector is zero")):
+        assert expected in reasons[number]
+    assert table.search(vector=[1, 2.5, 3]).column("id").to_pylist() == [0, len(given) - 1]

@@ -45,6 +45,12 @@ def test_the_small_benchmark_of_the_log_prints_each_step_against_its_peers() -> 
         assert any(metric["name"].startswith(step) for metric in metrics)
 
 
+def test_the_small_benchmark_of_progress_prints_what_opening_costs_against_a_young_table() -> None:
+    metrics = _metrics("progress")
+    compared = {metric["unit"] for metric in metrics if metric["against"] == "after 10"}
+    assert compared == {"requests", "bytes", "ms"}
+
+
 def test_the_small_benchmark_of_startup_prints_every_command_by_the_clock_and_by_the_processor() -> None:
     metrics = _metrics("startup")
     for name in ("tm.Table", "tidemark describe", "tidemark sql", "tidemark search", "tidemark get"):
@@ -84,6 +90,14 @@ def test_the_small_benchmark_of_index_upkeep_prints_what_was_written_and_how_man
     assert all(0 < each["value"] <= 6 for each in segments)
 
 
+def test_the_small_benchmark_of_rows_that_move_prints_what_was_written_for_indexes_beside_their_segments() -> None:
+    metrics = _metrics("index_moves")
+    for what in ("a compaction", "a merge of generations"):
+        (written,) = (each for each in metrics if each["name"].startswith(what) and each["against"])
+        assert (written["against"], written["aim"], written["holds"]) == ("their segments", 20, True)
+        assert "0 of them indexed again" in written["name"]
+
+
 def test_the_small_benchmark_of_hybrid_quality_prints_words_vector_and_both() -> None:
     metrics = _metrics("hybrid_quality")
     assert [each["name"].split(", ", 2)[2] for each in metrics] == ["words", "vector", "both, rrf", "both, linear"]
@@ -95,6 +109,14 @@ def test_the_small_benchmark_of_key_indexes_prints_lookups_and_merges_with_the_i
     assert {metric["against"] for metric in metrics} == {"without the index", None}
     for what in ("get of a row", "get of none", "get_many of 10", "merge of 2 changes"):
         assert any(metric["name"].endswith(f"{what}, requests") for metric in metrics), what
+
+
+def test_the_small_benchmark_of_deletes_prints_statements_beside_delta_and_reads_after_them() -> None:
+    metrics = _metrics("deletes")
+    for name in ("delete of 1 %", "update of 1 %"):
+        assert any(each["name"].startswith(name) and each["against"] == "delta-rs" for each in metrics), name
+    assert any(each["name"].startswith("aggregate after a delete") for each in metrics)
+    assert any(each["name"].endswith("by time") for each in metrics)
 
 
 def test_the_small_benchmark_of_read_clients_prints_every_work_beside_both_peers() -> None:

@@ -56,13 +56,11 @@ def found(rows: pa.Table) -> list[Line]:
 def test_the_steps_are_an_absent_a_complete_and_a_lagging_index(story: Story, index: str) -> None:
     covered = {}
     for step in STEPS:
-        explained = story.table(step).explain_search(index=index)
-        segments, scanned = explained["segments"], explained["scanned"]
-        assert isinstance(segments, dict)
-        assert isinstance(scanned, list)
+        (explained,) = story.table(step).explain_search(index=index).indexes
+        segments, scanned = explained.segments, explained.scanned
         assert {*segments, *scanned} == set(story.table(step).snapshot.splits)
         covered[step] = (len(segments), len(scanned))
-        watermark, version = explained["watermark"], story.version(step)
+        watermark, version = explained.watermark, story.version(step)
         assert isinstance(watermark, int)
         assert (watermark == version) if not scanned else (watermark < version)
     assert covered == {

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.index import merging
+from storage_core.index import segment_merge_work
 from storage_core.objectstore.contract import Overwrite
 from storage_core.read import bitmap_pruning
 from storage_core.split import row_groups
@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of some hundred kilobytes have several row groups and are read by ranges; a request costs little."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**13)
-    monkeypatch.setattr(bitmap_pruning, "REQUEST_BYTES", 2**11)
+    monkeypatch.setattr(bitmap_pruning, "REQUEST_COST_BYTES", 2**11)
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -168,7 +168,7 @@ def test_segments_of_what_was_compacted_leave_out_as_much_as_foretold(uri: str) 
 
 
 def test_merged_segments_leave_out_as_much_as_foretold(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "FACTOR", 2)
+    monkeypatch.setattr(segment_merge_work, "FACTOR", 2)
     monkeypatch.setattr(bitmap_pruning, "PAYS", 0.5)
     table = filled(f"{uri}-merged")
     [segment] = [each for each in table.snapshot.segments.values() if each.index == "hosts"]

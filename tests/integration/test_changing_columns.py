@@ -582,9 +582,9 @@ def test_the_command_makes_each_change(tmp_path: Path, capsys: pytest.CaptureFix
         return found
 
     assert alter("add-column", "c", "bigint", "--default", "5")["version"] == 1
-    assert alter("widen-column", "n", "int")["status"] == "committed"
+    assert alter("widen-column", "n", "int")["status"] == "changed"
     assert alter("widen-column", "n", "int") | {"columns": []} == {
-        "status": "nothing_to_do",
+        "status": "unchanged",
         "version": 2,
         "columns": [],
     }

@@ -47,6 +47,7 @@ COMMANDS = [
         "explain",
     ),
     *("compact", "sort", "merge", "expire", "checkpoint", "catch-up", "gc", "backfill", "ui"),
+    *("delete", "update", "overwrite", "upsert"),
     *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy", "cache"),
 ]
 
@@ -69,7 +70,7 @@ uri: warehouse/people
 columns: {id: long!, name: string}
 primary_key: id
 """
-OURS_FOR_HELP = 40
+OURS_FOR_HELP = 41
 """Modules of Tidemark that help may load: the commands and the options that they share."""
 ROWS: list[dict[str, object]] = [
     {"time": "2015-05-17T10:05:03Z", "status": 200, "path": "/home page", "price": "1.50", "load": 0.25},
@@ -543,6 +544,7 @@ def test_describe_keeps_its_contract(events: str, run: Run) -> None:
     assert about.keys() >= {
         *("uri", "table_id", "kind", "version", "live_splits", "rows", "bytes", "time_column", "sort_schema"),
         *("window_seconds", "checkpoint_version", "columns", "windows", "indexes", "regions"),
+        *("progress_transactions", "progress_objects", "progress_bytes"),
     }
     assert (about["kind"], about["version"], about["live_splits"], about["rows"]) == ("append", 2, 4, 6)
     assert [(each["window_start"], each["splits"], each["rows"]) for each in about["windows"]] == [
@@ -550,7 +552,9 @@ def test_describe_keeps_its_contract(events: str, run: Run) -> None:
         (1431860400, 2, 2),
     ]
     assert sum(each["bytes"] for each in about["windows"]) == about["bytes"]
-    assert about["indexes"][0].keys() == {"name", "kind", *IndexDebt.__dataclass_fields__} - {"stale_segments"}
+    assert about["indexes"][0].keys() == {"name", "kind", "recall", *IndexDebt.__dataclass_fields__} - {
+        "stale_segments"
+    }
     assert about["regions"] == []
 
 
@@ -801,7 +805,13 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["search", "events", "x"], "--index"),
         (["get", "events", "1"], "keyed"),
         (["explain", "events", "delete from t"], "select"),
-        (["explain", "events", "page", "--index", "text", "--consistency", "latest"], "not both"),
+        (["explain", "events", "page", "--index", "nope"], "nope"),
+        (["search", "events", "page", "--text", "page", "--index", "text"], "leave one of them out"),
+        (["search", "events", "page", "--index", "text", "--explain", "--order-by", "time"], "--order-by"),
+        (["search", "events", "page", "--index", "text", "--count", "--explain"], "--explain"),
+        (["search", "events", "--vector", "@tables/events.yaml"], "expected a file of numpy"),
+        (["search", "events", "--vector", "@nowhere.npy"], "cannot be read: No such file"),
+        (["search", "events", "--vector", "0.1,0.2"], "no list of numbers as JSON"),
         (["describe", "events", "--at", "7"], "version 7"),
         (["files", "events", "--at", "-1"], "-1"),
         (["history", "events", "--limit", "0"], "--limit"),
@@ -859,7 +869,7 @@ def test_a_damaged_table_ends_with_4(events: str, run: Run) -> None:
 def test_a_failure_without_a_type_ends_with_1_and_keeps_the_contract(
     events: str, run: Run, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    def broken(*_: object) -> object:
+    def broken(*_: object, **__: object) -> object:
         raise ZeroDivisionError("a fault in the program")
 
     monkeypatch.setattr(Table, "describe", broken)

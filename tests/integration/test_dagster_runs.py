@@ -18,6 +18,7 @@ from dagster import (
     build_sensor_context,
 )
 
+from assets.factory import COMPACT_STATE, MODE_TAG, STATE_TAG
 from assets.index_health import INDEX_METADATA
 from assets.launcher import InProcessLauncher, PipesLauncher
 from assets.metadata import METADATA, PARTITION_METADATA
@@ -176,7 +177,7 @@ def test_every_asset_can_be_materialized_from_nothing(defs: Definitions, instanc
         assert event.asset_materialization is not None
         expected_keys = PARTITION_METADATA if event.asset_materialization.partition else METADATA
         if key.path[-1].startswith("index_"):
-            of_vectors = {"index_rows_since_training", "index_imbalance"}
+            of_vectors = {"index_imbalance"}
             expected_keys |= INDEX_METADATA - (set() if key.path[-1] == "index_meaning" else of_vectors)
         assert event.asset_materialization.metadata.keys() == expected_keys
         expected = "committed" if key.path[-1] == "checkpointed" else "nothing_to_do"
@@ -239,6 +240,35 @@ def test_the_sensor_asks_for_compaction_where_storage_shows_debt(
     for request in requests:
         execute(defs, instance, request.with_replaced_attrs(job_name="access_log_compact"))
     assert tick() == []
+
+
+def test_a_run_with_the_tag_compacts_the_state(defs: Definitions, instance: DagsterInstance, land: Land) -> None:
+    for number in range(3):
+        land(f"{number}.log", 50 * number, 50 * number + 50)
+        run(defs, instance, "access_log_ingest", tags=HOURS)
+        run(defs, instance, "access_log_checkpoint")
+    assert Table.open("warehouse/access_log").describe_state()["compact"] is False
+    run(defs, instance, "access_log_checkpoint", tags={STATE_TAG: COMPACT_STATE})
+    assert Table.open("warehouse/access_log").describe_state()["compact"] is True
+
+
+def test_a_change_of_the_window_begins_new_partitions_and_every_row_is_there_once(
+    checkout: Path, defs: Definitions, instance: DagsterInstance, land: Land, spark: Spark
+) -> None:
+    land("a.log", 0, 200)
+    run(defs, instance, "access_log_ingest", tags={RANGE_START: "2015-05-17T11:00", RANGE_END: "2015-05-17T11:00"})
+    file = checkout / "tables" / "access_log.yaml"
+    file.write_text(file.read_text(encoding="utf-8").replace("window: 1h", "window: 15m"), encoding="utf-8")
+    changed = build_definitions(load_tables(checkout / "tables"), InProcessLauncher(spark))
+    quarters = {RANGE_START: "2015-05-17T10:00", RANGE_END: "2015-05-17T13:45"}
+    run(changed, instance, "access_log_ingest", tags=quarters)
+    table = Table.open("warehouse/access_log")
+    assert table.snapshot.rows == 200
+    assert {add.windowSeconds for add in table.snapshot.splits.values()} == {900, 3600}
+    result = run(changed, instance, "access_log_compact", tags={**quarters, MODE_TAG: "rewindow"})
+    assert metrics(result, "access_log/compacted")["status"] == "committed"
+    assert {add.windowSeconds for add in table.refresh().snapshot.splits.values()} == {900}
+    assert table.snapshot.rows == 200
 
 
 @pytest.mark.usefixtures("landed")

@@ -19,7 +19,7 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read import search_base, search_ranged
 from storage_core.read.search import search
-from storage_core.rows.vectors import Floats, vector_type
+from storage_core.rows.vectors import Floats, column_of, vector_type
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.indexed_table import IndexedTable
@@ -43,8 +43,7 @@ def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> In
         monkeypatch.setattr(search_base, "WHOLE_SPLIT_BYTES", 2**12)
     table = IndexedTable(MemoryStore("damaged"), TableConfig(indexes=(INDEX,)), schema=SCHEMA)
     vectors: Floats = np.random.default_rng(1).standard_normal((ROWS, DIMENSIONS)).astype(np.float32)
-    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), type=SCHEMA.field("v").type)
-    table.add(pa.table([pa.array(range(ROWS)), column], schema=SCHEMA))
+    table.add(pa.table([pa.array(range(ROWS)), column_of(vectors)], schema=SCHEMA))
     return table
 
 

@@ -13,8 +13,10 @@ from dagster import AssetCheckResult
 from assets.checks import INDEX_COVERS_ALL, RECALL, build_table_checks
 from assets.index_health import INDEX_METADATA, index_metadata
 from storage_core.declaration import TableDeclaration, load
-from storage_core.index import merging
+from storage_core.index import segment_merge_work
+from storage_core.index.catch_up import plan as catch_up_plan
 from storage_core.index.debt import debt
+from storage_core.objectstore.local import LocalStore
 from storage_core.read.recall import Recall
 from tests.support.indexed_table import IndexedTable
 from tests.support.upkeep import catch_up
@@ -44,7 +46,7 @@ def test_rows_without_a_segment_are_counted_with_their_bytes() -> None:
     found = debt(table.snapshot, "text")
     assert (found.uncovered_rows, found.uncovered_bytes, found.segments) == (0, 0, 2)
     assert found.watermark == table.snapshot.version
-    assert found.rows_since_training is found.imbalance is None
+    assert found.imbalance is None
 
 
 def test_of_a_split_that_is_covered_in_part_the_rows_count_that_are_not() -> None:
@@ -59,9 +61,9 @@ def test_of_a_split_that_is_covered_in_part_the_rows_count_that_are_not() -> Non
 
 
 def test_dead_rows_moves_and_segments_that_wait_for_a_merge_are_told() -> None:
-    table = filled(*[10] * merging.FACTOR)
+    table = filled(*[10] * segment_merge_work.FACTOR)
     table.catch_up()
-    assert debt(table.snapshot, "tags").merges_due == merging.FACTOR
+    assert debt(table.snapshot, "tags").merges_due == segment_merge_work.FACTOR
     table.delete({path: [0] for path in table.snapshot.splits})
     table.compact()
     table.compact_alone()
@@ -98,13 +100,34 @@ def verdict(declaration: TableDeclaration, name: str) -> AssetCheckResult:
 
 def test_dagster_shows_what_an_index_owes_as_numbers(declaration: TableDeclaration) -> None:
     table = near_table(declaration)
-    shown = index_metadata(table, "near")
+    shown = index_metadata(debt(table.snapshot, "near"))
     assert shown.keys() == INDEX_METADATA
-    assert (shown["index_uncovered_rows"].value, shown["index_rows_since_training"].value) == (0, 0)
+    assert shown["index_uncovered_rows"].value == 0
     assert shown["index_imbalance"].value == 1.0
     covered = verdict(declaration, INDEX_COVERS_ALL)
     assert covered.passed
-    assert covered.metadata.keys() == {"splits_missing", *INDEX_METADATA}
+    assert covered.metadata.keys() == INDEX_METADATA
+
+
+def test_a_segment_that_is_only_due_to_be_rebuilt_is_no_lack(tmp_path: Path) -> None:
+    (tmp_path / "table").mkdir()
+    table = IndexedTable(LocalStore(tmp_path / "table"))
+    for _ in range(2):
+        table.append([(0, "x", "tide")] * 10)
+    table.catch_up()
+    table.delete({path: range(5) for path in table.snapshot.splits})
+    head = table.compact()
+    assert catch_up_plan(head, "tags").work
+    file = tmp_path / "words.yaml"
+    near, tags = "near, kind: vector, columns: [vector], recall_floor: 0.9", "tags, kind: bitmap, columns: [id]"
+    file.write_text(DECLARED.format(uri=tmp_path / "table").replace(near, tags))
+    declaration = load(file)
+    result = verdict(declaration, INDEX_COVERS_ALL)
+    assert result.passed
+    table.append([(0, "x", "tide")])
+    result = verdict(declaration, INDEX_COVERS_ALL)
+    assert not result.passed
+    assert result.metadata["index_uncovered_splits"].value == 1
 
 
 def test_the_recall_of_an_index_is_held_above_its_floor(

@@ -86,9 +86,15 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path: Path, declared: J
         ingest.run(replace(declared, windows=WindowRange(0, None)), Spark())
     path = tmp_path / "events.yaml"
     Table.declare(load(path))
-    path.write_text(path.read_text().replace("window: 15m", "window: 30m"))
-    with pytest.raises(InvalidInput, match="differs from the existing table in window_seconds"):
+    text = path.read_text()
+    path.write_text(text.replace("  text: string", "  text: int"))
+    with pytest.raises(InvalidInput, match="differs from the existing table in columns"):
         ingest.run(declared, Spark())
+    path.write_text(text.replace("window: 15m", ""))
+    with pytest.raises(InvalidInput, match="keeps having windows or none"):
+        ingest.run(declared, Spark())
+    path.write_text(text.replace("window: 15m", "window: 30m"))
+    assert ingest.run(declared, Spark()).status == "planned"
 
 
 def test_catch_up_counts_segments_by_index(tmp_path: Path) -> None:

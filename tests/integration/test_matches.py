@@ -174,7 +174,7 @@ def test_values_of_every_kind_are_ordered_and_counted(kind: str) -> None:
 
 def test_matches_are_counted_without_reading_a_row(table: Table, fetched: set[str]) -> None:
     assert table.search_count("tide", index="words") == HOURS * ROWS / 2
-    assert table.search_count("info", index="levels") == HOURS * ROWS / 2
+    assert table.search_count("info", index=["levels"]) == HOURS * ROWS / 2
     assert table.search_count("flood", index="words", filter="level = 'info'") == HOURS * ROWS / 4
     assert not splits(table, fetched)
     delete_where(table.log, lambda row: row["id"] % 4 == 1)
@@ -285,6 +285,11 @@ REFUSED: Mapping[str, tuple[Callable[[Table], object], str]] = {
     "a count of neighbours": (lambda t: t.search_count([1, 2], index="near"), "takes a vector"),
     "a count of no query": (lambda t: t.search_count("", index="words"), "it is empty"),
     "a count of which index": (lambda t: t.search_count("tide"), "name one with `index`"),
+    "a count of two indexes": (
+        lambda t: t.search_count("tide", index=["words", "near"]),
+        "a count or a facet is of one",
+    ),
+    "an order of two": (lambda t: t.search("tide", index=["words", "near"], order_by="ts"), "order_by is of one index"),
     "facets of a column without bitmaps": (lambda t: t.search_facets("tide", "text", index="words"), "bitmap index"),
     "facets of no column": (
         lambda t: t.search_facets("tide", None, index="words"),  # type: ignore[arg-type]

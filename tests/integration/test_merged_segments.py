@@ -17,8 +17,9 @@ from storage_core.declaration import load
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.gc.collect import collect
 from storage_core.history.restore import restore
-from storage_core.index import catch_up, merge, merging, segments, vector
+from storage_core.index import catch_up, segment_merge, segment_merge_work, segments, vector
 from storage_core.index.coverage import coverage
+from storage_core.index.segment_merge_work import MergedSegments, SegmentMerge
 from storage_core.index.vector import training
 from storage_core.log.actions import IndexSegment
 from storage_core.log.covered import GONE
@@ -66,7 +67,7 @@ def merged(snapshot: Snapshot, index: str = "text") -> list[IndexSegment]:
 
 def test_answers_scores_and_watermarks_are_those_of_before() -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     before, table.retokenised = answers(table, table.snapshot), 0
     table.catch_up()
     assert [len(merged(table.snapshot, name)) for name in ("text", "tags")] == [1, 1]
@@ -79,19 +80,22 @@ def test_answers_scores_and_watermarks_are_those_of_before() -> None:
 
 def test_a_merge_reads_no_split_and_tokenises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     monkeypatch.setattr(segments, "indexed_rows", None)
     items = [item for name in ("text", "tags") for item in catch_up.plan(table.snapshot, name).merges]
     before = dict(table.store.requests)
-    done = [merge.execute(table.store, item, ids=table.ids) for item in items]
+    done = [segment_merge.execute(table.store, item, ids=table.ids) for item in items]
     assert [each.numRecords for each in done] == [80, 80]
     after = table.store.requests
-    assert {kind: after[kind] - before[kind] for kind in ("get", "put")} == {"get": 2 * merging.FACTOR, "put": 2}
+    assert {kind: after[kind] - before[kind] for kind in ("get", "put")} == {
+        "get": 2 * segment_merge_work.FACTOR,
+        "put": 2,
+    }
 
 
 def test_segments_of_rows_that_moved_are_over_the_splits_where_these_are_now() -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR - 1)
+    appended(table, segment_merge_work.FACTOR - 1)
     table.compact()
     appended(table, 1)
     before = answers(table, table.snapshot)
@@ -106,7 +110,7 @@ def test_segments_of_rows_that_moved_are_over_the_splits_where_these_are_now() -
 
 def test_one_segment_over_one_split_is_like_any_other() -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     table.compact()
     before = answers(table, table.snapshot)
     table.catch_up()
@@ -117,7 +121,7 @@ def test_one_segment_over_one_split_is_like_any_other() -> None:
 
 def test_rows_that_were_dropped_weigh_as_before_and_are_not_found() -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     table.delete({path: [0] for path in table.snapshot.splits})
     table.compact()
     before = answers(table, table.snapshot)
@@ -132,7 +136,7 @@ def test_rows_that_were_dropped_weigh_as_before_and_are_not_found() -> None:
 def test_a_split_that_other_segments_answer_for_too_is_covered_in_part() -> None:
     table = IndexedTable()
     table.append([(0, TAG_VALUES[row % 4], WORDS[row % 6]) for row in range(1_000)])
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     table.compact()
     before, table.retokenised = answers(table, table.snapshot), 0
     table.catch_up()
@@ -151,7 +155,7 @@ def test_a_split_that_other_segments_answer_for_too_is_covered_in_part() -> None
 
 def test_interleaved_coverage_does_not_make_merges_a_no_op() -> None:
     table = IndexedTable()
-    for number in range(2 * merging.FACTOR):
+    for number in range(2 * segment_merge_work.FACTOR):
         table.append([(0, TAG_VALUES[row % 4], WORDS[row % 6]) for row in range(20)])
         if number % 2:
             table.catch_up()  # now and then two splits at once
@@ -161,14 +165,14 @@ def test_interleaved_coverage_does_not_make_merges_a_no_op() -> None:
         table.catch_up()
     head = table.snapshot
     assert watermarks(head) == dict.fromkeys(("text", "tags"), head.version)
-    assert all(len(coverage(head, each).segments) < merging.FACTOR for each in (TEXT, TAGS))
+    assert all(len(coverage(head, each).segments) < segment_merge_work.FACTOR for each in (TEXT, TAGS))
     table.require_exact(head)
     require_as_built_anew(table)
 
 
 def test_a_merge_after_a_deferred_remap_drops_no_row() -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR - 1)
+    appended(table, segment_merge_work.FACTOR - 1)
     table.append([(0, "x", "tide ebb") for _ in range(7)])
     late = table.index("text")
     table.compact()
@@ -182,7 +186,7 @@ def test_a_merge_after_a_deferred_remap_drops_no_row() -> None:
 
 def test_a_new_delta_deletes_no_old_one() -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     merge = table.index("text")
     table.append([(0, "x", "tide")])
     other = table.index("text")
@@ -196,18 +200,18 @@ def test_a_new_delta_deletes_no_old_one() -> None:
 def test_options_of_the_index_are_passed_to_the_commit() -> None:
     stems = IndexDefinition("text", "fulltext", ("words",), {"tokenizer": "en_stem"})
     table = IndexedTable(config=replace(CONFIG, indexes=(stems,)))
-    for number in range(merging.FACTOR):
+    for number in range(segment_merge_work.FACTOR):
         table.append([(0, "x", ("flooding tides", "ebbed")[number % 2])])
         table.catch_up("text")
     before = search(table.store, table.snapshot, "flood tide", index="text")
-    assert before.num_rows == merging.FACTOR // 2
+    assert before.num_rows == segment_merge_work.FACTOR // 2
     table.catch_up("text")
     (segment,) = table.snapshot.segments.values()
     assert segment.details[segments.DEFINITION] == segments.fingerprint_of(stems)
     assert search(table.store, table.snapshot, "flood tide", index="text").equals(before)
     table.append([(0, "x", "floods")])
     table.catch_up("text")
-    assert search(table.store, table.snapshot, "flood", index="text").num_rows == 1 + merging.FACTOR // 2
+    assert search(table.store, table.snapshot, "flood", index="text").num_rows == 1 + segment_merge_work.FACTOR // 2
 
 
 def test_nobody_has_to_run_optimize(tmp_path: Path) -> None:
@@ -217,7 +221,7 @@ def test_nobody_has_to_run_optimize(tmp_path: Path) -> None:
     declaration = load(file)
     table = Table.declare(declaration)
     keys = set[str]()
-    for _ in range(merging.FACTOR):
+    for _ in range(segment_merge_work.FACTOR):
         table.append({"tag": "x"})
         (due,) = due_runs("catch_up", declaration).wanted
         keys.add(due.work_key)
@@ -234,7 +238,7 @@ def test_nobody_has_to_run_optimize(tmp_path: Path) -> None:
 
 def test_of_two_merges_of_one_segment_one_commits() -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     first, second = table.index("text"), table.index("text")
     table.commit_index(first)
     with pytest.raises(CommitConflict, match="plan again"):
@@ -246,7 +250,7 @@ def test_of_two_merges_of_one_segment_one_commits() -> None:
 @pytest.mark.parametrize("merge_first", [True, False])
 def test_a_merge_of_segments_and_a_compaction_of_their_splits_both_commit(merge_first: bool) -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     before = answers(table, table.snapshot)
     merge, moving = table.index("text"), table.merge([sorted(table.snapshot.splits)])
     steps: list[Callable[[], Snapshot]] = [lambda: table.commit_index(merge), lambda: table.commit_merge(moving)]
@@ -260,7 +264,7 @@ def test_a_merge_of_segments_and_a_compaction_of_their_splits_both_commit(merge_
 
 def test_older_versions_and_restored_ones_have_their_segments() -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     older = table.snapshot
     before = answers(table, older)
     table.catch_up()
@@ -278,7 +282,7 @@ def test_older_versions_and_restored_ones_have_their_segments() -> None:
 
 def test_the_collector_takes_segments_that_were_merged_and_keeps_the_merged_one() -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     table.catch_up()
     for _ in range(3):
         table.clock.now += 10_000
@@ -293,7 +297,7 @@ def test_the_collector_takes_segments_that_were_merged_and_keeps_the_merged_one(
 
 def test_a_merged_segment_of_which_a_fifth_is_gone_is_built_anew() -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     table.catch_up()
     gone = sorted(table.snapshot.splits)[:3]
     table.delete({path: range(10) for path in gone})
@@ -333,7 +337,7 @@ def nearest(table: IndexedTable, snapshot: Snapshot) -> pa.Table:
 
 
 def test_vectors_of_merged_segments_are_encoded_together_from_those_of_the_table() -> None:
-    table = with_points(merging.FACTOR, 40)
+    table = with_points(segment_merge_work.FACTOR, 40)
     before = nearest(table, table.snapshot)
     table.catch_up("near")
     (segment,) = table.snapshot.segments.values()
@@ -349,7 +353,7 @@ def test_vectors_of_merged_segments_are_encoded_together_from_those_of_the_table
 
 
 def test_vectors_of_a_split_that_another_segment_answers_for_too_are_merged_in_part() -> None:
-    table = with_points(merging.FACTOR, 40)
+    table = with_points(segment_merge_work.FACTOR, 40)
     table.delete({path: [4] for path in table.snapshot.splits})
     large = with_points(1, 400)
     (found,) = [read_split(large.store, add) for add in large.snapshot.splits.values()]
@@ -373,8 +377,8 @@ def retrain(table: IndexedTable, *, every: bool) -> int:
     """Train again as a catch-up does, and return how many segments were."""
     head = table.snapshot
     plan = catch_up.plan(head, "near", retrain=every)
-    items = [merging.MergeWork.from_json(item.to_json()) for item in plan.merges]
-    done = [merging.Merged(item, merge.execute(table.store, item, ids=table.ids)) for item in items]
+    items = [SegmentMerge.from_json(item.to_json()) for item in plan.merges]
+    done = [MergedSegments(item, segment_merge.execute(table.store, item, ids=table.ids)) for item in items]
     before = nearest(table, table.snapshot)  # the old segments answer until the commit
     if done:
         table.log.commit(head, plan.actions((), done), operation="CATCH UP")
@@ -418,7 +422,7 @@ def test_an_index_without_vectors_has_nothing_to_train() -> None:
 
 
 def test_a_merge_is_trained_on_all_of_its_rows() -> None:
-    table = with_points(merging.FACTOR, 40)
+    table = with_points(segment_merge_work.FACTOR, 40)
     table.catch_up("near")
     assert [each.rows for each in trained(table)] == [8 * 39]
 
@@ -429,7 +433,7 @@ def test_a_catch_up_merges_what_it_built_and_has_nothing_to_do_then(tmp_path: Pa
     file.write_text(f"name: words\nuri: {tmp_path / 'table'}\ncolumns: {{tag: string}}\n{described}\n")
     declaration = load(file)
     table = Table.declare(declaration)
-    for number in range(merging.FACTOR**2):
+    for number in range(segment_merge_work.FACTOR**2):
         table.append({"tag": ("ebb", "tide")[number % 2]})
     before = table.search("tide", index="text", limit=100)
     upkeep.catch_up(table)
@@ -444,7 +448,7 @@ def test_a_damaged_merged_segment_is_a_warning_and_its_splits_are_read(
     index: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     before = answers(table, table.snapshot)
     table.catch_up()
     (segment,) = merged(table.snapshot, index)
@@ -457,7 +461,7 @@ def test_a_damaged_merged_segment_is_a_warning_and_its_splits_are_read(
 
 def test_a_merge_names_the_segment_that_is_damaged() -> None:
     table = IndexedTable()
-    appended(table, merging.FACTOR)
+    appended(table, segment_merge_work.FACTOR)
     path = min(table.snapshot.segments)
     table.store.put(path, table.store.get(path).data[:-1], Overwrite())
     with pytest.raises(Corrupt, match=path):

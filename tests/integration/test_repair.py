@@ -19,7 +19,8 @@ from storage_core.fsck.report import Kind
 from storage_core.history.renumbered import RENUMBERED_UP_TO
 from storage_core.history.restore import restore
 from storage_core.log import deletion_vector
-from storage_core.log.actions import Add, CommitInfo, Metadata, Remove, Txn
+from storage_core.log.actions import Add, CommitInfo, Metadata, Remove, RemoveTxn, Txn
+from storage_core.log.conflicts.requirements import pruning
 from storage_core.log.encoding.codec import decode_version, encode_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -359,6 +360,23 @@ def test_a_repaired_table_that_numbers_its_versions_anew_stays_sound_when_splits
     assert _snapshot(again).metadata.configuration[RENUMBERED_UP_TO] == "22"
     restored = restore(moved, head).snapshot
     assert restored.metadata.configuration[RENUMBERED_UP_TO] == "22"
+
+
+def test_fences_of_versions_that_a_repair_numbers_anew_stop_nobody(
+    windowed: tuple[MemoryStore, TransactionLog],
+) -> None:
+    store, log = windowed
+    for number in range(10):
+        log.commit(log.snapshot(), [Txn(appId=f"x{number}", version=1)], operation="TXN")
+    head = log.snapshot()
+    log.commit(head, [RemoveTxn(appId="x3"), RemoveTxn(appId="x9"), pruning(head)], operation="PRUNE FILES")
+    lose(store, KeyKind.STATE, KeyKind.LAST_CHECKPOINT)
+    store.delete([version_key(6)])
+    target, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert outcome.version < head.version
+    moved = TransactionLog(target, clock=ManualClock(), ids=SeededIds(9))
+    assert set(moved.snapshot().txns) == {f"x{number}" for number in (0, 1, 2, 4, 6, 7, 8)}
+    assert moved.commit(moved.snapshot(), [Txn(appId="y", version=1)], operation="TXN").version == outcome.version + 1
 
 
 def test_a_split_of_another_table_says_nothing_of_this_one(windowed: tuple[MemoryStore, TransactionLog]) -> None:

@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -171,6 +172,58 @@ def test_each_level_finds_what_it_says_and_no_row_twice(tmp_path: Path) -> None:
         assert levels == {"snapshot": [0, 1], "committed": [0, 1, 2], "latest": [0, 1, 2, 3]}
         with pytest.raises(InvalidInput, match="a read of an older version"):
             table.search("ebb", index="words", at=0, consistency="latest")
+
+
+def test_rows_given_without_waiting_are_found_once_they_are_durable_also_by_the_process_that_wrote_them(
+    tmp_path: Path,
+) -> None:
+    table = table_at(tmp_path)
+    with table.writer() as writer:
+        writer.put(rows_of(0, 5))
+        writer.flush()
+        upkeep.merge(Table.open(table.uri))
+        writer.put(rows_of(5, 5), durable=False)
+        writer.patch([{"id": 1, "text": "patched"}, {"id": 6, "text": "patched"}], durable=False)
+        assert {*ids(table)} <= {*range(10)}  # some may be durable by now, and none is twice
+        writer.sync()
+        assert ids(table) == [0, 2, 3, 4, 5, 7, 8, 9]
+        assert ids(table, "patched") == [1, 6]
+        assert ids(table, index="tags") == [*range(10)]  # what a patch leaves as it was
+        near = table.search(vector=[0.01, 1.0], limit=3, consistency="latest").to_arrow().to_pylist()
+        assert [(row["id"], row["text"]) for row in near] == [(1, "patched"), (0, "ebb tide"), (2, "ebb tide")]
+
+
+def test_pages_of_equal_scores_are_complete(tmp_path: Path) -> None:
+    """By words, values, and both with a vector, in the log, in generations, in the base, with segments and without."""
+    table, count, page = table_at(tmp_path), 30, 7
+    rows = [{**row, "place": [0.0, 1.0]} for row in rows_of(0, count)]
+    searches: list[dict[str, Any]] = [
+        {"query": "ebb", "index": "words"},
+        {"query": "ebb", "index": "tags"},
+        {"vector": [1.0, 1.0]},
+        {"query": "ebb", "vector": [1.0, 1.0]},
+    ]
+
+    def require_complete() -> None:
+        for asked in searches:
+            found = [
+                row["id"]
+                for offset in range(0, count, page)
+                for row in table.search(**asked, limit=page, offset=offset, consistency="latest").to_pylist()
+            ]
+            assert found == [*range(count)], asked
+
+    with table.writer(options=EVERY_GENERATION) as writer:
+        writer.put(rows[: count // 2])
+        writer.flush()
+        writer.put(rows[count // 2 :])
+        require_complete()
+        writer.flush()
+        require_complete()
+        upkeep.merge(Table.open(table.uri))
+        require_complete()
+    upkeep.catch_up(table)
+    require_complete()
 
 
 def test_concurrent_upserts_leave_no_duplicate_in_a_search(tmp_path: Path) -> None:

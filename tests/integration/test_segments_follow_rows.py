@@ -28,7 +28,18 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.read.search import explain_search, search
 from storage_core.settings.table import TableConfig
-from tests.support.indexed_table import CONFIG, TAG_VALUES, TAGS, TEXT, IndexedTable, bytes_of, watermarks
+from tests.support.indexed_table import (
+    CONFIG,
+    HERE,
+    NEAR,
+    TAG_VALUES,
+    TAGS,
+    TEXT,
+    WITH_PLACES,
+    IndexedTable,
+    bytes_of,
+    watermarks,
+)
 
 TRANSLATIONS = "_indices/_translations/"
 VOCABULARY = [f"word{number}" for number in range(2_000)]
@@ -94,6 +105,26 @@ def test_translations_are_small_beside_the_segments() -> None:
     table.compact()
     assert bytes_of(table.store, "_indices/") - before == bytes_of(table.store, TRANSLATIONS) <= 0.05 * segments
     require_same_as_built_anew_of(table, ["word1", "word7 word9"])
+
+
+def test_a_compaction_of_many_rows_indexes_none_again_and_keeps_watermarks_and_answers() -> None:
+    config = replace(CONFIG, indexes=(TEXT, TAGS, NEAR))
+    table, draw = IndexedTable(config=config, schema=WITH_PLACES), random.Random(2)
+    for _ in range(10):
+        table.append([(0, draw.choice(TAG_VALUES), " ".join(draw.choices(VOCABULARY, k=12))) for _ in range(600)])
+    before = table.catch_up()
+    table.retokenised, written = 0, bytes_of(table.store, "_indices/")
+    after = table.compact()
+    assert len(after.splits) < len(before.splits)
+    assert watermarks(after) == dict.fromkeys(("text", "tags", "near"), after.version)
+    segments = sum(each.size for each in after.segments.values())
+    assert bytes_of(table.store, "_indices/") - written <= 0.05 * segments
+    caught_up = table.catch_up()
+    assert table.retokenised == 0
+    for asked in ({"query": "word1 word7", "index": "text"}, {"query": "x", "index": "tags"}, {"vector": HERE}):
+        first, *others = (search(table.store, each, limit=50, **asked) for each in (before, after, caught_up))
+        assert first.num_rows
+        assert all(other.equals(first) for other in others), asked
 
 
 def require_same_as_built_anew_of(table: IndexedTable, queries: list[str]) -> None:

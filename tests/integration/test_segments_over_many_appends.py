@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from storage_core.index import merging
 from storage_core.index.coverage import coverage
+from storage_core.index.segment_merge_work import FACTOR
 from storage_core.read.search import search
 from tests.support.indexed_table import TAG_VALUES, TEXT, IndexedTable
 
@@ -20,11 +20,14 @@ def test_a_search_asks_a_bounded_number_of_segments_over_a_hundred_appends() -> 
         done = table.index("text")
         table.commit_index(done)
         written += sum(each.segment.numRecords for each in done.merged)
-        assert len(known - set(table.snapshot.segments)) in (0, *range(merging.FACTOR, 2 * merging.FACTOR + 1))
+        assert len(known - set(table.snapshot.segments)) in (
+            0,
+            *range(FACTOR, 2 * FACTOR + 1),
+        )
         most = max(most, len(coverage(table.snapshot, TEXT).segments))
         if number % 20 == 19:
             table.compact()
-    assert most <= 2 * merging.FACTOR
+    assert most <= 2 * FACTOR
     assert table.retokenised == 400  # each row once
     assert written <= 3 * 400  # a row is written once per tier
     head = table.snapshot
@@ -32,7 +35,7 @@ def test_a_search_asks_a_bounded_number_of_segments_over_a_hundred_appends() -> 
     for query in ("tide", "ebb flood", '"spring tide"'):
         before = table.store.requests["get"]
         found = search(table.store, head, query, index="text", limit=1_000)
-        assert table.store.requests["get"] - before <= 2 * merging.FACTOR + len(head.translations) + len(head.splits)
+        assert table.store.requests["get"] - before <= 2 * FACTOR + len(head.translations) + len(head.splits)
         assert found.num_rows
         assert found.equals(search(table.store, replace(head, segments={}), query, index="text", limit=1_000))
     assert len(head.translations) <= 2  # merged segments are where the rows are

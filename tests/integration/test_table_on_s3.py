@@ -112,7 +112,7 @@ def test_jobs_ingest_compact_index_checkpoint_and_collect_a_table_on_s3(
     assert job("checkpoint", request)["status"] == "committed"
     table = Table.open(uri)
     assert sorted(table.scan(["bytes"]).to_arrow().column(0).to_pylist()) == list(range(60))
-    assert table.explain_search(index="text")["scanned"] == []
+    assert table.explain_search(index="text").indexes[0].scanned == []
     assert table.search("59", index="text", cache_dir=tmp_path / "cache").column("bytes").to_pylist() == [59]
     assert job("collect", request)["details"]["failed"] == {}
     assert Table.open(uri).scan().to_arrow().num_rows == 60

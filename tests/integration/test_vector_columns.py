@@ -34,7 +34,7 @@ from storage_core.rows.record_bytes import row_bytes
 from storage_core.rows.schema import conform, from_schema_string, to_schema_string
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
-from storage_core.table import Table
+from storage_core.table import Table, exists
 from tests.support import merge_plan
 from tests.support.deleted_rows import delete_where
 from tests.support.keyed_table import KeyedTable
@@ -118,6 +118,24 @@ def test_a_vector_orders_and_divides_nothing(tmp_path: Path, role: str) -> None:
     }
     with pytest.raises(InvalidInput):
         Table.create(str(tmp_path / "t"), schema, **every[role])
+
+
+@pytest.mark.parametrize(
+    ("definition", "why"),
+    [
+        ({"kind": "vector", "columns": ["nope"]}, "no column 'nope' in the table; columns are id, embedding, text"),
+        ({"kind": "vector", "columns": ["text"]}, "column 'text' holds no vectors, it is string"),
+        ({"kind": "vector", "columns": ["embedding", "text"]}, "vectors are indexed by one column"),
+        ({"kind": "vector", "columns": ["embedding"], "metric": "euclid"}, "metric 'euclid' is not one of"),
+        ({"kind": "fulltext", "columns": ["embedding"]}, "full text needs string columns"),
+    ],
+)
+def test_an_index_on_a_column_that_is_none_is_refused_when_it_is_defined(
+    tmp_path: Path, definition: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        Table.create(str(tmp_path / "t"), SCHEMA, indexes=[{"name": "near", **definition}])
+    assert not exists(str(tmp_path / "t"))
 
 
 def test_a_fingerprint_tells_vectors_apart_and_not_where_they_stand() -> None:

@@ -77,7 +77,7 @@ OPERATOR = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
 def asked_always() -> Iterator[None]:
     """An index is asked about splits of some kilobytes, which have several row groups and are read by ranges."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bitmap_pruning, "REQUEST_BYTES", 0)
+        patch.setattr(bitmap_pruning, "REQUEST_COST_BYTES", 0)
         patch.setattr(bitmap_pruning, "PAYS", 0.001)
         patch.setattr(bitmap_pruning, "LOCAL_BYTES", 0)
         patch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from storage_core.errors import TidemarkError
@@ -21,14 +22,15 @@ from storage_core.formats.avro_container import (
     read_records,
     with_checksum,
 )
+from storage_core.formats.avro_progress import ProgressInfo, decode_progress, encode_progress
 from storage_core.formats.avro_state import (
-    Compression,
     ManifestInfo,
     StateManifest,
     decode_state,
     encode_entries,
     encode_state,
 )
+from storage_core.formats.avro_writing import Compression
 from storage_core.formats.raw_chunk import LogRecord, RawChunk
 from storage_core.formats.raw_keys import ChunkKey
 from tests.support.avro_bytes import long_bytes
@@ -62,7 +64,13 @@ CHUNK = RawChunk(
     first=1,
     records=tuple(LogRecord(timestamp_ms=1, table="t", operation="put", fields="{}") for _ in range(5)),
 )
-READERS: tuple[Callable[[bytes, str], object], ...] = (decode_state, raw_chunk.decode, read_records, read_columns)
+WITH_PROGRESS = replace(
+    STATE,
+    progress=(ProgressInfo(path="p.avro", num_entries=2, size_bytes=3, in_order=True, kinds={"raw": ("a", "b")}),),
+)
+READERS: tuple[Callable[[bytes, str], object], ...] = (
+    *(decode_state, decode_progress, raw_chunk.decode, read_records, read_columns),
+)
 
 
 def _sized(data: bytes) -> bytes:
@@ -126,7 +134,8 @@ def _made_up(chance: random.Random) -> bytes:
 def _damaged(chance: random.Random) -> bytes:
     compression = chance.choice([*Compression])
     makers: list[Callable[[], bytes]] = [
-        lambda: encode_state(STATE, compression),
+        lambda: encode_state(chance.choice([STATE, WITH_PROGRESS]), compression),
+        lambda: encode_progress([("raw:a", 1, 2), ("raw:b", None, None)] * chance.randrange(9), compression),
         lambda: encode_entries([ENTRY] * chance.randrange(20), compression),
         lambda: raw_chunk.encode(CHUNK),
     ]

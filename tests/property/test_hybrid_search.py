@@ -163,7 +163,7 @@ def require_fusion(
 def test_an_answer_is_the_fusion_of_two_rankings_of_all_rows(steps: list[tuple[Any, ...]], asked: Asked) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage_core.read.hybrid_answer.WINDOW", asked.window)
-        patch.setattr("storage_core.read.hybrid_answer.GROWTH", asked.growth)
+        patch.setattr("storage_core.read.windows.GROWTH", asked.growth)
         table = HybridTable(MemoryStore(f"hybrid-{next(_names)}"), CONFIG, schema=SCHEMA)
         for step in steps:
             table.take(step)
@@ -207,7 +207,7 @@ def test_rows_that_are_not_merged_take_part_at_each_level(steps: list[tuple[Any,
                 seen["latest"][key] = {"id": key, **own}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage_core.read.hybrid_answer.WINDOW", asked.window)
-        patch.setattr("storage_core.read.hybrid_answer.GROWTH", asked.growth)
+        patch.setattr("storage_core.read.windows.GROWTH", asked.growth)
         for level, rows in seen.items():
             snapshot = table.snapshot
             captured = capture(table.store, snapshot, include_wal=level == "latest")

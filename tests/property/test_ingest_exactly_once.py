@@ -12,15 +12,18 @@ from hypothesis import strategies as st
 
 from storage_core.errors import CommitConflict
 from storage_core.ingest.batch import execute, plan
+from storage_core.ingest.gone_files import prune_gone_files
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.ingest.work import IngestResult
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.local import LocalStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
+from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 from tests.support.scale import scaled
 
@@ -31,16 +34,22 @@ WINDOWS: list[int | None] = [None, -MINUTE, 0, MINUTE, 2 * MINUTE]
 times = st.one_of(st.none(), st.integers(-MINUTE, 3 * MINUTE - 1))
 files = st.lists(st.lists(times, min_size=1, max_size=6), min_size=1, max_size=3)
 runs = st.one_of(st.none(), st.lists(st.sampled_from(WINDOWS), min_size=1, max_size=3, unique=True))
-# A step lands the next file or starts a run; what a run wrote is committed now, later (a race), or never (a crash).
-steps = st.lists(st.tuples(runs, st.sampled_from(["now", "later", "never", "land"])), max_size=6)
+# A step lands the next file, takes it away or prunes it, and starts a run; what a run wrote is committed now, later
+# (a race), or never (a crash).
+fates = st.sampled_from(["now", "later", "never", "land", "take away", "come back", "prune"])
+steps = st.lists(st.tuples(runs, fates), max_size=8)
+Run = tuple[Snapshot, list[IngestResult]]
 
 
 class Ingestion:
     def __init__(self, root: Path) -> None:
         self.landing = root / "landing"
         self.landing.mkdir()
-        self.log = TransactionLog(LocalStore(root / "table"), ids=SeededIds(3))
-        config = TableConfig(time_column="at", window_seconds=MINUTE, checkpoint_interval=0).to_configuration()
+        self.clock = ManualClock(step_ms=1)
+        self.log = TransactionLog(LocalStore(root / "table"), clock=self.clock, ids=SeededIds(3))
+        config = TableConfig(
+            time_column="at", window_seconds=MINUTE, checkpoint_interval=0, version_retention_ms=1_000, gc_horizon_ms=1
+        ).to_configuration()
         self.log.create(Metadata(id="t", schemaString=to_schema_string(SCHEMA), configuration=config))
         pattern = r"^(?P<at>\S+) (?P<id>[0-9]+)$"
         self.spec = LandingSpec(uri=str(self.landing), format="pattern", pattern=pattern, null_values=("-",))
@@ -52,16 +61,25 @@ class Ingestion:
         lines = [f"{time} {start + index}\n" for index, time in enumerate(times)]
         (self.landing / f"{number}.log").write_text("".join(lines) + "bad line\n")
 
-    def run(self, windows: list[int | None] | None) -> list[IngestResult]:
+    def prune(self) -> None:
+        self.clock.now += 1_001
+        prune_gone_files(self.log, self.spec)
+
+    def take_away(self, number: int) -> None:
+        (self.landing / f"{number}.log").unlink(missing_ok=True)
+
+    def run(self, windows: list[int | None] | None) -> Run:
         snapshot = self.log.snapshot()
         context = context_of(snapshot)
         works = plan(snapshot, self.spec, discover(self.spec), windows)
-        return [execute(self.log.store, work, context=context, ids=self.ids, now_ms=1) for work in works]
+        now_ms = self.clock.now_ms()
+        return snapshot, [execute(self.log.store, work, context=context, ids=self.ids, now_ms=now_ms) for work in works]
 
-    def commit(self, results: list[IngestResult]) -> None:
+    def commit(self, run: Run) -> None:
+        planned, results = run
         actions = [action for result in results for action in result.actions]
         if actions:
-            self.log.commit(self.log.snapshot(), actions, operation="INGEST")
+            self.log.commit(planned, actions, operation="INGEST")
 
     def rows(self) -> Counter[tuple[int | None, int]]:
         found: Counter[tuple[int | None, int]] = Counter()
@@ -84,10 +102,16 @@ def test_any_runs_and_then_a_whole_run_leave_every_row_once(
         ingestion = Ingestion(Path(folder))
         waiting = list(enumerate(landed))
         ingestion.land(*waiting.pop(0))
-        races: list[list[IngestResult]] = []
+        races: list[Run] = []
         for windows, fate in steps:
             if fate == "land" and waiting:
                 ingestion.land(*waiting.pop(0))
+            elif fate == "take away":
+                ingestion.take_away(len(landed) - len(waiting) - 1)
+            elif fate == "come back":
+                ingestion.land(len(landed) - len(waiting) - 1, landed[len(landed) - len(waiting) - 1])
+            elif fate == "prune":
+                ingestion.prune()
             results = ingestion.run(windows)
             if fate == "later":
                 races.append(results)
@@ -99,8 +123,8 @@ def test_any_runs_and_then_a_whole_run_leave_every_row_once(
                 ingestion.commit(results)
             except CommitConflict:
                 continue
-        for late in waiting:
-            ingestion.land(*late)
+        for each in enumerate(landed):  # the late ones, and those that went away
+            ingestion.land(*each)
         ingestion.commit(ingestion.run(None))
         expected = Counter(
             (None if second is None else second - second % MINUTE, 10_000 * number + index)
@@ -109,5 +133,5 @@ def test_any_runs_and_then_a_whole_run_leave_every_row_once(
         )
         assert ingestion.rows() == expected
         version = ingestion.log.snapshot().version
-        assert ingestion.run(None) == []
+        assert ingestion.run(None)[1] == []
         assert ingestion.log.snapshot().version == version

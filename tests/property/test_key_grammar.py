@@ -22,6 +22,7 @@ built_keys = st.one_of(
     st.builds(keys.version_key, versions),
     st.just(keys.last_checkpoint_key()),
     st.builds(keys.manifest_key, st.integers(0, 2**64 - 1).map("{:016x}".format)),
+    st.builds(keys.progress_key, st.integers(0, 2**64 - 1).map("{:016x}".format)),
     st.builds(keys.state_key, versions),
     st.builds(keys.split_key, windows, st.just(True), uuids),
     st.builds(keys.split_key, st.none(), st.just(False), uuids),
@@ -51,6 +52,8 @@ def rebuild(parsed: ParsedKey) -> str:
             return keys.last_checkpoint_key()
         case ParsedKey(kind=KeyKind.MANIFEST, id=str(manifest_id)):
             return keys.manifest_key(manifest_id)
+        case ParsedKey(kind=KeyKind.PROGRESS, id=str(progress_id)):
+            return keys.progress_key(progress_id)
         case ParsedKey(kind=KeyKind.STATE, version=int(version)):
             return keys.state_key(version)
         case ParsedKey(kind=KeyKind.SPLIT, window=window, windowed=bool(windowed), id=str(split_id)):

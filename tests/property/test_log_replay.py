@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,9 +17,12 @@ from storage_core.log.actions import (
     MergeSkip,
     RemoveIndexSegment,
     RemoveTranslation,
+    RemoveTxn,
     Txn,
 )
+from storage_core.log.checkpoints import transactions_layout
 from storage_core.log.checkpoints.root import manifest_keys, read_state
+from storage_core.log.conflicts.requirements import PRUNING, pruning
 from storage_core.log.listing import list_log
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, Overwrite
@@ -27,6 +33,16 @@ from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, 
 from tests.support.scale import scaled
 
 SMALL = st.integers(0, 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def columns() -> Iterator[None]:
+    """States whose transactions are columns as soon as there are two, in objects that are joined often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transactions_layout, "MOST_LINES", 1)
+        patch.setattr(transactions_layout, "ENTRIES_PER_OBJECT", 2)
+        patch.setattr(transactions_layout, "MAX_SMALL_OBJECTS", 3)
+        yield
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -64,7 +80,9 @@ class LogMachine(RuleBasedStateMachine):
         actions += self._progress(progress, version, deleted)
         if not actions:
             return
-        planned = self.returned[max(0, len(self.returned) - 1 - behind)]
+        # What records transactions is planned after the last version that pruned some.
+        since = self.returned[-1].fences.get(PRUNING, 0)
+        planned = self.returned[max(since, len(self.returned) - 1 - behind)]
         result = self.log.commit(planned, actions, operation="TEST")
         assert result.version == version
         self.names += added
@@ -88,6 +106,15 @@ class LogMachine(RuleBasedStateMachine):
             "idle": [Txn(appId="idle", version=version), *(RemoveTranslation(path=path) for path in moved[:1])],
         }
         return [action for kind in sorted(kinds) for action in possible[kind]]
+
+    @precondition(lambda self: bool(self.returned and self.returned[-1].txns))
+    @rule(pick=st.integers(0, 100))
+    def prune(self, pick: int) -> None:
+        head = self.returned[-1]
+        app_id = sorted(head.txns)[pick % len(head.txns)]
+        found = self.log.commit(head, [RemoveTxn(appId=app_id), pruning(head)], operation="TEST").snapshot
+        assert dict(found.txns) == {each: version for each, version in head.txns.items() if each != app_id}
+        self.returned.append(found)
 
     @rule(back=st.integers(0, 4))
     def checkpoint(self, back: int) -> None:

@@ -86,8 +86,8 @@ def _asked() -> Iterator[None]:
         patch.setattr(sorting, "SEGMENT_ROWS", 1)
         patch.setattr(row_groups, "ROWS_PER_GROUP", 1)
         patch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 0)
-        patch.setattr(indexed_keys, "REQUEST_BYTES", 0)
-        patch.setattr(indexed_base, "REQUEST_BYTES", 0)
+        patch.setattr(indexed_keys, "REQUEST_COST_BYTES", 0)
+        patch.setattr(indexed_base, "REQUEST_COST_BYTES", 0)
         yield
 
 

@@ -14,7 +14,7 @@ from storage_core.errors import CommitConflict, NotFound, SnapshotExpired
 from storage_core.fsck.check import fsck
 from storage_core.gc.collect import collect
 from storage_core.history.restore import restore
-from storage_core.index import merging
+from storage_core.index import segment_merge_work
 from storage_core.index.coverage import coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.as_of import snapshot_at
@@ -38,7 +38,7 @@ from tests.support.scale import scaled
 def few() -> Iterator[None]:
     """Two segments of a tier are merged already."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(merging, "FACTOR", 2)
+        patched.setattr(segment_merge_work, "FACTOR", 2)
         yield
 
 

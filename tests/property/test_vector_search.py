@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from storage_core.read.scan import wanted_filter
 from storage_core.read.search import search
 from storage_core.read.search_kept import Kept
 from storage_core.region.options import WriterOptions
-from storage_core.region.unmerged import capture
+from storage_core.region.unmerged import Unmerged, capture
 from storage_core.rows.vectors import vector_type
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
@@ -139,6 +139,56 @@ def require_exact(
         require_brute_force(found, live, query, metric, page=page, order=by_time)
 
 
+def coarsely(patch: pytest.MonkeyPatch) -> None:
+    """Let codes decide: windows are small, and have no more candidates than rows."""
+    for name, value in (("WINDOW", 2), ("PER_ROW", 1), ("FEW_ROWS", 0), ("FEW_SHARE", 0.0)):
+        patch.setattr(f"storage_core.read.search_vectors.{name}", value)
+    patch.setattr("storage_core.read.search.WINDOW", 2)
+    patch.setattr("storage_core.read.windows.GROWTH", 2)
+    for name in ("COARSE", "FINE"):
+        patch.setattr(f"storage_core.index.vector.reader.{name}", 1)
+
+
+def require_complete_pages(
+    answer: Callable[[int, int], pa.Table], rows: Iterable[Mapping[str, Any]], limits: list[int]
+) -> None:
+    """Pages of any sizes are one long answer, in which each row is once."""
+    whole = answer(1_000, 0).to_pylist()
+    assert sorted(row["id"] for row in whole) == sorted(row["id"] for row in rows if row["v"] is not None)
+    paged: list[dict[str, Any]] = []
+    for limit in itertools.cycle(limits):
+        page = answer(limit, len(paged)).to_pylist()
+        assert len(page) == min(limit, len(whole) - len(paged))
+        paged += page
+        if not page:
+            break
+    assert paged == whole
+
+
+limits = st.lists(st.integers(1, 5), min_size=1, max_size=3)
+
+
+@settings(max_examples=scaled(25), deadline=None)
+@given(st.lists(appends | others | deletes, min_size=2, max_size=9), queries, limits, st.booleans())
+def test_pages_of_coded_vectors_are_one_answer(
+    steps: list[tuple[Any, ...]], query: list[float], limits: list[int], filtered: bool
+) -> None:
+    table = VectorTable(MemoryStore(f"paged-vectors-{next(_names)}"), CONFIG, schema=SCHEMA)
+    for step in steps:
+        table.take(step)
+    wanted = wanted_filter("id % 3 <> 1") if filtered else None
+    live = [row for row in table.rows(table.snapshot) if wanted is None or row["id"] % 3 != 1]
+
+    def answer(limit: int, offset: int) -> pa.Table:
+        return search(
+            table.store, table.snapshot, vector=query, index="coded", limit=limit, offset=offset, filter=wanted
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        coarsely(patch)
+        require_complete_pages(answer, live, limits)
+
+
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", vector_type(DIMENSIONS))])
 writes = st.tuples(
     st.sampled_from(["put", "patch", "reset", "delete"]),
@@ -148,15 +198,15 @@ writes = st.tuples(
 keyed_steps = st.lists(writes | st.sampled_from([("flush",), ("merge",), ("catch up",)]), min_size=4, max_size=20)
 
 
-@settings(max_examples=scaled(25), deadline=None)
-@given(keyed_steps, queries, pages)
-def test_rows_that_are_not_merged_are_found_at_each_level(
-    steps: list[tuple[Any, ...]], query: list[float], page: tuple[int, int]
-) -> None:
+Levels = dict[str, dict[int, Mapping[str, Any]]]
+
+
+def keyed(steps: list[tuple[Any, ...]]) -> tuple[KeyedTable, Levels]:
+    """The table after the steps, and the rows of each level."""
     config = TableConfig(primary_key=("id",), indexes=INDEXES)
     table = KeyedTable(MemoryStore(f"keyed-vectors-{next(_names)}")).create(KEYED, config)
     writer = table.writer(WriterOptions(segment_rows=1))
-    seen: dict[str, dict[int, Mapping[str, Any]]] = {"snapshot": {}, "committed": {}, "latest": {}}
+    seen: Levels = {"snapshot": {}, "committed": {}, "latest": {}}
     for step in steps:
         match step:
             case ("flush",):
@@ -173,11 +223,43 @@ def test_rows_that_are_not_merged_are_found_at_each_level(
             case (operation, key, vector):
                 getattr(writer, operation)({"id": key, "v": vector})
                 seen["latest"][key] = {"id": key, "v": vector}
-    for level, rows in seen.items():
-        snapshot = table.snapshot
-        parts = (
-            [] if level == "snapshot" else capture(table.store, snapshot, include_wal=level == "latest").parts(snapshot)
-        )
+    return table, seen
+
+
+def unmerged_at(table: KeyedTable, level: str) -> Sequence[Unmerged]:
+    snapshot = table.snapshot
+    if level == "snapshot":
+        return []
+    return capture(table.store, snapshot, include_wal=level == "latest").parts(snapshot)
+
+
+@settings(max_examples=scaled(15), deadline=None)
+@given(keyed_steps, queries, limits)
+def test_pages_with_rows_that_are_not_merged_are_one_answer(
+    steps: list[tuple[Any, ...]], query: list[float], limits: list[int]
+) -> None:
+    table, levels = keyed(steps)
+    for level, rows in levels.items():
+        parts = unmerged_at(table, level)
+
+        def answer(limit: int, offset: int, parts: Sequence[Unmerged] = parts) -> pa.Table:
+            return search(
+                table.store, table.snapshot, vector=query, index="coded", limit=limit, offset=offset, unmerged=parts
+            )
+
+        with pytest.MonkeyPatch.context() as patch:
+            coarsely(patch)
+            require_complete_pages(answer, rows.values(), limits)
+
+
+@settings(max_examples=scaled(25), deadline=None)
+@given(keyed_steps, queries, pages)
+def test_rows_that_are_not_merged_are_found_at_each_level(
+    steps: list[tuple[Any, ...]], query: list[float], page: tuple[int, int]
+) -> None:
+    table, levels = keyed(steps)
+    for level, rows in levels.items():
+        snapshot, parts = table.snapshot, unmerged_at(table, level)
         for index in INDEXES:
             limit, offset = page
             found = search(

@@ -24,6 +24,7 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     Txn,
 )
+from storage_core.log.checkpoints.compact import compact_state
 from storage_core.log.conflicts.requirements import MergeProgress, Requirement
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
@@ -110,6 +111,15 @@ def a_state_and_a_few_additions(log: TransactionLog) -> None:
     after_commits((split("new"),), (removal(SPLITS[0]),))(log)
 
 
+def a_state_of_several_manifests(log: TransactionLog) -> None:
+    a_state_and_a_few_additions(log)
+    checkpointed(log)
+
+
+def state_compacted(log: TransactionLog) -> None:
+    compact_state(log, log.snapshot())
+
+
 def checkpoints_as(form: CheckpointFormat) -> Run:
     def run(log: TransactionLog) -> None:
         snapshot = log.snapshot()
@@ -192,6 +202,14 @@ OPERATIONS = (
     Operation("first checkpoint", checkpointed, None, result=state_key),
     Operation("later checkpoint", checkpointed, None, a_state_and_a_few_additions, result=state_key),
     Operation("state compaction", checkpointed, None, a_state_and_many_removals, result=state_key),
+    Operation("state compaction on request", state_compacted, None, a_state_and_a_few_additions, result=state_key),
+    Operation(
+        "state compaction on request of a version that has one",
+        state_compacted,
+        next_version,
+        a_state_of_several_manifests,
+        result=lambda head: state_key(head + 1),
+    ),
     Operation("JSON checkpoint", checkpointed, None, checkpoints_as("json"), result=json_checkpoint_key),
     Operation(
         "JSON checkpoint in parts", checkpointed, None, checkpoints_as("json-multipart"), result=json_checkpoint_key

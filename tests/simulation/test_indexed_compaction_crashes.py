@@ -14,7 +14,7 @@ import pytest
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
-from storage_core.index import catch_up, merging
+from storage_core.index import catch_up, segment_merge_work
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from tests.support.clock import START_MS, ManualClock
@@ -29,7 +29,7 @@ Run = Callable[[IndexedTable], object]
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two segments of a tier are merged already."""
-    monkeypatch.setattr(merging, "FACTOR", 2)
+    monkeypatch.setattr(segment_merge_work, "FACTOR", 2)
 
 
 def compact(table: IndexedTable) -> None:
@@ -59,7 +59,7 @@ def start(name: str) -> MemoryStore:
         compact(table)
     if name == "merge of segments":
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(merging, "FACTOR", 8)
+            patched.setattr(segment_merge_work, "FACTOR", 8)
             table.append([(0, TAG_VALUES[row % 4], "ebb") for row in range(8)])
             table.catch_up()
     return store

@@ -40,8 +40,8 @@ def _asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index is asked wherever it answers, as if requests were for nothing."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 2)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 0)
-    monkeypatch.setattr(indexed_keys, "REQUEST_BYTES", 0)
-    monkeypatch.setattr(indexed_base, "REQUEST_BYTES", 0)
+    monkeypatch.setattr(indexed_keys, "REQUEST_COST_BYTES", 0)
+    monkeypatch.setattr(indexed_base, "REQUEST_COST_BYTES", 0)
 
 
 def merge(table: KeyedTable) -> None:

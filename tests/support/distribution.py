@@ -94,13 +94,15 @@ class TasksMeanwhile:
 class Board:
     """The tables of a raw log by name, in stores of their own; `distribute` distributes into all of them.
 
-    Every distributor has ids of its own; boards on the same stores take seeds that differ.
+    Every distributor has ids of its own; boards on the same stores take seeds that differ. `raw_clock` is that of the
+    stores where a test made them with it.
     """
 
     stores: Sequence[ObjectStore]
     tables: Mapping[str, ObjectStore]
     seed: int = 1
     clock: ManualClock = field(default_factory=lambda: ManualClock(LATER_MS))
+    raw_clock: ManualClock = field(default_factory=ManualClock)
 
     def create(self, **given: str | TableConfig | None) -> Board:
         """Create every table, of `EVENTS`: append tables, keyed ones where a key column is given, or as configured."""

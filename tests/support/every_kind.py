@@ -14,9 +14,12 @@ from storage_core.errors import TidemarkError
 from storage_core.formats.keys import lock_key, probe_key
 from storage_core.gc.collect import collect
 from storage_core.history.tagging import set_tag
-from storage_core.index import catch_up, merge, merging
+from storage_core.index import catch_up, segment_merge, segment_merge_work
+from storage_core.index.segment_merge_work import MergedSegments
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
+from storage_core.log.actions import Action, RemoveTxn, Txn
+from storage_core.log.conflicts.requirements import pruning
 from storage_core.log.interop.json_checkpoint import write_json_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
@@ -58,6 +61,12 @@ def every_kind() -> EveryKind:
     clock = ManualClock(step_ms=1)
     store = MemoryStore("every-kind", clock=clock)
     table = KeyedTable(store, clock=clock).create(SCHEMA, CONFIG)
+    head = table.snapshot
+    for start in (0, 20):  # so many that a state has them in an object of their own
+        landed = [Txn(appId=f"landed:{each}", version=each, lastUpdated=each) for each in range(start, start + 20)]
+        head = table.log.commit(head, landed, operation="INGEST").snapshot
+    pruned: list[Action] = [RemoveTxn(appId="landed:0"), pruning(head)]
+    table.log.commit(head, pruned, operation="PRUNE FILES")
     for number in range(6):
         _write(table, f"old-{number}")
         table.merge()
@@ -74,7 +83,7 @@ def every_kind() -> EveryKind:
         _write(table, name)
         table.merge()
     _catch_up(table)
-    with patch.object(merging, "FACTOR", 2):
+    with patch.object(segment_merge_work, "FACTOR", 2):
         _catch_up(table)
     for snapshot in (older, table.snapshot):
         write_json_checkpoint(store, snapshot, in_parts=True)
@@ -186,6 +195,8 @@ def _catch_up(table: KeyedTable) -> None:
         snapshot = table.snapshot
         planned = catch_up.plan(snapshot, index.name)
         built = [catch_up.execute(table.store, work, ids=table.ids) for work in planned.work]
-        merged = [merging.Merged(work, merge.execute(table.store, work, ids=table.ids)) for work in planned.merges]
+        merged = [
+            MergedSegments(work, segment_merge.execute(table.store, work, ids=table.ids)) for work in planned.merges
+        ]
         if actions := planned.actions(built, merged):
             table.log.commit(snapshot, actions, operation="CATCH UP")

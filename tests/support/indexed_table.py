@@ -12,7 +12,8 @@ import pyarrow as pa
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.work import OPERATION, CompactionTask
-from storage_core.index import catch_up, merge, merging
+from storage_core.index import catch_up, segment_merge
+from storage_core.index.segment_merge_work import MergedSegments, SegmentMerge
 from storage_core.log.actions import IndexSegment, Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -71,7 +72,7 @@ class Indexing:
     planned: Snapshot
     plan: catch_up.CatchUpPlan
     built: Sequence[IndexSegment]
-    merged: Sequence[merging.Merged] = ()
+    merged: Sequence[MergedSegments] = ()
 
 
 class IndexedTable:
@@ -163,8 +164,8 @@ class IndexedTable:
         items = [catch_up.CatchUpWork.from_json(work.to_json()) for work in plan.work]
         built = [catch_up.execute(self.store, item, ids=self.ids) for item in items]
         self.retokenised += sum(each.numRecords for each in built)
-        merges = [merging.MergeWork.from_json(work.to_json()) for work in plan.merges]
-        merged = [merging.Merged(item, merge.execute(self.store, item, ids=self.ids)) for item in merges]
+        merges = [SegmentMerge.from_json(work.to_json()) for work in plan.merges]
+        merged = [MergedSegments(item, segment_merge.execute(self.store, item, ids=self.ids)) for item in merges]
         return Indexing(snapshot, plan, built, merged)
 
     def commit_index(self, indexing: Indexing) -> Snapshot:

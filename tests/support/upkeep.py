@@ -13,8 +13,8 @@ from storage_core.compaction.work import OPERATION
 from storage_core.gc.collect import CollectionReport
 from storage_core.gc.collect import collect as run_collector
 from storage_core.index import catch_up as indexing
-from storage_core.index import merge as segment_merge
-from storage_core.index import merging as segment_merging
+from storage_core.index import segment_merge
+from storage_core.index.segment_merge_work import MergedSegments, SegmentMerge
 from storage_core.region import idle, sorting
 from storage_core.region import merge as merging
 from storage_core.region.sorting import SortingTerms
@@ -93,8 +93,8 @@ def catch_up(table: Table) -> int:
     plans = [indexing.plan(snapshot, each.name) for each in snapshot.config.indexes]
     built = [indexing.execute(table.store, work, ids=log.ids) for plan in plans for work in plan.work]
 
-    def merged(items: Sequence[segment_merging.MergeWork]) -> list[segment_merging.Merged]:
-        return [segment_merging.Merged(item, segment_merge.execute(table.store, item, ids=log.ids)) for item in items]
+    def merged(items: Sequence[SegmentMerge]) -> list[MergedSegments]:
+        return [MergedSegments(item, segment_merge.execute(table.store, item, ids=log.ids)) for item in items]
 
     done, idle = indexing.merge_all(snapshot, plans, built, merged)
     if actions := indexing.actions_of(plans, built, done, idle):

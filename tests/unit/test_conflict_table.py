@@ -22,9 +22,10 @@ from storage_core.log.actions import (
     Protocol,
     Remove,
     RemoveIndexSegment,
+    RemoveTxn,
     Txn,
 )
-from storage_core.log.conflicts.requirements import AtVersion, MergeProgress, Requirement
+from storage_core.log.conflicts.requirements import PRUNING, AtVersion, MergeProgress, Requirement
 from storage_core.log.conflicts.settle import Plan, settle
 from storage_core.log.deletion_vector import inline, stored
 from storage_core.log.encoding.codec import encode_version
@@ -41,6 +42,7 @@ from tests.support.log_tables import INDEX, SCHEMA, log_on, metadata, removal, s
 
 BASE = TableConfig(checkpoint_interval=0, indexes=(INDEX,))
 OLD = segment("old", "f")
+OLD_FILE = Txn(appId="landed:old", version=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,12 @@ def merged(region: str, generation: int) -> MergedGenerations:
     return MergedGenerations(region=region, generation=generation)
 
 
-# Region r has merged generation 1. The splits a to f are live, and a segment covers f.
+def prune() -> Commit:
+    """Prune the transaction of the fixture, as planned on its version 1."""
+    return Commit((RemoveTxn(appId="landed:old"), Fence(resource=PRUNING, token=2)))
+
+
+# Region r has merged generation 1. The splits a to f are live, and a segment covers f. A landed file is in.
 THEIRS: Mapping[str, Commit | None] = {
     "append": Commit((split("new"),)),
     "merge r": Commit((split("rows"), vector("c", 1), merged("r", 2)), (MergeProgress("r", 1),)),
@@ -81,6 +88,8 @@ THEIRS: Mapping[str, Commit | None] = {
     "window": Commit((settings(window_seconds=900),)),
     "drop idx": Commit(drop_index()),
     "checkpoint": None,
+    "ingest": Commit((split("landed"), Txn(appId="landed:new", version=1))),
+    "prune": prune(),
 }
 MINE: Mapping[str, Commit | None] = {
     "append": Commit((split("mine"),)),
@@ -92,20 +101,24 @@ MINE: Mapping[str, Commit | None] = {
     "upkeep": Commit((settings(gc_horizon_ms=1),)),
     "drop idx": Commit(drop_index()),
     "checkpoint": None,
+    "ingest": Commit((split("mine"), Txn(appId="landed:mine", version=1))),
+    "prune": prune(),
 }
 
 # ok: lands after theirs. abort: nothing is written, plan again. drop: lands without the segment whose split is gone.
 TABLE = """
-mine \\ theirs | append | merge r | merge q | delete a | compact c d | compact a b | index c | index a | upkeep | window | drop idx | checkpoint
-append        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | abort  | ok       | ok
-merge r       | ok     | abort   | ok      | abort    | ok          | abort       | ok      | ok      | ok     | abort  | ok       | ok
-merge r 3-4   | abort  | ok      | abort   | abort    | abort       | abort       | abort   | abort   | abort  | abort  | abort    | abort
-compact a b   | ok     | ok      | ok      | abort    | ok          | abort       | ok      | ok      | ok     | abort  | ok       | ok
-index a       | ok     | ok      | ok      | ok       | ok          | drop        | ok      | abort   | ok     | ok     | abort    | ok
-index a+e     | ok     | ok      | ok      | ok       | ok          | ok          | ok      | abort   | ok     | ok     | abort    | ok
-upkeep        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | abort  | abort  | abort    | ok
-drop idx      | ok     | ok      | ok      | ok       | ok          | ok          | abort   | abort   | abort  | abort  | abort    | ok
-checkpoint    | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | ok     | ok       | ok
+mine \\ theirs | append | merge r | merge q | delete a | compact c d | compact a b | index c | index a | upkeep | window | drop idx | checkpoint | ingest | prune
+append        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | abort  | ok       | ok          | ok     | ok
+merge r       | ok     | abort   | ok      | abort    | ok          | abort       | ok      | ok      | ok     | abort  | ok       | ok          | ok     | ok
+merge r 3-4   | abort  | ok      | abort   | abort    | abort       | abort       | abort   | abort   | abort  | abort  | abort    | abort       | abort  | abort
+compact a b   | ok     | ok      | ok      | abort    | ok          | abort       | ok      | ok      | ok     | abort  | ok       | ok          | ok     | ok
+index a       | ok     | ok      | ok      | ok       | ok          | drop        | ok      | abort   | ok     | ok     | abort    | ok          | ok     | ok
+index a+e     | ok     | ok      | ok      | ok       | ok          | ok          | ok      | abort   | ok     | ok     | abort    | ok          | ok     | ok
+upkeep        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | abort  | abort  | abort    | ok          | ok     | ok
+drop idx      | ok     | ok      | ok      | ok       | ok          | ok          | abort   | abort   | abort  | abort  | abort    | ok          | ok     | ok
+checkpoint    | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | ok     | ok       | ok          | ok     | ok
+ingest        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | abort  | ok       | ok         | ok     | abort
+prune        | abort  | abort   | abort   | abort    | abort       | abort       | abort   | abort   | abort  | abort  | abort    | ok         | abort  | abort
 """  # noqa: E501  # it is read as the page's table is
 
 
@@ -122,7 +135,7 @@ def _cells() -> Iterator[tuple[str, str, str]]:
 def log() -> TransactionLog:
     log = log_on(MemoryStore("t"))
     head = log.create(metadata(BASE))
-    log.commit(head, [*(split(name, 10) for name in "abcdef"), OLD, merged("r", 1)], operation="TEST")
+    log.commit(head, [*(split(name, 10) for name in "abcdef"), OLD, merged("r", 1), OLD_FILE], operation="TEST")
     return log
 
 
@@ -147,6 +160,12 @@ def _holds(action: Action, head: Snapshot) -> bool:
             return head.merged_generations[action.region] == action.generation
         case Metadata():
             return head.metadata.configuration == action.configuration
+        case Txn():
+            return head.txns.get(action.appId) == action.version
+        case RemoveTxn():
+            return action.appId not in head.txns
+        case Fence():
+            return head.fences.get(action.resource) == action.token
         case _:
             raise AssertionError(f"no operation of the table commits {action.NAME!r}")
 

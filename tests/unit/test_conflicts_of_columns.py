@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.alteration import Change, add_column, alter, altered, drop_column, relax_column, rename_column
+from storage_core.alteration import Change, add_column, altered, change_column, drop_column, relax_column, rename_column
 from storage_core.errors import CommitConflict
 from storage_core.log.actions import Action, MergedGenerations, Txn
 from storage_core.log.log import TransactionLog
@@ -81,7 +81,7 @@ def test_what_was_planned_before_a_change_lands_after_it_where_its_rows_are_thos
     log: TransactionLog, mine: str, theirs: str, outcome: str
 ) -> None:
     planned = required(log)
-    changed = alter(log, planned, CHANGES[theirs])
+    changed = change_column(log, planned, CHANGES[theirs])
     if outcome == "abort":
         with pytest.raises(CommitConflict, match="plan again"):
             log.commit(planned, actions(mine, planned), operation="TEST")
@@ -100,7 +100,7 @@ def test_a_change_lands_after_whatever_was_committed_since(log: TransactionLog, 
     planned = required(log)
     between = log.commit(planned, actions(theirs, planned), operation="TEST").snapshot
 
-    found = alter(log, planned, CHANGES[mine])
+    found = change_column(log, planned, CHANGES[mine])
 
     expected = altered(between, CHANGES[mine])
     assert expected is not None
@@ -111,9 +111,9 @@ def test_a_change_lands_after_whatever_was_committed_since(log: TransactionLog, 
 @pytest.mark.parametrize("theirs", CHANGES)
 def test_changes_of_two_at_once_are_made_one_after_the_other(log: TransactionLog, theirs: str) -> None:
     planned = required(log)
-    alter(log, planned, CHANGES[theirs])
+    change_column(log, planned, CHANGES[theirs])
 
-    found = alter(log, planned, add_column("last", "string"))
+    found = change_column(log, planned, add_column("last", "string"))
 
     assert bare(found.schema).names[-1] == "last"
     assert found.version == planned.version + 2
@@ -121,15 +121,15 @@ def test_changes_of_two_at_once_are_made_one_after_the_other(log: TransactionLog
 
 def test_a_column_that_was_dropped_meanwhile_is_not_changed(log: TransactionLog) -> None:
     planned = log.snapshot()
-    alter(log, planned, drop_column("id"))
+    change_column(log, planned, drop_column("id"))
 
     with pytest.raises(ValueError, match="there is no column 'id'; the table has"):
-        alter(log, planned, rename_column("id", "number"))
+        change_column(log, planned, rename_column("id", "number"))
 
 
 def test_a_segment_over_a_column_that_changed_meanwhile_is_planned_again(log: TransactionLog) -> None:
     planned = required(log, "text")
-    alter(log, planned, relax_column("text"))
+    change_column(log, planned, relax_column("text"))
 
     with pytest.raises(CommitConflict, match="index 'words': its columns changed"):
         log.commit(planned, COMMITS["index"], operation="TEST")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.alteration import add_column, alter, drop_column, rename_column
+from storage_core.alteration import add_column, change_column, drop_column, rename_column
 from storage_core.distribution.remaining import Terms
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
@@ -34,7 +34,7 @@ def change(given: Board) -> None:
     for name, store in given.tables.items():
         log = TransactionLog(store, clock=given.clock, ids=SeededIds(len(name)))
         for each in (rename_column("text", "words"), add_column("text", "long", 5)):
-            alter(log, log.snapshot(), each)
+            change_column(log, log.snapshot(), each)
 
 
 def found(given: Board) -> dict[str, list[tuple[object, ...]]]:
@@ -80,7 +80,7 @@ def test_a_column_that_is_gone_is_left_out_of_what_was_distributed_before() -> N
     given.distribute()
     for store in given.tables.values():
         log = TransactionLog(store, clock=given.clock, ids=SeededIds(9))
-        alter(log, log.snapshot(), drop_column("text"))
+        change_column(log, log.snapshot(), drop_column("text"))
     append(given, 2)
 
     given.distribute()

@@ -16,6 +16,7 @@ import typer
 
 from jobs.requests import audit as audit_request
 from jobs.requests import distribute as distribute_request
+from jobs.requests import raw_log as raw_log_request
 from jobs.requests import request
 from pipelines.cli import build
 from storage_core.audit.audit import INVARIANTS
@@ -192,6 +193,8 @@ def test_every_job_of_the_documents_parses(words: list[str]) -> None:
         match job:
             case "audit":
                 audit_request.parse(audit_request.parser("").parse_args(words[2:]))
+            case "collect_raw" | "heal_raw":
+                raw_log_request.parse(raw_log_request.parser(job, "").parse_args(words[2:]))
             case "distribute":
                 distribute_request.parse(distribute_request.parser("").parse_args(words[2:]))
             case _:
@@ -257,6 +260,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         time_column="time",
         sort_schema="timestamp/V2",
         window_seconds=7200,
+        former_windows=(900,),
         coarse_window=True,
         primary_key=("time",),
         indexes=(IndexDefinition("text", "fulltext", ("message",)),),
@@ -267,6 +271,12 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         target_split_bytes=1,
         checkpoint_interval=1,
         checkpoint_format="json",
+        manifest_entries=1,
+        retained_states=3,
+        split_compression="gzip",
+        split_compression_level=2,
+        split_metadata="packed",
+        string_cut=1,
         checkpoint_compression="none",
         gc_horizon_ms=1,
         version_retention_ms=1,
@@ -283,7 +293,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         RENUMBERED_UP_TO,
     }
     metrics = {key: int(found[0]) for key, text in written.items() if (found := re.match(r"\d+", text))}
-    numbers = {key: text for key, text in changed.to_configuration().items() if text == "1"}
+    numbers = {key: text for key, text in changed.to_configuration().items() if text in ("1", "3")}
     assert metrics.keys() == numbers.keys()
     stored = {key: str(value) for key, value in metrics.items()}
     assert TableConfig.from_configuration(stored) == TableConfig()

@@ -134,8 +134,8 @@ def test_paths_that_leave_the_table_are_refused(foreign: MemoryStore, path: str)
 
 
 def test_a_state_of_a_newer_format_is_refused(foreign: MemoryStore) -> None:
-    put_state(foreign, 3, ["a"], formatVersion=2)
-    with pytest.raises(Unsupported, match="state of format 2"):
+    put_state(foreign, 3, ["a"], formatVersion=3)
+    with pytest.raises(Unsupported, match="state of format 3"):
         read_state(foreign, 3)
 
 

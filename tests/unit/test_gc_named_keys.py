@@ -26,6 +26,7 @@ from storage_core.log.actions import (
     Remove,
     RemoveIndexSegment,
     RemoveTranslation,
+    RemoveTxn,
     Translation,
     Txn,
 )
@@ -92,7 +93,7 @@ def test_every_field_that_can_hold_a_key_keeps_it_or_is_listed_with_a_reason(
 
 
 def test_the_fields_that_keep_nothing_are_these_and_no_others() -> None:
-    leaving = {Remove, RemoveIndexSegment, RemoveTranslation}
+    leaving = {Remove, RemoveIndexSegment, RemoveTranslation, RemoveTxn}
     whole = {CommitInfo, Protocol, MergeSkip, Txn, Fence, MergedGenerations, *leaving}
     covered = {(IndexSegment, name) for name in ("covers", "origins", "coveredOrigins")}
     moved = {(Translation, "inputs"), (Translation, "outputs")}

@@ -64,6 +64,7 @@ ACTIONS: Mapping[str, dict[str, Any]] = {
         "path": PATH, "skipTimestamp": 1, "reason": "r", "operation": "o", "retryAfter": 1, "skipCount": 1,
     },
     "txn": {"appId": "a", "version": 1, "lastUpdated": 1},
+    "removeTxn": {"appId": "a"},
     "fence": {"resource": "r", "token": 1},
     "mergedGenerations": {"region": "r", "generation": 1},
     "indexSegment": {

@@ -63,6 +63,7 @@ def test_nothing_is_a_duration_without_a_unit_and_every_other_needs_one() -> Non
             wait_ms=1,
             mode=Mode.POLICY,
             quarantine=True,
+            compact_state=True,
         ),
         JobRequest(table_uri="-t", index="finalize", windows=WindowRange(null_only=True)),
     ],

@@ -15,6 +15,7 @@ SPELLINGS = [
     (keys.version_key(0), "_transaction_log/00000000000000000000.json", KeyKind.VERSION),
     (keys.version_key(2**63 - 1), "_transaction_log/09223372036854775807.json", KeyKind.VERSION),
     (keys.last_checkpoint_key(), "_transaction_log/_last_checkpoint", KeyKind.LAST_CHECKPOINT),
+    (keys.progress_key("0" * 16), "_transaction_log/progress/progress-0000000000000000.avro", KeyKind.PROGRESS),
     (keys.manifest_key("0" * 16), "_transaction_log/manifests/manifest-0000000000000000.avro", KeyKind.MANIFEST),
     (keys.state_key(10), "_transaction_log/state-v00000000000000000010/_manifest.avro", KeyKind.STATE),
     (

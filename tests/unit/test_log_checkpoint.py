@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from storage_core.errors import Corrupt, InvalidInput
-from storage_core.formats import avro_state, avro_state_schema
+from storage_core.formats import avro_state, avro_state_schema, avro_writing
 from storage_core.formats.keys import last_checkpoint_key, state_key
 from storage_core.log.actions import Add, Txn
-from storage_core.log.checkpoints import state_layout
 from storage_core.log.checkpoints.root import manifest_keys, read_state
 from storage_core.log.files.live import LiveFiles
 from storage_core.log.schema_registry import PREFIX, canonical
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.transactions import Transactions
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
 from tests.support.foreign_logs import OWN_FIELD_IDS
@@ -66,7 +66,8 @@ def test_the_order_of_splits_in_memory_does_not_change_the_bytes() -> None:
     head = _written(store)
     log_on(store).checkpoint(head)
     backwards = LiveFiles(added=dict(reversed(list(head.splits.added.items()))))
-    log_on(other).checkpoint(replace(head, splits=backwards, txns={"y": 1, "x": 1}))
+    txns = Transactions(recent={each: Txn(appId=each, version=1) for each in "yx"})
+    log_on(other).checkpoint(replace(head, splits=backwards, txns=txns))
     assert _state_files(store) == _state_files(other)
 
 
@@ -82,12 +83,14 @@ def test_manifests_are_named_by_their_content_and_shared_by_states_with_equal_sp
     assert key.endswith(f"manifests/manifest-{avro_state.content_id(store.get(key).data)}.avro")
 
 
-def test_many_splits_go_into_several_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_layout, "ENTRIES_PER_MANIFEST", 2)
+def test_many_splits_go_into_several_manifests() -> None:
     store = MemoryStore("t")
     head = _written(store)
+    fewer = {**head.metadata.configuration, "tidemark.manifestEntries": "2"}
+    altered = log_on(store).commit(head, [replace(head.metadata, configuration=fewer)], operation="CONFIGURE")
+    head = altered.snapshot
     log_on(store).checkpoint(head)
-    assert [info.num_entries for info in read_state(store, 2).manifests] == [2, 2]
+    assert [info.num_entries for info in read_state(store, 3).manifests] == [2, 2]
     assert log_on(store).snapshot() == head
 
 
@@ -136,7 +139,7 @@ def test_a_torn_state_or_manifest_is_corrupt(cut: int) -> None:
 def test_a_manifest_of_more_entries_than_the_format_admits_is_refused() -> None:
     entry = {"path": "a", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True,
              "hasFooterOffsets": False, "addedAtVersion": 0, "addedAtTimestamp": 0}  # fmt: skip
-    most = avro_state.MAX_ENTRIES_PER_MANIFEST
+    most = avro_writing.MAX_ENTRIES_PER_MANIFEST
     assert avro_state.decode_entries(avro_state.encode_entries([entry] * most), "somewhere").num_rows == most
     with pytest.raises(InvalidInput, match="at most 50,000 entries, found 50,001"):
         avro_state.encode_entries([entry] * (most + 1))

@@ -20,6 +20,7 @@ from storage_core.log.actions import (
     Remove,
     RemoveIndexSegment,
     RemoveTranslation,
+    RemoveTxn,
     Translation,
     Txn,
 )
@@ -59,6 +60,7 @@ EVERY_ACTION: list[Action] = [
         size=9, xxh3="0", footerOffset=5,
     ),
     RemoveTranslation(path="_indices/_translations/n.map"),
+    RemoveTxn(appId="landed:a"),
 ]  # fmt: skip
 
 

@@ -263,7 +263,7 @@ def test_the_state_carries_every_kind_of_progress(store: MemoryStore) -> None:
     found = log.snapshot()
     assert found.checkpoint_version == 13
     assert found == head
-    assert (found.txns, found.fences, found.merged_generations) == ({"job": 12}, {"r": 12}, {"g": 12})
+    assert (dict(found.txns), found.fences, found.merged_generations) == ({"job": 12}, {"r": 12}, {"g": 12})
     assert len(found.segments) == 12
     assert found.mergeskips == {skip.path: skip}
     assert found.splits.added_at(split("n12").path) == (12, START_MS + 12 * STEP_MS)

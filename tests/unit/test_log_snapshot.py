@@ -64,7 +64,7 @@ def test_progress_is_kept_per_name_and_never_goes_back() -> None:
         MergedGenerations(region="g", generation=2),
     ]
     found = Snapshot.apply(_created(*actions), 1, [_info(20), *later])
-    assert (found.txns, found.fences, found.merged_generations) == ({"x": 7}, {"r": 3}, {"g": 2})
+    assert (dict(found.txns), found.fences, found.merged_generations) == ({"x": 7}, {"r": 3}, {"g": 2})
 
 
 def test_segments_and_skips_come_and_go() -> None:

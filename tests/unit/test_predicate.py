@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from storage_core.errors import InvalidInput
-from storage_core.read.predicate import And, Compare, Comparison, col
+from storage_core.read.predicate import And, Compare, Comparison, Or, col
+from storage_core.read.sql_predicate import from_sql
 
 N, K = col("n"), col("k")
 
@@ -56,3 +57,8 @@ def test_filters_combine_by_operators() -> None:
 def test_only_filters_are_combined(combine: Callable[[], object]) -> None:
     with pytest.raises(InvalidInput, match=r"&, \| and ~ take filters, found .*; compare a column"):
         combine()
+
+
+def test_true_and_false_say_the_same_of_every_row() -> None:
+    assert (from_sql("true").predicate, from_sql("false").predicate) == (And(()), Or(()))
+    assert from_sql("not true and n = 1").predicate == And((Or(()), Compare("n", Comparison.EQ, 1)))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.errors import Corrupt, TidemarkError, Unsupported
-from storage_core.formats.key_hash import Hashes, key_hashes, within
+from storage_core.formats.key_hash import HashedRows, Hashes, key_hashes
 from storage_core.index import primary_key
 from storage_core.index.primary_key import BLOCK_KEYS, FORMAT, HEAD, KEYS, Layout
 from tests.support.same_hash import keys_of_one_hash
@@ -38,8 +38,8 @@ def found(files: dict[str, bytes | memoryview], wanted: Hashes, rows: int) -> li
         primary_key.block(data[each * size : each * size + size], layout, "a", where=WHERE)
         for each in np.unique(layout.blocks_of(wanted)).tolist()
     ]
-    keys = primary_key.Keys.joined(blocks)
-    places: list[int] = keys.rows[within(wanted, keys.hashes)].tolist()
+    keys = HashedRows.joined(blocks)
+    places: list[int] = keys.rows_of(wanted).tolist()
     return places
 
 

@@ -290,8 +290,8 @@ def test_a_chunk_that_is_cut_or_longer_is_refused(seed: int) -> None:
 
 
 def test_a_chunk_of_a_newer_release_says_so() -> None:
-    with pytest.raises(Unsupported, match="format '2'"):
-        decode(_with_checksum({"tidemark.format": "2"}), "here")
+    with pytest.raises(Unsupported, match="format '3'"):
+        decode(_with_checksum({"tidemark.format": "3"}), "here")
 
 
 @pytest.mark.parametrize(

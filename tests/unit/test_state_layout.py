@@ -11,7 +11,6 @@ import pytest
 from storage_core.errors import Corrupt, SnapshotExpired
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
 from storage_core.log.actions import Action, Add
-from storage_core.log.checkpoints import state_layout
 from storage_core.log.checkpoints.root import manifest_keys, read_state
 from storage_core.log.checkpoints.write import write_checkpoint
 from storage_core.log.deletion_vector import inline
@@ -25,10 +24,10 @@ from tests.support.log_tables import log_on, metadata, removal, split
 class Table:
     """A table that is checkpointed when told so, and compared with a replay of its version files."""
 
-    def __init__(self) -> None:
+    def __init__(self, manifest_entries: int = TableConfig().manifest_entries) -> None:
         self.store = MemoryStore("t")
         self.log = log_on(self.store)
-        self.log.create(metadata(TableConfig(checkpoint_interval=0)))
+        self.log.create(metadata(TableConfig(checkpoint_interval=0, manifest_entries=manifest_entries)))
 
     def commit(self, *actions: Action) -> Snapshot:
         return self.log.commit(self.log.snapshot(), list(actions), operation="X").snapshot
@@ -90,10 +89,8 @@ def test_more_than_a_tenth_of_dead_entries_is_written_anew_without_them(table: T
     assert table.tombstones() == ()
 
 
-def test_twenty_small_manifests_are_joined_and_only_tombstones_applied_there_go(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state_layout, "ENTRIES_PER_MANIFEST", 100)
+def test_twenty_small_manifests_are_joined_and_only_tombstones_applied_there_go() -> None:
+    table = Table(manifest_entries=100)
     (large,) = table.checkpoint(*many("a", 90))
     counts = [len(table.checkpoint(split(f"b{number}"))) for number in range(20)]
     assert counts == list(range(2, 22))

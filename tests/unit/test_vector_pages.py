@@ -17,13 +17,13 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.repair.found_split import read_found
-from storage_core.rows.vectors import vector_type
+from storage_core.rows.vectors import column_of, vector_type
 from storage_core.settings.table import TableConfig
 from storage_core.split import row_groups, vector_pages
 from storage_core.split.kept_values import KeptValues
+from storage_core.split.ranged_vectors import RangedVectors
 from storage_core.split.ranges import Footers
 from storage_core.split.read import open_split
-from storage_core.split.vector_pages import RangedVectors
 from storage_core.split.write import sort_and_write
 from tests.support.events import context
 from tests.support.ids import SeededIds
@@ -43,7 +43,7 @@ def add(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Add:
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", GROUP)
     chance = np.random.default_rng(1)
     some = [None if row == 1_200 else [float(row), 1.0, 2.0] for row in range(ROWS)]
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(chance.random(ROWS * 96, np.float32)), type=vector_type(96))
+    vectors = column_of(chance.random((ROWS, 96), np.float32))
     one = pa.array([None if each is None else each[:1] for each in some], vector_type(1))
     rows = pa.table([pa.array(range(ROWS)), vectors, pa.array(some, vector_type(3)), one], schema=SCHEMA)
     config = TableConfig(primary_key=("id",))

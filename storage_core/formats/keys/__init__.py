@@ -36,6 +36,7 @@ from storage_core.formats.keys.transaction_log import (
     last_checkpoint_key,
     manifest_key,
     near_prefix,
+    progress_key,
     state_key,
     version_key,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "near_prefix",
     "parse",
     "probe_key",
+    "progress_key",
     "quarantine_key",
     "region_hint_key",
     "region_manifest_key",

@@ -12,6 +12,7 @@ class KeyKind(StrEnum):
     VERSION = "version"
     LAST_CHECKPOINT = "last_checkpoint"
     MANIFEST = "manifest"
+    PROGRESS = "progress"
     STATE = "state"
     JSON_CHECKPOINT = "json_checkpoint"
     JSON_CHECKPOINT_PART = "json_checkpoint_part"
@@ -37,8 +38,8 @@ class ParsedKey:
     """A key of a known kind and the parts it was built from; parts that the kind does not have are None.
 
     `window` is None for the bucket of null timestamps and for tables without windows; `windowed` tells the two apart.
-    `id` is a split, vector, segment, translation, quarantine, manifest or JSON checkpoint id; `entry` a WAL entry, or a
-    part of the last. `source` of a lock or quarantine entry is the encoded segment.
+    `id` is a split, vector, segment, translation, quarantine, manifest, progress or JSON checkpoint id; `entry` a WAL
+    entry, or a part of the last. `source` of a lock or quarantine entry is the encoded segment.
     """
 
     kind: KeyKind

@@ -44,6 +44,11 @@ def manifest_key(manifest_id: str) -> str:
     return f"_transaction_log/manifests/manifest-{matching(_HEX16, manifest_id, '16 lower-case hex digits')}.avro"
 
 
+def progress_key(progress_id: str) -> str:
+    """Return the key of a shared object of progress records; its id is 16 hex digits of its content's SHA-256."""
+    return f"_transaction_log/progress/progress-{matching(_HEX16, progress_id, '16 lower-case hex digits')}.avro"
+
+
 def state_key(version: int) -> str:
     """Return the key of the checkpointed state of a version."""
     return f"_transaction_log/state-v{_version(version):020d}/_manifest.avro"
@@ -71,6 +76,9 @@ def parse_log(key: str, parts: list[str]) -> ParsedKey | None:
         case ["manifests", name]:
             manifest_id = name.removeprefix("manifest-").removesuffix(".avro")
             return exact(key, manifest_key(manifest_id), ParsedKey(kind=KeyKind.MANIFEST, key=key, id=manifest_id))
+        case ["progress", name]:
+            progress_id = name.removeprefix("progress-").removesuffix(".avro")
+            return exact(key, progress_key(progress_id), ParsedKey(kind=KeyKind.PROGRESS, key=key, id=progress_id))
         case [folder, "_manifest.avro"]:
             version = integer(folder.removeprefix("state-v").lstrip("0") or "0")
             return exact(key, state_key(version), ParsedKey(kind=KeyKind.STATE, key=key, version=version))

@@ -8,7 +8,7 @@ from storage_core.index.vector.definition import options_of, validate
 from storage_core.index.vector.distances import exact
 from storage_core.index.vector.layout import CODEBOOK, opening_bytes
 from storage_core.index.vector.parts import InMemory, Parts, Ranged, Span
-from storage_core.index.vector.probing import probes
+from storage_core.index.vector.probing import pieces_of
 from storage_core.index.vector.reader import KEPT_BYTES, Reader
 from storage_core.index.vector.segment import build, check, indexable
 from storage_core.index.vector.trained import TRAINING, Training, trained_again
@@ -32,7 +32,7 @@ __all__ = [
     "indexable",
     "opening_bytes",
     "options_of",
-    "probes",
+    "pieces_of",
     "sample_rows",
     "train",
     "train_on",

@@ -1,6 +1,6 @@
 """Clusters of vectors: k-means as Lloyd has it, in products of matrices.
 
-That is all that libraries do here: on a sample of 64 vectors a cluster their centroids give the same recall, and none
+That is all that libraries do here: on a sample of 21 vectors a cluster their centroids give the same recall, and none
 of them is worth its megabytes (faiss, scikit-learn) for what are thirty lines over numpy.
 """
 
@@ -14,6 +14,9 @@ from storage_core.rows.vectors import Floats
 Numbers = npt.NDArray[np.int64]
 
 _VALUES_AT_ONCE = 2**22
+
+_LARGE = 3
+_ROUNDS_OF_PARTS = 5
 
 
 def k_means(vectors: Floats, count: int, words: np.random.PCG64, *, rounds: int, start: Floats | None = None) -> Floats:
@@ -42,6 +45,20 @@ def k_means(vectors: Floats, count: int, words: np.random.PCG64, *, rounds: int,
             break
         centroids = moved
     return centroids
+
+
+def divided(vectors: Floats, centroids: Floats, words: np.random.PCG64) -> Floats:
+    """Return the centroids, in the place of one with more than `_LARGE` times the mean those of parts of its cluster.
+
+    Such clusters gather what lies between others. They are near to most queries, and hold few of the nearest.
+    """
+    numbers = nearest(vectors, centroids)
+    sizes, mean = np.bincount(numbers, minlength=len(centroids)), len(vectors) / max(1, len(centroids))
+    found = [centroids[sizes <= _LARGE * mean]]
+    for number in np.flatnonzero(sizes > _LARGE * mean):
+        parts = k_means(vectors[numbers == number], int(sizes[number] // mean), words, rounds=_ROUNDS_OF_PARTS)
+        found.append(np.unique(parts, axis=0))
+    return np.concatenate(found)
 
 
 def nearest(vectors: Floats, centroids: Floats) -> Numbers:

@@ -87,3 +87,17 @@ def dots(query: Whole, whole: Whole) -> Floats:
     if not len(whole):
         return np.zeros(0, np.float32)
     return np.asarray(simsimd.cdist(query[None, :], whole, metric="dot"), np.float32).reshape(-1)
+
+
+def apart(offsets: Floats, products: Floats) -> Floats:
+    """Return what tells rows apart. Where 32 bits do not hold it, a row is among the nearest; its vector decides."""
+    greatest = float(np.finfo(np.float32).max)
+    found: Floats = np.nan_to_num(offsets - products, nan=-greatest)
+    return found
+
+
+def best_of(values: npt.NDArray[np.floating], most: int) -> npt.NDArray[np.int64]:
+    """Return the places of the `most` smallest values, and of all that are as small as the greatest of these."""
+    if len(values) <= most:
+        return np.arange(len(values))
+    return np.flatnonzero(values <= np.partition(values, most - 1)[most - 1])

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.foreign_text import shortened
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import REBUILD
 from storage_core.index.vector.codes import PER_BYTE, padded_size
 from storage_core.rows.vectors import MOST_DIMENSIONS
 from storage_core.settings.vector_options import Metric, Quantization
@@ -100,8 +100,8 @@ class Head:
 
 def files_of(quantization: Quantization) -> tuple[str, ...]:
     """Return the names of the files of a segment, in the order in which they are packed."""
-    every = (HEAD, CLUSTERS, ROWS, CODEBOOK, BLOCKS)
-    return (*every, SECOND) if quantization == "rotated" else every
+    opening = (HEAD, CLUSTERS, ROWS, CODEBOOK)  # beside the directory, for both are fetched at once
+    return (BLOCKS, SECOND, *opening) if quantization == "rotated" else (BLOCKS, *opening)
 
 
 def code_bytes(quantization: Quantization, dimensions: int) -> int:
@@ -129,14 +129,18 @@ def second_bytes(quantization: Quantization, dimensions: int) -> int:
 
 def clusters_for(quantization: Quantization, dimensions: int, rows: int, flat_bytes: int) -> int:
     """Return into how many clusters so many rows are divided; 0 where their codes take at most `flat_bytes`."""
-    return 0 if rows * row_bytes(quantization, dimensions) <= flat_bytes else round(math.sqrt(rows))
+    return 0 if rows * row_bytes(quantization, dimensions) <= flat_bytes else round(3 * math.sqrt(rows))
 
 
-def opening_bytes(quantization: Quantization, dimensions: int, rows: int) -> int:
-    """Return how long the files before the blocks are together, at most, as `build` makes them of so many rows."""
-    clusters = clusters_for(quantization, dimensions, rows, FLAT_BYTES)
+def opening_bytes(quantization: Quantization, dimensions: int, rows: int, clusters: int | None = None) -> int:
+    """Return how long the files behind the blocks are together, at most, as `build` makes them of so many rows.
+
+    `clusters` as far as they are known.
+    """
+    if clusters is None:
+        clusters = clusters_for(quantization, dimensions, rows, FLAT_BYTES)
     books = padded_size(dimensions) * _BOOK_ENTRIES if quantization == "product" else 0
-    codebook = _FLOAT * (dimensions * (1 + clusters) + books)
+    codebook = _FLOAT * (dimensions + books) + clusters * (_FLOAT + dimensions)
     return _HEADERS_BYTES + BLOCK.itemsize * (1 + clusters + rows // BLOCK_ROWS) + 4 * rows + codebook
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,9 +10,9 @@ from typing import Protocol
 from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Data, Piece
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import bundle
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.damage import REBUILD
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import all_of
+from storage_core.split.pieces import Pieces
 
 GAP_BYTES = 64 * 2**10
 """Pieces no farther apart are fetched by one request: it would take about as long to ask twice."""
@@ -67,9 +68,9 @@ class InMemory:
 class Ranged:
     """Files of a bundle that is read by ranges: its directory once, files whole or in parts, each verified.
 
-    What is fetched goes through `cached`. Requests: for the directory and the first `ahead` bytes one each, at once,
-    and none where the directory is cached; for files that are not among these bytes, and for spans, one per piece of
-    neighbours, those of a call at once.
+    What is fetched goes through `cached`. Requests: for the directory and the `ahead` bytes before it one, and none
+    where the directory is cached; for files that are not among these bytes, and for spans, one per piece of neighbours,
+    those of a call at once.
     """
 
     is_ranged = True
@@ -78,16 +79,18 @@ class Ranged:
         self, store: ObjectStore, expected: bundle.Expected, *, ahead: int = 0, cached: CachedPieces = NOT_CACHED
     ) -> None:
         """Fetch the directory. Raises `Corrupt`, `NotFound`, `Unsupported`."""
-        self._store, self._expected, self._cached = store, expected, cached
-        self._ahead = b""
+        self._expected = expected
+        fetch = functools.partial(store.get_range, expected.where)
+        self._pieces = Pieces(store.uri, expected.where, expected.xxh3, cached, fetch, advice=REBUILD)
+        self._ahead, self._ahead_at = b"", 0
         tail = Piece(expected.footer_offset, expected.size, expected.identity, self._identity)
-        (found,) = self._read([tail])
+        (found,) = cached.read(store.uri, expected.where, expected.xxh3, [tail])
         if found is None:
-            wanted = [(tail.start, expected.size), (0, min(ahead, expected.footer_offset))]
-            found, *ahead_of = all_of(self._range, wanted if wanted[1][1] else wanted[:1], _AT_ONCE)
-            self._ahead = b"".join(ahead_of)
+            self._ahead_at = max(0, expected.footer_offset - ahead)
+            self._ahead = fetch(self._ahead_at, expected.size)
+            found = self._ahead[expected.footer_offset - self._ahead_at :]
             self._directory = bundle.read_directory(found, expected)
-            self._write([(tail, found)])
+            self._pieces.keep([(tail, found)])
         else:
             self._directory = bundle.read_directory(found, expected)
 
@@ -109,39 +112,16 @@ class Ranged:
         return self._fetched([Piece(offset + each.start, offset + each.end, f"{each.xxh3:016x}") for each in spans])
 
     def _fetched(self, pieces: Sequence[Piece]) -> list[memoryview]:
-        ahead = memoryview(self._ahead)
-        found = [ahead[each.start : each.end] if _end(each) <= len(ahead) else None for each in pieces]
-        absent = [each for each, data in zip(pieces, found, strict=True) if data is None]
-        held = dict(zip(absent, self._read(absent), strict=True))
-        runs = _joined([(each.start, _end(each)) for each, data in held.items() if data is None])
-        read = dict(zip(runs, all_of(self._range, runs, _AT_ONCE), strict=True))
-        fresh, given = list[tuple[Piece, Data]](), list[memoryview]()
-        for piece, known in zip(pieces, found, strict=True):
-            cached = held.get(piece)
-            if cached is not None:
-                given.append(memoryview(cached))
-                continue
-            data = known if known is not None else _part(read, piece)
-            if not piece.is_of(data):
-                raise Corrupt(
-                    f"{self.where}: expected xxh3-64 {piece.checksum} of the bytes {piece.start} to {piece.end}, "
-                    f"found {bundle.checksum(data)}",
-                    advice=REBUILD,
-                    key=self.where,
-                )
-            given.append(memoryview(bytes(data)))  # a copy: a part does not hold the rest
-            fresh.append((piece, given[-1]))
-        self._write(fresh)
-        return given
-
-    def _range(self, place: tuple[int, int]) -> bytes:
-        return self._store.get_range(self.where, *place)
-
-    def _read(self, pieces: Sequence[Piece]) -> list[bytes | None]:
-        return self._cached.read(self._store.uri, self.where, self._expected.xxh3, pieces)
-
-    def _write(self, pieces: Sequence[tuple[Piece, Data]]) -> None:
-        self._cached.write(self._store.uri, self.where, self._expected.xxh3, pieces)
+        at, end = self._ahead_at, self._ahead_at + len(self._ahead)
+        ahead = [each for each in pieces if at <= each.start and (each.end or 0) <= end]
+        found = {
+            each: self._pieces.verified(each, self._ahead[each.start - at : (each.end or 0) - at]) for each in ahead
+        }
+        self._pieces.keep(found.items())
+        absent = [each for each in pieces if each not in found]
+        read = self._pieces.read(absent, gap_bytes=GAP_BYTES, at_once=_AT_ONCE, most_bytes=REQUEST_BYTES)
+        found.update(zip(absent, read, strict=True))
+        return [memoryview(found[each]) for each in pieces]
 
     def _identity(self, tail: Data) -> str:
         """The identity of the bundle that these bytes are the directory of; none where they are no sound one."""
@@ -149,24 +129,3 @@ class Ranged:
             return bundle.read_directory(bytes(tail), self._expected).identity
         except (Corrupt, Unsupported):
             return ""
-
-
-def _end(piece: Piece) -> int:
-    return piece.end or 0
-
-
-def _part(read: Mapping[tuple[int, int], bytes], piece: Piece) -> memoryview:
-    start, data = next((run[0], data) for run, data in read.items() if run[0] <= piece.start and _end(piece) <= run[1])
-    return memoryview(data)[piece.start - start : _end(piece) - start]
-
-
-def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges, ascending, with those put together that lie near each other."""
-    found: list[tuple[int, int]] = []
-    for start, end in ranges:
-        near = found and start - found[-1][1] <= GAP_BYTES and end - found[-1][0] <= REQUEST_BYTES
-        if near:
-            found[-1] = (found[-1][0], end)
-        else:
-            found.append((start, end))
-    return found

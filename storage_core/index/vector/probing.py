@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
-LEAST_PROBES = 32
+LEAST_PROBES = 16
+SHARE, RANGED_SHARE = 3 / 16, 1 / 12
+"""A search looks into the nearest clusters, until they hold this share of the rows; of fetched ones the smaller."""
 
-PIECES = 8
-"""Blocks that are fetched lie in so many pieces, where those between them are few: they are looked into as well."""
+REQUESTS = 12
+"""So many a search sends to its segments, where it can: one to open each, the others for blocks."""
+
+LEAST_PIECES = 3
 
 Rows = npt.NDArray[np.int64]
 
 
-def probes(clusters: int, *, is_ranged: bool = False) -> int:
-    """Return into how many of so many clusters a search looks where nothing else is said; of fetched ones half."""
-    return max(LEAST_PROBES, math.ceil(3 * clusters / (32 if is_ranged else 16)))
+def probes(held: Rows, *, is_ranged: bool) -> int:
+    """Return into how many clusters a search looks where nothing else is said; they hold `held`, nearest first."""
+    share = (RANGED_SHARE if is_ranged else SHARE) * held.sum()
+    return max(LEAST_PROBES, int(np.searchsorted(np.cumsum(held), share)) + 1)
 
 
-def in_pieces(blocks: Rows, sizes: Rows, ends: Rows) -> Rows:
-    """Return the blocks, ascending, and with them the smallest gaps: until there are `PIECES`, or a third more rows.
+def pieces_of(segments: int) -> int:
+    """Return in how many pieces what is fetched of each of so many segments shall lie."""
+    return max(LEAST_PIECES, REQUESTS // max(1, segments) - 1)
 
-    `sizes` are the rows of each block of the segment, `ends` the rows up to its last.
+
+def in_pieces(blocks: Rows, sizes: Rows, turns: Rows, needed: int, *, pieces: int) -> Rows:
+    """Return the blocks, ascending, in so many pieces, if that takes no more than half as many rows again.
+
+    The smallest gaps are filled. Pieces that are left over are left out, if half of the rows at most are in them, and
+    no block that is needed: of the `needed` first `turns`, which tell the nearer of two. `sizes` are the rows of each
+    block of the segment.
     """
+    ends = np.cumsum(sizes)
     gaps = np.flatnonzero(np.diff(blocks) > 1)
     after = blocks[gaps + 1]
     rows = ends[after] - sizes[after] - ends[blocks[gaps]]
-    smallest = np.argsort(rows, kind="stable")[: max(0, len(gaps) + 1 - PIECES)]
-    spared = smallest[3 * np.cumsum(rows[smallest]) <= sizes[blocks].sum()]
+    smallest = np.argsort(rows, kind="stable")[: max(0, len(gaps) + 1 - pieces)]
+    spared = smallest[2 * np.cumsum(rows[smallest]) <= sizes[blocks].sum()]
     between = [np.arange(blocks[gap] + 1, blocks[gap + 1]) for gap in gaps[spared]]
-    return np.sort(np.concatenate([blocks, *between]))
+    found = np.sort(np.concatenate([blocks, *between]))
+    starts = np.flatnonzero(np.diff(found, prepend=-2) > 1)
+    nearest = np.minimum.reduceat(turns[found], starts)
+    far = np.argsort(nearest, kind="stable")[pieces:]
+    is_spare = 2 * np.add.reduceat(sizes[found], starts)[far].sum() <= sizes[found].sum()
+    if not len(far) or not is_spare or nearest[far[0]] < needed:
+        return found
+    return found[~np.isin(np.searchsorted(starts, np.arange(len(found)), side="right") - 1, far)]

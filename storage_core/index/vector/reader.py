@@ -11,7 +11,8 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
-from storage_core.index.vector.codes import Whole, dots, padded_size, query_code
+from storage_core.index.vector.codebook import in_bytes
+from storage_core.index.vector.codes import Whole, apart, best_of, dots, padded_size, query_code
 from storage_core.index.vector.distances import Distances, exact
 from storage_core.index.vector.layout import (
     BLOCKS,
@@ -28,10 +29,10 @@ from storage_core.index.vector.layout import (
     table_of,
 )
 from storage_core.index.vector.parts import Parts, Span
-from storage_core.index.vector.probing import Rows, in_pieces, probes
+from storage_core.index.vector.probing import Rows, in_pieces, pieces_of, probes
 from storage_core.index.vector.segment import codebook_of, require_block, require_rows
 from storage_core.index.vector.whole import decoded
-from storage_core.rows.vectors import Floats
+from storage_core.rows.vectors import Floats, Mask
 from storage_core.split.kept_values import KeptValues
 
 COARSE = 40
@@ -90,14 +91,10 @@ class Reader:
         self._rows = np.frombuffer(opened[ROWS], "<u4").astype(np.int64)
         require_rows(self._rows.astype(np.uint32), self._sizes, self.head, where=where)
         self._kept = KeptValues(kept_bytes)
-
-    @property
-    def cluster_sizes(self) -> Rows:
-        """The rows of each cluster of the codebook; of a flat segment none."""
-        found = np.zeros(self.head.clusters, np.int64)
-        if len(found):
-            np.add.at(found, self._table["cluster"], self._sizes)
-        return found
+        centroids = in_bytes(self._codebook.centroids)
+        self._scales = centroids["scale"].astype(np.float64)
+        self._whole = np.ascontiguousarray(centroids["whole"])
+        self._squares = np.square(self._codebook.centroids, dtype=np.float64).sum(axis=1)
 
     def candidates(
         self,
@@ -106,29 +103,34 @@ class Reader:
         allowed: BitMap | None = None,
         nprobe: int | None = None,
         *,
-        second: bool = True,
+        pieces: int = pieces_of(1),
+        note: Callable[[Rows], object] = len,
     ) -> tuple[Rows, Distances]:
         """Return rows among which the `k` nearest to the query most probably are, nearest first, and their distances.
 
         Distances are those of the metric (`distances`), as codes tell them; the caller ranks by exact vectors. Under
         `none` they are exact, and the rows are the k nearest of the clusters looked into. All rows that are as near as
         the last are returned, so equal vectors are there or not together. `allowed` are the rows that count; others are
-        not returned. `nprobe` clusters are looked into that hold a row that counts, and more until they hold
-        `COARSE` · k; all of a flat segment. Without a `second` look, which reads 4 times as much per row as the first,
-        there are about `COARSE` · k rows instead of `FINE` · k; so it is where parts are ranged, from `LEAST_SECOND`
-        dimensions on. Raises `InvalidInput` for a query that is no vector of
-        the index, `Corrupt` for a block that is not what was written. Requests: those of `Parts.read`, once for the
-        blocks and once for a second look.
+        not returned. `nprobe` clusters are looked into that hold a row that counts, by default `probes` of them, and
+        more until they hold `COARSE` · k; all of a flat segment. There are about `FINE` · k rows, after a second look,
+        which reads 4 times as much per row as the first. Where parts are ranged there is none from `LEAST_SECOND`
+        dimensions on, so about `COARSE` · k rows, and blocks lie in so many `pieces` (`in_pieces`). `note`
+        gets the cluster of each block. Raises
+        `InvalidInput` for a query that is no vector of the index, `Corrupt` for a block that is not what was written.
+        Requests: those of `Parts.read`, once for the blocks and once for a second look.
         """
-        second = second and not (self._parts.is_ranged and self.head.dimensions >= LEAST_SECOND)
-        with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `_apart`
-            return self._found(self._query(query, k), k, (self._counted(allowed), nprobe), second=second)
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `apart`
+            wanted, counted = self._query(query, k), self._counted(allowed)
+            blocks = self._looked_into(wanted, counted, COARSE * k, nprobe=nprobe, pieces=pieces)
+            note(self._table["cluster"][blocks])
+            return self._found(wanted, k, counted, blocks)
 
-    def _found(
-        self, query: _Query, k: int, where: tuple[npt.NDArray[np.bool_] | None, int | None], *, second: bool
-    ) -> tuple[Rows, Distances]:
-        counted, nprobe = where
-        blocks = self._looked_into(query, counted, COARSE * k, nprobe)
+    @property
+    def _looks_again(self) -> bool:
+        is_dear = self._parts.is_ranged and self.head.dimensions >= LEAST_SECOND
+        return self.head.quantization == "rotated" and not is_dear
+
+    def _found(self, query: _Query, k: int, counted: Mask | None, blocks: Rows) -> tuple[Rows, Distances]:
         if not len(blocks):
             return np.zeros(0, np.int64), np.zeros(0, np.float64)
         places = self._places(blocks)
@@ -138,11 +140,11 @@ class Reader:
         offsets, products = self._coarse(query, blocks)
         places, offsets, products = places[counts], offsets[counts], products[counts]
         most = COARSE * k
-        if self.head.quantization == "rotated" and second and len(places) > FINE * k:
-            best = _best(_apart(offsets, products), most)
+        if self._looks_again and len(places) > FINE * k:
+            best = best_of(apart(offsets, products), most)
             places, offsets, most = places[best], offsets[best], FINE * k
             products = self._second(query, places)
-        return self._answer(places, self._measured(query, _apart(offsets, products)), most)
+        return self._answer(places, self._measured(query, apart(offsets, products)), most)
 
     def _places(self, blocks: Rows) -> Rows:
         """The places of the rows of the blocks."""
@@ -167,7 +169,7 @@ class Reader:
         code, unit = query_code(placed, padded_size(len(placed)))
         return _Query(wanted, placed, code, unit)
 
-    def _counted(self, allowed: BitMap | None) -> npt.NDArray[np.bool_] | None:
+    def _counted(self, allowed: BitMap | None) -> Mask | None:
         """Of each place whether its row counts; None where all do."""
         if allowed is None:
             return None
@@ -176,40 +178,44 @@ class Reader:
         is_allowed[named[named < self.head.of]] = True
         return is_allowed[self._rows]
 
-    def _looked_into(self, query: _Query, counted: npt.NDArray[np.bool_] | None, most: int, nprobe: int | None) -> Rows:
+    def _looked_into(self, query: _Query, counted: Mask | None, most: int, *, nprobe: int | None, pieces: int) -> Rows:
         """The blocks to look into, ascending."""
         per_block = self._sizes
         if counted is not None:
             sums = np.append(0, np.cumsum(counted))
             per_block = sums[self._ends] - sums[self._ends - self._sizes]
-        holding = per_block > 0
+        holding, needed = per_block > 0, 1
+        turns = np.zeros(len(holding), np.int64)
         if self.head.clusters:
             clusters = self._table["cluster"].astype(np.int64)
             per_cluster = np.bincount(clusters, weights=per_block, minlength=self.head.clusters)
             order = np.argsort(self._away(query), kind="stable")
             order = order[per_cluster[order] > 0]
-            enough = int(np.searchsorted(np.cumsum(per_cluster[order]), most)) + 1
-            wanted = np.zeros(self.head.clusters, np.bool_)
-            usual = probes(self.head.clusters, is_ranged=self._parts.is_ranged)
-            wanted[order[: max(usual if nprobe is None else nprobe, enough)]] = True
-            holding &= wanted[clusters]
+            held = per_cluster[order]
+            needed = max(nprobe or 0, int(np.searchsorted(np.cumsum(held), most)) + 1)
+            usual = needed if nprobe else probes(held, is_ranged=self._parts.is_ranged)
+            turn = np.full(self.head.clusters, self.head.clusters)
+            turn[order] = np.arange(len(order))
+            turns = turn[clusters]
+            holding &= turns < max(usual, needed)
         found = np.flatnonzero(holding)
-        return in_pieces(found, self._sizes, self._ends) if self._parts.is_ranged else found
+        if not self._parts.is_ranged or not len(found):
+            return found
+        return in_pieces(found, self._sizes, turns, needed, pieces=pieces)
 
-    def _away(self, query: _Query) -> Floats:
-        """How far each centroid is from the query, in some unit."""
-        book = self._codebook
-        if book.metric == "dot":
-            away: Floats = -(book.centroids @ (query.placed + book.turned(book.center)))
-        else:
-            away = np.einsum("ij,ij->i", book.centroids, book.centroids) - 2 * (book.centroids @ query.placed)
+    def _away(self, query: _Query) -> Distances:
+        """How far each centroid is from the query, in some unit. By bytes: threads of numpy may wait for each other."""
+        book, is_dot = self._codebook, self.head.metric == "dot"
+        code, unit = query_code(query.placed + book.turned(book.center) if is_dot else query.placed, len(query.placed))
+        products = unit * self._scales * dots(code, self._whole)
+        away: Distances = -products if is_dot else self._squares - 2 * products
         return away
 
     def _exact(self, query: _Query, blocks: Rows) -> Distances:
         def numbers(data: memoryview, rows: int) -> Floats:
             return np.frombuffer(data, "<f4").reshape(rows, self.head.dimensions)
 
-        found = self._loaded(BLOCKS, blocks, numbers, lambda each: int(each.nbytes))
+        found = self._loaded(BLOCKS, blocks, numbers)
         return np.concatenate([exact(query.given, each, self.head.metric) for each in found])
 
     def _coarse(self, query: _Query, blocks: Rows) -> tuple[Floats, Floats]:
@@ -220,7 +226,8 @@ class Reader:
             codes = np.frombuffer(data[8 * rows :], np.uint8).reshape(rows, -1)
             return _Block(factors[:rows], factors[rows:], decoded(self._codebook, codes))
 
-        found = self._loaded(BLOCKS, blocks, block, lambda each: int(each.whole.nbytes + 8 * len(each.whole)))
+        width = 0 if self.head.quantization == "scalar" else self.head.dimensions
+        found = self._loaded(BLOCKS, blocks, block, decoded_bytes=width)
         products = [self._products(query, each.leans, each.whole) for each in found]
         return np.concatenate([each.offsets for each in found]), np.concatenate(products)
 
@@ -232,7 +239,7 @@ class Reader:
 
         numbers = np.searchsorted(self._ends, places, side="right")
         blocks = np.unique(numbers)
-        loaded = self._loaded(SECOND, blocks, block, lambda each: int(each[0].nbytes + each[1].nbytes))
+        loaded = self._loaded(SECOND, blocks, block)
         starts = np.searchsorted(numbers, blocks).tolist()  # places ascend, and so do their blocks
         inside = np.split(places - (self._ends[numbers] - self._sizes[numbers]), starts[1:])
         taken = [(leans[rows], codes[rows]) for (leans, codes), rows in zip(loaded, inside, strict=True)]
@@ -255,7 +262,7 @@ class Reader:
         return measured
 
     def _answer(self, places: Rows, distances: Distances, most: int) -> tuple[Rows, Distances]:
-        best = _best(distances, most)
+        best = best_of(distances, most)
         rows, distances = self._rows[places[best]], distances[best]
         order = np.lexsort((rows, distances))
         return rows[order], distances[order]
@@ -265,9 +272,13 @@ class Reader:
         name: str,
         blocks: Rows,
         decode: Callable[[memoryview, int], _Loaded],
-        size: Callable[[_Loaded], int],
+        *,
+        decoded_bytes: int = 0,
     ) -> list[_Loaded]:
-        """The blocks of a file, decoded; those that are not kept are read at once, and verified."""
+        """The blocks of a file, decoded; those that are not kept are read at once, and verified.
+
+        `decoded_bytes` is what a row takes decoded, beside what was read.
+        """
         held = {int(each): self._kept.get((name, int(each))) for each in blocks}
         missing = [each for each, value in held.items() if value is None]
         width = {BLOCKS: row_bytes, SECOND: second_bytes}[name](self.head.quantization, self.head.dimensions)
@@ -280,20 +291,7 @@ class Reader:
         for each, data in zip(missing, self._parts.read(name, spans) if spans else (), strict=True):
             require_block(data, name, int(checksums[each]), where=self._where)
             value = decode(data, int(self._sizes[each]))
-            self._kept.keep((name, each), value, size(value) + len(data))
+            read = len(data) if self._parts.is_ranged else 0  # others are there anyway
+            self._kept.keep((name, each), value, int(self._sizes[each]) * decoded_bytes + read)
             held[each] = value
         return list(held.values())  # type: ignore[arg-type]  # what is kept under a name was made by its own decoder
-
-
-def _apart(offsets: Floats, products: Floats) -> Floats:
-    """What tells rows apart. Where 32 bits do not hold it, a row is among the nearest, and its vector decides."""
-    greatest = float(np.finfo(np.float32).max)
-    apart: Floats = np.nan_to_num(offsets - products, nan=-greatest)
-    return apart
-
-
-def _best(values: npt.NDArray[np.floating], most: int) -> Rows:
-    """The places of the `most` smallest values, and of all that are as small as the greatest of these."""
-    if len(values) <= most:
-        return np.arange(len(values))
-    return np.flatnonzero(values <= np.partition(values, most - 1)[most - 1])

@@ -11,7 +11,7 @@ import xxhash
 
 from storage_core.errors import InvalidInput
 from storage_core.index.vector.clusters import Numbers, nearest
-from storage_core.index.vector.codebook import Codebook
+from storage_core.index.vector.codebook import Codebook, identity_of
 from storage_core.index.vector.codes import Bytes, fine, lean
 from storage_core.index.vector.definition import options_of
 from storage_core.index.vector.layout import (
@@ -140,8 +140,9 @@ class _Encoded:
             ROWS: self._rows[order].astype("<u4").tobytes(),
             CODEBOOK: self._codebook.to_bytes(),
             BLOCKS: b"".join(blocks),
+            SECOND: b"".join(seconds),
         }
-        return found | ({SECOND: b"".join(seconds)} if has_second else {})
+        return {name: found[name] for name in files_of(head.quantization)}
 
 
 def check(
@@ -178,8 +179,8 @@ def check(
 def codebook_of(data: bytes | memoryview, head: Head, *, where: str) -> Codebook:
     """Return the codebook of a segment, found to be the one that made its codes. Raises `Corrupt`."""
     book = Codebook.from_bytes(data, where=where)
-    if book.identity != head.codebook:
-        raise damaged(where, f"its codes are of codebook {head.codebook}, it has {book.identity}")
+    if identity_of(data) != head.codebook:
+        raise damaged(where, f"its codes are of codebook {head.codebook}, it has {identity_of(data)}")
     fits = (book.metric, book.quantization, book.dimensions) == (head.metric, head.quantization, head.dimensions)
     if not fits or head.clusters not in (0, len(book.centroids)):
         raise damaged(where, f"its codebook is for {book.metric}, {book.quantization}, {book.dimensions} dimensions")

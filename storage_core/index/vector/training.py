@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
-from storage_core.index.vector.clusters import distances_to, in_a_row, k_means
-from storage_core.index.vector.codebook import Codebook, normalized
+from storage_core.index.vector.clusters import distances_to, divided, in_a_row, k_means
+from storage_core.index.vector.codebook import Codebook, normalized, rounded
 from storage_core.index.vector.definition import options_of
 from storage_core.index.vector.layout import FLAT_BYTES, clusters_for
 from storage_core.index.vector.product import train_books
@@ -19,7 +19,7 @@ from storage_core.index.vector.whole import whole_of
 from storage_core.rows.vectors import Floats, matrix
 from storage_core.settings.index import IndexDefinition
 
-SAMPLE_PER_CLUSTER = 64
+SAMPLE_PER_CLUSTER = 21
 LEAST_SAMPLE = 4096
 ROUNDS = 10
 
@@ -39,8 +39,8 @@ def train(
 
     `sample` has rows by dimensions, all of them such as can be indexed (`segment.indexable`), in any order;
     `sample_rows` says how many are wanted. Centroids begin as those of `start`, a codebook of this definition. Above
-    `flat_bytes` of codes there are about √rows clusters. Raises `InvalidInput` for a sample that is no matrix of finite
-    numbers, or empty.
+    `flat_bytes` of codes there are about 3 √rows clusters, more where some are far larger than others. Raises
+    `InvalidInput` for a sample that is no matrix of finite numbers, or empty.
     """
     options, vectors = options_of(definition), _checked(sample)
     total = len(vectors) if rows is None else rows
@@ -64,8 +64,10 @@ def train(
     count = clusters_for(fresh.quantization, fresh.dimensions, total, flat_bytes)
     if count:
         begin = None if start is None else start.centroids + fresh.turned(start.center - fresh.center)
-        found = k_means(placed[: SAMPLE_PER_CLUSTER * count], count, words, rounds=ROUNDS, start=begin)
-        fresh = replace(fresh, centroids=in_a_row(found))
+        drawn = placed[: SAMPLE_PER_CLUSTER * count]
+        found = divided(drawn, k_means(drawn, count, words, rounds=ROUNDS, start=begin), words)
+        # Of numbers near the end of 32 bits a mean may be none of them: then rows are not divided into clusters.
+        fresh = replace(fresh, centroids=rounded(in_a_row(found)) if np.isfinite(found).all() else empty)
     return replace(fresh, error=coding_error(fresh, vectors))
 
 
@@ -84,19 +86,12 @@ def train_on(
     sample = matrix(vectors)[rows[drawn]] if len(rows) else np.zeros((1, vectors.type.list_size), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         book = train(sample, definition, seed, rows=len(rows), start=start)
-    # Of numbers near the end of 32 bits a mean may be none of them: then rows are not divided into clusters.
-    is_sound = bool(np.isfinite(book.centroids).all())
-    return replace(
-        book,
-        centroids=book.centroids if is_sound else book.centroids[:0],
-        books=np.nan_to_num(book.books),
-        error=float(np.nan_to_num(book.error)),
-    )
+    return replace(book, books=np.nan_to_num(book.books), error=float(np.nan_to_num(book.error)))
 
 
 def sample_rows(rows: int) -> int:
     """Return how many of so many rows a codebook is trained on."""
-    return min(rows, max(LEAST_SAMPLE, SAMPLE_PER_CLUSTER * round(math.sqrt(rows))))
+    return min(rows, max(LEAST_SAMPLE, SAMPLE_PER_CLUSTER * round(3 * math.sqrt(rows))))
 
 
 def coding_error(codebook: Codebook, vectors: Floats) -> float:

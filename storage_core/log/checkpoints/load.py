@@ -10,20 +10,24 @@ from storage_core.cache.pieces import NOT_CACHED, CachedPieces, Data, Piece
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.avro_state import ManifestInfo, StateManifest, content_id, decode_entries
 from storage_core.formats.keys import manifest_key, state_key
+from storage_core.log.checkpoints.recovery import NOWHERE, Recovery
 from storage_core.log.checkpoints.root import read_state
 from storage_core.log.checkpoints.state import is_own, snapshot_of
+from storage_core.log.checkpoints.transactions_objects import listed_part
 from storage_core.log.files.columns import conform
-from storage_core.log.files.listed import ListedFiles, Part, Recover
+from storage_core.log.files.listed import ListedFiles, Part
 from storage_core.log.interop.manifest_paths import key_of_manifest
 from storage_core.log.interop.older_metadata import MetadataSearch, metadata_of
+from storage_core.log.listed_transactions import ListedTransactions
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.transactions import Transactions
 from storage_core.objectstore.contract import ObjectStore
 
 
 def load_checkpoint(
     store: ObjectStore,
     version: int,
-    recover: Recover | None = None,
+    recovery: Recovery = NOWHERE,
     search: MetadataSearch | None = None,
     *,
     cached: CachedPieces = NOT_CACHED,
@@ -31,7 +35,7 @@ def load_checkpoint(
     """Return the snapshot that the state of `version` holds.
 
     One GET for the state, and those of `search` where it holds no metadata. Its manifests are read when somebody looks
-    at them, by a GET each unless they are cached, and when one cannot be, `recover` lists the splits instead. Raises
+    at them, and its transactions, by a GET each unless they are cached; what cannot be read `recovery` gives. Raises
     `NotFound` without such a state, `Corrupt` when it is damaged.
     """
     state = read_state(store, version)
@@ -45,9 +49,11 @@ def load_checkpoint(
         state.num_files,
         state.total_bytes,
         closed=own,
-        recover=recover,
+        recover=recovery.splits,
     )
-    return snapshot_of(state, listed, metadata, where)
+    parts = tuple(listed_part(store, each, where, cached=cached) for each in state.progress)
+    txns = ListedTransactions(parts, recovery.transactions) if parts else None
+    return snapshot_of(state, listed, Transactions(txns), metadata=metadata, where=where)
 
 
 def _read_manifest(store: ObjectStore, state: StateManifest, info: ManifestInfo, *, cached: CachedPieces) -> pa.Table:

@@ -7,6 +7,7 @@ from storage_core.formats.avro_state import StateManifest, decode_state
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import state_key
 from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.checkpoints.transactions_objects import key_of_progress
 from storage_core.log.interop.manifest_paths import key_of_manifest
 from storage_core.objectstore.contract import ObjectStore
 
@@ -33,5 +34,7 @@ def named_keys(store: ObjectStore, checkpoint: Checkpointed) -> tuple[str, ...]:
 
 
 def manifest_keys(state: StateManifest) -> tuple[str, ...]:
-    """Return the keys of the manifests that a state names, in its order: what the collector must keep for it."""
-    return tuple(key_of_manifest(info.path, state.state_version) for info in state.manifests)
+    """Return the keys of the manifests and objects of transactions that a state names: what the collector must keep."""
+    manifests = (key_of_manifest(info.path, state.state_version) for info in state.manifests)
+    where = state_key(state.state_version)
+    return (*manifests, *(key_of_progress(info.path, where) for info in state.progress))

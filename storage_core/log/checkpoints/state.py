@@ -2,8 +2,8 @@
 
 Pure mapping: the state holds everything that a snapshot holds, and equal snapshots give equal records in equal order.
 What the source's format has no field for (protocol, transactions, fences, merge progress, segments, skips,
-translations) travels as
-action lines; splits travel as file entries.
+translations) travels as action lines; splits travel as file entries, and transactions that are many in objects of
+their own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from storage_core.errors import Corrupt
+from storage_core.formats.avro_progress import ProgressInfo
 from storage_core.formats.avro_state import ManifestInfo, StateManifest
 from storage_core.formats.hint import CheckpointKind
 from storage_core.log.actions import (
@@ -26,16 +27,21 @@ from storage_core.log.files.live import LiveFiles
 from storage_core.log.progress import Progress
 from storage_core.log.schema_registry import registry, with_registry
 from storage_core.log.snapshot import Snapshot, require_readable
+from storage_core.log.transactions import Transactions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The splits of a state as its root tells them: manifests, dead paths in them, and the metrics of the live ones."""
+    """The splits of a state as its root tells them: manifests, dead paths in them, and the metrics of the live ones.
+
+    `progress` are the objects of transactions; without any these are lines.
+    """
 
     manifests: tuple[ManifestInfo, ...]
     tombstones: frozenset[str]
     files: int
     bytes: int
+    progress: tuple[ProgressInfo, ...] = ()
 
 
 def state_of(snapshot: Snapshot, listing: Listing) -> StateManifest:
@@ -49,7 +55,8 @@ def state_of(snapshot: Snapshot, listing: Listing) -> StateManifest:
         tombstones=tuple(sorted(listing.tombstones)),
         schema_registry=registry(snapshot.metadata.configuration),
         metadata=encode_line(snapshot.metadata),
-        actions=tuple(encode_line(action) for action in progress_of(snapshot)),
+        actions=tuple(encode_line(action) for action in _lines_of(snapshot, listing)),
+        progress=listing.progress,
     )
 
 
@@ -58,8 +65,10 @@ def is_own(state: StateManifest) -> bool:
     return bool(state.actions)
 
 
-def snapshot_of(state: StateManifest, listed: ListedFiles, metadata: Metadata, where: str) -> Snapshot:
-    """Return the snapshot that a state describes; its manifests are `listed` and stay unread.
+def snapshot_of(
+    state: StateManifest, listed: ListedFiles, txns: Transactions, *, metadata: Metadata, where: str
+) -> Snapshot:
+    """Return the snapshot that a state describes; its manifests are `listed`, and they and `txns` stay unread.
 
     Raises `Corrupt` when an action cannot be read, or when the manifests of one of ours do not add up to its files.
     """
@@ -73,7 +82,7 @@ def snapshot_of(state: StateManifest, listed: ListedFiles, metadata: Metadata, w
         )
     protocol = next((action for action in actions if isinstance(action, Protocol)), Protocol())
     require_readable(protocol)
-    progress = Progress()
+    progress = Progress(txns)
     for action in actions:
         progress.apply(action)
     return Snapshot(
@@ -90,6 +99,10 @@ def snapshot_of(state: StateManifest, listed: ListedFiles, metadata: Metadata, w
         translations=progress.translations,
         checkpoint=Checkpointed(state.state_version, CheckpointKind.AVRO_STATE),
     )
+
+
+def _lines_of(snapshot: Snapshot, listing: Listing) -> Iterable[Action]:
+    return [snapshot.protocol, *snapshot.progress.besides_txns()] if listing.progress else progress_of(snapshot)
 
 
 def progress_of(snapshot: Snapshot) -> Iterable[Action]:

@@ -17,9 +17,6 @@ from storage_core.log.files.columns import FILES_SCHEMA, without_paths
 from storage_core.log.files.listed import ListedFiles, Part
 from storage_core.log.files.live import LiveFiles
 
-ENTRIES_PER_MANIFEST = 20_000
-"""What a rewrite aims at, below the 50,000 that the format admits: one manifest then opens in about 30 ms."""
-
 MAX_DEAD_FRACTION = 0.1
 MAX_SMALL_MANIFESTS = 20
 
@@ -31,40 +28,47 @@ class Layout:
     kept: tuple[Part, ...]
     tombstones: frozenset[str]
     entries: pa.Table
+    manifest_entries: int
 
     def chunks(self) -> list[pa.Table]:
         """Return the entries in pieces, a manifest each, as even as they come."""
-        count = -(-self.entries.num_rows // ENTRIES_PER_MANIFEST)
+        count = -(-self.entries.num_rows // self.manifest_entries)
         edges = [self.entries.num_rows * number // count for number in range(count + 1)] if count else []
         return [self.entries.slice(start, end - start) for start, end in pairwise(edges)]
 
 
-def layout(files: LiveFiles, partition_columns: tuple[str, ...], *, compact: bool = False) -> Layout:
+def layout(
+    files: LiveFiles, partition_columns: tuple[str, ...], *, manifest_entries: int, compact: bool = False
+) -> Layout:
     """Return how to list `files`: from what their state lists, or all anew without one or with `compact`.
+
+    A manifest that is written has at most `manifest_entries`: of the usual number one opens in about 30 ms.
 
     A path that was removed and came back must be alive in one manifest and dead in none: what lists it is rewritten.
     """
     listed = files.listed
     if listed is None or compact or not listed.closed or not listed.is_intact:
-        return _anew(files, partition_columns)
+        return _anew(files, partition_columns, manifest_entries)
     dead, returned = _dead(files, listed)
     rewritten = [part for part in listed.parts if not returned.isdisjoint(part.rows)] if returned else []
-    rewritten += _small(listed.parts, rewritten)
+    rewritten += _small(listed.parts, rewritten, manifest_entries)
     buried = {path for path in dead if any(path in part.rows for part in rewritten)} if rewritten else set()
     entries = sum(part.info.num_entries for part in listed.parts)
     if len(dead - buried) > MAX_DEAD_FRACTION * entries:
-        return _anew(files, partition_columns)
+        return _anew(files, partition_columns, manifest_entries)
     # Only tombstones that are applied here are dropped: the others still hide entries of parts that stay (lesson 31).
     old = [without_paths(part.table, buried) for part in rewritten]
     return Layout(
         kept=tuple(part for part in listed.parts if part not in rewritten),
         tombstones=frozenset(dead - buried),
         entries=_sorted(pa.concat_tables([*old, files.added_table()]), partition_columns),
+        manifest_entries=manifest_entries,
     )
 
 
-def _anew(files: LiveFiles, partition_columns: tuple[str, ...]) -> Layout:
-    return Layout(kept=(), tombstones=frozenset(), entries=_sorted(files.table(), partition_columns))
+def _anew(files: LiveFiles, partition_columns: tuple[str, ...], manifest_entries: int) -> Layout:
+    entries = _sorted(files.table(), partition_columns)
+    return Layout(kept=(), tombstones=frozenset(), entries=entries, manifest_entries=manifest_entries)
 
 
 def _dead(files: LiveFiles, listed: ListedFiles) -> tuple[set[str], set[str]]:
@@ -75,8 +79,8 @@ def _dead(files: LiveFiles, listed: ListedFiles) -> tuple[set[str], set[str]]:
     return set(dead), set(dead & files.added.keys())
 
 
-def _small(parts: tuple[Part, ...], rewritten: list[Part]) -> list[Part]:
-    small = [part for part in parts if part.info.num_entries < ENTRIES_PER_MANIFEST // 2 and part not in rewritten]
+def _small(parts: tuple[Part, ...], rewritten: list[Part], manifest_entries: int) -> list[Part]:
+    small = [part for part in parts if part.info.num_entries < manifest_entries // 2 and part not in rewritten]
     return small if len(small) >= MAX_SMALL_MANIFESTS else []
 
 

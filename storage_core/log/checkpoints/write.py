@@ -10,31 +10,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
-from storage_core.formats.avro_state import (
-    Compression,
-    content_id,
-    encode_entries,
-    encode_state,
-)
+from storage_core.formats.avro_state import content_id, encode_entries, encode_state
+from storage_core.formats.avro_writing import Compression
 from storage_core.formats.hint import CheckpointHint, CheckpointKind
 from storage_core.formats.keys import LOG_PREFIX, manifest_key, state_key
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.hint import advance_hint
 from storage_core.log.checkpoints.load import load_checkpoint
 from storage_core.log.checkpoints.manifest_info import manifest_info
+from storage_core.log.checkpoints.recovery import NOWHERE, Recovery
 from storage_core.log.checkpoints.state import Listing, state_of
 from storage_core.log.checkpoints.state_layout import Layout, layout
+from storage_core.log.checkpoints.transactions_layout import TransactionsLayout, transactions_layout
+from storage_core.log.checkpoints.transactions_objects import write_part
 from storage_core.log.files.columns import entries_of
-from storage_core.log.files.listed import ListedFiles, Part, Recover
+from storage_core.log.files.listed import ListedFiles, Part
 from storage_core.log.files.live import LiveFiles
 from storage_core.log.interop.json_checkpoint import write_json_checkpoint
+from storage_core.log.listed_transactions import ListedTransactions, TransactionsPart
 from storage_core.log.schema_registry import renames, renormalized
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.transactions import Transactions
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_derived, require_durable
 from storage_core.objectstore.reading import missing
@@ -64,28 +66,28 @@ def write_checkpoint(
     nonce: Callable[[], str],
     *,
     compact: bool = False,
-    recover: Recover | None = None,
+    recovery: Recovery = NOWHERE,
 ) -> CheckpointResult:
     """Make sure that a complete state of the snapshot's version exists and that the hint is at least as new.
 
     Idempotent: a second call writes nothing. Only what is new since the state that the snapshot was loaded from goes
     into new manifests, unless the layout joins old ones or `compact` asks for all; the caller makes sure that the state
-    is still there. One PUT per new manifest, one for the state, one HEAD per manifest that is shared, and one GET and
-    one PUT for the hint. `recover` is what the returned snapshot falls back to. Raises `CommitUnknown` or `Unavailable`
-    when the store does not say; calling again is safe.
+    is still there. One PUT per new manifest or object of transactions, one for the state, one HEAD per such object that
+    is shared, and one GET and one PUT for the hint. `recovery` is what the returned snapshot falls back to. Raises
+    `CommitUnknown` or `Unavailable` when the store does not say; calling again is safe.
     """
     wanted = Checkpointed.in_format(snapshot.version, snapshot.config.checkpoint_format)
     if snapshot.checkpoint is not None and snapshot.checkpoint_version == snapshot.version:
         require_durable(store, snapshot.checkpoint.key, advice=_ADVICE)
         result = CheckpointResult(snapshot.version, len(snapshot.splits), 0, written=False, snapshot=snapshot)
     elif wanted.kind is CheckpointKind.AVRO_STATE:
-        result = _write_state(store, snapshot, compact=compact, recover=recover)
+        result = _write_state(store, snapshot, compact=compact, recovery=recovery)
     else:
         result = _write_json(store, snapshot, wanted)
     hint = CheckpointHint(
         version=snapshot.version,
         kind=wanted.kind,
-        actions=result.files + len(snapshot.segments) + len(snapshot.txns),
+        actions=result.files + len(snapshot.segments) + result.snapshot.txns.entries,
         size_bytes=result.bytes,
         files=result.files,
         created_at_ms=snapshot.timestamp,
@@ -95,11 +97,12 @@ def write_checkpoint(
 
 
 def _planned(snapshot: Snapshot, *, compact: bool) -> Layout:
+    by, entries = snapshot.metadata.partitionColumns, snapshot.config.manifest_entries
     try:
-        return layout(snapshot.splits, snapshot.metadata.partitionColumns, compact=compact)
+        return layout(snapshot.splits, by, manifest_entries=entries, compact=compact)
     except Corrupt as error:
         _logger.warning("a manifest that was to be rewritten is damaged, all are written anew: %s", error)
-        return layout(snapshot.splits, snapshot.metadata.partitionColumns, compact=True)
+        return layout(snapshot.splits, by, manifest_entries=entries, compact=True)
 
 
 def _write_json(store: ObjectStore, snapshot: Snapshot, wanted: Checkpointed) -> CheckpointResult:
@@ -109,9 +112,10 @@ def _write_json(store: ObjectStore, snapshot: Snapshot, wanted: Checkpointed) ->
     return CheckpointResult(snapshot.version, len(snapshot.splits), size if written else 0, written, after)
 
 
-def _write_state(store: ObjectStore, snapshot: Snapshot, *, compact: bool, recover: Recover | None) -> CheckpointResult:
+def _write_state(store: ObjectStore, snapshot: Snapshot, *, compact: bool, recovery: Recovery) -> CheckpointResult:
     compression = Compression(snapshot.config.checkpoint_compression)
     renamed = renames(snapshot.metadata.configuration)
+    txns = _planned_transactions(store, snapshot, compact=compact)
     compact = compact or bool(renamed) or not _is_complete(store, snapshot.splits.listed)
     planned = _planned(snapshot, compact=compact)
     if renamed:
@@ -121,21 +125,50 @@ def _write_state(store: ObjectStore, snapshot: Snapshot, *, compact: bool, recov
     written = [_write_manifest(store, chunk, snapshot, compression) for chunk in planned.chunks()]
     parts = (*planned.kept, *(part for part, _ in written))
     files = sum(part.info.num_entries for part in parts) - len(planned.tombstones)
+    own = _write_transactions(store, txns, snapshot, compression)
     listing = Listing(
         manifests=tuple(part.info for part in parts),
         tombstones=planned.tombstones,
         files=files,
         bytes=_live_bytes(snapshot.splits, planned),
+        progress=tuple(part.info for part in own),
     )
     data = encode_state(state_of(snapshot, listing), compression)
-    size = len(data) + sum(each for _, each in written)
+    before = () if snapshot.txns.listed is None else snapshot.txns.listed.parts
+    size = (
+        len(data) + sum(each for _, each in written) + sum(part.info.size_bytes for part in own if part not in before)
+    )
     if not _put(store, state_key(snapshot.version), data):
         return _already_there(store, snapshot)
     _logger.info("checkpoint of %s at version %d: %d files, %d bytes", store.uri, snapshot.version, files, size)
-    listed = ListedFiles(snapshot.version, parts, planned.tombstones, files, listing.bytes, recover=recover)
+    listed = ListedFiles(snapshot.version, parts, planned.tombstones, files, listing.bytes, recover=recovery.splits)
     behind = Checkpointed(snapshot.version, CheckpointKind.AVRO_STATE)
-    after = replace(snapshot, splits=LiveFiles(listed), checkpoint=behind)
+    as_columns = ListedTransactions(own, recovery.transactions) if own else None
+    known = Transactions(as_columns, None if own else snapshot.txns.every())
+    after = replace(snapshot, splits=LiveFiles(listed), txns=known, checkpoint=behind)
     return CheckpointResult(snapshot.version, files, size, written=True, snapshot=after)
+
+
+def _planned_transactions(store: ObjectStore, snapshot: Snapshot, *, compact: bool) -> TransactionsLayout:
+    listed = snapshot.txns.listed
+    keys = [] if listed is None else [LOG_PREFIX + part.info.path for part in listed.parts]
+    try:
+        return transactions_layout(snapshot.txns, compact=compact or bool(keys and missing(store, keys)))
+    except Corrupt as error:
+        _logger.warning("transactions that were to be rewritten are damaged, all are written anew: %s", error)
+        return transactions_layout(snapshot.txns, compact=True)
+
+
+def _write_transactions(
+    store: ObjectStore, planned: TransactionsLayout, snapshot: Snapshot, compression: Compression
+) -> tuple[TransactionsPart, ...]:
+    """Write the new objects; return all of the state, the sorted ones first and the newest last."""
+    write = partial(write_part, store, compression=compression, at_most_ms=snapshot.timestamp)
+    in_order = [part for part in planned.kept if part.info.in_order]
+    in_order += [write(each, in_order=True) for each in planned.in_order]
+    small = [part for part in planned.kept if not part.info.in_order]
+    small += [write(planned.newest, in_order=False)] if planned.newest else []
+    return (*sorted(in_order, key=lambda part: part.info.least), *small)
 
 
 def _with_references(entries: pa.Table, renamed: Mapping[str, str]) -> pa.Table:

@@ -5,10 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from storage_core.errors import CommitConflict, Fenced
+from storage_core.log.actions import Fence
 from storage_core.log.snapshot import Snapshot
 
 RESTORES = "tidemark:restore"
 """The fence whose token is the version of the last restore: a merge that was planned before it must not commit."""
+
+PRUNING = "tidemark:prune"
+"""The fence whose token is the version that last pruned transactions: what was planned before must not record any.
+
+Such a plan has seen work as done, or not begun, of which nothing tells any more that it was done since.
+"""
+
+OF_VERSIONS = frozenset({PRUNING, RESTORES})
+"""The fences whose tokens are versions, which say nothing in a log that numbers its versions anew."""
+
+
+def pruning(planned: Snapshot) -> Fence:
+    """Return the fence of a commit that prunes transactions and directly follows the snapshot of its plan."""
+    return Fence(resource=PRUNING, token=planned.version + 1)
 
 
 @dataclass(frozen=True, slots=True)

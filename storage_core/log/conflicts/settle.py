@@ -26,11 +26,20 @@ from storage_core.log.actions import (
     Remove,
     RemoveIndexSegment,
     RemoveTranslation,
+    RemoveTxn,
     Translation,
     Txn,
     is_ours,
 )
-from storage_core.log.conflicts.requirements import RESTORES, MergeProgress, Requirement, TokenUnused
+from storage_core.log.conflicts.requirements import (
+    PRUNING,
+    RESTORES,
+    AtVersion,
+    MergeProgress,
+    Requirement,
+    TokenUnused,
+    pruning,
+)
 from storage_core.log.conflicts.segments import check_segments, without_idle
 from storage_core.log.conflicts.settings import check_settings
 from storage_core.log.conflicts.splits import check_splits
@@ -86,7 +95,7 @@ def validated(actions: Sequence[Action]) -> tuple[Action, ...]:
     _refuse_repeats("segment", [each.path for each in written if isinstance(each, IndexSegment | RemoveIndexSegment)])
     moves = [each.path for each in written if isinstance(each, Translation | RemoveTranslation)]
     _refuse_repeats("translation", moves)
-    _refuse_repeats("txn of", [action.appId for action in written if isinstance(action, Txn)])
+    _refuse_repeats("txn of", [action.appId for action in written if isinstance(action, Txn | RemoveTxn)])
     _refuse_repeats("fence of", [action.resource for action in written if isinstance(action, Fence)])
     _refuse_repeats("progress of region", [each.region for each in written if isinstance(each, MergedGenerations)])
     _refuse_repeats("action", [action.NAME for action in written if isinstance(action, Metadata)])
@@ -111,6 +120,7 @@ def settle(plan: Plan, head: Snapshot) -> tuple[Action, ...] | None:
     if _is_recorded(plan.actions, head):
         return None
     _check_fences(plan, head)  # before all else: a zombie must stop, not be told to plan again
+    _check_transactions(plan, head)
     check_settings(plan.actions, plan.planned, head)
     _check_generations(plan, head)
     for requirement in plan.requirements:
@@ -177,6 +187,25 @@ def _check_fences(plan: Plan, head: Snapshot) -> None:
                 expected=head.fences[action.resource],
                 found=action.token,
             )
+
+
+def _check_transactions(plan: Plan, head: Snapshot) -> None:
+    """Nothing is recorded by a plan from before transactions were pruned, and nothing pruned but what it saw."""
+    if any(isinstance(action, RemoveTxn) for action in plan.actions):
+        if pruning(plan.planned) not in plan.actions:
+            raise InvalidInput(f"a commit that prunes transactions needs the fence {PRUNING!r} of the next version")
+        AtVersion(plan.planned.version).check(head)
+        for action in plan.actions:
+            if isinstance(action, RemoveTxn) and action.appId not in head.txns:
+                raise CommitConflict(f"{action.appId!r}: not recorded at version {head.version}; plan again")
+    pruned = head.fences.get(PRUNING, 0)
+    if pruned > plan.planned.version and any(isinstance(action, Txn) for action in plan.actions):
+        raise CommitConflict(
+            f"version {pruned} pruned transactions after this was planned on version {plan.planned.version}; plan "
+            "again",
+            expected=plan.planned.version,
+            found=pruned,
+        )
 
 
 def _check_generations(plan: Plan, head: Snapshot) -> None:

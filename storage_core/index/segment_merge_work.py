@@ -26,11 +26,11 @@ FACTOR = 8
 """So many segments of a tier at least become one, of the next tier."""
 
 MOST_BYTES = 256 * 2**20
-"""The most bytes of segments that one merge takes: a task has them in memory. A segment of over half is not merged."""
+"""The most bytes of segments that one merge takes: a task has them in memory. One of more than half is not merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergeWork:
+class SegmentMerge:
     """Segments that become one over `splits`, with all that a task needs; `schema_string` is the table's schema.
 
     `origins` are, for each split of which they answer for a part, the splits that its rows came from. `beside` are the
@@ -62,10 +62,10 @@ class MergeWork:
         return json.dumps(body, sort_keys=True)
 
     @staticmethod
-    def from_json(text: str) -> MergeWork:
+    def from_json(text: str) -> SegmentMerge:
         """Return the item that `to_json` wrote."""
         body, where = json.loads(text), "segment merge work item"
-        return MergeWork(
+        return SegmentMerge(
             definition=IndexDefinition.from_text(*body["index"]),
             segments=read_actions(body["segments"], IndexSegment, where),
             splits=read_actions(body["splits"], Add, where),
@@ -78,18 +78,18 @@ class MergeWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedSegments:
     """A merge that was executed: the segment in place of those of the item."""
 
-    work: MergeWork
+    work: SegmentMerge
     segment: IndexSegment
 
 
-def plan(snapshot: Snapshot, covered: Coverage, *, most_bytes: int = MOST_BYTES) -> tuple[MergeWork, ...]:
+def plan(snapshot: Snapshot, covered: Coverage, *, most_bytes: int = MOST_BYTES) -> tuple[SegmentMerge, ...]:
     """Return the merges of tiers with `FACTOR` segments or more, small ones first. No request.
 
-    What they make may fill the next tier.
-    None of an index of the primary key: a lookup asks the segment of the one split that may have the key.
+    What they make may fill the next tier. None of an index of the primary key: a lookup asks the segment of the one
+    split that may have the key.
     """
     if covered.definition.kind == "primary_key":
         return ()
@@ -103,7 +103,7 @@ def plan(snapshot: Snapshot, covered: Coverage, *, most_bytes: int = MOST_BYTES)
     return tuple(_work(snapshot, covered, group) for group in groups if len(group) > 1)
 
 
-def plan_training(snapshot: Snapshot, covered: Coverage, *, every: bool = False) -> tuple[MergeWork, ...]:
+def plan_training(snapshot: Snapshot, covered: Coverage, *, every: bool = False) -> tuple[SegmentMerge, ...]:
     """Return one item per segment of vectors that is to be trained again: each, or those whose clusters are unlike.
 
     These are above `retrain_imbalance_threshold` and were trained once only. No request.
@@ -166,14 +166,14 @@ def _separable(covered: Coverage, group: Sequence[IndexSegment]) -> list[IndexSe
             del kept[path]
 
 
-def _work(snapshot: Snapshot, covered: Coverage, group: Sequence[IndexSegment]) -> MergeWork:
+def _work(snapshot: Snapshot, covered: Coverage, group: Sequence[IndexSegment]) -> SegmentMerge:
     paths = {each.path for each in group}
     splits = [split for split, found in sorted(covered.answers.items()) if paths & set(found)]
     whole = [split for split in splits if split not in covered.origins and paths.issuperset(covered.answers[split])]
     beside = {path for split in splits for path in covered.answers[split]} - paths
     both = [*group, *(covered.segments[path] for path in sorted(beside))]
     ways = leads_to([split for each in both for split in each.covers], (), by_input(covered.translations.values()))[1]
-    return MergeWork(
+    return SegmentMerge(
         definition=covered.definition,
         segments=tuple(group),
         splits=tuple(snapshot.splits[split] for split in splits),

@@ -7,27 +7,26 @@ from functools import cache, reduce
 from typing import assert_never
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt, InvalidInput
+from storage_core.errors import InvalidInput
 from storage_core.ids import Ids
 from storage_core.index import bitmap_merged, segments, text_merged, vector
 from storage_core.index.coverage import Held
-from storage_core.index.covering import Covered, Part
-from storage_core.index.merging import MergeWork
-from storage_core.index.native_errors import REBUILD
+from storage_core.index.covering import Covered, Part, Renumbered
+from storage_core.index.damage import damaged
 from storage_core.index.places import Ways, load_map, once, part_in
+from storage_core.index.segment_merge_work import SegmentMerge
 from storage_core.log.actions import IndexSegment
 from storage_core.log.covered import GONE, members
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of, positions
 from storage_core.rows.schema import from_schema_string
 
-Numbers = npt.NDArray[np.int64]
 
-
-def execute(store: ObjectStore, work: MergeWork, *, ids: Ids) -> IndexSegment:
+def execute(store: ObjectStore, work: SegmentMerge, *, ids: Ids) -> IndexSegment:
     """Store the segment that takes the place of those of the item, and return its action. One PUT.
 
     One GET per segment and per translation on the way to the splits; of vectors one per split, and no segment but those
@@ -63,7 +62,7 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids) -> IndexSegment:
 class _Merging:
     """The rows of the segments of an item, and where they are."""
 
-    def __init__(self, store: ObjectStore, work: MergeWork) -> None:
+    def __init__(self, store: ObjectStore, work: SegmentMerge) -> None:
         self._work = work
         self._files = cache(lambda place: segments.load(store, work.segments[place]))
         places_of = {segment.path: place for place, segment in enumerate(work.segments)}
@@ -90,16 +89,16 @@ class _Merging:
             rows, origins = self._rows_in(add.path), self._work.origins.get(add.path)
             part, count = None if origins is None else Part(rows, origins), add.numRecords or 0
             if origins is None and len(rows) != count:
-                what = f"segments over all {count} rows of {add.path} lead to {len(rows)} of them"
-                raise Corrupt(f"{what}, {self._work.segments[0].path} among them", advice=REBUILD, key=add.path)
+                first = self._work.segments[0].path
+                raise damaged(add.path, f"segments over all its {count} rows, as {first}, lead to {len(rows)} of them")
             if rows:
                 found.append(Covered(add.path, count, part))
         return found
 
-    def numbered(self, covered: Sequence[Covered]) -> list[tuple[dict[str, memoryview], Numbers]]:
+    def numbered(self, covered: Sequence[Covered]) -> list[Renumbered]:
         """Return the files of each segment, and the new number of each of its rows, -1 for those in no split."""
         starts = np.cumsum([0, *(each.count for each in covered)])
-        found = []
+        found = list[Renumbered]()
         for place, (segment, places) in enumerate(zip(self._work.segments, self._places, strict=True)):
             numbers = np.full(segment.numRecords, -1)
             for start, each in zip(starts.tolist(), covered, strict=False):
@@ -111,7 +110,7 @@ class _Merging:
             found.append((files, numbers))
         return found
 
-    def with_gone(self, covered: Sequence[Covered]) -> tuple[int, list[tuple[dict[str, memoryview], Numbers]]]:
+    def with_gone(self, covered: Sequence[Covered]) -> tuple[int, list[Renumbered]]:
         """Return `numbered` with numbers behind all others for rows in no split, and how many these are."""
         first = gone = sum(each.count for each in covered)
         found = self.numbered(covered)
@@ -130,9 +129,9 @@ class _Merging:
 
     def _rows_in(self, split: str) -> BitMap:
         rows = (places.within(split)[1] for places in self._places if split in places.splits)
-        return reduce(BitMap.__or__, (BitMap(each.astype(np.uint32)) for each in rows), BitMap())
+        return reduce(BitMap.__or__, (bitmap_of(each) for each in rows), BitMap())
 
 
-def _ranks(rows: BitMap, wanted: Numbers) -> Numbers:
-    found: Numbers = np.searchsorted(np.array(rows.to_array(), np.int64), wanted)
+def _ranks(rows: BitMap, wanted: Positions) -> Positions:
+    found: Positions = np.searchsorted(positions(rows), wanted)
     return found

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from pyroaring import BitMap
 
-from storage_core.formats.translation_map import Rows
 from storage_core.index.fulltext import Hit
 from storage_core.read.search_source import Source
 from storage_core.rows.codes import Mask
-from storage_core.rows.keys import key_codes
+from storage_core.rows.keys import Positions, key_codes
+from storage_core.rows.positions import bitmap_of, positions
 
 
-class Matched:
+class TextFilter:
     """The rows of some hits: by their splits and places there, and above the base by their keys."""
 
     def __init__(self, found: Sequence[Source], hits: Sequence[Hit], key: Sequence[str]) -> None:
@@ -27,9 +27,9 @@ class Matched:
         self._unmerged = [found[each].take(own, key) for each, own in rows.items() if not found[each].splits]
         for source, own in rows.items():
             for split, _, there in found[source].in_splits(own):
-                self._splits[split] = self._splits.get(split, BitMap()) | BitMap(there.astype(np.uint32))
+                self._splits[split] = self._splits.get(split, BitMap()) | bitmap_of(there)
 
-    def mask(self, source: Source, rows: Rows) -> Mask:
+    def mask(self, source: Source, rows: Positions) -> Mask:
         """Return which of these rows of a source, of any index of the same search, are matched."""
         mask = np.zeros(len(rows), np.bool_)
         if source.splits:
@@ -41,8 +41,8 @@ class Matched:
         return mask
 
 
-def among(rows: Rows, bitmap: BitMap) -> Mask:
+def among(rows: Positions, bitmap: BitMap) -> Mask:
     """Return which of the rows the bitmap has."""
-    common = BitMap(rows.astype(np.uint32)) & bitmap if bitmap else bitmap
-    found: Mask = np.isin(rows, np.array(common.to_array(), np.int64)) if common else np.zeros(len(rows), np.bool_)
+    common = bitmap_of(rows) & bitmap if bitmap else bitmap
+    found: Mask = np.isin(rows, positions(common)) if common else np.zeros(len(rows), np.bool_)
     return found

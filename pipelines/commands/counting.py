@@ -1,0 +1,34 @@
+"""What `search` prints instead of rows: how many match, and how many of them have each value of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.commands import output
+from pipelines.commands.caching import folder_of_segments
+from pipelines.commands.target import open_table
+from storage_core.errors import InvalidInput
+
+
+def show_matches(
+    uri: str, query: str | None, *, facet: str | None, limit: int, as_json: bool, of_rows: Mapping[str, Any]
+) -> None:
+    """Print how many rows match, or how many of them have each value of `facet`: of `of_rows`, as `search_count`."""
+    table, cache_dir = open_table(uri), folder_of_segments()
+    if facet is not None:
+        found = table.search_facets(query, facet, limit=limit, cache_dir=cache_dir, **of_rows)
+        output.rows(found.to_arrow(), as_json=as_json, everything=True)
+        return
+    number = table.search_count(query, cache_dir=cache_dir, **of_rows)
+    if as_json:
+        output.json_line({"count": number})
+    else:
+        output.line(f"{number:,} rows match")
+
+
+def refuse_beside(option: str, others: Mapping[str, object]) -> None:
+    """Raise `InvalidInput` where one of the other options is given."""
+    given = [name for name, value in others.items() if value is not None and value is not False and value != 0]
+    if given:
+        raise InvalidInput(f"{option} prints no rows, so {given[0]} has no meaning beside it; leave one out")

@@ -1,0 +1,140 @@
+"""Splits of windows of a former duration, written anew in windows of the table's own (decision 0136).
+
+A piece of work reads splits of one scope, about one target size of them, and writes their rows by window and sorted.
+Rows stay as they are, and so does the sort schema that they have; which windows become one run is the compaction's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.compaction import invariants
+from storage_core.compaction.expiry import has_left
+from storage_core.compaction.planner import contexts_of
+from storage_core.compaction.scope import Scope, scope_of
+from storage_core.errors import Corrupt
+from storage_core.ids import Ids
+from storage_core.log.actions import Add, Remove
+from storage_core.log.encoding.action_json import read_actions, write_actions
+from storage_core.log.files.columns import adds_of
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.columns import has_changed
+from storage_core.rows.windows import by_start
+from storage_core.split.conform import conform_split
+from storage_core.split.context import SplitContext
+from storage_core.split.lineage import Lineage
+from storage_core.split.opened import OpenSplit
+from storage_core.split.read import open_split
+from storage_core.split.rewrite import Rewrite
+from storage_core.split.write import sort_and_write
+
+OPERATION = "REWINDOW"
+"""What its commits call themselves in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewindowTask:
+    """Write the rows of `inputs`, all of one scope, in the windows of the context. Travels as JSON."""
+
+    inputs: tuple[Add, ...]
+    context: SplitContext
+
+    def to_json(self) -> str:
+        """Return the text from which `from_json` makes an equal task."""
+        return json.dumps({"inputs": write_actions(self.inputs), "context": self.context.to_json()}, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> RewindowTask:
+        """Return the task that `to_json` wrote."""
+        body = json.loads(text)
+        inputs = read_actions(body["inputs"], Add, "rewindow task")
+        return RewindowTask(inputs, SplitContext.from_json(body["context"]))
+
+
+def plan(snapshot: Snapshot, *, windows: Collection[int | None] | None, now_ms: int) -> list[RewindowTask]:
+    """Return the work on splits whose windows have another duration than the table's, by window; none without windows.
+
+    `windows` limits it to splits of windows that start there. As for a compaction those are left out that have no sort
+    schema or one that does not fit the table now, that lie before the start of compaction, or that have left.
+    """
+    config = snapshot.config
+    if config.window_seconds is None:
+        return []
+    files = snapshot.splits.table()
+    start, seconds = files.column("windowStart"), files.column("windowSeconds")
+    former = pc.fill_null(pc.not_equal(seconds, config.window_seconds), fill_value=False)
+    keep = pc.and_(files.column("sortSchema").is_valid(), former)
+    if config.compaction.start is not None:
+        keep = pc.and_(keep, pc.fill_null(pc.greater_equal(start, config.compaction.start), fill_value=True))
+    if config.retention_ms is not None:
+        keep = pc.and_(keep, pc.invert(has_left(files, retention_ms=config.retention_ms, now_ms=now_ms)))
+    if windows is not None:
+        keep = pc.and_(keep, pc.is_in(start, value_set=pa.array(list(windows), pa.int64())))
+    by_scope: dict[Scope, list[Add]] = {}
+    for add in sorted(adds_of(files.filter(keep)), key=lambda add: (by_start(add.windowStart), add.path)):
+        if (scope := scope_of(snapshot.table_id, add)) is not None:
+            by_scope.setdefault(scope, []).append(add)
+    contexts = contexts_of(snapshot, list(by_scope))
+    return [
+        RewindowTask(part, replace(context, window_seconds=config.window_seconds))
+        for context, adds in zip(contexts, by_scope.values(), strict=True)
+        if context is not None
+        for part in _parts(adds, config.target_split_bytes)
+    ]
+
+
+def _parts(adds: list[Add], most_bytes: int) -> Iterator[tuple[Add, ...]]:
+    part: list[Add] = []
+    for add in adds:
+        if part and sum(each.size for each in part) + add.size > most_bytes:
+            yield tuple(part)
+            part = []
+        part.append(add)
+    if part:
+        yield tuple(part)
+
+
+def execute(store: ObjectStore, task: RewindowTask, *, ids: Ids, now_ms: int) -> Rewrite:
+    """Write the visible rows of the inputs in the windows of the context and return the actions that swap them.
+
+    In memory are the rows of the inputs. One GET per input, one PUT per output. Running it again writes new files, and
+    one run's result can be committed. Raises what `open_split` raises, `InvalidInput` for columns of unlike types.
+    """
+    splits = [open_split(store, add) for add in task.inputs]
+    rows = _rows(splits, task.context.schema)
+    lineage = Lineage(
+        operation="compact", operation_id=ids.uuid(), replaces={split.add.path: split.rows for split in splits}
+    )
+    adds = sort_and_write(store, rows, context=task.context, ids=ids, now_ms=now_ms, lineage=lineage)
+    removes = (
+        Remove(
+            path=add.path,
+            deletionTimestamp=now_ms,
+            dataChange=False,
+            partitionValues=add.partitionValues,
+            size=add.size,
+        )
+        for add in task.inputs
+    )
+    result = Rewrite(
+        adds=tuple(replace(add, dataChange=False) for add in adds), removes=tuple(removes), rows_in=rows.num_rows
+    )
+    expected = sum(add.visible_rows for add in task.inputs)
+    if not expected == result.rows_in == result.rows_out:
+        counts = f"{expected} rows were expected, {result.rows_in} read and {result.rows_out} written"
+        raise Corrupt(f"{counts}; nothing was committed")
+    return result
+
+
+def _rows(splits: Sequence[OpenSplit], schema: pa.Schema) -> pa.Table:
+    """The rows with the columns of the table; if these never changed, with those that the splits have."""
+    if has_changed(schema):
+        return pa.concat_tables([conform_split(split.read(), schema) for split in splits])
+    union = invariants.union_schema([(split.add.path, split.schema) for split in splits])
+    return pa.concat_tables([split.read() for split in splits], promote_options="default").select(union.names)

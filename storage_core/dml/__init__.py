@@ -1,0 +1,1 @@
+"""Statements that change rows: delete, update, overwrite, upsert (docs/architecture/ingestion.md, "Changing rows")."""

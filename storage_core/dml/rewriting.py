@@ -1,0 +1,115 @@
+"""The rows of an update: read from where they were found, changed, and written as new splits of their windows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.dml.assignments import Assignments
+from storage_core.dml.parts import parts
+from storage_core.dml.statement import Found
+from storage_core.log.actions import Add, Metadata
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.read.row_group_pruning import groups_with
+from storage_core.read.verified import Verified
+from storage_core.rows.incoming import PIECE_BYTES
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import positions
+from storage_core.rows.schema import conform
+from storage_core.settings.query import QueryLimits
+from storage_core.split.context import context_of
+from storage_core.split.opened import OpenSplit
+from storage_core.split.write import sort_and_write
+
+ROWS_AT_ONCE: Final = 2**18
+
+
+@dataclass(slots=True, eq=False)
+class Rewriter:
+    """Writes rows as `given` sets them: window by window, so that of one whose rows are the same nothing is rewritten.
+
+    Memory: about 64 MiB of rows, and what `parts.parts` holds.
+    """
+
+    log: TransactionLog
+    given: object
+    limits: QueryLimits
+    verified: Verified
+    _written: dict[int | None, tuple[Metadata, Sequence[Found], Sequence[Add]]] = field(default_factory=dict)
+
+    def require_sound(self, head: Snapshot) -> None:
+        """Return when what is set fits the table; else raise what `Assignments` raises. No request."""
+        assignments = Assignments.of(self.given, head.schema)
+        assignments.applied(head.schema.empty_table(), self.limits, head.config.nonzero_vectors)
+
+    def __call__(self, head: Snapshot, found: Sequence[Found]) -> Sequence[Add]:
+        """Return the splits of the rows that were found on this head.
+
+        Requests: those of `parts`, and one PUT per split. Raises what `Assignments` raises.
+        """
+        windows: defaultdict[int | None, list[Found]] = defaultdict(list)
+        for each in found:
+            windows[each.split.windowStart].append(each)
+        return [add for window, own in windows.items() for add in self._of_window(head, window, own)]
+
+    def _of_window(self, head: Snapshot, window: int | None, found: Sequence[Found]) -> Sequence[Add]:
+        known = self._written.get(window)
+        if known is None or known[0] != head.metadata or not _are_alike(known[1], found):
+            known = self._written[window] = head.metadata, found, self._rewritten(head, found)
+        return known[2]
+
+    def _rewritten(self, head: Snapshot, found: Sequence[Found]) -> Sequence[Add]:
+        ids, context = self.log.ids, context_of(head)
+        assignments, nonzero = Assignments.of(self.given, head.schema), head.config.nonzero_vectors
+        adds: list[Add] = []
+        for rows in self._pieces(head, found):
+            changed = [
+                assignments.applied(rows.slice(first, ROWS_AT_ONCE), self.limits, nonzero)
+                for first in range(0, rows.num_rows, ROWS_AT_ONCE)
+            ]
+            now_ms = self.log.clock.now_ms()
+            adds += sort_and_write(self.log.store, pa.concat_tables(changed), context=context, ids=ids, now_ms=now_ms)
+        return adds
+
+    def _pieces(self, head: Snapshot, found: Sequence[Found]) -> Iterator[pa.Table]:
+        """The rows in tables of about 64 MiB."""
+        rows = {each.split.path: each.rows for each in found}
+
+        def groups(split: OpenSplit) -> Sequence[int]:
+            return groups_with(rows[split.add.path], split.footer, range(split.row_groups))
+
+        def keep(add: Add, first: int, count: int) -> Positions:
+            return positions(rows[add.path] & BitMap(range(first, first + count))) - first
+
+        read = parts(
+            self.log.store,
+            [each.split for each in found],
+            head.schema,
+            whole=head.schema,
+            groups=groups,
+            footers=self.verified.footers.of_a_read(),
+            keep=keep,
+        )
+        waiting: list[pa.Table] = []
+        size = 0
+        with closing(read) as each_part:
+            for part in each_part:
+                waiting.append(conform(part.rows, head.schema))
+                size += waiting[-1].nbytes
+                if size >= PIECE_BYTES:
+                    yield pa.concat_tables(waiting)
+                    waiting, size = [], 0
+        if waiting:
+            yield pa.concat_tables(waiting)
+
+
+def _are_alike(one: Sequence[Found], other: Sequence[Found]) -> bool:
+    """Whether both are the same rows; which others are gone does not matter."""
+    return [(each.split.path, each.rows) for each in one] == [(each.split.path, each.rows) for each in other]

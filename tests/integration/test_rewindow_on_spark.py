@@ -1,0 +1,107 @@
+"""`tidemark compact --rewindow` on Spark: from ingest over a change of the window to one run per new window."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs import compact, ingest
+from jobs.requests.request import JobRequest
+from jobs.requests.window_range import WindowRange
+from jobs.spark.spark import Answer, Item, Spark
+from pipelines.cli import main
+from storage_core.audit.audit import audit
+from storage_core.compaction.policy import Mode
+from storage_core.errors import CommitConflict
+from storage_core.table import Table
+from tests.support.deleted_rows import delete_where
+
+pytestmark = pytest.mark.spark
+
+MASTER = "local[2]"
+DECLARATION = """
+name: events
+uri: {root}/events
+columns: {{at: timestamp!, n: long!}}
+time_column: at
+window: {window}
+landing: {{uri: {root}/landing, format: ndjson}}
+"""
+
+
+def declared(root: Path, window: str) -> JobRequest:
+    path = root / "events.yaml"
+    path.write_text(DECLARATION.format(root=root, window=window), encoding="utf-8")
+    return JobRequest(table_uri=str(root / "events"), declaration=str(path), master=MASTER)
+
+
+@pytest.fixture
+def changed(tmp_path: Path, spark: Spark) -> Table:
+    """A file of three hours, of which one was ingested by quarters of an hour and the rest by hours."""
+    (tmp_path / "landing").mkdir()
+    lines = (f'{{"at": "2024-02-29T{10 + n // 60:02}:{n % 60:02}:00Z", "n": {n}}}\n' for n in range(180))
+    (tmp_path / "landing" / "a.ndjson").write_text("".join(lines), encoding="utf-8")
+    eleven = 1_709_204_400
+    first = declared(tmp_path, "15m")
+    ingest.run(replace(first, windows=WindowRange(eleven, eleven + 1800)), spark)
+    table = Table.open(first.table_uri)
+    assert table.snapshot.rows == 30
+    ingest.run(declared(tmp_path, "1h"), spark)
+    return table.refresh()
+
+
+def numbers(table: Table) -> list[int]:
+    return sorted(table.refresh().scan().to_arrow().column("n").to_pylist())
+
+
+def seconds(table: Table) -> set[int | None]:
+    return {add.windowSeconds for add in table.refresh().snapshot.splits.values()}
+
+
+def test_a_file_that_was_begun_is_finished_by_new_windows_and_old_ones_are_rewritten_on_request(
+    changed: Table, spark: Spark, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert numbers(changed) == list(range(180))
+    assert seconds(changed) == {900, 3600}
+    request = JobRequest(table_uri=changed.uri, mode=Mode.REWINDOW, master=MASTER)
+    planned = compact.run(JobRequest(table_uri=changed.uri, mode=Mode.REWINDOW, dry_run=True), spark)
+    assert (planned.status, planned.metrics.rows_in) == ("planned", 30)
+    assert main(["compact", changed.uri, "--rewindow", "--json"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert (report["status"], report["rows_in"], report["rows_out"]) == ("committed", 30, 30)
+    assert report["details"]["windows"] == [1_709_204_400]
+    assert changed.refresh().history(1)[0].operation == "REWINDOW"
+    assert (numbers(changed), seconds(changed)) == (list(range(180)), {3600})
+    assert compact.run(request, spark).status == "nothing_to_do"
+    compact.run(JobRequest(table_uri=changed.uri, master=MASTER), spark)
+    assert [each["splits"] for each in changed.refresh().describe()["windows"]] == [1, 1, 1]  # type: ignore[attr-defined]
+    assert audit(changed.store, changed.snapshot).violations == ()
+    assert main(["compact", changed.uri, "--rewindow", "--policy"]) == 2
+
+
+class Meanwhile(Spark):
+    """Joins the session; somebody acts when the tasks are done, before the job goes on."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__(MASTER)
+        self._act = act
+
+    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        answers = super().map(execute, items)
+        self._act()
+        return answers
+
+
+def test_rows_that_are_deleted_meanwhile_never_come_back(changed: Table, spark: Spark) -> None:
+    request = JobRequest(table_uri=changed.uri, mode=Mode.REWINDOW, master=MASTER)
+    act = Meanwhile(lambda: delete_where(changed.log, lambda row: row["n"] == 65))
+    with pytest.raises(CommitConflict):
+        compact.run(request, act)
+    assert numbers(changed) == [n for n in range(180) if n != 65]
+    assert compact.run(request, spark).status == "committed"
+    assert numbers(changed) == [n for n in range(180) if n != 65]
+    assert seconds(changed) == {3600}

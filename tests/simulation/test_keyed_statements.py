@@ -1,0 +1,261 @@
+"""Delete and update of a keyed table: of the rows that match now, whatever a live writer, a merge or a crash does.
+
+A row that was written meanwhile is judged by what it is, and what is put later comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage_core.dml.assignments import expr
+from storage_core.dml.keyed import MOST_ATTEMPTS
+from storage_core.errors import CommitConflict
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.region.router import TableWriter
+from storage_core.region.spec import first_specs
+from storage_core.settings.table import TableConfig
+from storage_core.table import Table
+from tests.support.clock import ManualClock
+from tests.support.copies import copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+from tests.support.meanwhile import Meanwhile
+from tests.support.scale import scaled
+
+SCHEMA = pa.schema(
+    [pa.field("k", pa.int64(), nullable=False), pa.field("must", pa.string(), nullable=False), ("n", pa.int64())]
+)
+Seen = dict[int, int | None]
+
+
+def _row(k: int, n: int | None) -> dict[str, object]:
+    return {"k": k, "must": f"m{k}", "n": n}
+
+
+def _process(store: ObjectStore, seed: int) -> KeyedTable:
+    return KeyedTable(store, ids=SeededIds(seed), clock=ManualClock(step_ms=1))
+
+
+def opened(store: ObjectStore, seed: int) -> Table:
+    log = _process(MeteredStore(store), seed).log
+    return Table(MeteredStore(store), log, log.snapshot())
+
+
+def created(*, regions: bool) -> MemoryStore:
+    store = MemoryStore("keyed")
+    fields = [{"source": "k", "transform": "bucket", "n": 3}] if regions else []
+    config = TableConfig(primary_key=("k",), region_specs=first_specs(fields, SCHEMA), checkpoint_interval=0)
+    _process(store, 1).create(SCHEMA, config)
+    return store
+
+
+def seen(store: ObjectStore, consistency: str = "latest") -> Seen:
+    rows = opened(store, 900).scan(consistency=consistency).to_arrow().to_pylist()
+    assert all(each["must"] == f"m{each['k']}" for each in rows)
+    found = {each["k"]: each["n"] for each in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def merge(store: ObjectStore) -> None:
+    _process(store, 1_000 + len([*store.list("")])).merge_all()  # other ids each time
+
+
+@cache
+def _start(*, regions: bool) -> MemoryStore:
+    """Rows in the base, in a generation over it and in a log behind that."""
+    store = created(regions=regions)
+    table = opened(store, 2)
+    table.append([_row(k, k) for k in range(10)])
+    merge(store)
+    table.append([_row(k, k + 100) for k in range(5, 8)])
+    with table.writer() as writer:
+        writer.put([_row(k, k) for k in range(10, 14)])
+        writer.patch({"k": 1, "must": "m1", "n": 101})
+        writer.delete([0])
+    return store
+
+
+Model = Callable[[Seen], Seen]
+STATEMENTS: Mapping[str, tuple[Callable[[Table], object], Model]] = {
+    "delete": (
+        lambda table: table.delete("n % 2 = 1"),
+        lambda rows: {k: n for k, n in rows.items() if n is None or n % 2 != 1},
+    ),
+    "update": (
+        lambda table: table.update({"n": expr("n + 1000")}, "n between 100 and 110 or n = 12"),
+        lambda rows: {k: n + 1000 if n is not None and (100 <= n <= 110 or n == 12) else n for k, n in rows.items()},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+@pytest.mark.parametrize("regions", [False, True])
+def test_rows_that_match_now_are_changed_wherever_they_are_and_stay_so_through_a_merge(
+    name: str, regions: bool
+) -> None:
+    store = copy_of(_start(regions=regions))
+    before = seen(store)
+    act, model = STATEMENTS[name]
+    act(opened(store, 5))
+    expected = model(before)
+    assert expected != before
+    assert seen(store) == expected
+    assert regions or seen(store, "committed") == expected
+    merge(store)
+    assert seen(store) == expected
+    assert regions or seen(store, "snapshot") == expected, "also what the log held is flushed and merged"
+
+
+def test_what_is_put_later_comes_back() -> None:
+    store = copy_of(_start(regions=True))
+    opened(store, 5).delete("true")
+    assert seen(store) == {}
+    opened(store, 6).append([_row(3, 3)])
+    assert seen(store) == {3: 3}
+    merge(store)
+    assert seen(store, "snapshot") == {3: 3}
+
+
+def test_a_statement_that_matches_nothing_claims_nothing() -> None:
+    store = copy_of(_start(regions=True))
+    objects = {info.key for info in store.list("")}
+    done = opened(store, 5).delete("n = 4000")
+    assert done.rows == 0
+    assert {info.key for info in store.list("")} == objects
+
+
+@pytest.mark.parametrize("regions", [False, True])
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_a_live_writer_goes_on_and_is_never_judged_by_what_it_replaced(name: str, regions: bool) -> None:
+    """At any request of the statement the writer puts rows: they were there before it, or come after it."""
+    act, model = STATEMENTS[name]
+    instant = 0
+    while True:
+        objects = copy_of(_start(regions=regions))
+        before = seen(objects)
+        writer = opened(objects, 4).writer()
+        writer.put(_row(20, 1))
+        before[20] = 1
+        meanwhile = Meanwhile(instant, partial(_puts, writer))
+        act(opened(FaultStore(objects, watch=meanwhile), 5))
+        if not meanwhile.acted:
+            break
+        put: Seen = {1: 7, 2: 101, 5: 4}
+        # Of each region either all that was put is judged, or none of it.
+        first, last = model({**before, **put}), {**model(before), **put}
+        found = seen(objects)
+        assert found.keys() == (found.keys() & (first.keys() | last.keys()))
+        for k in {**first, **last}:
+            assert found.get(k, "gone") in (first.get(k, "gone"), last.get(k, "gone")), k
+        writer.put(_row(21, 21))
+        writer.close()
+        assert seen(objects) == {**found, 21: 21}
+        instant += 1
+    assert instant > 10
+
+
+def _puts(writer: TableWriter) -> None:
+    writer.put([_row(1, 7), _row(2, 101), _row(5, 4)])
+
+
+def test_a_writer_that_writes_all_the_time_is_not_fenced_and_the_statement_gives_up() -> None:
+    objects = copy_of(_start(regions=False))
+    writer = opened(objects, 4).writer()
+    store = FaultStore(objects, watch=lambda _, key: writer.put(_row(50, 50)) if "_transaction_log" in key else None)
+    with pytest.raises(CommitConflict, match=f"each of {MOST_ATTEMPTS} attempts"):
+        opened(store, 5).delete("n = 12")
+    writer.put(_row(51, 51))
+    assert seen(objects)[51] == 51
+    assert 12 in seen(objects)
+
+
+@pytest.mark.parametrize("side", list(CrashFault))
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_killed_at_any_request_a_region_has_all_of_it_or_nothing(name: str, side: CrashFault) -> None:
+    act, model = STATEMENTS[name]
+    start = _start(regions=False)
+    before, done = seen(start), model(seen(start))
+    whole = FaultStore(copy_of(start))
+    act(opened(whole, 5))
+    for number, each in enumerate(whole.trace):
+        if each.request.key.startswith("splits/"):
+            continue  # read by a query, in threads of its own
+        left = copy_of(start)
+        store = FaultStore(left)
+        store.at(number, side)
+        with pytest.raises(Crash):
+            act(opened(store, 5))
+        assert seen(left) in (before, done)
+        was_done = seen(left) == done
+        act(opened(left, 6))
+        assert seen(left) == (model(done) if was_done else done)
+        merge(left)
+        assert seen(left) == (model(done) if was_done else done)
+
+
+numbers = st.integers(0, 9)
+steps = st.one_of(
+    st.tuples(st.just("put"), st.lists(st.tuples(numbers, numbers), min_size=1, max_size=4)),
+    st.tuples(st.just("patch"), numbers, st.one_of(st.none(), numbers)),
+    st.tuples(st.just("delete"), st.sampled_from(["n >= {}", "n < {}", "k = {}", "n is null or k > {}"]), numbers),
+    st.tuples(st.just("update"), st.sampled_from(["n >= {}", "k <> {}"]), numbers),
+    st.tuples(st.just("flush")),
+    st.tuples(st.just("merge")),
+)
+
+
+@settings(max_examples=scaled(15), deadline=None)
+@given(st.booleans(), st.lists(steps, max_size=10))
+def test_a_keyed_table_is_what_its_statements_make_of_a_dictionary(
+    regions: bool, taken: list[tuple[object, ...]]
+) -> None:
+    store = created(regions=regions)
+    table, rows = opened(store, 2), Seen()
+    with opened(store, 3).writer() as writer:
+        for step in taken:
+            match step:
+                case ("put", list(given_rows)):
+                    writer.put([_row(k, n) for k, n in dict(given_rows).items()])
+                    rows |= dict(given_rows)
+                case ("patch", int(k), n):
+                    writer.patch({"k": k, "must": f"m{k}", "n": n})
+                    rows[k] = n  # type: ignore[assignment]  # of the strategy
+                case ("delete", str(text), int(number)):
+                    hit = _hit(rows, text, number)
+                    assert table.delete(text.format(number)).rows == len(hit)
+                    rows = {k: n for k, n in rows.items() if k not in hit}
+                case ("update", str(text), int(number)):
+                    hit = _hit(rows, text, number)
+                    assert table.update({"n": expr("coalesce(n, 0) + 1")}, text.format(number)).rows == len(hit)
+                    rows = {k: (n or 0) + 1 if k in hit else n for k, n in rows.items()}
+                case ("flush",):
+                    writer.flush()
+                case _:
+                    merge(store)
+            assert seen(store) == rows
+    merge(store)
+    writer = opened(store, 5).writer()
+    writer.flush()
+    merge(store)
+    assert seen(store) == rows
+
+
+def _hit(rows: Seen, text: str, number: int) -> set[int]:
+    met: Mapping[str, Callable[[int, int | None], bool]] = {
+        "n >= {}": lambda _, n: n is not None and n >= number,
+        "n < {}": lambda _, n: n is not None and n < number,
+        "k = {}": lambda k, _: k == number,
+        "k <> {}": lambda k, _: k != number,
+        "n is null or k > {}": lambda k, n: n is None or k > number,
+    }
+    return {k for k, n in rows.items() if met[text](k, n)}

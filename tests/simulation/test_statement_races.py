@@ -1,0 +1,196 @@
+"""Somebody else commits at any request of a statement, or a statement at any request of theirs.
+
+Whoever commits first comes first: the table is what the commits make of it one after the other, in the order of its
+log. That is the conflict table of statements, and every cell of it is a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+
+from storage_core.clock import HOUR_MS
+from storage_core.compaction import expiry
+from storage_core.dml.assignments import expr
+from storage_core.errors import CommitConflict
+from storage_core.history.restore import restore
+from storage_core.log.actions import Metadata
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
+from storage_core.table import Table
+from tests.support import upkeep
+from tests.support.changed_rows import CONFIG, START, created, index, kept, opened, require_sound, row, rows_of
+from tests.support.copies import copy_of
+from tests.support.fault_store import FaultStore
+from tests.support.keyed_table import Row
+from tests.support.meanwhile import Meanwhile
+
+Act = Callable[[Table], object]
+Model = Callable[[Sequence[Row]], Sequence[Row]]
+
+NEW = [row(n, "new", hour=1) for n in (12, 15, 300)]
+REPLACING = [row(n, "replaced") for n in (14, 15)]
+PUT = [row(n, "put", hour=2) for n in (4, 15, 400)]
+RETENTION_MS = 100 * 365 * 24 * HOUR_MS
+EXPIRED_MS = int(START.timestamp()) * 1000 + HOUR_MS + RETENTION_MS
+"""When the first hour has left."""
+
+
+def _settings(**changed: object) -> Act:
+    def act(table: Table) -> None:
+        head = table.log.snapshot()
+        settings = replace(head.config, **changed)  # type: ignore[arg-type]  # settings by name
+        metadata: Metadata = replace(head.metadata, configuration=settings.to_configuration())
+        table.log.commit(head, [metadata], operation="CONFIGURE")
+
+    return act
+
+
+def _expire(table: Table) -> None:
+    head = table.log.snapshot()
+    found = expiry.plan(head, retention_ms=head.config.retention_ms, now_ms=EXPIRED_MS)
+    if found.splits:
+        table.log.commit(head, found.removes(1), operation="EXPIRE", requirements=[found.requirement])
+
+
+def _restore(table: Table) -> None:
+    """Back to the first rows, of which none was deleted yet."""
+    restore(table.log, table.log.snapshot(version=1))
+
+
+def _number(each: Row) -> int:
+    return int(str(each["n"]))
+
+
+def _set(each: Row) -> Row:
+    return {**each, "host": "set", "n": _number(each) + 1_000} if 11 <= _number(each) < 17 else each
+
+
+STATEMENTS: Mapping[str, tuple[str, Act, Model]] = {
+    "delete": (
+        "DELETE",
+        lambda table: table.delete("n % 3 = 0"),
+        lambda rows: [each for each in rows if _number(each) % 3],
+    ),
+    "delete an hour": (
+        "DELETE",
+        lambda table: table.delete("\"at\" < TIMESTAMPTZ '2024-02-29 11:00:00+00'"),
+        lambda rows: [each for each in rows if str(each["at"]) >= "2024-02-29 11"],
+    ),
+    "update": (
+        "UPDATE",
+        lambda table: table.update({"host": "set", "n": expr("n + 1000")}, "n between 11 and 16"),
+        lambda rows: [_set(each) for each in rows],
+    ),
+    "overwrite": (
+        "OVERWRITE",
+        lambda table: table.overwrite(REPLACING, "n >= 14 and n < 19"),
+        lambda rows: [*(each for each in rows if not 14 <= _number(each) < 19), *REPLACING],
+    ),
+    "upsert": (
+        "UPSERT",
+        lambda table: table.upsert(PUT, on="n"),
+        lambda rows: [*(each for each in rows if _number(each) not in (4, 15, 400)), *PUT],
+    ),
+}
+OTHERS: Mapping[str, tuple[str, Act, Model]] = {
+    **STATEMENTS,
+    "append": ("APPEND", lambda table: table.append(NEW), lambda rows: [*rows, *NEW]),
+    "compact": ("COMPACT", upkeep.compact, lambda rows: rows),
+    "index": ("CATCH UP", index, lambda rows: rows),
+    "expire": ("EXPIRE", _expire, lambda rows: [each for each in rows if str(each["at"]) >= "2024-02-29 11"]),
+    "restore": ("RESTORE", _restore, lambda _: _rows_at_start()[0]),
+    "upkeep": ("CONFIGURE", _settings(target_split_bytes=1), lambda rows: rows),
+    "sort schema": ("CONFIGURE", _settings(sort_schema="n__i|timestamp/V2"), lambda rows: rows),
+}
+
+# ok: both commit, in either order. again: mine is planned again and commits. abort: mine commits nothing where theirs
+# came in between.
+TABLE = """
+mine \\ theirs  | delete | delete an hour | update | overwrite | upsert | append | compact | index | expire | restore | upkeep | sort schema
+delete         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok
+delete an hour | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok
+update         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok
+overwrite      | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort
+upsert         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort
+append         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort
+compact        | ok     | ok             | ok     | ok        | ok     | ok     | abort   | ok    | ok     | abort   | ok     | abort
+index          | ok     | ok             | ok     | ok        | ok     | ok     | ok      | abort | ok     | abort   | ok     | ok
+expire         | abort  | abort          | abort  | abort     | abort  | ok     | abort   | ok    | abort  | abort   | ok     | ok
+"""  # noqa: E501  # it is read as the page's table is
+
+
+def _act(name: str, store: ObjectStore) -> None:
+    OTHERS[name][1](opened(store, 5))
+
+
+def _cells() -> Iterator[tuple[str, str, str]]:
+    (_, *columns), *rows = ([cell.strip() for cell in line.split("|")] for line in TABLE.strip().splitlines())
+    assert columns == list(OTHERS)
+    assert {*STATEMENTS} < {name for name, *_ in rows}
+    for mine, *outcomes in rows:
+        yield from ((mine, theirs, outcome) for theirs, outcome in zip(columns, outcomes, strict=True))
+
+
+def _rows_at_start() -> list[list[Row]]:
+    first = [row(n, f"h{n % 3}", hour=n % 2, x=n / 2) for n in range(20)]
+    return [first, [row(n, None if n == 15 else "again", hour=n % 2) for n in (3, 4, 12, 15)]]
+
+
+@cache
+def _start() -> MemoryStore:
+    """Two hours of two splits each, of which rows are deleted and some are indexed."""
+    store = MemoryStore("statements")
+    config: TableConfig = replace(CONFIG, retention_ms=RETENTION_MS)
+    table = created(store, config)
+    first, second = _rows_at_start()
+    table.append(first)
+    index(table)
+    table.append(second)
+    table.delete("n = 9 or n = 8")
+    return store
+
+
+def _require_expected(store: ObjectStore, since: Snapshot, order: Sequence[str]) -> None:
+    """Fail unless the table is what its commits make of the rows at the start, in their order.
+
+    Of two commits that are called the same, either may be first: they do the same, or rows do not tell their order.
+    """
+    rows: Sequence[Row] = [each for part in _rows_at_start() for each in part if each["n"] not in (8, 9)]
+    models: dict[str, list[Model]] = {}
+    for name in order:
+        operation, _, model = OTHERS[name]
+        models.setdefault(operation, []).append(model)
+    history = [entry for entry in opened(store, 50).history() if entry.version > since.version]
+    for entry in reversed(history):
+        rows = models[entry.operation].pop(0)(rows)
+    assert rows_of(store) == kept(rows)
+
+
+@pytest.mark.parametrize(("mine", "theirs", "outcome"), tuple(_cells()))
+def test_every_cell_of_statements_beside_others_at_every_request(mine: str, theirs: str, outcome: str) -> None:
+    start = opened(_start(), 3).snapshot
+    aborted = 0
+    objects = copy_of(_start())
+    for instant in range(1_000):
+        objects = copy_of(_start())
+        meanwhile = Meanwhile(instant, partial(_act, theirs, objects))
+        process = opened(FaultStore(objects, watch=meanwhile), 4)
+        first = [mine]
+        try:
+            OTHERS[mine][1](process)
+        except CommitConflict:
+            assert outcome == "abort"
+            aborted += 1
+            first = []
+        if not meanwhile.acted:
+            break
+        _require_expected(objects, start, [*first, theirs])
+    assert instant > 1
+    assert (aborted > 0) == (outcome == "abort")
+    require_sound(objects)

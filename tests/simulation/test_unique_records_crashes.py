@@ -1,0 +1,100 @@
+"""A distributor of records with ids ends at every request, and loses every reply: in the end each id is one record."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+
+import pytest
+
+from storage_core.distribution.remaining import Terms
+from storage_core.errors import TidemarkError
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.raw_log.limits import RawLimits
+from storage_core.raw_log.raw_log import RawLog
+from storage_core.raw_log.records import RawRecord
+from storage_core.region.manifest import read_latest, region_of
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.distribution import Board
+from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+
+NAMES = ("one", "two", "events", "users")
+LOST = (PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN)
+
+
+def _board(stores: dict[str, ObjectStore], seed: int) -> Board:
+    tables = {name: stores[name] for name in ("events", "users")}
+    return Board([stores["one"], stores["two"]], tables, seed=seed)
+
+
+def _append(stores: dict[str, MemoryStore], numbers: list[int], *, seed: int, at: int, places: list[str]) -> None:
+    clock = ManualClock(at)
+    limits = RawLimits(segment_ms=1)
+    with RawLog([stores[each] for each in places], clock=clock, ids=SeededIds(seed), limits=limits) as log:
+        for n in numbers:
+            fields = {"n": n, "text": str(seed)}
+            log.append_many([RawRecord(table=name, fields=fields, id=str(n)) for name in ("events", "users")])
+            clock.now += 1
+
+
+@cache
+def start() -> dict[str, MemoryStore]:
+    """Ids of two writers in two stores, some of them in both, of which a first round took some."""
+    stores = {name: MemoryStore(name) for name in NAMES}
+    _board(dict(stores), 1).create(users="n")
+    _append(stores, [1, 2], seed=1, at=START_MS + 20, places=["one", "two"])
+    _board(dict(stores), 1).distribute()
+    _append(stores, [2, 3], seed=2, at=START_MS + 30, places=["one"])
+    _append(stores, [3, 4, 1], seed=3, at=START_MS + 30, places=["two"])
+    return stores
+
+
+def _copies() -> dict[str, MemoryStore]:
+    return {name: copy_of(store, name) for name, store in start().items()}
+
+
+def judge(stores: dict[str, MemoryStore]) -> None:
+    """What comes again meanwhile, and lies before all others, changes nothing."""
+    _append(stores, [4, 3], seed=4, at=START_MS, places=["one"])
+    board = _board(dict(stores), 50)
+    assert board.distribute(Terms(work_bytes=1)).failures == {}
+    assert board.numbers("events") == [1, 2, 3, 4]
+    assert sorted(map(str, board.rows("users"))) == ["1", "2", "3", "4"]
+    manifest = read_latest(stores["users"], region_of(KeyedTable(stores["users"]).snapshot.table_id))
+    assert manifest is not None
+    assert len(manifest.flushed_generations) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("side", list(CrashFault))
+def test_a_distributor_may_end_at_any_request_to_any_store(name: str, side: CrashFault) -> None:
+    counting = FaultStore(_copies()[name])
+    _board({**_copies(), name: counting}, 2).distribute()
+    assert len(counting.trace) > 4
+    for number in range(len(counting.trace)):
+        stores = _copies()
+        crashing = FaultStore(stores[name])
+        crashing.at(number, side)
+        with pytest.raises(Crash):
+            _board({**stores, name: crashing}, 2).distribute()
+        judge(stores)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("fault", LOST)
+def test_a_lost_reply_to_any_put_is_handled(name: str, fault: PutFault) -> None:
+    counting = FaultStore(_copies()[name])
+    _board({**_copies(), name: counting}, 2).distribute()
+    puts = [number for number, each in enumerate(counting.trace) if each.request.kind == "put"]
+    assert puts
+    for number in puts:
+        stores = _copies()
+        losing = FaultStore(stores[name])
+        losing.at(number, fault)
+        with suppress(TidemarkError):
+            _board({**stores, name: losing}, 2).distribute()
+        judge(stores)

@@ -1,0 +1,70 @@
+"""A raw log whose distributed chunks are collected, without Spark."""
+
+from __future__ import annotations
+
+from storage_core.distribution.backlog import ByTable
+from storage_core.distribution.offsets import log_offsets
+from storage_core.distribution.work import Source
+from storage_core.gc.raw_log import RawLogCollection, RawLogCollector
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.raw_log.limits import RawLimits
+from storage_core.raw_log.raw_log import RawLog
+from storage_core.raw_log.records import RawRecord
+from storage_core.raw_log.stores import RawStore
+from tests.support.clock import START_MS, ManualClock
+from tests.support.distribution import Board
+from tests.support.ids import SeededIds
+
+DAY_MS = 86_400_000
+LONG_AFTER = START_MS + 400 * DAY_MS
+
+
+def produce(board: Board, *numbers: int, table: str = "events", seed: int = 1, ids: bool = False) -> list[str]:
+    """Append a record per number, each a segment of its own, as one writer; return the ids of the records."""
+    clock = ManualClock()
+    places = [RawStore(each) for each in board.stores]
+    found: list[str] = []
+    with RawLog(places, clock=clock, ids=SeededIds(seed), limits=RawLimits(segment_ms=1)) as log:
+        for n in numbers:
+            record = RawRecord(table=table, fields={"n": n}, id=f"id-{n}" if ids else None)
+            found += log.append_many([record]).ids
+            clock.now += 1
+    return found
+
+
+def raw_board(*names: str) -> Board:
+    """Return an append table and a raw log in stores of these names whose clock stands at `START_MS`."""
+    clock = ManualClock()
+    stores = [MemoryStore(name, clock=clock) for name in names]
+    return Board(stores, {"events": MemoryStore("events")}, raw_clock=clock).create()
+
+
+def offsets_of(board: Board) -> ByTable:
+    """Return the offsets of every table of the board that exists; of others none."""
+    found: dict[str, dict[str, int]] = {}
+    for name, store in board.tables.items():
+        log = TransactionLog(store)
+        found[name] = log_offsets(log.snapshot()) if log.exists() else {}
+    return found
+
+
+def collector(
+    board: Board, *, now_ms: int = LONG_AFTER, horizon_ms: int = 0, retention_ms: int = DAY_MS, seed: int = 9
+) -> RawLogCollector:
+    """Return a collector of the board's raw log, long after everything was written, also by the stores' clock."""
+    board.raw_clock.now = max(now_ms, board.raw_clock.now)
+    return RawLogCollector(
+        source=Source(name="events", stores=tuple(each.uri for each in board.stores), tables=tuple(board.tables)),
+        stores=board.stores,
+        offsets=lambda: offsets_of(board),
+        retention_ms=retention_ms,
+        clock=ManualClock(now_ms),
+        ids=SeededIds(seed),
+        horizon_ms=horizon_ms,
+    )
+
+
+def collect(board: Board, **given: int) -> RawLogCollection:
+    """Collect once."""
+    return collector(board, **given).collect()

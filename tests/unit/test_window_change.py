@@ -1,0 +1,275 @@
+"""What goes on across a change of the window: plans, pruning, retention, features, declarations, partitions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from assets.partitions import partition_key, span_of
+from jobs.requests.window_range import WindowRange
+from storage_core import declaration
+from storage_core.compaction import expiry, rewindow
+from storage_core.compaction.planner import choose
+from storage_core.errors import CommitConflict, InvalidInput, Unsupported
+from storage_core.ids import SystemIds
+from storage_core.log import actions, snapshot
+from storage_core.log.conflicts import settle
+from storage_core.table import Table
+from tests.support.clock import ManualClock
+from tests.support.upkeep import compact
+
+SCHEMA = pa.schema([pa.field("time", pa.timestamp("us", tz="UTC")), pa.field("host", pa.string())])
+TEN = 36_000
+MINUTE = 60
+
+
+def rows(*minutes: int) -> pa.Table:
+    """Rows at so many minutes past ten."""
+    return pa.table([[(TEN + each * MINUTE) * 10**6 for each in minutes], ["h"] * len(minutes)], SCHEMA)
+
+
+def windows(table: Table) -> list[tuple[int | None, int | None]]:
+    """The windows that splits have, in minutes past ten, and their durations in minutes."""
+    found = {(add.windowStart, add.windowSeconds) for add in table.snapshot.splits.values()}
+    return sorted((((start or 0) - TEN) // MINUTE, (seconds or 0) // MINUTE) for start, seconds in found)
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest) -> Table:
+    """A table of two windows of 15 minutes, which now has windows of an hour, with one of those."""
+    place = re.sub("[^a-z0-9]", "-", request.node.name.lower())
+    table = Table.create(f"memory://{place}", SCHEMA, time_column="time", window="15m")
+    table.append(rows(1, 2, 20))
+    table.append(rows(3))
+    table.alter({"window": "1h"})
+    table.append(rows(5, 50))
+    return table
+
+
+def rewindowed(table: Table) -> Table:
+    works = rewindow.plan(table.snapshot, windows=None, now_ms=0)
+    done = [rewindow.execute(table.store, work, ids=SystemIds(), now_ms=1) for work in works]
+    table.log.commit(table.snapshot, [each for result in done for each in result.actions], operation="REWINDOW")
+    return table.refresh()
+
+
+def test_new_splits_have_the_new_window_and_old_ones_keep_theirs(table: Table) -> None:
+    assert windows(table) == [(0, 15), (0, 60), (15, 15)]
+    assert (table.config.window_seconds, table.config.former_windows) == (3600, (900,))
+    about = cast("list[dict[str, Any]]", table.describe()["windows"])
+    assert [(each["window_start"], each["window_seconds"], each["rows"]) for each in about] == [
+        (TEN, 900, 3),
+        (TEN, 3600, 2),
+        (TEN + 900, 900, 1),
+    ]
+
+
+def test_compaction_never_mixes_two_durations(table: Table) -> None:
+    chosen = [task for part in choose(table.snapshot).parts() for task in part]
+    assert [{add.windowSeconds for add in task.inputs} for task in chosen] == [{900}]
+    compact(table)
+    assert windows(table.refresh()) == [(0, 15), (0, 60), (15, 15)]
+
+
+def test_rewindowed_splits_are_in_the_new_windows_and_become_one_run(table: Table) -> None:
+    before = table.scan().to_arrow().sort_by("time")
+    version = table.version
+    assert windows(rewindowed(table)) == [(0, 60)]
+    assert table.scan().to_arrow().sort_by("time") == before
+    assert table.changes(version).read_all().num_rows == 0
+    compact(table)
+    assert len(table.refresh().snapshot.splits) == 1
+    assert rewindow.plan(table.snapshot, windows=None, now_ms=0) == []
+
+
+def test_longer_windows_become_shorter_ones_and_back(table: Table) -> None:
+    rewindowed(table).alter({"window": "15m"})
+    assert table.config.former_windows == (900, 3600)
+    assert windows(rewindowed(table)) == [(0, 15), (15, 15), (45, 15)]
+    table.alter({"window": "20m"})
+    assert windows(rewindowed(table)) == [(0, 20), (20, 20), (40, 20)]
+    assert table.snapshot.rows == 6
+
+
+def test_a_query_of_a_time_prunes_the_windows_of_every_duration(table: Table) -> None:
+    plan: Any = table.explain("select * from t where time >= '1970-01-01 10:30:00+00'").to_dict()
+    assert [each["rows"] for each in plan["tables"][0]["read"]] == [2]
+    assert table.scan(filter="time < '1970-01-01 10:04:00+00'").to_arrow().num_rows == 3
+    table.checkpoint()
+    assert Table.open(table.uri).scan(filter="time >= '1970-01-01 10:49:00+00'").to_arrow().num_rows == 1
+
+
+def test_a_window_leaves_by_its_own_end(table: Table) -> None:
+    hour = 3_600_000
+    at_half_past = (TEN + 1800) * 1000 + hour
+    left = expiry.plan(table.snapshot, retention_ms=hour, now_ms=at_half_past)
+    assert [(each.window_start, each.rows) for each in left.windows] == [(TEN, 3), (TEN + 900, 1)]
+    assert expiry.plan(table.snapshot, retention_ms=hour, now_ms=at_half_past + hour).windows[0].rows == 5
+
+
+def test_windows_that_have_left_and_those_before_the_start_are_not_written_anew(table: Table) -> None:
+    table.alter({"retention": "1h", "compaction.start": "1970-01-01T10:15"})
+    assert [each.inputs[0].windowStart for each in rewindow.plan(table.snapshot, windows=None, now_ms=0)] == [TEN + 900]
+    late = (TEN + 7200) * 1000
+    assert rewindow.plan(table.snapshot, windows=None, now_ms=late) == []
+    table.alter({"retention": None, "compaction.start": None})
+    assert len(rewindow.plan(table.snapshot, windows=[TEN + 900], now_ms=late)) == 1
+
+
+def test_rows_that_are_hidden_stay_hidden(table: Table) -> None:
+    from dataclasses import replace
+
+    from storage_core.log.deletion_vector import inline
+
+    hidden = next(add for add in table.snapshot.splits.values() if add.numRecords == 2)
+    table.log.commit(table.snapshot, [replace(hidden, deletionVector=inline((0,)))], operation="DELETE")
+    table.refresh()
+    left = table.snapshot.rows
+    assert rewindowed(table).scan().to_arrow().num_rows == left == 5
+
+
+@pytest.mark.parametrize("first", ["window", "delete", "compact", "restore", "append"])
+def test_what_was_planned_before_something_else_conflicts_or_is_right(table: Table, first: str) -> None:
+    """The cells of the conflict table: a rewrite into new windows beside every other commit."""
+    from dataclasses import replace
+
+    from storage_core.log.deletion_vector import inline
+
+    planned = table.snapshot
+    (work,) = rewindow.plan(planned, windows=[TEN], now_ms=0)
+    done = rewindow.execute(table.store, work, ids=SystemIds(), now_ms=1)
+    other = Table.open(table.uri)
+    match first:
+        case "window":
+            other.alter({"window": "30m"})
+        case "delete":
+            other.log.commit(planned, [replace(work.inputs[0], deletionVector=inline((0,)))], operation="DELETE")
+        case "compact":
+            compact(other)
+        case "restore":
+            other.restore(1)
+        case "append":
+            other.append(rows(7))
+    if first == "append":
+        table.log.commit(planned, done.actions, operation="REWINDOW")
+        assert table.refresh().snapshot.rows == 7
+        return
+    with pytest.raises(CommitConflict):
+        table.log.commit(planned, done.actions, operation="REWINDOW")
+
+
+def test_rows_that_were_written_for_the_old_window_are_refused_after_the_change(table: Table) -> None:
+    from storage_core.split.context import context_of
+    from storage_core.split.write import sort_and_write
+
+    planned = table.snapshot
+    adds = sort_and_write(table.store, rows(8), context=context_of(planned), ids=SystemIds(), now_ms=1)
+    Table.open(table.uri).alter({"window": "30m"})
+    with pytest.raises(CommitConflict, match="window"):
+        table.log.commit(planned, adds, operation="APPEND")
+    table.refresh().append(rows(8))  # planned anew
+    assert (0, 30) in windows(table)
+
+
+def test_a_writer_goes_on_across_the_change_and_merges_are_of_the_new_window() -> None:
+    from tests.support.upkeep import merge
+
+    schema = pa.schema(
+        [pa.field("time", pa.timestamp("us", tz="UTC"), nullable=False), pa.field("id", pa.int64(), nullable=False)]
+    )
+    table = Table.create(
+        "memory://keyed-windows",
+        schema,
+        time_column="time",
+        window="15m",
+        primary_key=["id", "time"],
+        indexes=[{"name": "ids", "kind": "bitmap", "columns": ["id"]}],
+    )
+
+    def row(minute: int, number: int) -> dict[str, object]:
+        return {"time": pa.scalar((TEN + minute * MINUTE) * 10**6, pa.timestamp("us", tz="UTC")).as_py(), "id": number}
+
+    with table.writer() as writer:
+        writer.put([row(1, 1), row(20, 2)])
+        writer.flush()
+        merge(table)
+        Table.open(table.uri).alter({"window": "1h"})
+        writer.put([row(20, 2), row(40, 3)])
+        writer.flush()
+    merge(table.refresh())
+    table.refresh()
+    assert windows(table) == [(0, 15), (0, 60)]
+    assert sorted(table.scan().to_arrow().column("id").to_pylist()) == [1, 2, 3]
+    assert table.get((2, row(20, 2)["time"])) is not None
+
+
+def test_a_release_that_does_not_know_the_change_refuses_the_table(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert actions.WINDOW_CHANGES_FEATURE in (table.snapshot.protocol.writerFeatures or ())
+    never = Table.create("memory://never-changed", SCHEMA, time_column="time")
+    never.alter({"window": "15m"})
+    assert actions.WINDOW_CHANGES_FEATURE not in (never.snapshot.protocol.writerFeatures or ())
+    for module in (snapshot, settle):
+        monkeypatch.setattr(module, "FEATURES", actions.FEATURES - {actions.WINDOW_CHANGES_FEATURE})
+    with pytest.raises(Unsupported, match="windowChanges"):
+        Table.open(table.uri)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"window": "7m"}, "does not divide the hour"),
+        ({"window": "2h"}, "ask for a coarse window"),
+        ({"window": None}, "keeps having windows or none"),
+        ({"former_windows": [60]}, "it follows from changes of window"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused(table: Table, given: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        table.alter(given)
+
+
+def test_a_table_without_windows_gets_none() -> None:
+    table = Table.create("memory://no-windows", SCHEMA, time_column="time", window=None)
+    with pytest.raises(InvalidInput, match="the table has none, and keeps having windows or none"):
+        table.alter({"window": "1h"})
+
+
+def test_a_restore_brings_the_old_window_back_and_the_next_change_is_known(table: Table) -> None:
+    table.restore(2)
+    assert (table.config.window_seconds, table.config.former_windows) == (900, ())
+    table.alter({"window": "5m"})
+    assert table.config.former_windows == (900,)
+
+
+def test_a_declared_change_begins_partitions_of_the_new_duration(tmp_path: Path) -> None:
+    def declared(window: str, start: str) -> declaration.TableDeclaration:
+        file = tmp_path / "t.yaml"
+        body = {"name": "t", "uri": str(tmp_path / "t"), "columns": {"time": "timestamp", "host": "string"}}
+        more = {"time_column": "time", "window": window, "partitions": {"start": start}}
+        file.write_text(yaml.safe_dump({**body, **more}), encoding="utf-8")
+        return declaration.load(file)
+
+    Table.declare(declared("15m", "2020-01-01T00:00"))
+    changed = declared("1h", "2020-01-02T00:00")
+    table = Table.declare(changed)
+    assert (table.config.window_seconds, table.config.former_windows) == (3600, (900,))
+    span = span_of(changed, ManualClock(1_577_923_200_000 + 7_200_000))  # two hours into the second day
+    assert span is not None
+    assert (partition_key(span.first), span.window_seconds) == ("2020-01-02T00:00", 3600)
+    quarter_past = span.first + 900
+    assert span.partition_of(quarter_past) == span.first, "former windows are of the partition that they begin in"
+    assert span.partition_of(span.first - 900) is None
+
+
+def test_one_window_is_named_by_a_start_that_any_duration_has() -> None:
+    quarter_past = WindowRange(TEN + 900, TEN + 901)
+    quarter_past.require_fits(3600, (900,))
+    with pytest.raises(InvalidInput, match="no window starts at 1970-01-01T10:15:00"):
+        quarter_past.require_fits(3600)
