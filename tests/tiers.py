@@ -79,6 +79,7 @@ LONG = {
             "tests/integration/test_history_on_s3.py",
             "tests/integration/test_raw_log_upkeep_on_s3.py",
             "tests/integration/test_segments_over_many_appends.py",
+            "tests/integration/test_statements_on_changed_columns.py",
             "tests/integration/test_read_memory.py",
             "tests/integration/test_writer_memory.py",
             "tests/unit/test_compaction_planning_budget.py",

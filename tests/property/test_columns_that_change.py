@@ -18,12 +18,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
 from storage_core.compaction.work import OPERATION
 from storage_core.errors import CommitConflict
 from storage_core.table import Table
 from tests.support import upkeep
-from tests.support.changing_columns import VALUES, WIDER, Column, Model, Row, listed, read, values
+from tests.support.changing_columns import VALUES, WIDER, Column, Model, Row, listed, read, shown, values
 from tests.support.merge_plan import plan
 from tests.support.scale import scaled
 from tidemark import col
@@ -134,11 +135,14 @@ class ChangingColumns(RuleBasedStateMachine):
     @precondition(lambda self: self.changeable())
     @rule(data=st.data())
     def a_condition_finds_what_the_model_finds(self, data: st.DataObject) -> None:
+        column, wanted, rows = self.chosen(data)
+        assert self.read_where(column.name, wanted) == listed(rows, self.model.columns)
+
+    def chosen(self, data: st.DataObject) -> tuple[Column, Any, list[Row]]:
+        """A column, a value of it, and the rows that have it."""
         column = data.draw(st.sampled_from(self.changeable()))
         wanted = data.draw(values(column).filter(lambda each: each is not None and each == each))  # noqa: PLR0124  # no NaN
-        found = self.read_where(column.name, wanted)
-        rows = [row for row in self.rows_now() if column.value(row) is not None and column.value(row) == wanted]
-        assert found == listed(rows, self.model.columns)
+        return column, wanted, [row for row in self.rows_now() if column.value(row) == shown(wanted, column.type)]
 
     def read_where(self, name: str, wanted: Any) -> list[str]:
         found = read(self.table.scan(filter=col(name) == wanted).to_arrow())
@@ -189,21 +193,64 @@ class AppendTables(ChangingColumns):
         with suppress(CommitConflict):  # a restore may have brought back a column as narrow as it was
             self.append_to(table, columns, [self.drawn(data, columns)])
 
+    @rule(packed=st.booleans())
+    def pack_metadata(self, packed: bool) -> None:  # drawn
+        self.table.alter({"splits.metadata": "packed" if packed else "plain"})
+        self.noted()
+
+    @precondition(lambda self: self.changeable())
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        column, wanted, rows = self.chosen(data)
+        assert self.table.delete(col(column.name) == wanted).rows == len(rows)
+        self.rows = [row for row in self.rows if row not in rows]
+        self.noted()
+
+    @precondition(lambda self: self.changeable())
+    @rule(data=st.data())
+    def update(self, data: st.DataObject) -> None:
+        column, wanted, rows = self.chosen(data)
+        to = data.draw(st.sampled_from(self.changeable()))
+        value = data.draw(values(to))
+        assert self.table.update({to.name: value}, col(column.name) == wanted).rows == len(rows)
+        self.rows = [
+            {each.id: each.value(row) for each in self.model.columns} | {to.id: value} if row in rows else row
+            for row in self.rows
+        ]
+        self.noted()
+
+    @precondition(lambda self: self.changeable())
+    @rule(data=st.data(), by_key=st.booleans())
+    def replace(self, data: st.DataObject, by_key: bool) -> None:  # drawn
+        column, wanted, rows = self.chosen(data)
+        row = self.drawn(data, self.model.columns) | {column.id: wanted}
+        given = [{each.name: row[each.id] for each in self.model.columns}]
+        if by_key:
+            done = self.table.upsert(given, on=column.name)
+        else:
+            done = self.table.overwrite(given, col(column.name) == wanted)
+        assert done.rows == len(rows)
+        self.rows = [*(each for each in self.rows if each not in rows), row]
+        self.noted()
+
     @rule()
     def plan_a_compaction(self) -> None:
         snapshot = self.table.log.snapshot()
         tasks = plan(snapshot)
         now_ms = self.table.log.clock.now_ms()
         done = [execute(self.table.store, each, ids=self.table.log.ids, now_ms=now_ms) for each in tasks]
-        self.planned = snapshot, [action for each in done for action in each.actions]
+        self.planned = snapshot, list(zip(tasks, done, strict=True))
 
     @precondition(lambda self: self.planned and self.planned[1])
     @rule()
     def commit_the_compaction(self) -> None:
         assert self.planned is not None
-        snapshot, actions = self.planned
+        snapshot, merges = self.planned
         self.planned = None
-        self.table.log.commit(snapshot, actions, operation=OPERATION)
+        actions = [action for _, done in merges for action in done.actions]
+        carry_over = CarryOver(self.table.store, merges, ids=self.table.log.ids)
+        with suppress(CommitConflict):  # every row of it was deleted
+            self.table.log.commit(snapshot, actions, operation=OPERATION, rebase=carry_over)
         self.noted()
         self.check()
 
@@ -276,6 +323,30 @@ class KeyedTables(ChangingColumns):
         self.writer.delete(key)
         self.by_key.pop(key, None)
         self.unflushed = True
+
+    @precondition(lambda self: self.changeable())
+    @rule(data=st.data())
+    def delete_where(self, data: st.DataObject) -> None:
+        column, wanted, rows = self.chosen(data)
+        assert self.table.delete(col(column.name) == wanted).rows == len(rows)
+        self.by_key = {key: row for key, row in self.by_key.items() if row not in rows}
+        self.reopened()
+
+    @precondition(lambda self: self.changeable())
+    @rule(data=st.data())
+    def update_where(self, data: st.DataObject) -> None:
+        column, wanted, rows = self.chosen(data)
+        to = data.draw(st.sampled_from(self.changeable()))
+        value = data.draw(values(to))
+        assert self.table.update({to.name: value}, col(column.name) == wanted).rows == len(rows)
+        self.by_key = {key: row | {to.id: value} if row in rows else row for key, row in self.by_key.items()}
+        self.reopened()
+
+    def reopened(self) -> None:
+        """The writer is another one: which columns it has after a statement depends on who flushed what it had."""
+        self.check_all()
+        self.writer.close()
+        self.writer, self.known, self.unflushed = self.table.refresh().writer(), [*self.model.columns], False
 
     @rule()
     def flush(self) -> None:
