@@ -46,9 +46,8 @@ from storage_core.table import Table
 MODE_TAG = "tidemark/compaction"
 """The tag of a run by which schedules and sensors ask for what pays now; without it a compaction finalizes."""
 
-STATE_TAG = "tidemark/state"
-COMPACT_STATE = "compact"
-"""The tag of a run, and its value, by which somebody asks for a compact state of the table."""
+STATE_TAG, COMPACT_STATE = "tidemark/state", "compact"
+"""By this tag and value of a run a compact state of the table is asked for."""
 
 REJECTED_LINES = "no_rejected_lines"
 

@@ -32,7 +32,7 @@ def _in_file(path: str) -> object:
         with Path(path).open("rb") as file:
             first = file.read(len(_MAGIC))
             file.seek(0)
-            return np.lib.format.read_array(file, allow_pickle=False)
+            return np.lib.format.read_array(file)
     except OSError as error:
         raise InvalidInput(f"--vector: {quoted(path)} cannot be read: {error.strerror or error}; {expected}") from error
     except (ValueError, EOFError, MemoryError, RecursionError, SyntaxError) as error:

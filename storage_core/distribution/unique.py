@@ -257,7 +257,7 @@ def _read(key: IdsKey, raw: Sequence[ObjectStore]) -> RecordIds | None:
         except NotFound:
             continue
         except (Corrupt, Unavailable) as error:
-            reasons.append(f"{store.uri}: {error}")
+            reasons.append(f"{store.uri}: {error.found}")
     if reasons:
         raise Unavailable(
             f"{ids_key(key)}: no store has it whole: {'; '.join(reasons)}; heal the raw log, or try later"

@@ -47,7 +47,6 @@ def session(
     }
     if limits is not None:
         config["memory_limit"] = f"{limits.memory_bytes // _MIB}MiB"
-        config["max_execution_time"] = max(1, round(limits.seconds * 1000))
     with require_headroom("a session of DuckDB", size=QUERY_BYTES):
         import duckdb
 
@@ -64,6 +63,8 @@ def session(
         names = [text for path in files for text in {str(path), literally(path)}]
         connection.execute("SET allowed_paths = ?", [names])
     connection.execute("SET enable_external_access = false")
+    if limits is not None:  # last, for it also ends what is said before
+        connection.execute(f"SET max_execution_time = {max(1, round(limits.seconds * 1000))}")
     connection.execute("SET lock_configuration = true")
     return connection
 

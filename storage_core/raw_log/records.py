@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.formats.keys import validate_table_name
 from storage_core.formats.raw_chunk import OPERATIONS, LogRecord, Operation
 from storage_core.formats.raw_field_columns import NOT_IN_PYTHON, encode_rows
@@ -78,7 +79,7 @@ def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
     if given.key is not None and given.operation != "delete" and size_of_key(given.key) > MAX_KEY_BYTES:
         raise InvalidInput(f"a key of {size_of_key(given.key)} bytes; at most {MAX_KEY_BYTES} are kept")
     if given.id is not None and not _is_id(given.id):
-        raise InvalidInput(f"an id is valid text of 1 to {MAX_ID_BYTES} bytes, found {given.id!r:.300}")
+        raise InvalidInput(f"an id is valid text of 1 to {MAX_ID_BYTES} bytes, found {quoted(given.id)}")
     record = LogRecord(
         timestamp_ms=now_ms,
         table=given.table,

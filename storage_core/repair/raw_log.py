@@ -1,4 +1,6 @@
-"""Healing of a raw log: every store gets what it lacks from the others (docs/operations.md, "a store was away").
+"""Healing of a raw log: every store gets what it lacks from the others.
+
+See docs/operations.md, "A store of a raw log was away".
 
 A chunk is the same bytes wherever it lies. So a copy is made of a sound one only, whose checksum, writer and number
 were compared, and put where nothing is; a damaged one is replaced only while it is the one that was read. What was done

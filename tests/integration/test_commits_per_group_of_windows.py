@@ -106,7 +106,9 @@ def test_a_window_that_changed_meanwhile_fails_alone_and_the_others_of_its_group
     with job.leased(everything, ["compact.all"]) as planned:
         merges = executed(table, planned)
         deleted = merges[1].task.inputs[0].path
-        table.log.commit(table.snapshot, [Remove(path=deleted, deletionTimestamp=1)], operation="DELETE")
+        table.log.commit(
+            table.snapshot, [Remove(path=deleted, deletionTimestamp=1, dataChange=False)], operation="COMPACT"
+        )
         settle(job, merges, outcome)
     assert {window: each.kind for window, each in outcome.failed.items()} == {WINDOWS[1]: "conflict"}
     assert deleted in outcome.failed[WINDOWS[1]].message
