@@ -67,6 +67,7 @@ def filled(table: Table, rows: Sequence[Row]) -> None:
         return
     with table.writer() as writer:
         writer.put(rows)
+        writer.flush()
 
 
 def expected() -> dict[int, Row]:
@@ -255,9 +256,9 @@ def test_columns_change_on_after_statements(table: Table) -> None:
 def test_statements_of_keyed_tables_follow_the_columns(state: str) -> None:
     table = changed(f"memory://{uuid4()}", primary_key="id")
     if state == "merged":
-        upkeep.merge(table)
+        assert upkeep.merge(table)
     elif state == "sorted":
-        upkeep.sort(table)
+        assert upkeep.sort(table)
     wanted = expected()
     live = table.writer() if state == "live" else None
     if live is not None:
@@ -355,6 +356,50 @@ def test_a_search_says_how_it_is_answered_after_changes_of_columns() -> None:
     ).to_pylist() == [2]
     table.delete("number = 2")
     assert table.search("words", index="words", filter="number >= 1").to_arrow().num_rows == 2
+
+
+@pytest.mark.parametrize("kind", ["append", "keyed"])
+def test_indexes_over_columns_that_were_renamed_before_find_what_splits_have_under_other_names(kind: str) -> None:
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), ("a", pa.string()), ("b", pa.list_(pa.float32(), 3))]
+    )
+    table = Table.create(f"memory://{uuid4()}", schema, primary_key="id" if kind == "keyed" else None)
+    filled(table, [{"id": k, "a": f"word w{k}", "b": [k, 0, 0]} for k in range(1, 4)])
+    if kind == "keyed":
+        upkeep.merge(table)
+    table.refresh().rename_column("a", "text").rename_column("b", "near")
+    table.alter(
+        {
+            "indexes": [
+                {"name": "words", "kind": "fulltext", "columns": ["text"]},
+                {"name": "same", "kind": "bitmap", "columns": ["text"]},
+                {"name": "nearest", "kind": "vector", "columns": ["near"]},
+            ]
+        }
+    )
+    upkeep.catch_up(table)
+    filled(table.refresh(), [{"id": k, "text": f"word w{k}", "near": [k, 0, 0]} for k in range(4, 7)])
+    table.refresh()
+
+    if kind == "keyed":
+        upkeep.merge(table)
+        table.refresh()
+    for _ in range(2):
+        found = table.search("w2 OR w5", index="words").to_arrow().to_pylist()
+        assert sorted((row["id"], row["text"]) for row in found) == [(2, "word w2"), (5, "word w5")]
+        found = (
+            table.search(vector=[5.1, 0, 0], index="nearest", limit=3, columns=["id", "near"]).to_arrow().to_pylist()
+        )
+        assert [(row["id"], row["near"][0]) for row in found] == [(5, 5), (6, 6), (4, 4)]
+        assert [row["id"] for row in rows(table, filter="text = 'word w3'")] == [3]
+        assert table.search_count("word", index="words") == 6
+        table.delete("text = 'word w1'")
+        filled(table, [{"id": 1, "text": "word w1", "near": [1, 0, 0]}])
+        if kind == "keyed":
+            upkeep.merge(table)
+        upkeep.catch_up(table.refresh())
+        upkeep.compact(table)
+        table.refresh()
 
 
 def test_progress_that_is_pruned_stays_so_over_changes_of_columns() -> None:
