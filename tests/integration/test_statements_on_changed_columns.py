@@ -17,11 +17,14 @@ import pytest
 import tidemark as tm
 from pipelines.cli import main
 from storage_core.audit.audit import audit
+from storage_core.clock import SystemClock
 from storage_core.compaction import rewindow
 from storage_core.errors import InvalidInput
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
 from storage_core.ids import SystemIds
+from storage_core.objectstore.resolve import open_store
+from storage_core.repair.repair import repair
 from storage_core.split.packed_metadata import PACKED, entries_of
 from tests.support import upkeep
 from tidemark import Table
@@ -250,6 +253,20 @@ def test_columns_change_on_after_statements(table: Table) -> None:
 
     assert rows(table) == by_id({k: row for k, row in wanted.items() if k not in (1, 5)})
     require_sound(table)
+
+
+def test_a_repair_without_a_log_brings_back_what_statements_left(table: Table) -> None:
+    table.update({"text": tm.expr("'n' || number")}, "number < 3")
+    wanted = rows(table)
+    table.store.delete([info.key for info in table.store.list("_transaction_log/")])
+    to = f"memory://{uuid4()}"
+    repair(table.store, open_store(to), clock=SystemClock(), ids=SystemIds())
+    found = Table.open(to)
+
+    assert len(rows(found)) >= len(wanted), "what was deleted is told by the log only"
+    assert [row for row in wanted if row not in rows(found)] == []
+    assert found.schema.names == table.schema.names
+    require_sound(found)
 
 
 @pytest.mark.parametrize("state", ["unmerged", "merged", "sorted", "live"])
