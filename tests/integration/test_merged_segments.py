@@ -333,7 +333,7 @@ def with_points(splits: int, rows: int, definition: IndexDefinition = VECTORS) -
 
 def nearest(table: IndexedTable, snapshot: Snapshot) -> pa.Table:
     point = np.random.default_rng(6).normal(size=16)
-    return search(table.store, snapshot, vector=point, index="near", limit=10)
+    return search(table.store, snapshot, vector=point, index="near", limit=5)
 
 
 def test_vectors_of_merged_segments_are_encoded_together_from_those_of_the_table() -> None:
