@@ -391,11 +391,11 @@ def test_the_command_line_fuses_words_and_a_vector(notes: Table, run: Callable[.
 
 @pytest.mark.usefixtures("notes")
 def test_the_command_line_explains_each_index_of_a_search(run: Callable[..., Any]) -> None:
-    asked = ("explain", "notes", "tide", "--index", "words", "--index", "near")
+    asked = ("search", "notes", "tide", "--vector", "@q.npy", "--index", "words", "--index", "near", "--explain")
     plan = json.loads(run(*asked, "--json")[1])
     assert [(part["index"], part["kind"], len(part["scanned"])) for part in plan["parts"]] == [
         ("words", "fulltext", 1),
         ("near", "vector", 1),
     ]
     text = run(*asked)[1]
-    assert ("index words (fulltext)" in text, "read and scored exactly: 1" in text) == (True, True)
+    assert ("index words (fulltext, weight 1)" in text, "read and scored exactly: 1" in text) == (True, True)

@@ -339,7 +339,8 @@ def test_the_command_line_searches_by_vector(notes: Table, run: Callable[..., An
 
 
 @pytest.mark.usefixtures("notes")
-def test_the_command_line_measures_recall_and_says_what_is_covered(run: Callable[..., Any]) -> None:
+def test_the_command_line_measures_recall_and_says_what_is_covered(run: Callable[..., Any], tmp_path: Path) -> None:
+    np.save(tmp_path / "q.npy", made(20)[7])
     code, out, _ = run("recall", "notes", "--index", "near", "--queries", "5", "--json")
     assert code == 0
     assert json.loads(out) == {
@@ -351,7 +352,7 @@ def test_the_command_line_measures_recall_and_says_what_is_covered(run: Callable
         "candidates": json.loads(out)["candidates"],
     }
     assert "recall@10 1.0000 over 5 queries" in run("recall", "notes", "--queries", "5")[1]
-    assert "read and scored exactly: 1" in run("explain", "notes", "anything", "--index", "near")[1]
+    assert "read and scored exactly: 1" in run("search", "notes", "--vector", "@q.npy", "--explain")[1]
     (described,) = json.loads(run("describe", "notes", "--json")[1])["indexes"]
     assert (described["kind"], described["covered_splits"], described["recall"]) == ("vector", 0, None)
     (measured,) = json.loads(run("describe", "notes", "--recall", "--json")[1])["indexes"]
