@@ -180,7 +180,7 @@ def recall(
         output.json_line(asdict(found))
         return
     output.line(f"index {found.index}: recall@{found.k} {found.recall:.4f} over {found.queries:,} queries")
-    output.line(f"  rows scored exactly: {found.rows:,}; candidates of all searches: {found.candidates:,}")
+    output.line(f"  rows scored exactly: {found.rows:,}; ranked by vectors in all searches: {found.candidates:,}")
 
 
 def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:

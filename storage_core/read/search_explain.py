@@ -72,7 +72,8 @@ def planned(searched: Searched, indexes: Sequence[Searching]) -> Trace:
 
     def attempt(covered: Sequence[Coverage], cached: SegmentCache) -> None:
         found = sources(searched.store, searched.snapshot, covered, overlay=overlay, cache=cached, kept=searched.kept)
-        wanted = searched.kept.row_filter(searched.store, searched.snapshot, searched.filter, searched.limits)
+        of = searched.store, searched.snapshot, searched.filter, searched.limits
+        wanted = searched.kept.row_filter(*of, is_run=False)
         trace.begin({name: Live(own, wanted) for name, own in zip(names, found, strict=True)}, wanted)
         for own in found:
             for source in own:
@@ -119,14 +120,14 @@ def _source(snapshot: Snapshot, kind: str, live: Live, number: int, *, is_filter
     origin, rows = source.origin, source.count()
     trained = None if origin.segment is None else snapshot.segments.get(origin.segment)
     training = None if trained is None else vector.Training.of(trained)
-    decides = kind == "vector" and is_filtered and source.fetched_bytes is not None
+    decides = kind == "vector" and is_filtered and origin.segment is not None
     return SourcePlan(
         place=origin.place,
         name=origin.name,
         rows=rows,
         how=_how(live, number, kind),
         segment=origin.segment,
-        segment_bytes=source.fetched_bytes,
+        segment_bytes=source.segment_bytes,
         exact_up_to=most_scored(rows) if decides else None,
         clusters=None if training is None else training.clusters,
         matching=None if looked is None else looked.matching,
@@ -139,7 +140,7 @@ def _how(live: Live, number: int, kind: str) -> How:
     source, looked = live.sources[number], live.looked.get(number)
     if kind != "fulltext" and live.excludes(number):  # the statistics of full text are of all rows
         return "left_out"
-    if source.fetched_bytes is None:
+    if source.origin.segment is None:
         return "exact" if kind == "vector" else "indexed"
     return "exact" if looked is not None and looked.is_exact and live.is_filtered else "segment"
 

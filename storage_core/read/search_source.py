@@ -57,8 +57,8 @@ class Source(Protocol):
         ...
 
     @property
-    def fetched_bytes(self) -> int | None:
-        """How large the segment is that `directory` fetches; None where it has the rows indexed."""
+    def segment_bytes(self) -> int | None:
+        """The size of the segment that answers for the rows; None where none does."""
         ...
 
     def count(self) -> int:

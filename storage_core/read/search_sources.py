@@ -102,7 +102,7 @@ class _Split:
         return (self.path,)
 
     @property
-    def fetched_bytes(self) -> int | None:
+    def segment_bytes(self) -> int | None:
         return None if self.segment is None else self.segment.size
 
     def count(self) -> int:
@@ -166,7 +166,7 @@ class _Moved:
         return f"{self.segment.path} {self.segment.xxh3}"
 
     @property
-    def fetched_bytes(self) -> int:
+    def segment_bytes(self) -> int:
         return self.segment.size
 
     def count(self) -> int:
@@ -236,7 +236,7 @@ class _PartOfSplit:
         return (self.path,)
 
     @property
-    def fetched_bytes(self) -> None:
+    def segment_bytes(self) -> None:
         return None
 
     def count(self) -> int:

@@ -54,7 +54,7 @@ class _Unmerged:
     hidden: BitMap
     named: Callable[[], str]
     made: Callable[[], Path]
-    fetched_bytes: int | None = None
+    segment_bytes: int | None = None
 
     @property
     def name(self) -> str:

@@ -33,6 +33,7 @@ from storage_core.rows.vectors import Floats, column_of, vector_type
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
+from tests.support import upkeep
 from tests.support.brute_force import nearest
 from tests.support.damage import Damage, damage
 from tests.support.indexed_table import IndexedTable
@@ -205,6 +206,25 @@ def test_the_codes_of_many_rows_name_nearly_all_of_the_nearest() -> None:
         assert found.recall >= 0.99
         assert (found.queries, found.rows, found.k) == (50, 20_000, 10)
         assert found.candidates < 50 * 200
+
+
+def test_a_plan_of_a_segment_without_codes_says_that_no_row_was_ranked_by_the_table() -> None:
+    uri = "memory://vectors-without-codes"
+    table = Table.create(uri, SCHEMA, indexes=[{**NEAR, "quantization": "none"}])
+    table.append(rows_of(made(30)))
+    upkeep.catch_up(table)
+    line = str(table.refresh().explain_search(vector=[1, 2, 3, 4], analyze=True))
+    assert "by its segment, all of it (0 rows by vectors of the table)" in line
+
+
+@pytest.mark.parametrize(("quantization", "ranked"), [(None, 3 * 500), ("none", 0)])
+def test_candidates_of_recall_are_the_rows_that_vectors_of_the_table_ranked(
+    quantization: str | None, ranked: int
+) -> None:
+    vectors = made(500, DIMENSIONS)
+    table = indexed(vectors, 1) if quantization is None else indexed(vectors, 1, quantization=quantization)
+    snapshot = table.snapshot if quantization is None else caught_up(table)
+    assert recall(table.store, snapshot, queries=3).candidates == ranked
 
 
 # --- recall ----------------------------------------------------------------------------------------------------------
