@@ -30,10 +30,10 @@ from storage_core.split.kept_values import KeptValues
 from storage_core.split.pieces import Pieces
 
 TAIL_BYTES: Final = 128 * 2**10
-"""Of the values before the directory so much is fetched with it."""
+"""So much before the directory is fetched with it."""
 
 GAP_BYTES: Final = 128 * 2**10
-"""Between bitmaps that are wanted so much is fetched with them: a request costs more, but several run side by side."""
+"""Gaps up to this size between wanted bitmaps are fetched with them."""
 
 KEPT_BYTES: Final = 64 * 2**20
 """Of values and bitmaps that were asked for last, per table."""
@@ -55,7 +55,7 @@ class _Column:
 class Reading:
     """One reading of a segment; `requests` and `read_bytes` are what it took, or would have with no cache on disk.
 
-    Columns take no request before they are asked for, and no bitmap of them does.
+    A column is fetched when it is asked for, a bitmap when it is read.
     """
 
     store: ObjectStore

@@ -107,14 +107,11 @@ def search(
     query, for a query, vector or filter that cannot be read, a limit below 1 or an offset below 0, `Corrupt` and
     `SnapshotExpired` for damaged and vanished splits; a segment like that is not used, with a warning. `Unavailable`
     when the machine lacks disk, memory or open files, or the filter passes a limit.
-    Requests: those of `Nearest.rows` for each window of a vector. Else one GET per split or generation with a segment
-    that is not cached, and of a bitmap segment those of `bitmap_parts.Reading`. Per split with hits that are better
-    than the last, or as good and by its bounds not behind it, one: of a split above 8 MiB ranged ones instead, for its
-    footer and the row groups with hits, and of a local file none, which is hashed unless `kept` knows it, and of which
-    the pages with hits are decoded. Of hits that score as the last those are left out that are behind it by their first
-    column (decision 0111). With a filter as much for its columns, of all hits until enough of them meet it: none where
-    bitmap indexes answer it wholly, which takes the requests of `Bitmaps.of_split`. One per stored deletion vector of
-    splits with such hits; and those of `overlay.take_apart`.
+    Requests. By vector: those of `Nearest.rows` per window. Else one GET per source whose segment is not cached
+    (bitmaps: `bitmap_parts.Reading`); then one per split with hits that may be among the best, above 8 MiB its footer
+    and the row groups with hits; none on a local disk. Hits tied with the last are left out where their first column is
+    behind it (decision 0111). A filter adds its columns of the hits, unless bitmaps answer it wholly, which takes those
+    of `Bitmaps.of_split`. One per stored deletion vector of splits with such hits; those of `overlay.take_apart`.
     """
     kept = kept or Kept()
     definition = index_for(snapshot, index, by_vector=vector is not None)

@@ -29,11 +29,11 @@ def pieces_of(segments: int) -> int:
 
 
 def in_pieces(blocks: Rows, sizes: Rows, turns: Rows, needed: int, *, pieces: int) -> Rows:
-    """Return the blocks, ascending, in so many pieces, if that takes no more than half as many rows again.
+    """Return the blocks, ascending, with the smallest gaps between them filled towards `pieces` pieces.
 
-    The smallest gaps are filled. Pieces that are left over are left out, if half of the rows at most are in them, and
-    no block that is needed: of the `needed` first `turns`, which tell the nearer of two. `sizes` are the rows of each
-    block of the segment.
+    Filling adds at most half as many rows. Pieces beyond `pieces` are dropped, farthest first, all or none: none if more
+    than half of the rows are in them, or a block of the first `needed` `turns`, which tell the nearer of two. `sizes`
+    are the rows of each block of the segment.
     """
     ends = np.cumsum(sizes)
     gaps = np.flatnonzero(np.diff(blocks) > 1)

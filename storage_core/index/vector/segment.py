@@ -150,7 +150,7 @@ def check(
 ) -> None:
     """Return only when these are the files of a segment over a split of `rows` rows; raises `Corrupt` naming `where`.
 
-    None when nobody knows the number of rows. All blocks are compared with their checksums.
+    `rows` is None if unknown. All blocks are compared with their checksums.
     """
     options = options_of(definition)
     names = files_of(options.quantization)
@@ -189,7 +189,7 @@ def codebook_of(data: bytes | memoryview, head: Head, *, where: str) -> Codebook
 
 def require_rows(rows: npt.NDArray[np.uint32], sizes: Numbers, head: Head, *, where: str) -> None:
     """Raise `Corrupt` unless every row is one of the split's, and is there once."""
-    # By sorting: whoever forged the head may say any number of rows.
+    # By sorting, not by an array over `head.of`: a forged head may claim any number of rows.
     once = np.unique(rows)
     if len(once) != len(rows) or (len(once) and int(once[-1]) >= head.of) or int(sizes.sum()) != len(rows):
         raise damaged(where, f"{ROWS} does not name {head.rows} of {head.of} rows once each")
