@@ -1,8 +1,8 @@
 """What searches by vector cost and find: 400,000 words of GloVe, and 100,000 made vectors of 1,536 dimensions.
 
 Beside us Lance (IVF_PQ and IVF_RQ: √rows partitions, 20 of them probed, four times the rows ranked exactly), faiss in
-memory (IVF of whole vectors) and numpy, which looks at all. No row has the vector of a query. Warm queries are asked of open tables on a local disk, cold ones over an S3 API that answers 20 ms later, with
-nothing kept.
+memory (IVF of whole vectors) and numpy, which looks at all. No row has the vector of a query. Warm queries are asked of
+open tables on a local disk, cold ones over an S3 API that answers 20 ms later, with nothing kept.
 """
 
 from __future__ import annotations

@@ -179,8 +179,8 @@ class BitmapParts:
         self._kept = KeptValues(kept_bytes)
         self._answering: dict[str, tuple[Snapshot, IndexDefinition, AnsweringOf]] = {}
 
-    def that_forget(self) -> BitmapParts:
-        """Return parts that begin with what these keep, for one that foretells what these would take."""
+    def for_planning(self) -> BitmapParts:
+        """Return parts that know what these keep and keep nothing for them, to count what a read would fetch."""
         found = BitmapParts(NOT_CACHED)
         found._kept, found._answering = self._kept.copy(), self._answering
         return found

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from storage_core.index import catch_up, fulltext, segments
+from storage_core.index import fulltext
 from storage_core.index.cache import SegmentCache
-from storage_core.index.coverage import Coverage, coverage
+from storage_core.index.coverage import Coverage
 from storage_core.index.fulltext import Hit
 from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
@@ -29,12 +29,12 @@ from storage_core.read.first_of import in_turns
 from storage_core.read.search_attempts import attempted
 from storage_core.read.search_kept import Kept
 from storage_core.read.search_live import Live
-from storage_core.read.search_order import Best, free_name, row_name
+from storage_core.read.search_order import SCORE, Best, free_name, row_name
 from storage_core.read.search_question import IndexQuestion, VectorQuery, index_for, page, question
-from storage_core.read.search_source import Source
+from storage_core.read.search_source import Source, by_source
 from storage_core.read.search_sources import sources
 from storage_core.read.search_trace import Trace
-from storage_core.read.search_vectors import DISTANCE, WINDOW, Nearest, with_distance
+from storage_core.read.search_vectors import DISTANCE, FIRST_WINDOW, Nearest, with_distance
 from storage_core.read.windows import in_windows
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from storage_core.settings.query import QueryLimits
 
 _logger = logging.getLogger(__name__)
-
-SCORE = "score"
 
 _MATCH = 1.0
 _AT_ONCE = 4
@@ -133,7 +131,7 @@ def search(
         else:
             rows = Best(snapshot, most, names)
             add_best(live, IndexQuestion(definition, parsed), rows, most, kept=kept, root=cached.root)
-            answer = rows.answer(names, offset=0, score=score)
+            answer = rows.answer(names, score=score)
         live.require_sound()
         return answer
 
@@ -163,10 +161,10 @@ def _nearest(nearest: Nearest, snapshot: Snapshot, names: Sequence[str], most: i
     def ranked(window: int) -> tuple[pa.Table, bool]:
         rows = Best(snapshot, min(window, most), names, is_named=True)
         nearest.add_to(rows, window)
-        found = rows.answer(held, offset=0, score=score)
+        found = rows.answer(held, score=score)
         return found, found.num_rows < window
 
-    return in_windows(ranked, most, name, first=WINDOW).select([*names, score])
+    return in_windows(ranked, most, name, first=FIRST_WINDOW).select([*names, score])
 
 
 def added_names(schema: pa.Schema) -> tuple[str, str]:
@@ -174,28 +172,9 @@ def added_names(schema: pa.Schema) -> tuple[str, str]:
     return free_name(SCORE, schema.names), free_name(DISTANCE, schema.names)
 
 
-def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, Any]:
-    """Return which splits a search would answer from segments and which it would index on the fly. No request.
-
-    Plain data: `index, kind, version, watermark, segments` (split path ▸ paths of the segments that answer for rows of
-    it) and `scanned` (paths of the splits with other rows, which are indexed on the fly, of vectors scored exactly).
-    Raises `NotFound` for an unknown index, `InvalidInput` for one that does not fit the schema.
-    """
-    definition = segments.definition_of(snapshot, index)
-    covered = coverage(snapshot, definition)
-    return {
-        "index": index,
-        "kind": definition.kind,
-        "version": snapshot.version,
-        "watermark": catch_up.watermark(snapshot, index),
-        "segments": {split: list(paths) for split, paths in sorted(covered.answers.items())},
-        "scanned": [add.path for add in covered.missing],
-    }
-
-
 def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Scored:
     found = query.hits(searcher, most, live=live)
-    hits = _by_source(found)
+    hits = by_source(found)
     tied = found[-1].score if len(found) > most else -math.inf  # else all of them are among the best
     better = frozenset(source for source, own in hits.items() if own[0].score > tied)
     return _Scored(
@@ -215,16 +194,9 @@ def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Scored:
 
     def hits(sources: Sequence[int]) -> Mapping[int, Sequence[Hit]]:
         asked = [each for each in sources if not live.excludes(each)]
-        return _by_source(live(list(chain.from_iterable(prefetch(matching, asked, _AT_ONCE)))))
+        return by_source(live(list(chain.from_iterable(prefetch(matching, asked, _AT_ONCE)))))
 
     return _Scored(sources=range(len(live.sources)), hits=hits, tied=_MATCH, wanted=most)
-
-
-def _by_source(hits: Sequence[Hit]) -> dict[int, list[Hit]]:
-    found: dict[int, list[Hit]] = {}
-    for hit in hits:
-        found.setdefault(hit.source, []).append(hit)
-    return found
 
 
 def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:

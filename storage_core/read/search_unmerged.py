@@ -70,7 +70,7 @@ class _Unmerged:
     def directory(self) -> Path:
         return self.made()
 
-    def parts(self) -> None:
+    def ranged(self) -> None:
         return None
 
     def matching(self, condition: Predicate) -> BitMap:

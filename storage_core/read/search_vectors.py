@@ -29,7 +29,7 @@ from storage_core.split.kept_values import KeptValues
 
 DISTANCE = "distance"
 
-WINDOW = 10
+FIRST_WINDOW = 10
 """The rows of the first of the windows (`windows`) that an answer is made of."""
 
 FEW_ROWS = 10_000
@@ -83,7 +83,7 @@ class Nearest:
         """
         # A filter is asked of one source after the other: it has one process.
         at_once = 1 if self._live.is_filtered else _AT_ONCE
-        wanted = max(WINDOW, window)
+        wanted = max(FIRST_WINDOW, window)
         found = list(prefetch(lambda each: self._candidates(each, wanted), range(len(self._live.sources)), at_once))
         coded = [_NOTHING if each.is_exact else each for each in found]
         for number, each in enumerate(nearest_of(coded, vector.RANKED_PER_ROW * wanted)):
@@ -96,7 +96,7 @@ class Nearest:
     def distances(self) -> Distances:
         """Return the distances of the `most` rows, window after window."""
         found, known = list[float](), set[tuple[int, int]]()
-        for window in windows(WINDOW, self._most):
+        for window in windows(FIRST_WINDOW, self._most):
             rows = sorted(
                 (away, source, row)
                 for source, each in enumerate(self.rows(window))
@@ -120,19 +120,19 @@ class Nearest:
             self._live.looked[number] = replace(before, ranked=before.ranked + len(allowed))
             self._exact[number] = exactly(source, query, positions(allowed), self._most)
             return self._exact[number]
-        reader, path = _reader(source, count, self._readers)
+        reader, ranged = _reader(source, count, self._readers)
 
         def note(clusters: Positions) -> None:
             looked_into = len(np.unique(clusters)) if reader.head.clusters else None
             self._live.looked[number] = replace(before, is_exact=False, clusters=looked_into)
 
-        with _found_usable(path):
+        with _usable_if_ranged(ranged):
             rows, distances = reader.candidates(
                 query.vector,
                 window,
                 None if len(allowed) == count else allowed,
                 query.nprobe,
-                pieces=vector.pieces_of(self._segments),
+                pieces=vector.pieces_per_segment(self._segments),
                 note=note,
             )
         # What codes cannot tell apart is near until its vector says that it is not.
@@ -182,28 +182,27 @@ def most_scored(rows: int) -> int:
     return max(FEW_ROWS, int(FEW_SHARE * rows))
 
 
-def _found_usable(path: str | None) -> AbstractContextManager[None]:
+def _usable_if_ranged(ranged: vector.Ranged | None) -> AbstractContextManager[None]:
     """What is read by ranges is found to be damaged while it is read; files were verified before."""
-    return nullcontext() if path is None else usable(path)
+    return nullcontext() if ranged is None else usable(ranged.where)
 
 
-_Opened = tuple[vector.Reader, str | None]
+_Opened = tuple[vector.Reader, vector.Ranged | None]
 
 
 def _reader(source: Source, count: int, readers: KeptValues) -> _Opened:
-    """The open segment of a source: its files in memory, or by ranges the object of this path, which may be damaged."""
+    """The open segment of a source, and where it is read by ranges the files that are."""
 
     def opened() -> tuple[_Opened, int]:
-        parts, held, path = source.parts(), 0, None
-        if isinstance(parts, vector.Ranged):
-            path = parts.where
+        ranged, held = source.ranged(), 0
+        parts: vector.Parts | None = ranged
         if parts is None:
             files = {each.name: each.read_bytes() for each in source.directory().iterdir()}
-            parts, held = vector.InMemory(files), sum(map(len, files.values()))
-        with _found_usable(path):
-            reader = vector.Reader(parts, where=path or source.name, rows=count)
+            parts, held = vector.HeldFiles(files), sum(map(len, files.values()))
+        with _usable_if_ranged(ranged):
+            reader = vector.Reader(parts, where=source.name if ranged is None else ranged.where, rows=count)
         decoded = min(vector.KEPT_BYTES, reader.head.rows * (reader.head.dimensions + 8))
-        return (reader, path), held + decoded
+        return (reader, ranged), held + decoded
 
     found = readers.made((source.name,), tuple, opened, lambda each: int(each[1]))
     kept: _Opened = found[0]

@@ -27,7 +27,8 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.arrow_rows import HeldRows
 from storage_core.read.recall import recall
 from storage_core.read.scan import wanted_filter
-from storage_core.read.search import explain_search, search
+from storage_core.read.search import search
+from storage_core.read.search_explain import covered
 from storage_core.region.options import WriterOptions
 from storage_core.rows.vectors import Floats, column_of, vector_type
 from storage_core.settings.index import IndexDefinition
@@ -158,9 +159,9 @@ def test_what_segments_cover_is_said_and_a_damaged_one_costs_no_answer(caplog: p
     vectors = made(300, DIMENSIONS)
     table = indexed(vectors, 3)
     before = search(table.store, table.snapshot, vector=vectors[5])
-    assert explain_search(table.snapshot, index="near")["scanned"] == sorted(table.snapshot.splits)
+    assert covered(table.snapshot, index="near")["scanned"] == sorted(table.snapshot.splits)
     after = caught_up(table)
-    plan = explain_search(after, index="near")
+    plan = covered(after, index="near")
     assert (plan["kind"], plan["scanned"], plan["watermark"]) == ("vector", [], after.version)
     assert catch_up.plan(after, "near").empty
     assert search(table.store, after, vector=vectors[5]).equals(before)
@@ -194,7 +195,7 @@ def test_a_generation_brings_its_segment_of_vectors() -> None:
         writer.flush()
     assert [info.key for info in store.list("_indices/near/")]
     table.merge()
-    assert explain_search(table.snapshot, index="near")["scanned"] == []
+    assert covered(table.snapshot, index="near")["scanned"] == []
     assert catch_up.plan(table.snapshot, "near").empty
 
 

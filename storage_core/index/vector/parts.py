@@ -47,7 +47,7 @@ class Parts(Protocol):
         ...
 
 
-class InMemory:
+class HeldFiles:
     """Files that are in memory, and were verified as a whole."""
 
     is_ranged = False

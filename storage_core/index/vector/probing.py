@@ -23,7 +23,7 @@ def probes(held: Rows, *, is_ranged: bool) -> int:
     return max(LEAST_PROBES, int(np.searchsorted(np.cumsum(held), share)) + 1)
 
 
-def pieces_of(segments: int) -> int:
+def pieces_per_segment(segments: int) -> int:
     """Return in how many pieces what is fetched of each of so many segments shall lie."""
     return max(LEAST_PIECES, REQUESTS // max(1, segments) - 1)
 
@@ -31,9 +31,9 @@ def pieces_of(segments: int) -> int:
 def in_pieces(blocks: Rows, sizes: Rows, turns: Rows, needed: int, *, pieces: int) -> Rows:
     """Return the blocks, ascending, with the smallest gaps between them filled towards `pieces` pieces.
 
-    Filling adds at most half as many rows. Pieces beyond `pieces` are dropped, farthest first, all or none: none if more
-    than half of the rows are in them, or a block of the first `needed` `turns`, which tell the nearer of two. `sizes`
-    are the rows of each block of the segment.
+    Filling adds at most half as many rows. All pieces beyond the nearest `pieces` are dropped, unless more than half
+    of the rows are in them, or a block of the first `needed` `turns`, which tell the nearer of two. `sizes` are the
+    rows of each block of the segment.
     """
     ends = np.cumsum(sizes)
     gaps = np.flatnonzero(np.diff(blocks) > 1)

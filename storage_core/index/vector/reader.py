@@ -22,14 +22,14 @@ from storage_core.index.vector.layout import (
     ROWS,
     SECOND,
     Head,
-    damaged,
     expected_bytes,
+    not_a_segment,
     row_bytes,
     second_bytes,
     table_of,
 )
 from storage_core.index.vector.parts import Parts, Span
-from storage_core.index.vector.probing import Rows, in_pieces, pieces_of, probes
+from storage_core.index.vector.probing import Rows, in_pieces, pieces_per_segment, probes
 from storage_core.index.vector.segment import codebook_of, require_block, require_rows
 from storage_core.index.vector.whole import decoded
 from storage_core.rows.vectors import Floats, Mask
@@ -82,9 +82,9 @@ class Reader:
         self.head = Head.from_bytes(opened[HEAD], where=where)
         self._codebook = codebook_of(opened[CODEBOOK], self.head, where=where)
         if rows is not None and self.head.of != rows:
-            raise damaged(where, f"it is over {self.head.of} rows, expected {rows}")
+            raise not_a_segment(where, f"it is over {self.head.of} rows, expected {rows}")
         if len(opened[ROWS]) != expected_bytes(self.head, ROWS):
-            raise damaged(where, f"{ROWS} has {len(opened[ROWS])} bytes")
+            raise not_a_segment(where, f"{ROWS} has {len(opened[ROWS])} bytes")
         self._table = table_of(opened[CLUSTERS], self.head, where=where)
         self._sizes = self._table["rows"].astype(np.int64)
         self._ends = np.cumsum(self._sizes)
@@ -103,7 +103,7 @@ class Reader:
         allowed: BitMap | None = None,
         nprobe: int | None = None,
         *,
-        pieces: int = pieces_of(1),
+        pieces: int = pieces_per_segment(1),
         note: Callable[[Rows], object] = len,
     ) -> tuple[Rows, Distances]:
         """Return rows among which the `k` nearest to the query most probably are, nearest first, and their distances.
