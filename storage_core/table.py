@@ -717,22 +717,20 @@ class Table:
         of vectors. All vectors are read once, in bounded memory. See `read.recall`.
         """
         from storage_core.read.recall import recall
-        from storage_core.read.scan import wanted_filter
-        from storage_core.read.search_kept import Kept
 
-        self._kept = self._kept or Kept(self._verified, values=self._view.kept)
+        searched = self._searched(None, Consistency.SNAPSHOT, filter, limits=limits, cache_dir=cache_dir)
         return recall(
-            self._store,
-            self.snapshot,
+            searched.store,
+            searched.snapshot,
             index=index,
             queries=queries,
             k=k,
-            filter=wanted_filter(filter),
+            filter=searched.filter,
             limits=limits,
             nprobe=nprobe,
             seed=seed,
             cache_dir=cache_dir,
-            kept=self._kept,
+            kept=searched.kept,
         )
 
     @_loading

@@ -1,4 +1,4 @@
-"""What `explain` prints: the pruning of a query, or the sources of a search."""
+"""What `explain`, and `sql` and `search` with --explain or --analyze, print."""
 
 from __future__ import annotations
 

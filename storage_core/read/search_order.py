@@ -21,6 +21,8 @@ from storage_core.rows.sortable import bound_keys, leading_keys, sortable
 if TYPE_CHECKING:
     from storage_core.read.search_source import Source
 
+SCORE = "score"
+
 Between = tuple[Unsigned, Unsigned]
 """Per row two `leading_keys`: of what its value in the first of the `tie_columns` is not below, and not above."""
 
@@ -77,7 +79,7 @@ class Best:
         self._read: Sequence[str] = tuple(schema.names)
         for name, kind in zip(self._name, (pa.string(), pa.int64()), strict=False):
             schema = schema.append(pa.field(name, kind))
-        self._score = free_name("score", schema.names)
+        self._score = free_name(SCORE, schema.names)
         self._rows = FirstRows(schema.append(pa.field(self._score, pa.float64())), limit, self._order)
 
     def taken(self, source: Source, rows: Sequence[int]) -> pa.Table:
@@ -124,10 +126,10 @@ class Best:
         last = self._rows.last()
         return last.column(self._score)[0].as_py(), last.column(self._columns[0]).combine_chunks()
 
-    def answer(self, columns: Sequence[str], *, offset: int, score: str) -> pa.Table:
-        """Return these columns of the rows after the best `offset`, in their order, and behind them the `score`."""
+    def answer(self, columns: Sequence[str], *, score: str) -> pa.Table:
+        """Return these columns of the rows in their order, and behind them the `score`."""
         rows = self._rows.rows()
-        return rows.select(list(columns)).append_column(score, rows.column(self._score)).slice(offset)
+        return rows.select(list(columns)).append_column(score, rows.column(self._score))
 
     def _order(self, rows: pa.Table) -> Positions:
         return best_first(rows.column(self._score), rows, self._columns)

@@ -54,7 +54,7 @@ class _Unmerged:
     hidden: BitMap
     named: Callable[[], str]
     made: Callable[[], Path]
-    fetched_bytes: int | None = None
+    segment_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class _Unmerged:
     def directory(self) -> Path:
         return self.made()
 
-    def parts(self) -> None:
+    def ranged(self) -> None:
         return None
 
     def matching(self, condition: Predicate) -> BitMap:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
+from storage_core.engine.sandbox.pool import end_all
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.index.vector import layout, segment, training
 from storage_core.objectstore.meter import RequestMeter
@@ -100,6 +101,18 @@ def test_nothing_is_read_before_it_is_run_and_a_run_tells_what_the_search_does()
     assert (done.rows, sum(done.requests.values()) > 0) == (7, True)
     with Table.open(table.uri).store.counted_by(meter):
         assert table.search("tide", vector=ORIGIN, limit=7).to_arrow().num_rows == done.rows
+
+
+def test_a_plan_starts_no_process_for_its_filter() -> None:
+    table = indexed()
+    end_all()
+
+    def children() -> set[str]:
+        return {found for path in Path("/proc/self/task").glob("*/children") for found in path.read_text().split()}
+
+    before = children()
+    assert table.explain_search(vector=ORIGIN, filter="id + 1 < 5").filter is not None
+    assert children() <= before
 
 
 def test_above_the_snapshot_it_names_generations_logs_and_records_over_the_base() -> None:
@@ -206,6 +219,8 @@ def test_by_selectivity_rows_are_scored_exactly_or_clusters_are_looked_into(monk
     lines = str(table.explain_search(vector=[0.1] * 4, filter="id < 101", analyze=True))
     assert f" of {before.clusters} clusters" in lines
     assert "exactly, as the filter leaves at most 100" in str(few)
+    windows = source(None, analyze=True, nprobe=before.clusters, limit=100)  # of 10, 40 and 160 rows
+    assert windows.ranked == 40 + 160 + 640
 
 
 def test_each_index_of_a_fusion_is_told_and_text_as_a_filter_decides_as_filters_do() -> None:

@@ -132,7 +132,7 @@ def test_names_that_the_table_has_are_left_to_it(tmp_path: Path) -> None:
 def test_a_text_of_weight_nought_filters_all_rows_and_not_only_those_of_a_window(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_core.read.hybrid_answer.WINDOW", 2)
+    monkeypatch.setattr("storage_core.read.hybrid_answer.FIRST_WINDOW", 2)
     found = table.search("tide", vector=[30.0, 1.0], weights={"words": 0}, limit=40)
     assert found.column("id").to_pylist() == list(range(27, -1, -3))
     assert found.column_names[4:] == ["score", "distance", "near_rank", "near_score"]
@@ -391,11 +391,11 @@ def test_the_command_line_fuses_words_and_a_vector(notes: Table, run: Callable[.
 
 @pytest.mark.usefixtures("notes")
 def test_the_command_line_explains_each_index_of_a_search(run: Callable[..., Any]) -> None:
-    asked = ("explain", "notes", "tide", "--index", "words", "--index", "near")
+    asked = ("search", "notes", "tide", "--vector", "@q.npy", "--index", "words", "--index", "near", "--explain")
     plan = json.loads(run(*asked, "--json")[1])
     assert [(part["index"], part["kind"], len(part["scanned"])) for part in plan["parts"]] == [
         ("words", "fulltext", 1),
         ("near", "vector", 1),
     ]
     text = run(*asked)[1]
-    assert ("index words (fulltext)" in text, "read and scored exactly: 1" in text) == (True, True)
+    assert ("index words (fulltext, weight 1)" in text, "read and scored exactly: 1" in text) == (True, True)

@@ -342,7 +342,7 @@ def test_vectors_of_merged_segments_are_encoded_together_from_those_of_the_table
     table.catch_up("near")
     (segment,) = table.snapshot.segments.values()
     assert (segment.numRecords, segment.coveredRows) == (320, (40,) * 8)
-    head = vector.Reader(vector.InMemory(segments.load(table.store, segment)), where=segment.path, rows=320).head
+    head = vector.Reader(vector.HeldFiles(segments.load(table.store, segment)), where=segment.path, rows=320).head
     assert (head.rows, head.of) == (8 * 39, 320)
     assert nearest(table, table.snapshot).equals(before)
     table.delete({path: [1, 2, 3] for path in table.snapshot.splits})

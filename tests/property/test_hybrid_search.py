@@ -162,7 +162,7 @@ def require_fusion(
 @given(st.lists(appends | upkeep | deletes, min_size=2, max_size=9), questions)
 def test_an_answer_is_the_fusion_of_two_rankings_of_all_rows(steps: list[tuple[Any, ...]], asked: Asked) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage_core.read.hybrid_answer.WINDOW", asked.window)
+        patch.setattr("storage_core.read.hybrid_answer.FIRST_WINDOW", asked.window)
         patch.setattr("storage_core.read.windows.GROWTH", asked.growth)
         table = HybridTable(MemoryStore(f"hybrid-{next(_names)}"), CONFIG, schema=SCHEMA)
         for step in steps:
@@ -206,7 +206,7 @@ def test_rows_that_are_not_merged_take_part_at_each_level(steps: list[tuple[Any,
                 getattr(writer, operation)({"id": key, **own})
                 seen["latest"][key] = {"id": key, **own}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage_core.read.hybrid_answer.WINDOW", asked.window)
+        patch.setattr("storage_core.read.hybrid_answer.FIRST_WINDOW", asked.window)
         patch.setattr("storage_core.read.windows.GROWTH", asked.growth)
         for level, rows in seen.items():
             snapshot = table.snapshot

@@ -141,11 +141,12 @@ def require_exact(
 
 def coarsely(patch: pytest.MonkeyPatch) -> None:
     """Let codes decide: windows are small, and have no more candidates than rows."""
-    for name, value in (("WINDOW", 2), ("PER_ROW", 1), ("FEW_ROWS", 0), ("FEW_SHARE", 0.0)):
+    for name, value in (("FIRST_WINDOW", 2), ("FEW_ROWS", 0), ("FEW_SHARE", 0.0)):
         patch.setattr(f"storage_core.read.search_vectors.{name}", value)
-    patch.setattr("storage_core.read.search.WINDOW", 2)
+    patch.setattr("storage_core.read.search.FIRST_WINDOW", 2)
     patch.setattr("storage_core.read.windows.GROWTH", 2)
-    for name in ("COARSE", "FINE"):
+    patch.setattr("storage_core.index.vector.RANKED_PER_ROW", 1)
+    for name in ("COARSE", "RANKED_PER_ROW"):
         patch.setattr(f"storage_core.index.vector.reader.{name}", 1)
 
 

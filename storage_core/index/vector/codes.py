@@ -26,6 +26,9 @@ GREATEST = 127
 PER_BYTE = 4
 """Dimensions in a byte of a coarse code."""
 
+BOOK_ENTRIES = 256
+"""Vectors of a book, of which a byte names one."""
+
 # Max, "Quantizing for minimum distortion" (1960): for a normal distribution of deviation 1, four levels at ±0.4528 and
 # ±1.510, the thresholds between them at 0 and ±0.9816. 3 and 10 have the same proportion.
 _THRESHOLD = 0.9816
