@@ -6,7 +6,7 @@ than looking into clusters until enough of them are found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -86,7 +86,7 @@ class Nearest:
         wanted = max(FIRST_WINDOW, window)
         found = list(prefetch(lambda each: self._candidates(each, wanted), range(len(self._live.sources)), at_once))
         coded = [_NOTHING if each.is_exact else each for each in found]
-        for number, each in enumerate(nearest_of(coded, vector.RANKED_PER_ROW * wanted)):
+        for number, each in enumerate(_candidates_of(coded, vector.RANKED_PER_ROW * wanted)):
             if not found[number].is_exact:
                 found[number] = exactly(self._live.sources[number], self._query, each.rows, len(each.rows))
                 looked = self._live.looked
@@ -161,11 +161,19 @@ def block_rows(dimensions: int) -> int:
 
 def nearest_of(found: Sequence[Found], most: int) -> list[Found]:
     """Return of each source the rows that are among the `most` nearest of all sources, or as near as the last."""
-    every = np.concatenate([each.distances for each in found]) if found else np.zeros(0)
-    if len(every) <= most:
-        return list(found)
-    farthest = np.partition(every, most - 1)[most - 1]
-    kept = [each.distances <= farthest for each in found]
+    return _up_to(found, most, vector.farthest)
+
+
+def _candidates_of(found: Sequence[Found], most: int) -> list[Found]:
+    """Return of each source those of its candidates that exact vectors shall rank."""
+    return _up_to(found, most, vector.farthest_candidate)
+
+
+def _up_to(found: Sequence[Found], most: int, bound: Callable[[Distances, int], float]) -> list[Found]:
+    if not found:
+        return []
+    last = bound(np.concatenate([each.distances for each in found]), most)
+    kept = [each.distances <= last for each in found]
     return [Found(each.rows[own], each.distances[own], each.is_exact) for each, own in zip(found, kept, strict=True)]
 
 

@@ -261,6 +261,22 @@ def test_measured_recall_is_what_numpy_says(clustered: tuple[IndexedTable, Float
         assert least <= found.recall <= most
 
 
+def test_groups_of_equal_vectors_do_not_hide_the_nearest_rows(tmp_path: Path) -> None:
+    chance, dimensions = np.random.default_rng(4), 32
+    points = made(60, dimensions, seed=2) + 3 * made(1, dimensions, seed=3)
+    groups = chance.integers(0, len(points), 30_000)
+    schema = pa.schema([("id", pa.int64()), ("v", vector_type(dimensions))])
+    near = {"name": "near", "kind": "vector", "columns": ["v"], "metric": "l2"}
+    table = Table.create(str(tmp_path / "alike"), schema, indexes=[near])
+    table.append(pa.table({"id": np.arange(len(groups)), "v": column_of(points[groups])}, schema=schema))
+    upkeep.catch_up(table)
+    for number, point in enumerate(points):
+        found = table.refresh().search(vector=point, columns=["id"], limit=20)
+        assert {int(groups[row]) for row in found.column("id").to_pylist()} == {number}
+    between = (points[:20] + points[20:40]) / 2
+    assert table.recall("near", queries=between).recall == 1.0
+
+
 @pytest.mark.parametrize("share", [2, 40, 4000])
 def test_a_filter_leaves_recall_as_it_is_and_never_finds_fewer(
     clustered: tuple[IndexedTable, Floats], share: int

@@ -4,6 +4,7 @@ Pure but for `parts`: arrays to bytes and back. A segment has the codebook that 
 """
 
 from storage_core.index.vector.codebook import Codebook
+from storage_core.index.vector.codes import farthest, farthest_candidate
 from storage_core.index.vector.definition import options_of, validate
 from storage_core.index.vector.distances import exact
 from storage_core.index.vector.layout import CODEBOOK, opening_bytes
@@ -30,6 +31,8 @@ __all__ = [
     "check",
     "coding_error",
     "exact",
+    "farthest",
+    "farthest_candidate",
     "indexable",
     "opening_bytes",
     "options_of",

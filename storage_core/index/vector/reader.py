@@ -12,7 +12,7 @@ from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
 from storage_core.index.vector.codebook import in_bytes
-from storage_core.index.vector.codes import Whole, apart, best_of, dots, padded_size, query_code
+from storage_core.index.vector.codes import Whole, apart, best_of, candidates_of, dots, padded_size, query_code
 from storage_core.index.vector.distances import Distances, exact
 from storage_core.index.vector.layout import (
     BLOCKS,
@@ -136,15 +136,17 @@ class Reader:
         places = self._places(blocks)
         counts = slice(None) if counted is None else counted[places]
         if self.head.quantization == "none":
-            return self._answer(places[counts], self._exact(query, blocks)[counts], k)
+            distances = self._exact(query, blocks)[counts]
+            return self._answer(places[counts], distances, best_of(distances, k))
         offsets, products = self._coarse(query, blocks)
         places, offsets, products = places[counts], offsets[counts], products[counts]
         most = COARSE * k
         if self._looks_again and len(places) > RANKED_PER_ROW * k:
-            best = best_of(apart(offsets, products), most)
+            best = candidates_of(apart(offsets, products), most)
             places, offsets, most = places[best], offsets[best], RANKED_PER_ROW * k
             products = self._second(query, places)
-        return self._answer(places, self._measured(query, apart(offsets, products)), most)
+        distances = self._measured(query, apart(offsets, products))
+        return self._answer(places, distances, candidates_of(distances, most))
 
     def _places(self, blocks: Rows) -> Rows:
         """The places of the rows of the blocks."""
@@ -261,8 +263,7 @@ class Reader:
         measured: Distances = np.sqrt(squares) if book.metric == "l2" else squares / 2
         return measured
 
-    def _answer(self, places: Rows, distances: Distances, most: int) -> tuple[Rows, Distances]:
-        best = best_of(distances, most)
+    def _answer(self, places: Rows, distances: Distances, best: Rows) -> tuple[Rows, Distances]:
         rows, distances = self._rows[places[best]], distances[best]
         order = np.lexsort((rows, distances))
         return rows[order], distances[order]
