@@ -314,6 +314,18 @@ BAD: Mapping[str, tuple[object, str]] = {
     "too large": ([1.0, 1e300, 3.0], "would become inf"),
     "number": (5.0, "vector\\(3\\)"),
     "zero": ([0.0, -0.0, 0.0], "the vector is zero"),
+    "bytes": (b"abc", "vector\\(3\\): a vector is a list or an array of numbers, found bytes"),
+    "bytes that change": (bytearray(b"abc"), "found bytearray"),
+    "a view of bytes": (memoryview(b"abc"), "found memoryview"),
+    "a set": ({1.0, 2.0, 3.0}, "found set"),
+    "a set that stays": (frozenset({1.0, 2.0, 3.0}), "found frozenset"),
+    "a range": (range(3), "found range"),
+}
+GOOD: Mapping[str, object] = {
+    "a list": [1, 2, 3],
+    "a tuple": (1.0, 2, 3),
+    "an array": np.array([1, 2, 3]),
+    "an array of floats": np.array([1, 2, 3], np.float32),
 }
 
 
@@ -325,6 +337,13 @@ def test_an_append_refuses_what_is_no_vector_with_its_row_and_column(tmp_path: P
         table.append([{"id": 1, "embedding": [1, 2, 3]}, {"id": 2, "embedding": value}])
     assert (caught.value.context["column"], caught.value.context["row"]) == ("embedding", 1)
     assert table.refresh().version == 0
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_lists_tuples_and_arrays_of_numbers_are_vectors(tmp_path: Path, case: str) -> None:
+    table = Table.create(str(tmp_path / "t"), SCHEMA, indexes=[BY_ANGLE])
+    table.append({"id": 1, "embedding": GOOD[case]})
+    assert table.scan(["embedding"]).to_arrow().to_pylist() == [{"embedding": [1, 2, 3]}]
 
 
 @pytest.mark.parametrize(
@@ -413,7 +432,17 @@ def test_a_writer_refuses_what_is_no_vector_and_writes_nothing(tmp_path: Path, v
 
 @pytest.mark.parametrize("count", [1, FEW])
 def test_records_of_a_raw_log_are_rejected_with_the_reason_and_the_others_are_kept(count: int) -> None:
-    given: list[object] = [[1, 2.5, 3], None, [1, 2], "abc", [1, None, 3], [1, 1e39, 3], [0, 0, 0], [math.nan, 0, 0]]
+    given: list[object] = [
+        [1, 2.5, 3],
+        None,
+        [1, 2],
+        "abc",
+        [1, None, 3],
+        [1, 1e39, 3],
+        [0, 0, 0],
+        [math.nan, 0, 0],
+        b"abc",
+    ]
     fields = [encode_fields({"id": n, "embedding": value}) for n, value in enumerate(given)] * count
     records = pa.table(
         {
@@ -429,15 +458,16 @@ def test_records_of_a_raw_log_are_rejected_with_the_reason_and_the_others_are_ke
     found = typed_records(records, SCHEMA, key=("id",), nonzero=("embedding",))
     assert found.records.column("embedding").type == VECTOR
     assert found.records.column("embedding").to_pylist() == [[1, 2.5, 3], None] * count
-    whys = [each.reason.removeprefix("column 'embedding': ") for each in found.rejected[:6]]
+    whys = [each.reason.removeprefix("column 'embedding': ") for each in found.rejected[:7]]
     assert [why.split(":")[0] for why in whys] == [
         *["a value does not fit the type vector(3)"] * 2,
         REASONS[5],
         "a value does not fit the type vector(3)",
         REASONS[7],
         REASONS[6],
+        "a value does not fit the type vector(3)",
     ]
-    assert len(found.rejected) == 6 * count
+    assert len(found.rejected) == 7 * count
 
 
 # --- landed files ----------------------------------------------------------------------------------------------------
