@@ -497,6 +497,9 @@ LINES = {
     11: '{"id": 11, "embedding": []}',
     12: '{"id": 12}',
     13: '{"id": 13, "embedding": [1, true, 3]}',
+    14: '{"id": 14, "embedding": "[1,2,3]"}',
+    15: '{"id": 15, "embedding": " [1, 2e0, 3.5] ", "text": "[1,2,3]"}',
+    16: '{"id": 16, "embedding": ""}',
 }
 REASONS = {
     2: "a vector of 2 numbers, the table has vector(3)",
@@ -509,13 +512,16 @@ REASONS = {
     10: "not a valid vector(3)",
     11: "a vector of 0 numbers, the table has vector(3)",
     13: "not a valid vector(3)",
+    14: "not a valid vector(3)",
+    15: "not a valid vector(3)",
 }
 
 
 def test_bad_lines_of_json_are_rejected_with_their_number_and_reason(tmp_path: Path) -> None:
     parsed = landed(tmp_path, "a.ndjson", "\n".join(LINES.values()).encode(), "ndjson")
     assert parsed.rows.schema.equals(SCHEMA)
-    assert {row["id"]: row["embedding"] for row in parsed.rows.to_pylist()} == {1: [1, 2.5, -30], 3: None, 12: None}
+    kept = {row["id"]: row["embedding"] for row in parsed.rows.to_pylist()}
+    assert kept == {1: [1, 2.5, -30], 3: None, 12: None, 16: None}
     assert reasons(parsed) == REASONS
     assert [each.text for each in parsed.rejected] == [LINES[number] for number in REASONS]
 
