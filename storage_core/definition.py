@@ -55,8 +55,14 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
 
 
 def check_maintained(config: TableConfig) -> None:
-    """Raise `InvalidInput` naming the first of `maintained_indexes` that is no index of the table; else return."""
+    """Raise `InvalidInput` naming the first of `maintained_indexes` that is no index of a keyed table; else return."""
     for name in config.maintained_indexes or ():
+        if config.kind != "keyed":
+            raise InvalidInput(
+                f"maintained_indexes names {name!r}, and is of keyed tables only: an append table has no generations; "
+                "leave it out, or alter it to None",
+                index=name,
+            )
         if config.index(name) is None:
             defined = ", ".join(each.name for each in config.indexes) or "none"
             raise InvalidInput(f"maintained_indexes names the index {name!r}; the table has {defined}", index=name)
@@ -175,10 +181,10 @@ def key_columns(primary_key: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(primary_key)
 
 
-def column_names(setting: str, names: Sequence[str]) -> tuple[str, ...]:
+def listed_names(setting: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return the names in order; raises `InvalidInput` for one text, which would be taken for its letters."""
     if not isinstance(names, list | tuple):
-        raise InvalidInput(f"{setting} is a list of column names, found {names!r}")
+        raise InvalidInput(f"{setting} is a list of names, found {names!r}")
     return tuple(names)
 
 

@@ -102,6 +102,9 @@ def test_a_writer_takes_rows_and_keys_only_and_a_generator_of_patches_is_whole(t
         ({"indexes": {"name": "x"}}, "indexes are a list"),
         ({"primary_key": 5}, "primary_key is a column's name"),
         ({"schema": {"id": "int"}}, "needs an Arrow schema"),
+        ({"primary_key": "id", "indexes": INDEXES, "maintained_indexes": "ids"}, "is a list of names, found 'ids'"),
+        ({"primary_key": "id", "indexes": INDEXES, "maintained_indexes": ["id"]}, "the table has words, ids"),
+        ({"indexes": INDEXES, "maintained_indexes": ["ids"]}, "maintained_indexes names 'ids', and is of keyed tables"),
     ],
 )
 def test_a_table_is_created_of_a_schema_and_definitions_only(
