@@ -102,7 +102,8 @@ def test_no_other_list_of_a_fixed_size_is_a_column_and_no_vector_is_inside_of_on
 
 
 @pytest.mark.parametrize(
-    "role", ["primary_key", "key with time", "sort_schema", "time_column", "bloom_filters", "bitmap", "regions"]
+    "role",
+    ["primary_key", "key with time", "sort_schema", "time_column", "bloom_filters", "bitmap", "map_columns", "regions"],
 )
 def test_a_vector_orders_and_divides_nothing(tmp_path: Path, role: str) -> None:
     at = pa.field("at", pa.timestamp("us", "UTC"))
@@ -114,10 +115,12 @@ def test_a_vector_orders_and_divides_nothing(tmp_path: Path, role: str) -> None:
         "time_column": {"time_column": "embedding"},
         "bloom_filters": {"bloom_filters": ["embedding"]},
         "bitmap": {"indexes": [{"name": "b", "kind": "bitmap", "columns": ["embedding"]}]},
+        "map_columns": {"primary_key": ["id"], "map_columns": {"embedding": "merge"}},
         "regions": {"primary_key": ["id"], "regions": [{"column": "embedding"}]},
     }
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput) as caught:
         Table.create(str(tmp_path / "t"), schema, **every[role])
+    assert "fixed_size_list" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_a_vector_orders_and_divides_nothing(tmp_path: Path, role: str) -> None:
         ({"kind": "vector", "columns": ["text"]}, "column 'text' holds no vectors, it is string"),
         ({"kind": "vector", "columns": ["embedding", "text"]}, "vectors are indexed by one column"),
         ({"kind": "vector", "columns": ["embedding"], "metric": "euclid"}, "metric 'euclid' is not one of"),
-        ({"kind": "fulltext", "columns": ["embedding"]}, "full text needs string columns"),
+        ({"kind": "fulltext", "columns": ["embedding"]}, "full text needs string columns, 'embedding' is vector"),
     ],
 )
 def test_an_index_on_a_column_that_is_none_is_refused_when_it_is_defined(
