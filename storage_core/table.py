@@ -129,7 +129,7 @@ class Table:
         table. One LIST and one PUT; on S3 the store is probed before.
         """
         from storage_core import creation
-        from storage_core.definition import check_definition, column_names, index_definitions, key_columns, late_setting
+        from storage_core.definition import check_definition, index_definitions, key_columns, late_setting, listed_names
         from storage_core.named_settings import changed
         from storage_core.region.spec import first_specs
         from storage_core.rows.sort_schema import parse as parse_sort_schema
@@ -151,8 +151,10 @@ class Table:
             retention_ms=None if retention is None else parse_milliseconds(retention),
             region_specs=first_specs(regions, schema),
             map_columns=map_columns or {},
-            bloom_filters=column_names("bloom_filters", bloom_filters),
-            maintained_indexes=None if maintained_indexes is None else tuple(maintained_indexes),
+            bloom_filters=listed_names("bloom_filters", bloom_filters),
+            maintained_indexes=None
+            if maintained_indexes is None
+            else listed_names("maintained_indexes", maintained_indexes),
         )
         config = changed(config, settings or {})
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out

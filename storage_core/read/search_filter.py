@@ -148,7 +148,8 @@ class RowFilter:
         ]
         numbered = pa.table([*columns, np.arange(count)], names=[*(each.name for each in read), place])
         text = f"SELECT {place} FROM {TABLE} WHERE {self._condition}"  # noqa: S608  # made of parts, or was checked
-        with query_errors(self._query, (), self._limits), Source(numbered).answer(text, self._limits) as result:
+        errors = query_errors(self._query, (), self._limits, columns=self._snapshot.schema.names)
+        with errors, Source(numbered).answer(text, self._limits) as result:
             places = [batch.column(0).to_numpy() for batch in result]
         mask: Mask = np.zeros(count, np.bool_)
         for each in places:

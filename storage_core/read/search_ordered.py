@@ -27,6 +27,7 @@ from storage_core.rows.codes import Mask, codes
 from storage_core.rows.keys import Positions, pack, sorted_order
 from storage_core.rows.positions import positions
 from storage_core.rows.sortable import bound_keys, sortable
+from storage_core.rows.vectors import type_text
 
 _AT_ONCE: Final = 4
 _MOST_SOURCES: Final = 16
@@ -53,7 +54,7 @@ class Order:
         if self.column not in schema.names:
             raise InvalidInput(f"order_by is {quoted(self.column)}; it is one of the columns {', '.join(schema.names)}")
         if pa.types.is_nested(kind := schema.field(self.column).type):
-            raise InvalidInput(f"order_by is {self.column!r}, which is {kind}: its values have no order")
+            raise InvalidInput(f"order_by is {self.column!r}, which is {type_text(kind)}: its values have no order")
 
 
 def refuse_scores(of_scores: Mapping[str, object]) -> None:

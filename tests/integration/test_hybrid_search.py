@@ -307,6 +307,41 @@ def test_a_question_that_makes_no_sense_is_refused(tmp_path: Path, given: dict[s
         table.search(**given)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"query": "tide"},
+        {"query": "t0", "index": "tags"},
+        {"query": "tide", "order_by": "id"},
+        {"vector": ORIGIN},
+        {"query": "tide", "vector": ORIGIN},
+        {"query": "tide", "vector": ORIGIN, "fusion": "linear", "filter": "id >= 0"},
+    ],
+)
+def test_a_page_may_end_or_begin_behind_every_row_that_a_table_could_have(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    table = Table.create(str(tmp_path / "t"), SCHEMA, indexes=[NEAR, WORDS, TAGS])
+    table.append(rows_of(0, 20))
+    catch_up(table)
+    table.append(rows_of(20, 30))
+    asked = {"index": "words", **asked} if "vector" not in asked else asked
+    whole = table.search(**asked, limit=30)
+    assert whole.num_rows >= 10
+    for far in (2**63 - 1, 2**63, 10**30):
+        assert table.search(**asked, limit=far) == whole
+        assert table.search(**asked, limit=far, offset=4) == whole.slice(4)
+        assert table.search(**asked, offset=far).num_rows == 0
+
+
+def test_facets_may_be_more_than_a_table_could_have(tmp_path: Path) -> None:
+    facets = Table.create(str(tmp_path / "t"), SCHEMA, indexes=[WORDS, TAGS])
+    facets.append(rows_of(0, 20))
+    few = facets.search_facets("tide", "title", index="words")
+    assert few.num_rows == 2
+    assert facets.search_facets("tide", "title", index="words", limit=2**63) == few
+
+
 def test_an_unknown_index_is_not_found_and_several_that_fit_are_to_be_named(tmp_path: Path) -> None:
     table = Table.create(str(tmp_path / "t"), SCHEMA, indexes=[NEAR, WORDS, TITLES])
     with pytest.raises(NotFound, match="no index 'far'"):
