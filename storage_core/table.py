@@ -53,11 +53,7 @@ if TYPE_CHECKING:
     from storage_core.read.lookup_plan import LookupPlan
     from storage_core.read.plan import Plan, Watched
     from storage_core.read.predicate import Filter, Predicate
-    from storage_core.read.recall import Recall
     from storage_core.read.scan import Scan
-    from storage_core.read.search_kept import Kept
-    from storage_core.read.search_matches import Searched
-    from storage_core.read.search_plan import SearchPlan
     from storage_core.read.sql import Opened, TableView
     from storage_core.read.sql_result import SqlResult
     from storage_core.region.options import WriterOptions
@@ -65,6 +61,10 @@ if TYPE_CHECKING:
     from storage_core.region.spec import DeclaredField
     from storage_core.region.unmerged import Captured
     from storage_core.rows.incoming import ArrowStream, Rows
+    from storage_core.search.kept import Kept
+    from storage_core.search.matches import Searched
+    from storage_core.search.plan import SearchPlan
+    from storage_core.search.recall import Recall
     from storage_core.settings.index import IndexDefinition
     from storage_core.settings.late_data import LateData
     from storage_core.settings.query import QueryLimits
@@ -563,7 +563,7 @@ class Table:
         A query and a vector, or several indexes: each ranks its rows, and the ranks (`fusion="rrf"`) or scores
         ("linear") are added up, times the `weights` by index, into `score`; an index of full text with the weight 0
         filters instead. Rank and score of each index stand beside it, as `<index>_rank` and `<index>_score`, null for
-        rows that are not among its best (`read.hybrid.search`).
+        rows that are not among its best (`search.hybrid.search`).
         `order_by` a column returns the rows in its order instead, without a score: greatest first, which of times is
         newest first, or with `descending=False` least first; nulls are last. `snippets` adds a struct with a fragment
         of each text of the index as HTML, in which what matched is in `<b>` and all else escaped (`text_snippets`).
@@ -576,8 +576,8 @@ class Table:
         query, vector or filter that is none.
         """
         from storage_core.read.arrow_rows import HeldRows
-        from storage_core.read.hybrid import search
         from storage_core.read.scan import chosen_columns
+        from storage_core.search.hybrid import search
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         chosen = chosen_columns(columns, searched.snapshot.schema)
@@ -605,7 +605,7 @@ class Table:
             )
 
         if order_by is not None or descending is not True:
-            from storage_core.read.search_ordered import Order, refuse_scores, search_ordered
+            from storage_core.search.ordered import Order, refuse_scores, search_ordered
 
             order = Order.of(order_by, descending)
             of_scores = {"vector": vector, "boosts": boosts, "nprobe": nprobe, "weights": weights}
@@ -614,7 +614,7 @@ class Table:
                 search_ordered, searched, query, order, index=index, syntax=syntax, limit=limit, offset=offset
             )
         if snippets is not False:
-            from storage_core.read.search_snippets import with_snippets
+            from storage_core.search.snippets import with_snippets
 
             found = partial(with_snippets, found, searched.snapshot, query, index=index, syntax=syntax, wanted=snippets)
         return HeldRows(found(chosen))
@@ -637,7 +637,7 @@ class Table:
         No row is read for it but the columns of a filter that no bitmap index answers. The parameters are those of
         `search`, which has what is raised; an index of vectors has no matches to count.
         """
-        from storage_core.read.search_matches import Query
+        from storage_core.search.matches import Query
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         wanted = Query.of(searched.snapshot, query, index=index, syntax=syntax)
@@ -664,9 +664,9 @@ class Table:
         then by value; null is a value too. The other parameters are those of `search_count`. See `read.search_facets`.
         """
         from storage_core.read.arrow_rows import HeldRows
-        from storage_core.read.search_facets import search_facets
-        from storage_core.read.search_matches import Query
-        from storage_core.read.search_question import page
+        from storage_core.search.facets import search_facets
+        from storage_core.search.matches import Query
+        from storage_core.search.question import page
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         wanted = Query.of(searched.snapshot, query, index=index, syntax=syntax)
@@ -683,8 +683,8 @@ class Table:
         cache_dir: Path | None,
     ) -> Searched:
         from storage_core.read.scan import wanted_filter
-        from storage_core.read.search_kept import Kept
-        from storage_core.read.search_matches import Searched
+        from storage_core.search.kept import Kept
+        from storage_core.search.matches import Searched
 
         wanted = wanted_filter(given)
         self._kept = self._kept or Kept(self._verified, values=self._view.kept)
@@ -718,7 +718,7 @@ class Table:
         `nprobe`, `cache_dir` and `limits` are those of `search`; `index` may be left out where the table has one index
         of vectors. All vectors are read once, in bounded memory. See `read.recall`.
         """
-        from storage_core.read.recall import recall
+        from storage_core.search.recall import recall
 
         searched = self._searched(None, Consistency.SNAPSHOT, filter, limits=limits, cache_dir=cache_dir)
         return recall(
@@ -798,11 +798,11 @@ class Table:
         view, every manifest where there is a filter, and maps where segments answer for a part of a split; no segment
         and no split is read.
         """
-        from storage_core.read.hybrid import search
         from storage_core.read.plan import analysis
         from storage_core.read.scan import chosen_columns
-        from storage_core.read.search_explain import indexes_of, planned, search_plan
-        from storage_core.read.search_trace import Trace
+        from storage_core.search.explain import indexes_of, planned, search_plan
+        from storage_core.search.hybrid import search
+        from storage_core.search.trace import Trace
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         asks: dict[str, Any] = {"vector": vector, "index": index, "fusion": fusion, "weights": weights}

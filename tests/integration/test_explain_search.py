@@ -19,8 +19,8 @@ from storage_core.engine.sandbox.pool import end_all
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.index.vector import layout, segment, training
 from storage_core.objectstore.meter import RequestMeter
-from storage_core.read import search_vectors
-from storage_core.read.search_plan import FilterPlan, IndexPlan, SearchPlan, SourcePlan
+from storage_core.search import vectors
+from storage_core.search.plan import FilterPlan, IndexPlan, SearchPlan, SourcePlan
 from storage_core.table import Table
 from tests.support.damage import Damage, damage
 from tests.support.upkeep import catch_up, merge
@@ -139,7 +139,7 @@ def test_a_filter_is_planned_by_the_log_and_by_bitmap_indexes() -> None:
     plan = table.explain_search(vector=ORIGIN, filter="tag = 'odd'")
     assert plan.filter is not None
     assert (plan.filter.bitmap_indexes, plan.filter.is_exact, plan.filter.rows_read) == (("tags",), True, None)
-    assert all(each.exact_up_to == search_vectors.FEW_ROWS for each in plan.indexes[0].sources)
+    assert all(each.exact_up_to == vectors.FEW_ROWS for each in plan.indexes[0].sources)
     done = table.explain_search(vector=ORIGIN, filter="tag = 'odd'", analyze=True)
     assert done.filter is not None
     assert (done.filter.told_splits, done.filter.rows_read) == (0, 40)
@@ -185,9 +185,9 @@ def clustered(monkeypatch: pytest.MonkeyPatch) -> Table:
     for defaults in (training.train.__kwdefaults__, segment.build.__kwdefaults__):
         assert defaults
         monkeypatch.setitem(defaults, "flat_bytes", 2**10)
-    monkeypatch.setattr(search_vectors, "FEW_ROWS", 100)
-    vectors = np.random.default_rng(5).normal(size=(4_000, 4)).astype(np.float32)
-    rows = [{**row, "v": place.tolist()} for row, place in zip(rows_of(0, 4_000), vectors, strict=True)]
+    monkeypatch.setattr(vectors, "FEW_ROWS", 100)
+    points = np.random.default_rng(5).normal(size=(4_000, 4)).astype(np.float32)
+    rows = [{**row, "v": place.tolist()} for row, place in zip(rows_of(0, 4_000), points, strict=True)]
     table = Table.create(f"memory://explain-{next(_names)}", SCHEMA, indexes=[NEAR, WORDS, TAGS])
     table.append(rows)
     catch_up(table)
@@ -233,7 +233,7 @@ def test_each_index_of_a_fusion_is_told_and_text_as_a_filter_decides_as_filters_
     near, _ = table.explain_search("tide", **asked, analyze=True).indexes
     (source,) = near.sources
     assert (source.how, source.matching, near.met) == ("exact", 10, 10)
-    assert filtering.indexes[0].sources[0].exact_up_to == search_vectors.FEW_ROWS
+    assert filtering.indexes[0].sources[0].exact_up_to == vectors.FEW_ROWS
 
 
 def test_a_run_that_meets_damage_tells_of_the_attempt_that_answered(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ import pytest
 from storage_core.fsck.check import fsck
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.search_explain import covered
+from storage_core.search.explain import covered
 from tests.support.clock import ManualClock
 from tests.support.every_kind import open_copy
 from tests.support.golden_vectors import INDEXES, answers

@@ -22,7 +22,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.arrow_rows import HeldRows
 from storage_core.read.overlay import Overlay
-from storage_core.read.search_filter import RowFilter
+from storage_core.read.row_filter import RowFilter
 from storage_core.rows.vectors import vector_type
 from storage_core.table import Table
 from tests.support.brute_fusion import by_prefixes, by_vector, fused
@@ -132,7 +132,7 @@ def test_names_that_the_table_has_are_left_to_it(tmp_path: Path) -> None:
 def test_a_text_of_weight_nought_filters_all_rows_and_not_only_those_of_a_window(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_core.read.hybrid_answer.FIRST_WINDOW", 2)
+    monkeypatch.setattr("storage_core.search.hybrid_answer.FIRST_WINDOW", 2)
     found = table.search("tide", vector=[30.0, 1.0], weights={"words": 0}, limit=40)
     assert found.column("id").to_pylist() == list(range(27, -1, -3))
     assert found.column_names[4:] == ["score", "distance", "near_rank", "near_score"]

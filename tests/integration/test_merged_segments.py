@@ -25,8 +25,8 @@ from storage_core.log.actions import IndexSegment
 from storage_core.log.covered import GONE
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
-from storage_core.read.search import search
 from storage_core.rows.vectors import vector_type
+from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.read import read_split
 from tests.support import upkeep

@@ -26,8 +26,8 @@ from storage_core.index.places import load_map
 from storage_core.log.actions import TRANSLATIONS_FEATURE, RemoveTranslation, Translation
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
-from storage_core.read.search import search
-from storage_core.read.search_explain import covered
+from storage_core.search.explain import covered
+from storage_core.search.ranking import search
 from storage_core.settings.table import TableConfig
 from tests.support.indexed_table import (
     CONFIG,

@@ -25,12 +25,12 @@ from storage_core.index import catch_up
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.arrow_rows import HeldRows
-from storage_core.read.recall import recall
 from storage_core.read.scan import wanted_filter
-from storage_core.read.search import search
-from storage_core.read.search_explain import covered
 from storage_core.region.options import WriterOptions
 from storage_core.rows.vectors import Floats, column_of, vector_type
+from storage_core.search.explain import covered
+from storage_core.search.ranking import search
+from storage_core.search.recall import recall
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table

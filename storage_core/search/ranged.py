@@ -8,8 +8,8 @@ from typing import Final
 from storage_core.index import segments, vector
 from storage_core.log.actions import IndexSegment
 from storage_core.objectstore.prefetch import all_of, both
-from storage_core.read.search_base import Base
-from storage_core.read.search_source import usable
+from storage_core.search.base import Base
+from storage_core.search.source import usable
 
 WHOLE_SEGMENT_BYTES: Final = 8 * 2**20
 """A segment up to this size is fetched whole: that takes one request, and one wave."""

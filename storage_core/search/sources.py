@@ -28,14 +28,14 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
-from storage_core.read.search_base import Base, Hidden
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_order import Between
-from storage_core.read.search_ranged import parts_of
-from storage_core.read.search_source import InSplit, Origin, Source, require_within, usable
-from storage_core.read.search_unmerged import unmerged_sources, unpacked
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import bitmap_of, positions
+from storage_core.search.base import Base, Hidden
+from storage_core.search.kept import Kept
+from storage_core.search.order import Between
+from storage_core.search.ranged import parts_of
+from storage_core.search.source import InSplit, Origin, Source, require_within, usable
+from storage_core.search.unmerged import unmerged_sources, unpacked
 
 _logger = logging.getLogger(__name__)
 

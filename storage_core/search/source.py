@@ -16,8 +16,8 @@ from storage_core.index.damage import damaged
 from storage_core.index.fulltext import Hit
 from storage_core.index.vector.parts import Ranged
 from storage_core.read.predicate import Predicate
-from storage_core.read.search_order import Between
 from storage_core.rows.keys import Positions
+from storage_core.search.order import Between
 
 InSplit = tuple[str, Positions, Positions]
 """The path of a split, the places of rows among some, and the rows of the split's file that they are."""
@@ -79,7 +79,7 @@ class Source(Protocol):
         ...
 
     def low(self) -> Any:
-        """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
+        """Return what no row orders below, as `order.least`; None where that is unknown. No request."""
         ...
 
     def between(self, rows: Sequence[int]) -> Between | None:

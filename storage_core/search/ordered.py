@@ -19,15 +19,15 @@ from storage_core.foreign_text import quoted
 from storage_core.index.fulltext import LENIENT
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.first_of import FirstRows, in_turns
-from storage_core.read.search_matches import Matches, Query, Searched
-from storage_core.read.search_order import codes_of, tie_columns
-from storage_core.read.search_question import page
 from storage_core.rows.codes import Mask, codes
 from storage_core.rows.keys import Positions, pack, sorted_order
 from storage_core.rows.positions import positions
 from storage_core.rows.sortable import bound_keys, sortable
 from storage_core.rows.vectors import type_text
+from storage_core.search.first_of import FirstRows, in_turns
+from storage_core.search.matches import Matches, Query, Searched
+from storage_core.search.order import codes_of, tie_columns
+from storage_core.search.question import page
 
 _AT_ONCE: Final = 4
 _MOST_SOURCES: Final = 16

@@ -25,17 +25,17 @@ from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.first_of import in_turns
-from storage_core.read.search_attempts import attempted
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_live import Live
-from storage_core.read.search_order import SCORE, Best, free_name, row_name
-from storage_core.read.search_question import IndexQuestion, VectorQuery, index_for, page, question
-from storage_core.read.search_source import Source, by_source
-from storage_core.read.search_sources import sources
-from storage_core.read.search_trace import Trace
-from storage_core.read.search_vectors import DISTANCE, FIRST_WINDOW, Nearest, with_distance
-from storage_core.read.windows import in_windows
+from storage_core.search.attempts import attempted
+from storage_core.search.first_of import in_turns
+from storage_core.search.kept import Kept
+from storage_core.search.live import Live
+from storage_core.search.order import SCORE, Best, free_name, row_name
+from storage_core.search.question import IndexQuestion, VectorQuery, index_for, page, question
+from storage_core.search.source import Source, by_source
+from storage_core.search.sources import sources
+from storage_core.search.trace import Trace
+from storage_core.search.vectors import DISTANCE, FIRST_WINDOW, Nearest, with_distance
+from storage_core.search.windows import in_windows
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter, Predicate

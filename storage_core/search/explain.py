@@ -11,18 +11,18 @@ from storage_core.index import catch_up, segments, vector
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage, coverage
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.fusion import fusion_of
-from storage_core.read.hybrid_question import asked_index, asks_several, names_of, parts_of
 from storage_core.read.plan import Analysis
-from storage_core.read.search_attempts import attempted
-from storage_core.read.search_filter import RowFilter
-from storage_core.read.search_live import Live
-from storage_core.read.search_matches import Searched
-from storage_core.read.search_plan import FilterPlan, How, IndexPlan, SearchPlan, SourcePlan
-from storage_core.read.search_question import IndexQuestion, VectorQuery, index_for, question
-from storage_core.read.search_sources import sources
-from storage_core.read.search_trace import Trace
-from storage_core.read.search_vectors import most_scored
+from storage_core.read.row_filter import RowFilter
+from storage_core.search.attempts import attempted
+from storage_core.search.fusion import fusion_of
+from storage_core.search.hybrid_question import asked_index, asks_several, names_of, parts_of
+from storage_core.search.live import Live
+from storage_core.search.matches import Searched
+from storage_core.search.plan import FilterPlan, How, IndexPlan, SearchPlan, SourcePlan
+from storage_core.search.question import IndexQuestion, VectorQuery, index_for, question
+from storage_core.search.sources import sources
+from storage_core.search.trace import Trace
+from storage_core.search.vectors import most_scored
 from storage_core.settings.index import IndexDefinition
 
 

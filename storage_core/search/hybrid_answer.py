@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.fusion import Fusion, Ranking, fuse
-from storage_core.read.hybrid_question import Fused
-from storage_core.read.search_order import SCORE, Best, best_first, free_name, row_name, tie_columns
-from storage_core.read.search_question import VectorQuery
-from storage_core.read.search_vectors import DISTANCE, with_distance
-from storage_core.read.windows import in_windows
 from storage_core.rows.keys import Positions, key_codes
+from storage_core.search.fusion import Fusion, Ranking, fuse
+from storage_core.search.hybrid_question import Fused
+from storage_core.search.order import SCORE, Best, best_first, free_name, row_name, tie_columns
+from storage_core.search.question import VectorQuery
+from storage_core.search.vectors import DISTANCE, with_distance
+from storage_core.search.windows import in_windows
 
 FIRST_WINDOW: Final = 100
 

@@ -8,10 +8,10 @@ import numpy as np
 from pyroaring import BitMap
 
 from storage_core.index.fulltext import Hit
-from storage_core.read.search_source import Source, by_source
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import Positions, key_codes
 from storage_core.rows.positions import bitmap_of, positions
+from storage_core.search.source import Source, by_source
 
 
 class TextFilter:

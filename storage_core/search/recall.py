@@ -18,16 +18,16 @@ from storage_core.index.vector.distances import Distances
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.predicate import Filter
-from storage_core.read.search_attempts import attempted
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_live import Live
-from storage_core.read.search_question import VectorQuery, index_for, question
-from storage_core.read.search_source import Source
-from storage_core.read.search_sources import sources
-from storage_core.read.search_vectors import Nearest, block_rows
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import positions
 from storage_core.rows.vectors import Floats, matrix
+from storage_core.search.attempts import attempted
+from storage_core.search.kept import Kept
+from storage_core.search.live import Live
+from storage_core.search.question import VectorQuery, index_for, question
+from storage_core.search.source import Source
+from storage_core.search.sources import sources
+from storage_core.search.vectors import Nearest, block_rows
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.query import QueryLimits
 

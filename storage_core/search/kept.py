@@ -12,7 +12,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.log_runs import LogRuns
 from storage_core.read.overlay import Overlay, take_apart
-from storage_core.read.search_filter import RowFilter
+from storage_core.read.row_filter import RowFilter
 from storage_core.read.verified import Verified
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from storage_core.foreign_text import escaped
 from storage_core.read.plan import Analysis
-from storage_core.read.search_source import Place
+from storage_core.search.source import Place
 from storage_core.wording import MOST_LISTED, counted, first_of
 
 How = Literal["segment", "indexed", "exact", "left_out"]

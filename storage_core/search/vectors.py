@@ -16,14 +16,14 @@ import pyarrow as pa
 from storage_core.index import vector
 from storage_core.index.vector.distances import Distances
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.search_live import Live, Looked
-from storage_core.read.search_order import Best
-from storage_core.read.search_question import VectorQuery
-from storage_core.read.search_source import Source, usable
-from storage_core.read.windows import windows
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import positions
 from storage_core.rows.vectors import matrix
+from storage_core.search.live import Live, Looked
+from storage_core.search.order import Best
+from storage_core.search.question import VectorQuery
+from storage_core.search.source import Source, usable
+from storage_core.search.windows import windows
 from storage_core.settings.vector_options import Metric
 from storage_core.split.kept_values import KeptValues
 

@@ -11,12 +11,12 @@ from pyroaring import BitMap
 
 from storage_core.index.fulltext import Hit
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.search_filter import RowFilter
-from storage_core.read.search_source import Source
-from storage_core.read.search_text_filter import TextFilter, among
+from storage_core.read.row_filter import RowFilter
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import bitmap_of, positions
+from storage_core.search.source import Source
+from storage_core.search.text_filter import TextFilter, among
 
 _AT_ONCE = 4
 _FILTERED_ROWS = 2**18

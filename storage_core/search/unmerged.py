@@ -22,9 +22,9 @@ from storage_core.read.log_runs import LoggedRows
 from storage_core.read.overlay import Overlay, WholeRows
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import conditions
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_source import InSplit, Origin, Source, chosen, require_within
 from storage_core.region import generation_segments
+from storage_core.search.kept import Kept
+from storage_core.search.source import InSplit, Origin, Source, chosen, require_within
 from storage_core.settings.index import IndexDefinition
 
 

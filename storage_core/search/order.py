@@ -13,13 +13,13 @@ import pyarrow as pa
 
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.first_of import FirstRows
 from storage_core.rows.codes import Codes, Mask, Unsigned, codes
 from storage_core.rows.keys import Positions, pack, sorted_order
 from storage_core.rows.sortable import bound_keys, leading_keys, sortable
+from storage_core.search.first_of import FirstRows
 
 if TYPE_CHECKING:
-    from storage_core.read.search_source import Source
+    from storage_core.search.source import Source
 
 SCORE = "score"
 
