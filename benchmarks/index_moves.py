@@ -24,7 +24,7 @@ ROWS, SMALL_ROWS = 1_000_000, 8_000
 PARTS = 10
 DIMENSIONS = 16
 LEAST_RATIO = 20.0
-"""At most so much is written for indexes as one part in so many of their segments: 5 %."""
+"""Segments take at least so many times the bytes that a move writes for indexes: 5 % at most."""
 
 WORDS = np.array([f"word{each}" for each in range(20_000)])
 INDEXES = [

@@ -24,7 +24,7 @@ from tests.support.upkeep import catch_up, compact
 from tidemark import Table
 
 Size = tuple[int, int, int]
-"""How many appends of how many rows there are, and after how many of them is compacted."""
+"""Appends, rows of each, and appends between two compactions."""
 FULL: Size = (100, 10_000, 10)
 SMALL: Size = (6, 200, 3)
 WORDS = np.array(["tide", "ebb", "flood", *(f"word{each}" for each in range(5_000))])

@@ -1,9 +1,8 @@
 """What searches by vector cost and find: 400,000 words of GloVe, and 100,000 made vectors of 1,536 dimensions.
 
-Beside us Lance (IVF_PQ and IVF_RQ; of as many partitions as the root of the rows twenty are asked, and four times the
-rows ranked exactly), faiss in memory (IVF of whole vectors) and numpy, which looks at all. Queries are vectors of no
-row. Warm queries are asked of open tables on a local disk, cold ones over an S3 API that answers 20 ms later, with
-nothing kept.
+Beside us Lance (IVF_PQ and IVF_RQ: √rows partitions, 20 of them probed, four times the rows ranked exactly), faiss in
+memory (IVF of whole vectors) and numpy, which looks at all. No row has the vector of a query. Warm queries are asked of
+open tables on a local disk, cold ones over an S3 API that answers 20 ms later, with nothing kept.
 """
 
 from __future__ import annotations
@@ -30,11 +29,16 @@ from benchmarks.peers import NotMeasuredError, lance_python, printed
 from benchmarks.read_servers import ENVIRONMENT, REGION, Place, S3Servers, s3_servers
 from benchmarks.remote_reads import Answer, counted
 from examples import datasets
+from storage_core.clock import SystemClock
+from storage_core.ids import SystemIds
+from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.rows.vectors import Floats, vector_type
 from storage_core.settings.index import IndexDefinition
 from tests.support.upkeep import catch_up
+from tests.support.waves import WavesStore
 
 ROWS = 10
 FILTERS: Mapping[str, str] = {
@@ -288,13 +292,6 @@ def _copy(source: str, target: str) -> None:
 
 def _of_segments(uri: str, paths: set[str], query: Floats) -> dict[str, float]:
     """Requests, waves and MiB of a cold search that go to segments."""
-    from storage_core.clock import SystemClock
-    from storage_core.ids import SystemIds
-    from storage_core.log.log import TransactionLog
-    from storage_core.objectstore.meter import MeteredStore
-    from storage_core.objectstore.resolve import open_store
-    from tests.support.waves import WavesStore
-
     store = WavesStore(open_store(uri))
     metered = MeteredStore(store)
     log = TransactionLog(metered, clock=SystemClock(), ids=SystemIds())

@@ -223,9 +223,10 @@ class TableDeclaration(Closed):
     @field_validator("maintained_indexes")
     @classmethod
     def _maintained_indexes_exist(cls, names: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
-        if "indexes" in info.data:
+        if {"indexes", "primary_key"} <= info.data.keys():
             definitions = tuple(index.definition() for index in info.data["indexes"])
-            check_maintained(TableConfig(indexes=definitions, maintained_indexes=names))
+            key = info.data["primary_key"]
+            check_maintained(TableConfig(primary_key=key, indexes=definitions, maintained_indexes=names))
         return names
 
     @field_validator("landing")

@@ -82,8 +82,14 @@ def check_names(snapshot: Snapshot, config: TableConfig) -> None:
 
 
 def check_maintained(config: TableConfig) -> None:
-    """Raise `InvalidInput` naming the first of `maintained_indexes` that is no index of the table; else return."""
+    """Raise `InvalidInput` naming the first of `maintained_indexes` that is no index of a keyed table; else return."""
     for name in config.maintained_indexes or ():
+        if config.kind != "keyed":
+            raise InvalidInput(
+                f"maintained_indexes names {name!r}, and is of keyed tables only: an append table has no generations; "
+                "leave it out, or alter it to None",
+                index=name,
+            )
         if config.index(name) is None:
             defined = ", ".join(each.name for each in config.indexes) or "none"
             raise InvalidInput(f"maintained_indexes names the index {name!r}; the table has {defined}", index=name)
@@ -93,7 +99,7 @@ def check_maps(schema: pa.Schema, config: TableConfig) -> None:
     """Raise `InvalidInput` naming the column when `map_columns` cannot be what patches do; else return."""
     for name in config.map_columns:
         if name not in schema.names or not pa.types.is_map(schema.field(name).type):
-            found = schema.field(name).type if name in schema.names else "no such column"
+            found = type_text(schema.field(name).type) if name in schema.names else "no such column"
             raise InvalidInput(f"map_columns names {name!r}, which is no map: {found}", column=name)
     for name in config.merged_maps:
         if pa.types.is_nested(schema.field(name).type.key_type):
@@ -115,15 +121,15 @@ def _check_bloom_filters(schema: pa.Schema, config: TableConfig) -> None:
         kind, kinds = schema.field(name).type, pa.types
         if kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_nested(kind):
             raise InvalidInput(
-                f"bloom_filters: {name!r} is {kind}, which no Bloom filter can hold; use whole numbers, decimals, "
-                "texts, binary, dates or times",
+                f"bloom_filters: {name!r} is {type_text(kind)}, which no Bloom filter can hold; use whole "
+                "numbers, decimals, texts, binary, dates or times",
                 column=name,
             )
 
 
 def _check_time(schema: pa.Schema, config: TableConfig) -> None:
     if config.time_column is not None and not pa.types.is_timestamp(schema.field(config.time_column).type):
-        found = schema.field(config.time_column).type
+        found = type_text(schema.field(config.time_column).type)
         raise InvalidInput(f"time_column {config.time_column!r} must be a timestamp; it is {found}")
     if config.late_data is not None and config.time_column is None:
         raise InvalidInput("late_data needs a time_column: without one no row is late")
@@ -200,10 +206,10 @@ def key_columns(primary_key: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(primary_key)
 
 
-def column_names(setting: str, names: Sequence[str]) -> tuple[str, ...]:
+def listed_names(setting: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return the names in order; raises `InvalidInput` for one text, which would be taken for its letters."""
     if not isinstance(names, list | tuple):
-        raise InvalidInput(f"{setting} is a list of column names, found {names!r}")
+        raise InvalidInput(f"{setting} is a list of names, found {names!r}")
     return tuple(names)
 
 

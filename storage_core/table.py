@@ -55,11 +55,7 @@ if TYPE_CHECKING:
     from storage_core.read.lookup_plan import LookupPlan
     from storage_core.read.plan import Plan, Watched
     from storage_core.read.predicate import Filter, Predicate
-    from storage_core.read.recall import Recall
     from storage_core.read.scan import Scan
-    from storage_core.read.search_kept import Kept
-    from storage_core.read.search_matches import Searched
-    from storage_core.read.search_plan import SearchPlan
     from storage_core.read.sql import Opened, TableView
     from storage_core.read.sql_result import SqlResult
     from storage_core.region.options import WriterOptions
@@ -67,6 +63,10 @@ if TYPE_CHECKING:
     from storage_core.region.spec import DeclaredField
     from storage_core.region.unmerged import Captured
     from storage_core.rows.incoming import ArrowStream, Rows
+    from storage_core.search.kept import Kept
+    from storage_core.search.matches import Searched
+    from storage_core.search.plan import SearchPlan
+    from storage_core.search.recall import Recall
     from storage_core.settings.index import IndexDefinition
     from storage_core.settings.late_data import LateData
     from storage_core.settings.query import QueryLimits
@@ -131,7 +131,7 @@ class Table:
         table. One LIST and one PUT; on S3 the store is probed before.
         """
         from storage_core import creation
-        from storage_core.definition import check_definition, column_names, index_definitions, key_columns, late_setting
+        from storage_core.definition import check_definition, index_definitions, key_columns, late_setting, listed_names
         from storage_core.named_settings import changed
         from storage_core.region.spec import first_specs
         from storage_core.rows.sort_schema import parse as parse_sort_schema
@@ -153,8 +153,10 @@ class Table:
             retention_ms=None if retention is None else parse_milliseconds(retention),
             region_specs=first_specs(regions, schema),
             map_columns=map_columns or {},
-            bloom_filters=column_names("bloom_filters", bloom_filters),
-            maintained_indexes=None if maintained_indexes is None else tuple(maintained_indexes),
+            bloom_filters=listed_names("bloom_filters", bloom_filters),
+            maintained_indexes=None
+            if maintained_indexes is None
+            else listed_names("maintained_indexes", maintained_indexes),
         )
         config = changed(config, settings or {})
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
@@ -564,7 +566,7 @@ class Table:
         A query and a vector, or several indexes: each ranks its rows, and the ranks (`fusion="rrf"`) or scores
         ("linear") are added up, times the `weights` by index, into `score`; an index of full text with the weight 0
         filters instead. Rank and score of each index stand beside it, as `<index>_rank` and `<index>_score`, null for
-        rows that are not among its best (`read.hybrid.search`).
+        rows that are not among its best (`search.hybrid.search`).
         `order_by` a column returns the rows in its order instead, without a score: greatest first, which of times is
         newest first, or with `descending=False` least first; nulls are last. `snippets` adds a struct with a fragment
         of each text of the index as HTML, in which what matched is in `<b>` and all else escaped (`text_snippets`).
@@ -577,8 +579,8 @@ class Table:
         query, vector or filter that is none.
         """
         from storage_core.read.arrow_rows import HeldRows
-        from storage_core.read.hybrid import search
         from storage_core.read.scan import chosen_columns
+        from storage_core.search.hybrid import search
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         chosen = chosen_columns(columns, searched.snapshot.schema)
@@ -606,7 +608,7 @@ class Table:
             )
 
         if order_by is not None or descending is not True:
-            from storage_core.read.search_ordered import Order, refuse_scores, search_ordered
+            from storage_core.search.ordered import Order, refuse_scores, search_ordered
 
             order = Order.of(order_by, descending)
             of_scores = {"vector": vector, "boosts": boosts, "nprobe": nprobe, "weights": weights}
@@ -615,7 +617,7 @@ class Table:
                 search_ordered, searched, query, order, index=index, syntax=syntax, limit=limit, offset=offset
             )
         if snippets is not False:
-            from storage_core.read.search_snippets import with_snippets
+            from storage_core.search.snippets import with_snippets
 
             found = partial(with_snippets, found, searched.snapshot, query, index=index, syntax=syntax, wanted=snippets)
         return HeldRows(found(chosen))
@@ -638,7 +640,7 @@ class Table:
         No row is read for it but the columns of a filter that no bitmap index answers. The parameters are those of
         `search`, which has what is raised; an index of vectors has no matches to count.
         """
-        from storage_core.read.search_matches import Query
+        from storage_core.search.matches import Query
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         wanted = Query.of(searched.snapshot, query, index=index, syntax=syntax)
@@ -665,9 +667,9 @@ class Table:
         then by value; null is a value too. The other parameters are those of `search_count`. See `read.search_facets`.
         """
         from storage_core.read.arrow_rows import HeldRows
-        from storage_core.read.search_facets import search_facets
-        from storage_core.read.search_matches import Query
-        from storage_core.read.search_question import page
+        from storage_core.search.facets import search_facets
+        from storage_core.search.matches import Query
+        from storage_core.search.question import page
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         wanted = Query.of(searched.snapshot, query, index=index, syntax=syntax)
@@ -684,8 +686,8 @@ class Table:
         cache_dir: Path | None,
     ) -> Searched:
         from storage_core.read.scan import wanted_filter
-        from storage_core.read.search_kept import Kept
-        from storage_core.read.search_matches import Searched
+        from storage_core.search.kept import Kept
+        from storage_core.search.matches import Searched
 
         wanted = wanted_filter(given)
         self._kept = self._kept or Kept(self._verified, values=self._view.kept)
@@ -719,23 +721,21 @@ class Table:
         `nprobe`, `cache_dir` and `limits` are those of `search`; `index` may be left out where the table has one index
         of vectors. All vectors are read once, in bounded memory. See `read.recall`.
         """
-        from storage_core.read.recall import recall
-        from storage_core.read.scan import wanted_filter
-        from storage_core.read.search_kept import Kept
+        from storage_core.search.recall import recall
 
-        self._kept = self._kept or Kept(self._verified, values=self._view.kept)
+        searched = self._searched(None, Consistency.SNAPSHOT, filter, limits=limits, cache_dir=cache_dir)
         return recall(
-            self._store,
-            self.snapshot,
+            searched.store,
+            searched.snapshot,
             index=index,
             queries=queries,
             k=k,
-            filter=wanted_filter(filter),
+            filter=searched.filter,
             limits=limits,
             nprobe=nprobe,
             seed=seed,
             cache_dir=cache_dir,
-            kept=self._kept,
+            kept=searched.kept,
         )
 
     @_loading
@@ -801,11 +801,11 @@ class Table:
         view, every manifest where there is a filter, and maps where segments answer for a part of a split; no segment
         and no split is read.
         """
-        from storage_core.read.hybrid import search
         from storage_core.read.plan import analysis
         from storage_core.read.scan import chosen_columns
-        from storage_core.read.search_explain import indexes_of, planned, search_plan
-        from storage_core.read.search_trace import Trace
+        from storage_core.search.explain import indexes_of, planned, search_plan
+        from storage_core.search.hybrid import search
+        from storage_core.search.trace import Trace
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         asks: dict[str, Any] = {"vector": vector, "index": index, "fusion": fusion, "weights": weights}

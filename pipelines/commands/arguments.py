@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,6 +40,13 @@ Wait = Annotated[
 Master = Annotated[
     str, typer.Option(metavar="URL", help="The Spark master that runs the tasks, or sc://… of a Spark Connect server.")
 ]
+
+
+def refuse_beside(option: str, others: Mapping[str, object], *, why: str) -> None:
+    """Raise `InvalidInput` where one of the other options is given: neither None nor False."""
+    given = [name for name, value in others.items() if value is not None and value is not False]
+    if given:
+        raise InvalidInput(f"{option} {why}, so {given[0]} has no meaning beside it; leave one out")
 
 
 def duration_ms(option: str, text: str | None) -> int | None:

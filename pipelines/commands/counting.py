@@ -8,13 +8,15 @@ from typing import Any
 from pipelines.commands import output
 from pipelines.commands.caching import folder_of_segments
 from pipelines.commands.target import open_table
-from storage_core.errors import InvalidInput
 
 
 def show_matches(
     uri: str, query: str | None, *, facet: str | None, limit: int, as_json: bool, of_rows: Mapping[str, Any]
 ) -> None:
-    """Print how many rows match, or how many of them have each value of `facet`: of `of_rows`, as `search_count`."""
+    """Print how many rows match, or with `facet` how many have each of its values.
+
+    `of_rows`: further arguments of `search_count`.
+    """
     table, cache_dir = open_table(uri), folder_of_segments()
     if facet is not None:
         found = table.search_facets(query, facet, limit=limit, cache_dir=cache_dir, **of_rows)
@@ -25,10 +27,3 @@ def show_matches(
         output.json_line({"count": number})
     else:
         output.line(f"{number:,} rows match")
-
-
-def refuse_beside(option: str, others: Mapping[str, object]) -> None:
-    """Raise `InvalidInput` where one of the other options is given."""
-    given = [name for name, value in others.items() if value is not None and value is not False and value != 0]
-    if given:
-        raise InvalidInput(f"{option} prints no rows, so {given[0]} has no meaning beside it; leave one out")

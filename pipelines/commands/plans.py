@@ -1,11 +1,11 @@
-"""What `explain` prints: the pruning of a query, or the sources of a search."""
+"""What `explain`, and `sql` and `search` with --explain or --analyze, print."""
 
 from __future__ import annotations
 
 from pipelines.commands import output
 from storage_core.engine.statement import TABLE
 from storage_core.read.plan import Plan
-from storage_core.read.search_plan import SearchPlan
+from storage_core.search.plan import SearchPlan
 
 
 def show_query(plan: Plan, *, as_json: bool, with_splits: bool = False) -> None:

@@ -112,24 +112,17 @@ def get(
 
 def explain(
     uri: Uri,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="A SELECT; with --index, what would be searched for.")],
+    query: Annotated[str, typer.Argument(metavar="SELECT", help="What `sql` would answer.")],
     *,
-    index: Annotated[
-        list[str] | None, typer.Option("--index", metavar="NAME", help="Explain a search on this index; repeat it.")
-    ] = None,
     at: At = None,
     consistency: Consistency = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a query or a search would read.
+    """Say which splits a query would read, and why no others.
 
-    Of a query: which splits, and what left the others out. With --index: which splits segments answer, and which are
-    read and indexed on the fly; `tidemark search … --explain` says it of one search, and of its filter.
+    `tidemark search … --explain` says it of a search.
     """
     from pipelines.commands import plans
 
-    table, seen = open_table(uri), consistency or "snapshot"
-    if index:
-        plans.show_search(table.explain_search(index=index, at=at, consistency=seen), as_json=as_json)
-    else:
-        plans.show_query(table.explain(query, at=at, consistency=seen), as_json=as_json, with_splits=True)
+    plan = open_table(uri).explain(query, at=at, consistency=consistency or "snapshot")
+    plans.show_query(plan, as_json=as_json, with_splits=True)

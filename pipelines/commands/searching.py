@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri
+from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri, refuse_beside
 from pipelines.commands.caching import folder_of_segments
-from pipelines.commands.counting import refuse_beside, show_matches
+from pipelines.commands.counting import show_matches
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -38,7 +38,7 @@ Probes = Annotated[
 Syntax = Annotated[
     str, typer.Option(metavar="SYNTAX", help="lenient: a text that is no full-text query is words; strict: an error.")
 ]
-Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the best first.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many rows, the best first; 10 by default.")]
 Offset = Annotated[int, typer.Option(metavar="N", help="Leave out so many of the best rows: the next page.")]
 Filter = Annotated[
     str | None, typer.Option("--filter", metavar="CONDITION", help='Only rows that meet it: "status >= 500".')
@@ -81,7 +81,7 @@ def search(
     fusion: Fusion = "rrf",
     weight: Weights = None,
     boost: Boosts = None,
-    limit: Limit = 10,
+    limit: Limit = None,
     offset: Offset = 0,
     filter_: Filter = None,
     syntax: Syntax = "lenient",
@@ -105,17 +105,18 @@ def search(
     """
     if text is not None and query is not None:
         raise InvalidInput("--text is the query, and one stands before the options as well; leave one of them out")
-    query = text if query is None else query
+    query, most = text if query is None else query, 10 if limit is None else limit
     if count or facet is not None:
         of_scores = {"--vector": vector, "--nprobe": nprobe, "--boost": boost, "--weight": weight}
         of_order = {"--fusion": None if fusion == "rrf" else fusion, "--order-by": order_by, "--ascending": ascending}
-        of_page = {"--offset": offset, "--snippets": snippets, "--columns": columns}
+        of_page = {"--offset": offset or None, "--snippets": snippets, "--columns": columns}
         of_plan = {"--explain": explain, "--analyze": analyze}
-        others = {"--facet": facet if count else None, **of_page, **of_order, **of_scores, **of_plan}
-        refuse_beside("--count" if count else "--facet", others)
+        of_count = {"--facet": facet, "--limit": limit} if count else {}
+        others = {**of_count, **of_page, **of_order, **of_scores, **of_plan}
+        refuse_beside("--count" if count else "--facet", others, why="prints no rows")
         of_rows = {"index": index or None, "filter": filter_, "syntax": syntax, "at": at}
         of_rows |= {"consistency": consistency or "snapshot"}
-        show_matches(uri, query, facet=facet, limit=limit, as_json=as_json, of_rows=of_rows)
+        show_matches(uri, query, facet=facet, limit=most, as_json=as_json, of_rows=of_rows)
         return
     from pipelines.commands.vector_argument import vector_of
 
@@ -125,7 +126,7 @@ def search(
         "fusion": fusion,
         "weights": _numbers("--weight", weight),
         "boosts": _numbers("--boost", boost),
-        "limit": limit,
+        "limit": most,
         "offset": offset,
         "filter": filter_,
         "syntax": syntax,
@@ -138,9 +139,8 @@ def search(
     names = None if columns is None else list(dict.fromkeys(columns.split(",")))
     question["columns"] = None if names is None else [name for name in names if name in table.schema.names] or None
     if explain or analyze:
-        of_order = {"--order-by": order_by is not None, "--ascending": ascending, "--snippets": snippets}
-        if given := [name for name, is_given in of_order.items() if is_given]:
-            raise InvalidInput(f"a search by score is explained, and {given[0]} has no part in that; leave it out")
+        of_order = {"--order-by": order_by, "--ascending": ascending, "--snippets": snippets}
+        refuse_beside("--explain" if explain else "--analyze", of_order, why="is of a search by score")
         from pipelines.commands import plans
 
         plans.show_search(table.explain_search(query, **question, analyze=analyze), as_json=as_json)
@@ -180,7 +180,7 @@ def recall(
         output.json_line(asdict(found))
         return
     output.line(f"index {found.index}: recall@{found.k} {found.recall:.4f} over {found.queries:,} queries")
-    output.line(f"  rows scored exactly: {found.rows:,}; candidates of all searches: {found.candidates:,}")
+    output.line(f"  rows scored exactly: {found.rows:,}; ranked by vectors in all searches: {found.candidates:,}")
 
 
 def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:

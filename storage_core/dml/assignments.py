@@ -105,7 +105,8 @@ class Assignments:
         numbered = rows.append_column(place, pa.array(np.arange(rows.num_rows)))
         chosen = ", ".join(f"({each.sql})" for each in self.expressions.values())  # an alias could be read by the next
         text = f"SELECT {place}, {chosen} FROM {TABLE}"  # noqa: S608  # expressions were checked
-        with query_errors("update", (), limits), Source(numbered).answer(text, limits) as result:
+        errors = query_errors("update", (), limits, columns=rows.column_names)
+        with errors, Source(numbered).answer(text, limits) as result:
             answer = pa.Table.from_batches([*result], result.schema)
         if answer.num_rows != rows.num_rows:
             raise InvalidInput(f"an update's expressions gave {answer.num_rows} values for {rows.num_rows} rows")

@@ -30,8 +30,8 @@ from storage_core.read.key_splits import bounds_of_keys
 from storage_core.read.late_materialization import may_match
 from storage_core.read.predicate import Compare, Filter, IsNull, Or, Predicate, negate
 from storage_core.read.pruning import conditions, manifest_filter, prune_table
+from storage_core.read.row_filter import RowFilter
 from storage_core.read.row_group_pruning import groups_left, groups_with
-from storage_core.read.search_filter import RowFilter
 from storage_core.read.verified import Verified
 from storage_core.rows.codes import Mask
 from storage_core.rows.columns import stored_rows

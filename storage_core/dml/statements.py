@@ -21,8 +21,8 @@ from storage_core.log.actions import Add, Txn
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.predicate import Filter
+from storage_core.read.row_filter import RowFilter
 from storage_core.read.scan import wanted_filter
-from storage_core.read.search_filter import RowFilter
 from storage_core.read.verified import Verified
 from storage_core.region.records import RecordBuilder
 from storage_core.rows.incoming import Rows, read_whole

@@ -29,6 +29,7 @@ from storage_core.index.damage import damaged
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import Positions
 from storage_core.rows.sortable import sortable
+from storage_core.rows.vectors import type_text
 from storage_core.settings.index import IndexDefinition
 from storage_core.system_errors import of_the_system
 
@@ -109,7 +110,7 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
         if not _indexable(kind):
             raise InvalidInput(
                 f"index {definition.name!r}: a bitmap needs a boolean, integer, decimal, string, date or timestamp "
-                f"column, {column!r} is {kind}"
+                f"column, {column!r} is {type_text(kind)}"
             )
     if definition.options:
         unknown = min(definition.options)

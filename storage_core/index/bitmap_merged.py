@@ -19,9 +19,9 @@ from storage_core.settings.index import IndexDefinition
 def merge(parts: Sequence[Renumbered], count: int, definition: IndexDefinition, schema: pa.Schema) -> dict[str, bytes]:
     """Return the files of one segment of `count` rows, given the new number of each row of several, negative for none.
 
-    Every one of them has a row of a part. The same bytes as of a segment that is built over these rows. One Python step
-    per distinct value of a part. Memory: 12 bytes per row, and the values of one column as Arrow has them. Raises
-    `Corrupt` for bitmaps that do not name each row of a part once.
+    Each of the `count` rows comes from a part. The same bytes as of a segment that is built over these rows. One Python
+    step per distinct value of a part. Memory: 12 bytes per row, and the values of one column as Arrow has them. Raises
+    `Corrupt` for bitmaps that name a row twice, or one that the part has not.
     """
     columns = {column: _column(parts, count, definition, schema.field(column)) for column in definition.columns}
     return bitmap.build(pa.table(columns), definition)

@@ -27,13 +27,13 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.keys import Positions
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
-from storage_core.split.pieces import Pieces
+from storage_core.split.pieces import NOTHING_FETCHED, Fetched, Pieces
 
 TAIL_BYTES: Final = 128 * 2**10
-"""Of the values before the directory so much is fetched with it."""
+"""So much before the directory is fetched with it."""
 
 GAP_BYTES: Final = 128 * 2**10
-"""Between bitmaps that are wanted so much is fetched with them: a request costs more, but several run side by side."""
+"""Gaps up to this size between wanted bitmaps are fetched with them."""
 
 KEPT_BYTES: Final = 64 * 2**20
 """Of values and bitmaps that were asked for last, per table."""
@@ -55,7 +55,7 @@ class _Column:
 class Reading:
     """One reading of a segment; `requests` and `read_bytes` are what it took, or would have with no cache on disk.
 
-    Columns take no request before they are asked for, and no bitmap of them does.
+    A column is fetched when it is asked for, a bitmap when it is read.
     """
 
     store: ObjectStore
@@ -66,8 +66,7 @@ class Reading:
     requests: int = 0
     read_bytes: int = 0
     _own: dict[_Name, object] = field(default_factory=dict)
-    _tail: bytes = b""
-    _start: int = 0
+    _tail: Fetched = NOTHING_FETCHED
 
     def columns(self, names: Collection[str], *, most_bytes: int | None = None) -> Mapping[str, ColumnBitmaps] | None:
         """Return these columns; None where values that are not in the tail take more than `most_bytes`.
@@ -125,14 +124,15 @@ class Reading:
 
     def _directory(self) -> bundle.Directory:
         segment = self.segment
-        if not self._tail:
-            self._start = max(0, segment.footerOffset - TAIL_BYTES)
-            self._tail = self._range(self._start, segment.size) if self._start else self._whole()
-        return bundle.read_directory(self._tail[segment.footerOffset - self._start :], segments.expected_of(segment))
+        if not self._tail.data:
+            start = max(0, segment.footerOffset - TAIL_BYTES)
+            self._tail = Fetched(start, self._range(start, segment.size) if start else self._whole())
+        found = self._tail.data[segment.footerOffset - self._tail.start :]
+        return bundle.read_directory(found, segments.expected_of(segment))
 
     def _parts(self, parts: Sequence[bundle.Part], most_bytes: int | None) -> dict[str, bytes] | None:
         pieces = [_piece(part) for part in parts]
-        lengths = (part.length for part, piece in zip(parts, pieces, strict=True) if not self._is_in_tail(piece))
+        lengths = (part.length for part, piece in zip(parts, pieces, strict=True) if not self._tail.has(piece))
         if most_bytes is not None and sum(lengths) > most_bytes:
             return None
         return {part.name: data for part, data in zip(parts, self._bytes(pieces), strict=True)}
@@ -141,15 +141,7 @@ class Reading:
         """The bytes of these pieces, ascending, each with its checksum."""
         uri, segment = self.store.uri, self.segment
         pieces = Pieces(uri, segment.path, segment.xxh3, self._cached, self._range, advice=REBUILD)
-        absent = [each for each in wanted if not self._is_in_tail(each)]
-        read = dict(zip(absent, pieces.read(absent, gap_bytes=GAP_BYTES, at_once=_AT_ONCE), strict=True))
-        return [read[each] if each in read else pieces.verified(each, self._in_tail(each)) for each in wanted]
-
-    def _is_in_tail(self, piece: Piece) -> bool:
-        return bool(self._tail) and piece.start >= self._start
-
-    def _in_tail(self, piece: Piece) -> bytes:
-        return self._tail[piece.start - self._start : (piece.end or 0) - self._start]
+        return pieces.read(wanted, gap_bytes=GAP_BYTES, at_once=_AT_ONCE, ahead=self._tail)
 
     def _range(self, start: int, end: int) -> bytes:
         self.requests += 1
@@ -179,8 +171,8 @@ class BitmapParts:
         self._kept = KeptValues(kept_bytes)
         self._answering: dict[str, tuple[Snapshot, IndexDefinition, AnsweringOf]] = {}
 
-    def that_forget(self) -> BitmapParts:
-        """Return parts that begin with what these keep, for one that foretells what these would take."""
+    def for_planning(self) -> BitmapParts:
+        """Return parts that know what these keep and keep nothing for them, to count what a read would fetch."""
         found = BitmapParts(NOT_CACHED)
         found._kept, found._answering = self._kept.copy(), self._answering
         return found

@@ -23,6 +23,7 @@ from storage_core.foreign_text import quoted, shortened
 from storage_core.index import native_errors, text_files, text_limits, text_syntax, text_terms, text_tokenizers
 from storage_core.index.text_composed import Searcher, compose, scratch_directory
 from storage_core.index.text_files import ROW_FIELD
+from storage_core.rows.vectors import type_text
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
         if column == ROW_FIELD:
             raise InvalidInput(f"index {definition.name!r}: the column name {ROW_FIELD!r} is reserved; rename it")
         if not pa.types.is_string(kind := schema.field(column).type):
-            raise InvalidInput(f"index {definition.name!r}: full text needs string columns, {column!r} is {kind}")
+            found = f"{column!r} is {type_text(kind)}"
+            raise InvalidInput(f"index {definition.name!r}: full text needs string columns, {found}")
     text_tokenizers.validate(definition)
 
 

@@ -41,7 +41,7 @@ DEAR: Final = "reading their keys costs less"
 UNUSABLE: Final = "their segments are damaged or gone"
 
 _AT_ONCE: Final = 4
-_FIRST: Final = len(bundle.MAGIC + bundle.VERSION)
+_HEADER_BYTES: Final = len(bundle.MAGIC + bundle.VERSION)
 _ASK_BYTES: Final = 64
 _SOUND: Final = "as stored"
 
@@ -95,7 +95,7 @@ class KeyReading:
         layout = layout_of(segment)
         wanted = np.unique(layout.blocks_of(hashes)).tolist()
         size = layout.block_bytes
-        missing = [_FIRST + each * size for each in wanted if self.kept.get(_name(segment, each)) is None]
+        missing = [_HEADER_BYTES + each * size for each in wanted if self.kept.get(_name(segment, each)) is None]
         ranges = near([(start, start + size) for start in missing], REQUEST_COST_BYTES)
         return len(ranges), sum(end - start for start, end in ranges)
 
@@ -162,7 +162,9 @@ class KeyReading:
 
         fetch, cached = functools.partial(self._range, segment), self.kept.cached
         pieces = Pieces(self.store.uri, segment.path, segment.xxh3, cached, fetch, advice=REBUILD)
-        wanted = [Piece(start, start + size, _SOUND, mark) for start in (_FIRST + each * size for each in blocks)]
+        wanted = [
+            Piece(start, start + size, _SOUND, mark) for start in (_HEADER_BYTES + each * size for each in blocks)
+        ]
         return zip(blocks, pieces.read(wanted, gap_bytes=REQUEST_COST_BYTES, at_once=_AT_ONCE), strict=True)
 
     def _range(self, segment: IndexSegment, start: int, end: int) -> bytes:
@@ -199,7 +201,9 @@ def index_of(snapshot: Snapshot) -> tuple[IndexDefinition, AnsweringOf] | None:
 
 def layout_of(segment: IndexSegment) -> Layout:
     """Return how the keys lie in a segment over a whole split, by what the log says of it. Raises `Corrupt`."""
-    return Layout.of(segment.numRecords, segment.footerOffset - _FIRST - primary_key.HEAD_BYTES, where=segment.path)
+    return Layout.of(
+        segment.numRecords, segment.footerOffset - _HEADER_BYTES - primary_key.HEAD_BYTES, where=segment.path
+    )
 
 
 def _name(segment: IndexSegment, what: object) -> tuple[object, ...]:

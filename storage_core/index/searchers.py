@@ -50,8 +50,8 @@ class Part(Protocol):
         ...
 
     @property
-    def fetched_bytes(self) -> int | None:
-        """How large the object is that the files are in; None where they are built."""
+    def segment_bytes(self) -> int | None:
+        """The size of the segment that the files are of; None where they are built."""
         ...
 
     def directory(self) -> Path:
@@ -179,7 +179,7 @@ def _directories(parts: Sequence[Part]) -> Iterator[Path]:
     """The directories of the parts, in their order: what is fetched side by side, what is built alone."""
 
     def weight(part: Part) -> int:
-        return FETCHED_BYTES if part.fetched_bytes is None else part.fetched_bytes
+        return FETCHED_BYTES if part.segment_bytes is None else part.segment_bytes
 
     return prefetch(lambda part: part.directory(), parts, _FETCHED_AT_ONCE, weight=weight, most=FETCHED_BYTES)
 

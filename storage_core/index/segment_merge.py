@@ -29,9 +29,8 @@ from storage_core.rows.schema import from_schema_string
 def execute(store: ObjectStore, work: SegmentMerge, *, ids: Ids) -> IndexSegment:
     """Store the segment that takes the place of those of the item, and return its action. One PUT.
 
-    One GET per segment and per translation on the way to the splits; of vectors one per split, and no segment but those
-    over parts. Memory: the files of all segments some times. Raises `Corrupt` and `NotFound` for what is damaged or
-    gone.
+    Requests: one GET per segment and translation on the way; of vectors one per split, and of segments only those over
+    parts. Memory: several times the files of all segments. Raises `Corrupt` and `NotFound` for what is damaged or gone.
     """
     found = _Merging(store, work)
     covered, files = found.covered(), {}

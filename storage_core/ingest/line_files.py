@@ -18,6 +18,7 @@ from storage_core.ingest.json_maps import is_json_map, map_column
 from storage_core.ingest.json_parts import MOST_PARTS, TOO_MANY, has_too_many, parts_of
 from storage_core.ingest.lines import LineBlock, read_lines
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, convert_or_reject, not_text
+from storage_core.rows.vectors import is_vector
 
 NO_MATCH = "the line does not match the pattern"
 
@@ -106,7 +107,7 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
     names = target.schema.names
     # JSON pointers, because a field name may hold the characters that a JSON path gives a meaning to.
     pointers = ["/" + name.replace("~", "~0").replace("/", "~1") for name in names]
-    chosen = ", ".join(f"found[{index + 1}] AS c{index}" for index in range(len(names)))
+    chosen = ", ".join(f"{_chosen(index + 1, field)} AS c{index}" for index, field in enumerate(target.schema))
     with session(CONVERSION, threads=1) as connection:
         connection.register("lines", pa.table({"line": lines}))
         table = connection.sql(_WHY_NO_OBJECT, params={"names": names}).to_arrow_table()
@@ -122,14 +123,24 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
         connection.register("objects", pa.table({"line": marked(lines.filter(reasons.is_null()), mark)}))
         fields = connection.sql(
             # `chosen` is made of column numbers only.
-            f"SELECT {chosen} FROM (SELECT json_extract_string(line, $pointers) AS found FROM objects)",  # noqa: S608
-            params={"pointers": pointers},
+            f"SELECT {chosen} FROM (SELECT line, $nulls AS nulls, $pointers AS pointers, "  # noqa: S608
+            "json_extract_string(line, $pointers) AS found FROM objects)",
+            params={"pointers": pointers, "nulls": ["", *target.null_values]},
         ).to_arrow_table()
     columns = [
         without_exponent(column) if pa.types.is_decimal(field.type) else column
         for field, column in zip(target.schema, (unmarked(each, mark) for each in fields.columns), strict=True)
     ]
     return _with_maps(reasons.cast(pa.string()), pa.Table.from_arrays(columns, names=names), target)
+
+
+def _chosen(number: int, field: pa.Field) -> str:
+    """The value of a field as text; where a vector belongs, text stays in its quotes, so that it is not read as one."""
+    found = f"found[{number}]"
+    if not is_vector(field.type):
+        return found
+    is_text = f"json_type(line, pointers[{number}]) = 'VARCHAR' AND NOT list_contains(nulls, {found})"
+    return f"CASE WHEN {is_text} THEN to_json({found})::VARCHAR ELSE {found} END"
 
 
 def _misnamed(fields: pa.StringArray, names: pa.StringArray) -> str:

@@ -95,7 +95,7 @@ class Bitmaps:
         self._store = store
         self._snapshot = snapshot
         self._predicate = predicate
-        self._parts = parts if is_kept else parts.that_forget()
+        self._parts = parts if is_kept else parts.for_planning()
         self._is_bounded = is_bounded
         self._share = share_of(columns, snapshot.schema)
         self.indexes = [] if predicate is None or not snapshot.segments else [*self._useful(predicate)]

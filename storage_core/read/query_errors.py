@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from storage_core.engine.sandbox.process import OutOfTime, SandboxEnded
 from storage_core.engine.statement import TABLE
 from storage_core.engine.tree import shown
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
-from storage_core.foreign_text import shortened
+from storage_core.foreign_text import quoted, shortened
 from storage_core.log.actions import Add
 from storage_core.read.verified import require_sound
 from storage_core.settings.query import QueryLimits
@@ -26,6 +27,10 @@ _DENIED = "Permission denied"
 _ABOUT_THE_QUERY = ("Binder Error:", "Catalog Error:", "Conversion Error:", "Parser Error:", "Permission Error:")
 # These words quote a query or what is in it, and so say nothing of the machine.
 _QUOTING = (*_ABOUT_THE_QUERY, "Invalid Input Error:")
+_UNKNOWN_COLUMN = re.compile(
+    r'Binder Error: (?:Referenced column "(.+)" not found in FROM clause!|.* does not have a column named "(.+)")'
+)
+_EXCERPT = "\n\nLINE "
 
 
 @contextmanager
@@ -35,9 +40,12 @@ def query_errors(
     limits: QueryLimits | None = None,
     *,
     files: Iterable[tuple[Add, Path]] = (),
+    columns: Sequence[str] = (),
 ) -> Iterator[None]:
     """Turn DuckDB's errors into Tidemark's.
 
+    With the `columns` of the table the statement was made of a condition or of expressions, and `query` only says what
+    for. Errors then name columns of the table, and nothing else of the statement.
     `SnapshotExpired` where one of the files of splits is named and gone, `Unavailable` where a limit, memory or a file
     is out of reach, `Corrupt` where a split is named and its file is not what was written, else `InvalidInput`.
     """
@@ -56,7 +64,9 @@ def query_errors(
             lost = next((add for add, path in named if not path.exists()), None)
             if lost is not None:
                 raise expired_split(lost) from error
-            found = _typed(error, query, splits, limits)
+            found = _unknown_column(str(error), query, columns) or _typed(error, query, splits, limits)
+            if columns and isinstance(found, InvalidInput):
+                found = found.reworded(found.found.rsplit(_EXCERPT, 1)[0])
             if isinstance(found, Corrupt) and any(add.xxh3 is not None for add, _ in named):
                 for add, path in named:  # a path may stand in a value, too
                     require_sound(path, add)
@@ -73,6 +83,15 @@ def _out_of_time(query: str, limits: QueryLimits) -> Unavailable:
 def _process_ended(query: str, limits: QueryLimits, how: str) -> Unavailable:
     found = f"its process ended ({how}), as one does that needs far more than `memory_bytes` = {limits.memory_bytes}"
     return Unavailable(f"{shown(query)}: {found}; ask for less, or raise it (--memory-mib)", query=query)
+
+
+def _unknown_column(text: str, query: str, columns: Sequence[str]) -> InvalidInput | None:
+    unknown = _UNKNOWN_COLUMN.match(text) if columns else None
+    if unknown is None:
+        return None
+    name = unknown[1] or unknown[2]
+    found = f"{shown(query)}: unknown column {quoted(name)}; the table has {[*columns]}"
+    return InvalidInput(found, query=query, columns=[name])
 
 
 def _typed(error: Exception, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:

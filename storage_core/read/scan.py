@@ -90,7 +90,7 @@ class Scan(Conversions):
         splits, source = self._source()
         if limits is None and source.fetched is not None:
             return reader_of(self._schema, parts(self._as_fetched(source.fetched), batch_rows))
-        with query_errors("scan", splits, limits, files=source.splits):
+        with query_errors("scan", splits, limits, files=source.splits, columns=self.snapshot.schema.names):
             rows: Result | pa.RecordBatchReader
             if limits is None:
                 rows = source.opened().sql(self._text).to_arrow_reader(batch_rows)
@@ -105,7 +105,7 @@ class Scan(Conversions):
         splits, source = self._source()
         if limits is None and source.fetched is not None:
             return pa.Table.from_batches(self._as_fetched(source.fetched), self._schema)
-        with query_errors("scan", splits, limits, files=source.splits):
+        with query_errors("scan", splits, limits, files=source.splits, columns=self.snapshot.schema.names):
             if limits is None:
                 with source.opened() as connection:
                     rows = connection.sql(self._text).to_arrow_table()
@@ -123,7 +123,7 @@ class Scan(Conversions):
         limits: QueryLimits | None,
     ) -> Generator[pa.RecordBatch]:
         """The rows as they come; at the end the files are looked at again."""
-        with query_errors("scan", splits, limits, files=source.splits):
+        with query_errors("scan", splits, limits, files=source.splits, columns=self.snapshot.schema.names):
             yield from rows
             self.verified.recheck(self.store, source.splits)
 

@@ -18,9 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.foreign_text import shortened
+from storage_core.rows.vectors import is_vector
 
 _INTEGERS = (int, np.integer)
 _NUMBERS = (*_INTEGERS, float, np.floating)
+_NO_VECTORS = (bytes, bytearray, memoryview, set, frozenset, range)
+"""Arrow takes these for lists of numbers: bytes are other data, a set has no order, a range is no measurement."""
 
 
 def exact_array(values: Sequence[object], type_: pa.DataType) -> pa.Array:
@@ -30,6 +33,8 @@ def exact_array(values: Sequence[object], type_: pa.DataType) -> pa.Array:
     zone is UTC in a column of instants, and one with a zone has no place in a column without. Raises `TypeError`,
     `ValueError` (also Arrow's) or `OverflowError` naming the value.
     """
+    if is_vector(type_):
+        _require_lists(values)
     if pa.types.is_nested(type_):
         for child, below in _children(values, type_):
             exact_array(below, child)
@@ -42,6 +47,11 @@ def exact_array(values: Sequence[object], type_: pa.DataType) -> pa.Array:
             if given is not None and not _is_same(given, kept, type_):
                 raise ValueError(f"{given!r} would become {kept!r}")
     return array
+
+
+def _require_lists(values: Sequence[object]) -> None:
+    if refused := sorted(kind.__name__ for kind in {*map(type, values)} if issubclass(kind, _NO_VECTORS)):
+        raise TypeError(f"a vector is a list or an array of numbers, found {refused[0]}")
 
 
 def _scaled(values: Sequence[object], type_: pa.DataType) -> list[object]:

@@ -17,6 +17,25 @@ REQUEST_COST_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
+class Fetched:
+    """Bytes of an object from `start`, fetched before it was known which pieces they hold."""
+
+    start: int = 0
+    data: bytes = b""
+
+    def has(self, piece: Piece) -> bool:
+        """Whether all bytes of the piece are among these."""
+        return piece.end is not None and self.start <= piece.start and piece.end <= self.start + len(self.data)
+
+    def bytes_of(self, piece: Piece) -> bytes:
+        """Return the bytes of a piece that is among these."""
+        return self.data[piece.start - self.start : (piece.end or 0) - self.start]
+
+
+NOTHING_FETCHED: Final = Fetched()
+
+
+@dataclass(frozen=True, slots=True)
 class Pieces:
     """An object at `path` of the store at `uri`, whose bytes `identity` fixes; `fetch` returns those of a range."""
 
@@ -28,23 +47,33 @@ class Pieces:
     advice: str = SEE_CORRUPT
 
     def read(
-        self, wanted: Sequence[Piece], *, gap_bytes: int, at_once: int, most_bytes: int = sys.maxsize
+        self,
+        wanted: Sequence[Piece],
+        *,
+        gap_bytes: int,
+        at_once: int,
+        most_bytes: int = sys.maxsize,
+        ahead: Fetched = NOTHING_FETCHED,
     ) -> list[bytes]:
-        """Return these pieces, ascending. GETs side by side of what is not cached, one per range of `near`.
+        """Return these pieces, ascending: of what was fetched `ahead`, from the cache, or by GETs side by side.
 
-        Raises what `fetch` raises, and `Corrupt` for bytes that have not the checksum of their piece.
+        One GET per range of `near`. All but what was cached is kept. Raises what `fetch` raises, and `Corrupt` for
+        bytes that have not the checksum of their piece.
         """
-        found = self.cached.read(self.uri, self.path, self.identity, wanted)
-        absent = [each for each, data in zip(wanted, found, strict=True) if data is None]
+        fresh = {each: self.verified(each, ahead.bytes_of(each)) for each in wanted if ahead.has(each)}
+        asked = [each for each in wanted if each not in fresh]
+        cached = zip(asked, self.cached.read(self.uri, self.path, self.identity, asked), strict=True)
+        found = {each: data for each, data in cached if data is not None}
+        absent = [each for each in asked if each not in found]
         ranges = near([(each.start, each.end or 0) for each in absent], gap_bytes, most_bytes)
         read = all_of(lambda each: self.fetch(*each), ranges, at_once)
-        fresh = {}
         for piece in absent:
             number = bisect_right(ranges, piece.start, key=lambda each: each[0]) - 1
             start = ranges[number][0]
             fresh[piece] = self.verified(piece, read[number][piece.start - start : (piece.end or 0) - start])
         self.keep(fresh.items())
-        return [fresh[piece] if data is None else data for piece, data in zip(wanted, found, strict=True)]
+        found |= fresh
+        return [found[each] for each in wanted]
 
     def verified(self, piece: Piece, data: bytes) -> bytes:
         """Return the bytes of a piece. Raises `Corrupt` where they have another checksum."""

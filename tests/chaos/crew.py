@@ -21,7 +21,12 @@ LONGEST_PAUSE_S = 0.05
 """A blow lands up to so long after a call ended: somewhere within the next ones."""
 
 _PRELOADED = [
-    *("tests.chaos.processes", "storage_core.read.search", "storage_core.read.sql", "storage_core.read.history_pages"),
+    *(
+        "tests.chaos.processes",
+        "storage_core.search.ranking",
+        "storage_core.read.sql",
+        "storage_core.read.history_pages",
+    ),
     *("boto3", "botocore.session", "datafusion", "duckdb", "fastavro", "pandas", "pyarrow.parquet", "tantivy"),
     *("storage_core.formats.region_manifest_pb2", "storage_core.region.router"),
 ]

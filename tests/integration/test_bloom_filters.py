@@ -90,7 +90,7 @@ def test_a_column_that_no_filter_can_hold_is_refused(tmp_path: Path, column: str
 
 def test_filters_are_declared_and_changed_by_name(table: Table) -> None:
     assert table.snapshot.config.bloom_filters == ("user", "host")
-    with pytest.raises(InvalidInput, match="list of column names"):
+    with pytest.raises(InvalidInput, match="bloom_filters is a list of names"):
         Table.create(table.uri + "-1", SCHEMA, time_column="at", bloom_filters="user")
     with pytest.raises(InvalidInput, match="a sort schema is text"):
         Table.create(table.uri + "-1", SCHEMA, time_column="at", sort_schema=5)  # type: ignore[arg-type]

@@ -470,6 +470,8 @@ def test_search_counts_and_orders_and_marks(events: str, run: Run) -> None:
     [
         (("--count", "--facet", "status"), "--facet"),
         (("--count", "--offset", "2"), "--offset"),
+        (("--count", "--limit", "10"), "--limit"),
+        (("--count", "--nprobe", "0"), "--nprobe"),
         (("--facet", "status", "--snippets"), "--snippets"),
         (("--facet", "path"), "bitmap index"),
         (("--ascending",), "order_by"),
@@ -532,7 +534,7 @@ def test_explain_counts_the_newer_records_of_the_wanted_consistency(run: Run) ->
 
 
 def test_explain_shows_the_sources_of_a_search(events: str, run: Run) -> None:
-    plan = run("explain", events, "page", "--index", "text", "--json").one
+    plan = run("search", events, "page", "--index", "text", "--explain", "--json").one
     assert (plan["index"], plan["segments"], len(plan["scanned"])) == ("text", {}, 4)
 
 
@@ -663,7 +665,7 @@ def test_ingest_and_compact_run_as_jobs_and_report(place: Path, run: Run) -> Non
     assert (done["status"], done["rows_in"], done["rows_out"], done["splits_out"]) == ("committed", 6, 6, 2)
     assert run("debt", "events", "--json").out == ""
     assert run("catch-up", "events", "--json").one["splits_out"] == 4
-    assert run("explain", "events", "page", "--index", "text", "--json").one["scanned"] == []
+    assert run("search", "events", "page", "--index", "text", "--explain", "--json").one["scanned"] == []
 
 
 def test_late_rows_are_counted_and_can_be_looked_at_in_quarantine(place: Path, run: Run) -> None:
@@ -805,7 +807,7 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["search", "events", "x"], "--index"),
         (["get", "events", "1"], "keyed"),
         (["explain", "events", "delete from t"], "select"),
-        (["explain", "events", "page", "--index", "nope"], "nope"),
+        (["explain", "events", "page", "--index", "text"], "--index"),
         (["search", "events", "page", "--text", "page", "--index", "text"], "leave one of them out"),
         (["search", "events", "page", "--index", "text", "--explain", "--order-by", "time"], "--order-by"),
         (["search", "events", "page", "--index", "text", "--count", "--explain"], "--explain"),

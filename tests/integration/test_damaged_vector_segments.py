@@ -17,9 +17,9 @@ from storage_core.index.vector import layout, segment, training
 from storage_core.log.actions import IndexSegment
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.read import search_base, search_ranged
-from storage_core.read.search import search
 from storage_core.rows.vectors import Floats, column_of, vector_type
+from storage_core.search import base, ranged
+from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.indexed_table import IndexedTable
@@ -38,9 +38,9 @@ def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> In
         assert defaults
         monkeypatch.setitem(defaults, "flat_bytes", 2**12)
     if request.param == "by ranges":
-        monkeypatch.setattr(search_ranged, "WHOLE_SEGMENT_BYTES", 2**12)
+        monkeypatch.setattr(ranged, "WHOLE_SEGMENT_BYTES", 2**12)
         monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
-        monkeypatch.setattr(search_base, "WHOLE_SPLIT_BYTES", 2**12)
+        monkeypatch.setattr(base, "WHOLE_SPLIT_BYTES", 2**12)
     table = IndexedTable(MemoryStore("damaged"), TableConfig(indexes=(INDEX,)), schema=SCHEMA)
     vectors: Floats = np.random.default_rng(1).standard_normal((ROWS, DIMENSIONS)).astype(np.float32)
     table.add(pa.table([pa.array(range(ROWS)), column_of(vectors)], schema=SCHEMA))

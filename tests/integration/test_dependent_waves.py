@@ -15,7 +15,7 @@ from storage_core.ids import SystemIds
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.read import search_base
+from storage_core.search import base
 from storage_core.split import row_groups
 from tests.support.keyed_table import KeyedTable
 from tests.support.region_copies import drop_copies
@@ -32,7 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of some kilobytes are read by ranges."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
-    monkeypatch.setattr(search_base, "WHOLE_SPLIT_BYTES", 2**12)
+    monkeypatch.setattr(base, "WHOLE_SPLIT_BYTES", 2**12)
 
 
 def opened(uri: str) -> tuple[Table, Waves]:

@@ -15,11 +15,12 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
+from storage_core.engine.sandbox.pool import end_all
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.index.vector import layout, segment, training
 from storage_core.objectstore.meter import RequestMeter
-from storage_core.read import search_vectors
-from storage_core.read.search_plan import FilterPlan, IndexPlan, SearchPlan, SourcePlan
+from storage_core.search import vectors
+from storage_core.search.plan import FilterPlan, IndexPlan, SearchPlan, SourcePlan
 from storage_core.table import Table
 from tests.support.damage import Damage, damage
 from tests.support.upkeep import catch_up, merge
@@ -102,6 +103,18 @@ def test_nothing_is_read_before_it_is_run_and_a_run_tells_what_the_search_does()
         assert table.search("tide", vector=ORIGIN, limit=7).to_arrow().num_rows == done.rows
 
 
+def test_a_plan_starts_no_process_for_its_filter() -> None:
+    table = indexed()
+    end_all()
+
+    def children() -> set[str]:
+        return {found for path in Path("/proc/self/task").glob("*/children") for found in path.read_text().split()}
+
+    before = children()
+    assert table.explain_search(vector=ORIGIN, filter="id + 1 < 5").filter is not None
+    assert children() <= before
+
+
 def test_above_the_snapshot_it_names_generations_logs_and_records_over_the_base() -> None:
     table = Table.create(f"memory://explain-{next(_names)}", SCHEMA, indexes=[NEAR, WORDS, TAGS], primary_key="id")
     table.append(rows_of(0, 20))
@@ -126,7 +139,7 @@ def test_a_filter_is_planned_by_the_log_and_by_bitmap_indexes() -> None:
     plan = table.explain_search(vector=ORIGIN, filter="tag = 'odd'")
     assert plan.filter is not None
     assert (plan.filter.bitmap_indexes, plan.filter.is_exact, plan.filter.rows_read) == (("tags",), True, None)
-    assert all(each.exact_up_to == search_vectors.FEW_ROWS for each in plan.indexes[0].sources)
+    assert all(each.exact_up_to == vectors.FEW_ROWS for each in plan.indexes[0].sources)
     done = table.explain_search(vector=ORIGIN, filter="tag = 'odd'", analyze=True)
     assert done.filter is not None
     assert (done.filter.told_splits, done.filter.rows_read) == (0, 40)
@@ -172,9 +185,9 @@ def clustered(monkeypatch: pytest.MonkeyPatch) -> Table:
     for defaults in (training.train.__kwdefaults__, segment.build.__kwdefaults__):
         assert defaults
         monkeypatch.setitem(defaults, "flat_bytes", 2**10)
-    monkeypatch.setattr(search_vectors, "FEW_ROWS", 100)
-    vectors = np.random.default_rng(5).normal(size=(4_000, 4)).astype(np.float32)
-    rows = [{**row, "v": place.tolist()} for row, place in zip(rows_of(0, 4_000), vectors, strict=True)]
+    monkeypatch.setattr(vectors, "FEW_ROWS", 100)
+    points = np.random.default_rng(5).normal(size=(4_000, 4)).astype(np.float32)
+    rows = [{**row, "v": place.tolist()} for row, place in zip(rows_of(0, 4_000), points, strict=True)]
     table = Table.create(f"memory://explain-{next(_names)}", SCHEMA, indexes=[NEAR, WORDS, TAGS])
     table.append(rows)
     catch_up(table)
@@ -206,6 +219,8 @@ def test_by_selectivity_rows_are_scored_exactly_or_clusters_are_looked_into(monk
     lines = str(table.explain_search(vector=[0.1] * 4, filter="id < 101", analyze=True))
     assert f" of {before.clusters} clusters" in lines
     assert "exactly, as the filter leaves at most 100" in str(few)
+    windows = source(None, analyze=True, nprobe=before.clusters, limit=100)  # of 10, 40 and 160 rows
+    assert windows.ranked == 40 + 160 + 640
 
 
 def test_each_index_of_a_fusion_is_told_and_text_as_a_filter_decides_as_filters_do() -> None:
@@ -218,7 +233,7 @@ def test_each_index_of_a_fusion_is_told_and_text_as_a_filter_decides_as_filters_
     near, _ = table.explain_search("tide", **asked, analyze=True).indexes
     (source,) = near.sources
     assert (source.how, source.matching, near.met) == ("exact", 10, 10)
-    assert filtering.indexes[0].sources[0].exact_up_to == search_vectors.FEW_ROWS
+    assert filtering.indexes[0].sources[0].exact_up_to == vectors.FEW_ROWS
 
 
 def test_a_run_that_meets_damage_tells_of_the_attempt_that_answered(caplog: pytest.LogCaptureFixture) -> None:

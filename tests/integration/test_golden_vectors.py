@@ -13,7 +13,7 @@ import pytest
 from storage_core.fsck.check import fsck
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.search import explain_search
+from storage_core.search.explain import covered
 from tests.support.clock import ManualClock
 from tests.support.every_kind import open_copy
 from tests.support.golden_vectors import INDEXES, answers
@@ -36,5 +36,5 @@ def test_an_old_table_of_vectors_answers_as_it_did(name: str, caplog: pytest.Log
     assert not caplog.records, "every segment is used"
     snapshot = open_copy(store, clock).snapshot
     for index in INDEXES:
-        assert explain_search(snapshot, index=index.name)["scanned"] == []
+        assert covered(snapshot, index=index.name)["scanned"] == []
     assert fsck(store, clock=clock, deep=True).clean

@@ -22,7 +22,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.arrow_rows import HeldRows
 from storage_core.read.overlay import Overlay
-from storage_core.read.search_filter import RowFilter
+from storage_core.read.row_filter import RowFilter
 from storage_core.rows.vectors import vector_type
 from storage_core.table import Table
 from tests.support.brute_fusion import by_prefixes, by_vector, fused
@@ -132,7 +132,7 @@ def test_names_that_the_table_has_are_left_to_it(tmp_path: Path) -> None:
 def test_a_text_of_weight_nought_filters_all_rows_and_not_only_those_of_a_window(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_core.read.hybrid_answer.WINDOW", 2)
+    monkeypatch.setattr("storage_core.search.hybrid_answer.FIRST_WINDOW", 2)
     found = table.search("tide", vector=[30.0, 1.0], weights={"words": 0}, limit=40)
     assert found.column("id").to_pylist() == list(range(27, -1, -3))
     assert found.column_names[4:] == ["score", "distance", "near_rank", "near_score"]
@@ -307,6 +307,41 @@ def test_a_question_that_makes_no_sense_is_refused(tmp_path: Path, given: dict[s
         table.search(**given)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"query": "tide"},
+        {"query": "t0", "index": "tags"},
+        {"query": "tide", "order_by": "id"},
+        {"vector": ORIGIN},
+        {"query": "tide", "vector": ORIGIN},
+        {"query": "tide", "vector": ORIGIN, "fusion": "linear", "filter": "id >= 0"},
+    ],
+)
+def test_a_page_may_end_or_begin_behind_every_row_that_a_table_could_have(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    table = Table.create(str(tmp_path / "t"), SCHEMA, indexes=[NEAR, WORDS, TAGS])
+    table.append(rows_of(0, 20))
+    catch_up(table)
+    table.append(rows_of(20, 30))
+    asked = {"index": "words", **asked} if "vector" not in asked else asked
+    whole = table.search(**asked, limit=30)
+    assert whole.num_rows >= 10
+    for far in (2**63 - 1, 2**63, 10**30):
+        assert table.search(**asked, limit=far) == whole
+        assert table.search(**asked, limit=far, offset=4) == whole.slice(4)
+        assert table.search(**asked, offset=far).num_rows == 0
+
+
+def test_facets_may_be_more_than_a_table_could_have(tmp_path: Path) -> None:
+    facets = Table.create(str(tmp_path / "t"), SCHEMA, indexes=[WORDS, TAGS])
+    facets.append(rows_of(0, 20))
+    few = facets.search_facets("tide", "title", index="words")
+    assert few.num_rows == 2
+    assert facets.search_facets("tide", "title", index="words", limit=2**63) == few
+
+
 def test_an_unknown_index_is_not_found_and_several_that_fit_are_to_be_named(tmp_path: Path) -> None:
     table = Table.create(str(tmp_path / "t"), SCHEMA, indexes=[NEAR, WORDS, TITLES])
     with pytest.raises(NotFound, match="no index 'far'"):
@@ -391,11 +426,11 @@ def test_the_command_line_fuses_words_and_a_vector(notes: Table, run: Callable[.
 
 @pytest.mark.usefixtures("notes")
 def test_the_command_line_explains_each_index_of_a_search(run: Callable[..., Any]) -> None:
-    asked = ("explain", "notes", "tide", "--index", "words", "--index", "near")
+    asked = ("search", "notes", "tide", "--vector", "@q.npy", "--index", "words", "--index", "near", "--explain")
     plan = json.loads(run(*asked, "--json")[1])
     assert [(part["index"], part["kind"], len(part["scanned"])) for part in plan["parts"]] == [
         ("words", "fulltext", 1),
         ("near", "vector", 1),
     ]
     text = run(*asked)[1]
-    assert ("index words (fulltext)" in text, "read and scored exactly: 1" in text) == (True, True)
+    assert ("index words (fulltext, weight 1)" in text, "read and scored exactly: 1" in text) == (True, True)

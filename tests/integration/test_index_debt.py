@@ -17,7 +17,7 @@ from storage_core.index import segment_merge_work
 from storage_core.index.catch_up import plan as catch_up_plan
 from storage_core.index.debt import debt
 from storage_core.objectstore.local import LocalStore
-from storage_core.read.recall import Recall
+from storage_core.search.recall import Recall
 from tests.support.indexed_table import IndexedTable
 from tests.support.upkeep import catch_up
 from tidemark import Table

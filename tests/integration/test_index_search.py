@@ -34,8 +34,9 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.read.search import explain_search, search
 from storage_core.rows.schema import to_schema_string
+from storage_core.search.explain import covered
+from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
@@ -375,15 +376,15 @@ def test_explain_says_which_splits_come_from_segments_and_which_are_scanned(rows
     table = IndexedTable()
     table.append(rows[:100])
     table.catch_up("text")
-    covered = sorted(table.snapshot.splits)
+    answered = sorted(table.snapshot.splits)
     table.append(rows[100:200])
     requests = table.store.requests
-    plan = explain_search(table.snapshot, index="text")
+    plan = covered(table.snapshot, index="text")
     assert table.store.requests == requests
     assert sorted(plan) == ["index", "kind", "scanned", "segments", "version", "watermark"]
     assert plan["segments"] == {s.covers[0]: [s.path] for s in table.snapshot.segments.values()}
-    assert sorted(plan["segments"]) == covered
-    assert plan["scanned"] == sorted(set(table.snapshot.splits) - set(covered))
+    assert sorted(plan["segments"]) == answered
+    assert plan["scanned"] == sorted(set(table.snapshot.splits) - set(answered))
     assert (plan["version"], plan["watermark"]) == (3, 2)
     assert json.loads(json.dumps(plan)) == plan
 

@@ -19,7 +19,7 @@ from storage_core.index import searchers
 from storage_core.index.searchers import Searchers
 from storage_core.index.text_composed import Searcher, open_searcher
 from storage_core.objectstore.contract import Overwrite
-from storage_core.read.search_kept import Kept
+from storage_core.search.kept import Kept
 from storage_core.split.kept_values import KeptValues
 from tests.support import upkeep
 from tests.support.deleted_rows import delete_where

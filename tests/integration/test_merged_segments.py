@@ -25,8 +25,8 @@ from storage_core.log.actions import IndexSegment
 from storage_core.log.covered import GONE
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
-from storage_core.read.search import search
 from storage_core.rows.vectors import vector_type
+from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.read import read_split
 from tests.support import upkeep
@@ -333,7 +333,7 @@ def with_points(splits: int, rows: int, definition: IndexDefinition = VECTORS) -
 
 def nearest(table: IndexedTable, snapshot: Snapshot) -> pa.Table:
     point = np.random.default_rng(6).normal(size=16)
-    return search(table.store, snapshot, vector=point, index="near", limit=10)
+    return search(table.store, snapshot, vector=point, index="near", limit=5)
 
 
 def test_vectors_of_merged_segments_are_encoded_together_from_those_of_the_table() -> None:
@@ -342,7 +342,7 @@ def test_vectors_of_merged_segments_are_encoded_together_from_those_of_the_table
     table.catch_up("near")
     (segment,) = table.snapshot.segments.values()
     assert (segment.numRecords, segment.coveredRows) == (320, (40,) * 8)
-    head = vector.Reader(vector.InMemory(segments.load(table.store, segment)), where=segment.path, rows=320).head
+    head = vector.Reader(vector.HeldFiles(segments.load(table.store, segment)), where=segment.path, rows=320).head
     assert (head.rows, head.of) == (8 * 39, 320)
     assert nearest(table, table.snapshot).equals(before)
     table.delete({path: [1, 2, 3] for path in table.snapshot.splits})

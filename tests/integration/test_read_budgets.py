@@ -22,8 +22,8 @@ from storage_core.index.vector import layout, parts, probing, segment, training
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.read import search_base, search_ranged
 from storage_core.rows.vectors import Floats, column_of
+from storage_core.search import base, ranged
 from storage_core.split import row_groups
 from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import Front, S3Server
@@ -79,7 +79,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of some kilobytes are read by ranges, and have several row groups."""
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 2_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
-    monkeypatch.setattr(search_base, "WHOLE_SPLIT_BYTES", 2**12)
+    monkeypatch.setattr(base, "WHOLE_SPLIT_BYTES", 2**12)
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -175,7 +175,7 @@ def near(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
         monkeypatch.setitem(defaults, "flat_bytes", 2**16)
     monkeypatch.setattr(layout, "FLAT_BYTES", 2**16)
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", NEIGHBOURS)
-    monkeypatch.setattr(search_ranged, "WHOLE_SEGMENT_BYTES", 2**16)
+    monkeypatch.setattr(ranged, "WHOLE_SEGMENT_BYTES", 2**16)
     monkeypatch.setattr(parts, "GAP_BYTES", 2**10)
     vectors = around_points()
     rows = pa.table({"n": np.arange(NEIGHBOURS), "v": column_of(vectors)})

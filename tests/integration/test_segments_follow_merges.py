@@ -19,9 +19,9 @@ from storage_core.index.coverage import coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.read.search import search
 from storage_core.region import merge_segments, sorting, unmerged
 from storage_core.region.options import WriterOptions
+from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.clock import ManualClock

@@ -26,7 +26,8 @@ from storage_core.index.places import load_map
 from storage_core.log.actions import TRANSLATIONS_FEATURE, RemoveTranslation, Translation
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
-from storage_core.read.search import explain_search, search
+from storage_core.search.explain import covered
+from storage_core.search.ranking import search
 from storage_core.settings.table import TableConfig
 from tests.support.indexed_table import (
     CONFIG,
@@ -79,7 +80,7 @@ def test_a_compaction_of_an_indexed_table_leaves_nothing_to_index() -> None:
     table.catch_up()
     assert table.retokenised == 0
     assert {each.covers[0] for each in after.segments.values()}.isdisjoint(after.splits)
-    assert explain_search(after, index="text")["scanned"] == []
+    assert covered(after, index="text")["scanned"] == []
     table.require_exact(after)
     require_same_as_built_anew(table)
 
@@ -166,7 +167,7 @@ def test_only_the_rows_that_no_segment_answers_for_are_indexed() -> None:
     table.append([(0, "x", "ebb") for _ in range(7)])
     head = table.compact()
     assert coverage(head, TEXT).answers.keys() == set(head.splits)
-    assert explain_search(head, index="text")["scanned"] == sorted(head.splits)
+    assert covered(head, index="text")["scanned"] == sorted(head.splits)
     table.require_exact(head)
     assert watermarks(head)["text"] < head.version
     table.catch_up()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from storage_core.index.coverage import coverage
 from storage_core.index.segment_merge_work import FACTOR
-from storage_core.read.search import search
+from storage_core.search.ranking import search
 from tests.support.indexed_table import TAG_VALUES, TEXT, IndexedTable
 
 WORDS = ("ebb", "flood", "tide", "neap", "spring tide", None)

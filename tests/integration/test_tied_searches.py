@@ -70,7 +70,7 @@ def test_of_tied_rows_the_first_column_is_decoded_once_for_all_queries(
 def test_of_tied_rows_those_in_row_groups_behind_the_answer_are_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage_core.split.row_groups.ROWS_PER_GROUP", 1_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 1)
-    monkeypatch.setattr("storage_core.read.search_base.WHOLE_SPLIT_BYTES", 1)
+    monkeypatch.setattr("storage_core.search.base.WHOLE_SPLIT_BYTES", 1)
     table = tied(f"memory://{uuid4()}", step=1)
     table.search("nowhere", index="words")  # so the searcher is open
     requests, fetched = table.store.requests["get"], table.store.bytes_read

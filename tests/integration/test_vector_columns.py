@@ -102,7 +102,8 @@ def test_no_other_list_of_a_fixed_size_is_a_column_and_no_vector_is_inside_of_on
 
 
 @pytest.mark.parametrize(
-    "role", ["primary_key", "key with time", "sort_schema", "time_column", "bloom_filters", "bitmap", "regions"]
+    "role",
+    ["primary_key", "key with time", "sort_schema", "time_column", "bloom_filters", "bitmap", "map_columns", "regions"],
 )
 def test_a_vector_orders_and_divides_nothing(tmp_path: Path, role: str) -> None:
     at = pa.field("at", pa.timestamp("us", "UTC"))
@@ -114,10 +115,12 @@ def test_a_vector_orders_and_divides_nothing(tmp_path: Path, role: str) -> None:
         "time_column": {"time_column": "embedding"},
         "bloom_filters": {"bloom_filters": ["embedding"]},
         "bitmap": {"indexes": [{"name": "b", "kind": "bitmap", "columns": ["embedding"]}]},
+        "map_columns": {"primary_key": ["id"], "map_columns": {"embedding": "merge"}},
         "regions": {"primary_key": ["id"], "regions": [{"column": "embedding"}]},
     }
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput) as caught:
         Table.create(str(tmp_path / "t"), schema, **every[role])
+    assert "fixed_size_list" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_a_vector_orders_and_divides_nothing(tmp_path: Path, role: str) -> None:
         ({"kind": "vector", "columns": ["text"]}, "column 'text' holds no vectors, it is string"),
         ({"kind": "vector", "columns": ["embedding", "text"]}, "vectors are indexed by one column"),
         ({"kind": "vector", "columns": ["embedding"], "metric": "euclid"}, "metric 'euclid' is not one of"),
-        ({"kind": "fulltext", "columns": ["embedding"]}, "full text needs string columns"),
+        ({"kind": "fulltext", "columns": ["embedding"]}, "full text needs string columns, 'embedding' is vector"),
     ],
 )
 def test_an_index_on_a_column_that_is_none_is_refused_when_it_is_defined(
@@ -314,6 +317,18 @@ BAD: Mapping[str, tuple[object, str]] = {
     "too large": ([1.0, 1e300, 3.0], "would become inf"),
     "number": (5.0, "vector\\(3\\)"),
     "zero": ([0.0, -0.0, 0.0], "the vector is zero"),
+    "bytes": (b"abc", "vector\\(3\\): a vector is a list or an array of numbers, found bytes"),
+    "bytes that change": (bytearray(b"abc"), "found bytearray"),
+    "a view of bytes": (memoryview(b"abc"), "found memoryview"),
+    "a set": ({1.0, 2.0, 3.0}, "found set"),
+    "a set that stays": (frozenset({1.0, 2.0, 3.0}), "found frozenset"),
+    "a range": (range(3), "found range"),
+}
+GOOD: Mapping[str, object] = {
+    "a list": [1, 2, 3],
+    "a tuple": (1.0, 2, 3),
+    "an array": np.array([1, 2, 3]),
+    "an array of floats": np.array([1, 2, 3], np.float32),
 }
 
 
@@ -325,6 +340,13 @@ def test_an_append_refuses_what_is_no_vector_with_its_row_and_column(tmp_path: P
         table.append([{"id": 1, "embedding": [1, 2, 3]}, {"id": 2, "embedding": value}])
     assert (caught.value.context["column"], caught.value.context["row"]) == ("embedding", 1)
     assert table.refresh().version == 0
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_lists_tuples_and_arrays_of_numbers_are_vectors(tmp_path: Path, case: str) -> None:
+    table = Table.create(str(tmp_path / "t"), SCHEMA, indexes=[BY_ANGLE])
+    table.append({"id": 1, "embedding": GOOD[case]})
+    assert table.scan(["embedding"]).to_arrow().to_pylist() == [{"embedding": [1, 2, 3]}]
 
 
 @pytest.mark.parametrize(
@@ -413,7 +435,17 @@ def test_a_writer_refuses_what_is_no_vector_and_writes_nothing(tmp_path: Path, v
 
 @pytest.mark.parametrize("count", [1, FEW])
 def test_records_of_a_raw_log_are_rejected_with_the_reason_and_the_others_are_kept(count: int) -> None:
-    given: list[object] = [[1, 2.5, 3], None, [1, 2], "abc", [1, None, 3], [1, 1e39, 3], [0, 0, 0], [math.nan, 0, 0]]
+    given: list[object] = [
+        [1, 2.5, 3],
+        None,
+        [1, 2],
+        "abc",
+        [1, None, 3],
+        [1, 1e39, 3],
+        [0, 0, 0],
+        [math.nan, 0, 0],
+        b"abc",
+    ]
     fields = [encode_fields({"id": n, "embedding": value}) for n, value in enumerate(given)] * count
     records = pa.table(
         {
@@ -429,15 +461,16 @@ def test_records_of_a_raw_log_are_rejected_with_the_reason_and_the_others_are_ke
     found = typed_records(records, SCHEMA, key=("id",), nonzero=("embedding",))
     assert found.records.column("embedding").type == VECTOR
     assert found.records.column("embedding").to_pylist() == [[1, 2.5, 3], None] * count
-    whys = [each.reason.removeprefix("column 'embedding': ") for each in found.rejected[:6]]
+    whys = [each.reason.removeprefix("column 'embedding': ") for each in found.rejected[:7]]
     assert [why.split(":")[0] for why in whys] == [
         *["a value does not fit the type vector(3)"] * 2,
         REASONS[5],
         "a value does not fit the type vector(3)",
         REASONS[7],
         REASONS[6],
+        "a value does not fit the type vector(3)",
     ]
-    assert len(found.rejected) == 6 * count
+    assert len(found.rejected) == 7 * count
 
 
 # --- landed files ----------------------------------------------------------------------------------------------------
@@ -467,6 +500,9 @@ LINES = {
     11: '{"id": 11, "embedding": []}',
     12: '{"id": 12}',
     13: '{"id": 13, "embedding": [1, true, 3]}',
+    14: '{"id": 14, "embedding": "[1,2,3]"}',
+    15: '{"id": 15, "embedding": " [1, 2e0, 3.5] ", "text": "[1,2,3]"}',
+    16: '{"id": 16, "embedding": ""}',
 }
 REASONS = {
     2: "a vector of 2 numbers, the table has vector(3)",
@@ -479,13 +515,16 @@ REASONS = {
     10: "not a valid vector(3)",
     11: "a vector of 0 numbers, the table has vector(3)",
     13: "not a valid vector(3)",
+    14: "not a valid vector(3)",
+    15: "not a valid vector(3)",
 }
 
 
 def test_bad_lines_of_json_are_rejected_with_their_number_and_reason(tmp_path: Path) -> None:
     parsed = landed(tmp_path, "a.ndjson", "\n".join(LINES.values()).encode(), "ndjson")
     assert parsed.rows.schema.equals(SCHEMA)
-    assert {row["id"]: row["embedding"] for row in parsed.rows.to_pylist()} == {1: [1, 2.5, -30], 3: None, 12: None}
+    kept = {row["id"]: row["embedding"] for row in parsed.rows.to_pylist()}
+    assert kept == {1: [1, 2.5, -30], 3: None, 12: None, 16: None}
     assert reasons(parsed) == REASONS
     assert [each.text for each in parsed.rejected] == [LINES[number] for number in REASONS]
 

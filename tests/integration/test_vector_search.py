@@ -25,14 +25,16 @@ from storage_core.index import catch_up
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.arrow_rows import HeldRows
-from storage_core.read.recall import recall
 from storage_core.read.scan import wanted_filter
-from storage_core.read.search import explain_search, search
 from storage_core.region.options import WriterOptions
 from storage_core.rows.vectors import Floats, column_of, vector_type
+from storage_core.search.explain import covered
+from storage_core.search.ranking import search
+from storage_core.search.recall import recall
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
+from tests.support import upkeep
 from tests.support.brute_force import nearest
 from tests.support.damage import Damage, damage
 from tests.support.indexed_table import IndexedTable
@@ -157,9 +159,9 @@ def test_what_segments_cover_is_said_and_a_damaged_one_costs_no_answer(caplog: p
     vectors = made(300, DIMENSIONS)
     table = indexed(vectors, 3)
     before = search(table.store, table.snapshot, vector=vectors[5])
-    assert explain_search(table.snapshot, index="near")["scanned"] == sorted(table.snapshot.splits)
+    assert covered(table.snapshot, index="near")["scanned"] == sorted(table.snapshot.splits)
     after = caught_up(table)
-    plan = explain_search(after, index="near")
+    plan = covered(after, index="near")
     assert (plan["kind"], plan["scanned"], plan["watermark"]) == ("vector", [], after.version)
     assert catch_up.plan(after, "near").empty
     assert search(table.store, after, vector=vectors[5]).equals(before)
@@ -193,7 +195,7 @@ def test_a_generation_brings_its_segment_of_vectors() -> None:
         writer.flush()
     assert [info.key for info in store.list("_indices/near/")]
     table.merge()
-    assert explain_search(table.snapshot, index="near")["scanned"] == []
+    assert covered(table.snapshot, index="near")["scanned"] == []
     assert catch_up.plan(table.snapshot, "near").empty
 
 
@@ -205,6 +207,25 @@ def test_the_codes_of_many_rows_name_nearly_all_of_the_nearest() -> None:
         assert found.recall >= 0.99
         assert (found.queries, found.rows, found.k) == (50, 20_000, 10)
         assert found.candidates < 50 * 200
+
+
+def test_a_plan_of_a_segment_without_codes_says_that_no_row_was_ranked_by_the_table() -> None:
+    uri = "memory://vectors-without-codes"
+    table = Table.create(uri, SCHEMA, indexes=[{**NEAR, "quantization": "none"}])
+    table.append(rows_of(made(30)))
+    upkeep.catch_up(table)
+    line = str(table.refresh().explain_search(vector=[1, 2, 3, 4], analyze=True))
+    assert "by its segment, all of it (0 rows by vectors of the table)" in line
+
+
+@pytest.mark.parametrize(("quantization", "ranked"), [(None, 3 * 500), ("none", 0)])
+def test_candidates_of_recall_are_the_rows_that_vectors_of_the_table_ranked(
+    quantization: str | None, ranked: int
+) -> None:
+    vectors = made(500, DIMENSIONS)
+    table = indexed(vectors, 1) if quantization is None else indexed(vectors, 1, quantization=quantization)
+    snapshot = table.snapshot if quantization is None else caught_up(table)
+    assert recall(table.store, snapshot, queries=3).candidates == ranked
 
 
 # --- recall ----------------------------------------------------------------------------------------------------------
@@ -238,6 +259,22 @@ def test_measured_recall_is_what_numpy_says(clustered: tuple[IndexedTable, Float
         found = recall(table.store, table.snapshot, queries=queries, nprobe=nprobe)
         assert found.recall == own_recall(table, vectors, queries, every, nprobe=nprobe)
         assert least <= found.recall <= most
+
+
+def test_groups_of_equal_vectors_do_not_hide_the_nearest_rows(tmp_path: Path) -> None:
+    chance, dimensions = np.random.default_rng(4), 32
+    points = made(60, dimensions, seed=2) + 3 * made(1, dimensions, seed=3)
+    groups = chance.integers(0, len(points), 30_000)
+    schema = pa.schema([("id", pa.int64()), ("v", vector_type(dimensions))])
+    near = {"name": "near", "kind": "vector", "columns": ["v"], "metric": "l2"}
+    table = Table.create(str(tmp_path / "alike"), schema, indexes=[near])
+    table.append(pa.table({"id": np.arange(len(groups)), "v": column_of(points[groups])}, schema=schema))
+    upkeep.catch_up(table)
+    for number, point in enumerate(points):
+        found = table.refresh().search(vector=point, columns=["id"], limit=20)
+        assert {int(groups[row]) for row in found.column("id").to_pylist()} == {number}
+    between = (points[:20] + points[20:40]) / 2
+    assert table.recall("near", queries=between).recall == 1.0
 
 
 @pytest.mark.parametrize("share", [2, 40, 4000])
@@ -339,7 +376,8 @@ def test_the_command_line_searches_by_vector(notes: Table, run: Callable[..., An
 
 
 @pytest.mark.usefixtures("notes")
-def test_the_command_line_measures_recall_and_says_what_is_covered(run: Callable[..., Any]) -> None:
+def test_the_command_line_measures_recall_and_says_what_is_covered(run: Callable[..., Any], tmp_path: Path) -> None:
+    np.save(tmp_path / "q.npy", made(20)[7])
     code, out, _ = run("recall", "notes", "--index", "near", "--queries", "5", "--json")
     assert code == 0
     assert json.loads(out) == {
@@ -351,7 +389,7 @@ def test_the_command_line_measures_recall_and_says_what_is_covered(run: Callable
         "candidates": json.loads(out)["candidates"],
     }
     assert "recall@10 1.0000 over 5 queries" in run("recall", "notes", "--queries", "5")[1]
-    assert "read and scored exactly: 1" in run("explain", "notes", "anything", "--index", "near")[1]
+    assert "read and scored exactly: 1" in run("search", "notes", "--vector", "@q.npy", "--explain")[1]
     (described,) = json.loads(run("describe", "notes", "--json")[1])["indexes"]
     assert (described["kind"], described["covered_splits"], described["recall"]) == ("vector", 0, None)
     (measured,) = json.loads(run("describe", "notes", "--recall", "--json")[1])["indexes"]

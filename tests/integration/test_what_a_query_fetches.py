@@ -16,7 +16,7 @@ import pytest
 from storage_core.errors import Corrupt
 from storage_core.objectstore.contract import Blob, IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.read import search_base
+from storage_core.search import base
 from storage_core.split.opened import Piece
 from tests.support.deleted_rows import delete_where
 from tests.support.s3_server import S3Server
@@ -108,7 +108,7 @@ def test_of_splits_that_are_no_files_only_what_is_read_is_decoded(
 
 @pytest.mark.parametrize("uri", ["memory://{}", "{}"])
 def test_a_search_reads_the_row_groups_of_its_hits(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_base, "WHOLE_SPLIT_BYTES", 0)
+    monkeypatch.setattr(base, "WHOLE_SPLIT_BYTES", 0)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**14)
     schema = pa.schema([("a", pa.int64()), ("s", pa.string()), ("kind", pa.string())])
     index = {"name": "kinds", "kind": "bitmap", "columns": ["kind"]}

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import InvalidInput
-from tidemark import QueryLimits, Table, col
+from tidemark import QueryLimits, Table, col, expr
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("s", pa.string())])
 INDEXES: tuple[dict[str, object], ...] = (
@@ -82,6 +82,44 @@ def test_what_a_reader_or_writer_cannot_use_is_named(
         call(table)
 
 
+@pytest.mark.parametrize("column", ["plce", "place", "T.plce", '"a""b"'])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda table, where: table.search("a", index="words", filter=where),
+        lambda table, where: table.search_count("a", index="words", filter=where),
+        lambda table, where: table.scan(["id"], filter=where).to_arrow(),
+        lambda table, where: table.scan(["id"], filter=where, limits=QueryLimits()).to_arrow(),
+        lambda table, where: [*table.scan(["id"], filter=where).to_reader()],
+        lambda table, where: table.delete(where),
+        lambda table, where: table.update({"s": "b"}, where),
+        lambda table, where: table.update({"s": expr(f"({where})::varchar")}, "id = 1"),
+    ],
+)
+def test_a_condition_on_an_unknown_column_is_refused_by_its_name_and_those_of_the_table(
+    tmp_path: Path, call: Callable[[Table, str], object], column: str
+) -> None:
+    table = Table.create(str(tmp_path / "t"), SCHEMA, indexes=INDEXES)
+    table.append({"id": 1, "s": "a"})
+    with pytest.raises(InvalidInput) as caught:
+        call(table, f"{column} = 1")
+    name = column.removeprefix("T.").strip('"').replace('""', '"')
+    assert str(caught.value).endswith(f": unknown column {name!r}; the table has ['id', 's']")
+    assert caught.value.context["columns"] == [name]
+
+
+def test_what_a_condition_cannot_convert_is_said_without_the_statement_made_of_it(table: Table) -> None:
+    with table.writer() as writer:
+        writer.put({"id": 1, "s": "a"})
+    for call in (
+        lambda: table.search("a", index="words", filter="id = 'abc'", consistency="latest"),
+        lambda: table.scan(filter="id = 'abc'", consistency="latest").to_arrow(),
+        lambda: table.delete("id = 'abc'"),
+    ):
+        with pytest.raises(InvalidInput, match=r"Could not convert string 'abc' to INT64$"):
+            call()
+
+
 def test_a_writer_takes_rows_and_keys_only_and_a_generator_of_patches_is_whole(table: Table) -> None:
     with table.writer() as writer:
         for method in (writer.put, writer.patch):
@@ -102,6 +140,9 @@ def test_a_writer_takes_rows_and_keys_only_and_a_generator_of_patches_is_whole(t
         ({"indexes": {"name": "x"}}, "indexes are a list"),
         ({"primary_key": 5}, "primary_key is a column's name"),
         ({"schema": {"id": "int"}}, "needs an Arrow schema"),
+        ({"primary_key": "id", "indexes": INDEXES, "maintained_indexes": "ids"}, "is a list of names, found 'ids'"),
+        ({"primary_key": "id", "indexes": INDEXES, "maintained_indexes": ["id"]}, "the table has words, ids"),
+        ({"indexes": INDEXES, "maintained_indexes": ["ids"]}, "maintained_indexes names 'ids', and is of keyed tables"),
     ],
 )
 def test_a_table_is_created_of_a_schema_and_definitions_only(

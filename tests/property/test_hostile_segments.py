@@ -26,7 +26,7 @@ from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.search import search
+from storage_core.search.ranking import search
 from tests.support.hostile_worker import survives, work
 from tests.support.scale import scaled
 from tests.unit.poor_machine import half_indexed

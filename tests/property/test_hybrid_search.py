@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.hybrid import search
 from storage_core.read.scan import wanted_filter
-from storage_core.read.search_kept import Kept
 from storage_core.region.options import WriterOptions
 from storage_core.region.unmerged import Unmerged, capture
 from storage_core.rows.vectors import vector_type
+from storage_core.search.hybrid import search
+from storage_core.search.kept import Kept
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.brute_fusion import by_prefixes, by_vector, fused
@@ -162,8 +162,8 @@ def require_fusion(
 @given(st.lists(appends | upkeep | deletes, min_size=2, max_size=9), questions)
 def test_an_answer_is_the_fusion_of_two_rankings_of_all_rows(steps: list[tuple[Any, ...]], asked: Asked) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage_core.read.hybrid_answer.WINDOW", asked.window)
-        patch.setattr("storage_core.read.windows.GROWTH", asked.growth)
+        patch.setattr("storage_core.search.hybrid_answer.FIRST_WINDOW", asked.window)
+        patch.setattr("storage_core.search.windows.GROWTH", asked.growth)
         table = HybridTable(MemoryStore(f"hybrid-{next(_names)}"), CONFIG, schema=SCHEMA)
         for step in steps:
             table.take(step)
@@ -206,8 +206,8 @@ def test_rows_that_are_not_merged_take_part_at_each_level(steps: list[tuple[Any,
                 getattr(writer, operation)({"id": key, **own})
                 seen["latest"][key] = {"id": key, **own}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage_core.read.hybrid_answer.WINDOW", asked.window)
-        patch.setattr("storage_core.read.windows.GROWTH", asked.growth)
+        patch.setattr("storage_core.search.hybrid_answer.FIRST_WINDOW", asked.window)
+        patch.setattr("storage_core.search.windows.GROWTH", asked.growth)
         for level, rows in seen.items():
             snapshot = table.snapshot
             captured = capture(table.store, snapshot, include_wal=level == "latest")

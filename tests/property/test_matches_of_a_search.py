@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from storage_core.index import catch_up
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.predicate import Filter, col
-from storage_core.read.search_matches import Searched
-from storage_core.read.search_ordered import Order, search_ordered
 from storage_core.region.options import WriterOptions
 from storage_core.region.unmerged import capture
+from storage_core.search.matches import Searched
+from storage_core.search.ordered import Order, search_ordered
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.indexed_table import SCHEMA, TAG_VALUES, TAGS, TEXT, WORDS, IndexedTable

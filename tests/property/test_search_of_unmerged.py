@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.search import search
-from storage_core.read.search_kept import Kept
 from storage_core.region import sorting
 from storage_core.region.options import WriterOptions
 from storage_core.region.sorting import SortingTerms
 from storage_core.region.unmerged import Unmerged, capture
+from storage_core.search.kept import Kept
+from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.keyed_table import KeyedTable

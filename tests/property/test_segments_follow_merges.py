@@ -20,13 +20,13 @@ from storage_core.index import catch_up
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.as_of import snapshot_at
-from storage_core.read.search import search
-from storage_core.read.search_kept import Kept
 from storage_core.region import sorting
 from storage_core.region.options import WriterOptions
 from storage_core.region.unmerged import capture
 from storage_core.rows import fold
 from storage_core.rows.vectors import vector_type
+from storage_core.search.kept import Kept
+from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.brute_force import nearest

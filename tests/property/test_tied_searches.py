@@ -111,7 +111,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage_core.split.encode.ROWS_PER_PAGE", 2)
     monkeypatch.setattr("storage_core.split.row_groups.ROWS_PER_GROUP", 16)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 1)
-    monkeypatch.setattr("storage_core.read.search_base.WHOLE_SPLIT_BYTES", 1)
+    monkeypatch.setattr("storage_core.search.base.WHOLE_SPLIT_BYTES", 1)
 
 
 @pytest.mark.parametrize("is_local", [True, False])

@@ -16,11 +16,11 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.predicate import Filter
 from storage_core.read.scan import wanted_filter
-from storage_core.read.search import search
-from storage_core.read.search_kept import Kept
 from storage_core.region.options import WriterOptions
 from storage_core.region.unmerged import Unmerged, capture
 from storage_core.rows.vectors import vector_type
+from storage_core.search.kept import Kept
+from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.brute_force import Row, nearest
@@ -108,9 +108,9 @@ def test_a_search_finds_what_brute_force_finds(
     limit_of_few: int, steps: list[tuple[Any, ...]], query: list[float], page: tuple[int, int], filtered: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage_core.read.search_vectors.FEW_ROWS", limit_of_few)
-        patch.setattr("storage_core.read.search_vectors.FEW_SHARE", 0.0)
-        patch.setattr("storage_core.read.search_vectors.BLOCK_BYTES", 4 * DIMENSIONS * 2)
+        patch.setattr("storage_core.search.vectors.FEW_ROWS", limit_of_few)
+        patch.setattr("storage_core.search.vectors.FEW_SHARE", 0.0)
+        patch.setattr("storage_core.search.vectors.BLOCK_BYTES", 4 * DIMENSIONS * 2)
         table = VectorTable(MemoryStore(f"vectors-{next(_names)}"), CONFIG, schema=SCHEMA)
         for step in steps:
             table.take(step)
@@ -141,11 +141,12 @@ def require_exact(
 
 def coarsely(patch: pytest.MonkeyPatch) -> None:
     """Let codes decide: windows are small, and have no more candidates than rows."""
-    for name, value in (("WINDOW", 2), ("PER_ROW", 1), ("FEW_ROWS", 0), ("FEW_SHARE", 0.0)):
-        patch.setattr(f"storage_core.read.search_vectors.{name}", value)
-    patch.setattr("storage_core.read.search.WINDOW", 2)
-    patch.setattr("storage_core.read.windows.GROWTH", 2)
-    for name in ("COARSE", "FINE"):
+    for name, value in (("FIRST_WINDOW", 2), ("FEW_ROWS", 0), ("FEW_SHARE", 0.0)):
+        patch.setattr(f"storage_core.search.vectors.{name}", value)
+    patch.setattr("storage_core.search.ranking.FIRST_WINDOW", 2)
+    patch.setattr("storage_core.search.windows.GROWTH", 2)
+    patch.setattr("storage_core.index.vector.RANKED_PER_ROW", 1)
+    for name in ("COARSE", "RANKED_PER_ROW"):
         patch.setattr(f"storage_core.index.vector.reader.{name}", 1)
 
 

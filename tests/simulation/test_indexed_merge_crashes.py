@@ -17,10 +17,10 @@ from storage_core.gc.collect import collect
 from storage_core.index import catch_up
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.search import search
 from storage_core.region.options import WriterOptions
 from storage_core.region.unmerged import capture
 from storage_core.rows.vectors import vector_type
+from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.brute_force import nearest

@@ -20,10 +20,10 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.read.search import search
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import recorded_order
 from storage_core.rows.vectors import vector_type
+from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of

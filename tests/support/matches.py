@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from storage_core.read.search import search
-from storage_core.read.search_facets import search_facets
-from storage_core.read.search_matches import Query, Searched
-from storage_core.read.search_ordered import Order, search_ordered
-from storage_core.read.search_snippets import with_snippets
+from storage_core.search.facets import search_facets
+from storage_core.search.matches import Query, Searched
+from storage_core.search.ordered import Order, search_ordered
+from storage_core.search.ranking import search
+from storage_core.search.snippets import with_snippets
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]

@@ -109,7 +109,7 @@ def test_values_take_one_request_and_bitmaps_one_more_with_their_bytes_alone() -
 def test_a_reading_that_foretells_keeps_nothing_and_says_what_it_took() -> None:
     store, segment = stored(bitmap.build(rows(), DEFINITION))
     parts = BitmapParts(NOT_CACHED)
-    readings = [parts.that_forget().reading(store, segment, DEFINITION) for _ in range(2)]
+    readings = [parts.for_planning().reading(store, segment, DEFINITION) for _ in range(2)]
     for reading in readings:
         columns = reading.columns(["n"])
         assert columns is not None

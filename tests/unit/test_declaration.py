@@ -184,6 +184,16 @@ def test_a_keyed_table_refuses_what_only_append_tables_have(tmp_path: Path, addi
     assert expected in refusal(tmp_path, KEYED + addition)
 
 
+def test_maintained_indexes_are_a_list_of_indexes_of_a_keyed_table(tmp_path: Path) -> None:
+    words = "indexes: [{name: words, kind: fulltext, columns: [text]}]\n"
+    keyed = f"{KEYED.replace('  at: timestamp', '  text: string')}{words}"
+    declared = declaration.load(write(tmp_path, f"{keyed}maintained_indexes: [words]\n"))
+    assert declared.config().maintained_indexes == ("words",)
+    assert "field `maintained_indexes`:" in refusal(tmp_path, f"{keyed}maintained_indexes: words\n")
+    for_none = refusal(tmp_path, f"{GOOD}maintained_indexes: [words]\n")
+    assert "field `maintained_indexes`: maintained_indexes names 'words', and is of keyed tables only" in for_none
+
+
 def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     text = GOOD.replace("window: 15m", "window: 7m").replace("name: events", "name: a/b")
     message = refusal(tmp_path, text)

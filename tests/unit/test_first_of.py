@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.read import first_of
-from storage_core.read.first_of import FirstRows, in_turns
 from storage_core.rows.keys import Positions
+from storage_core.search import first_of
+from storage_core.search.first_of import FirstRows, in_turns
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

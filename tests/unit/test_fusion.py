@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_core.errors import InvalidInput
-from storage_core.read.fusion import Fusion, Ranking, fuse, fusion_of, weights_of
+from storage_core.search.fusion import Fusion, Ranking, fuse, fusion_of, weights_of
 
 ROWS = 12
 scores = st.lists(st.integers(-3, 3).map(float), max_size=ROWS).map(lambda each: sorted(each, reverse=True))

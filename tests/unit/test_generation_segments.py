@@ -26,7 +26,6 @@ from storage_core.index.text_composed import open_searcher
 from storage_core.log.actions import Metadata
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.search import search
 from storage_core.region import distributor, generation, sorting, unmerged
 from storage_core.region.generation_segments import of_base
 from storage_core.region.manifest import read_latest
@@ -35,6 +34,7 @@ from storage_core.region.progress import list_regions
 from storage_core.region.records import RecordBuilder
 from storage_core.region.sorting import SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
+from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of

@@ -11,6 +11,7 @@ import pytest
 
 from storage_core.ingest.landing import LandedFile, LandingSpec
 from storage_core.ingest.parse import parse
+from storage_core.rows.vectors import vector_type
 
 SPEC = Path(__file__).parents[2] / "docs" / "spec.md"
 REJECTED = "rejected"
@@ -24,6 +25,7 @@ TYPES = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
+    "vector(3)": vector_type(3),
     "map<string,long>": pa.map_(pa.string(), pa.int64()),
 }
 
@@ -60,6 +62,8 @@ def shown(value: object) -> str:
             return "null"
         case bool():
             return str(value).lower()
+        case [float(), *_]:
+            return str(value)
         case list():
             return str(dict(value))
         case _:

@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.declaration_upkeep",),
     ("storage_core.declaration_parts",),
     ("storage_core.named_settings",),
+    ("storage_core.search",),
     ("storage_core.read", "storage_core.definition"),
     ("storage_core.repair",),
     ("storage_core.fsck",),

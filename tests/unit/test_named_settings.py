@@ -173,6 +173,7 @@ def test_two_who_change_different_settings_at_once_both_have_their_way() -> None
         ({"bloom_filters": "hots"}, "bloom_filters names the column 'hots'"),
         ({"bloom_filters": [1]}, r"bloom_filters: \[1\] is no list of names"),
         ({"indexes": "words"}, "indexes are a JSON list"),
+        ({"indexes": [WORDS], "maintained_indexes": ["words"]}, "maintained_indexes names 'words', and is of keyed"),
         ({"sort_schema": "hots|timestamp/V2"}, "hots"),
         ({"late_data.policy": "hold"}, "late_data policy 'hold' is not one of accept, quarantine, drop"),
         ({"time_column": "at"}, "time_column stays what the table was created with"),

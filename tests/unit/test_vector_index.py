@@ -68,7 +68,7 @@ def opened(vectors: Floats, index: IndexDefinition, *, flat_bytes: int = layout.
     book = vector.train(sample, index, 7, rows=len(vectors), flat_bytes=flat_bytes)
     files = vector.build(column(vectors), book, index, flat_bytes=flat_bytes)
     vector.check(files, index, rows=len(vectors), where=WHERE)
-    return vector.Reader(vector.InMemory(files), where=WHERE)
+    return vector.Reader(vector.HeldFiles(files), where=WHERE)
 
 
 def ranked(query: Floats, vectors: Floats, metric: Any, rows: np.ndarray[Any, Any]) -> list[int]:
@@ -159,7 +159,7 @@ def test_without_codes_the_answer_is_that_of_brute_force(
     files = vector.build(column(vectors, nulls), book, index)
     vector.check(files, index, rows=rows + 1, where=WHERE)
     allowed = BitMap(np.flatnonzero(random.random(rows + 1) < 0.5)) if filtered else None
-    found, distances = vector.Reader(vector.InMemory(files), where=WHERE).candidates(query, k, allowed)
+    found, distances = vector.Reader(vector.HeldFiles(files), where=WHERE).candidates(query, k, allowed)
     held = np.setdiff1d(np.arange(rows + 1), nulls)
     held = held[vectors[held].any(axis=1)] if metric == "cosine" else held
     held = held if allowed is None else np.intersect1d(held, np.array(allowed, np.int64))
@@ -237,7 +237,7 @@ def test_no_vector_at_all_is_a_segment_too() -> None:
     for vectors, nulls in ((made(0, 8), ()), (made(3, 8), (0, 1, 2))):
         files = vector.build(column(vectors, nulls), book, index)
         vector.check(files, index, rows=len(vectors), where=WHERE)
-        rows, distances = vector.Reader(vector.InMemory(files), where=WHERE).candidates(np.ones(8), 5)
+        rows, distances = vector.Reader(vector.HeldFiles(files), where=WHERE).candidates(np.ones(8), 5)
         assert (len(rows), len(distances)) == (0, 0)
 
 
@@ -247,7 +247,7 @@ def test_rows_of_other_writers_that_are_no_vectors_are_left_out() -> None:
     for metric, out in (("l2", {3, 5}), ("cosine", {3, 5, 7})):
         index = definition(metric)
         book = vector.train(np.delete(vectors, (3, 5, 7), axis=0), index, 1)
-        reader = vector.Reader(vector.InMemory(vector.build(column(vectors, (9,)), book, index)), where=WHERE)
+        reader = vector.Reader(vector.HeldFiles(vector.build(column(vectors, (9,)), book, index)), where=WHERE)
         rows, _ = reader.candidates(np.ones(4), 20)
         assert {*rows.tolist()} == {*range(20)} - out - {9}
 
@@ -276,7 +276,7 @@ Clustered = tuple[Floats, vector.Codebook, dict[str, bytes]]
 
 def test_few_clusters_hold_nearly_all_of_the_nearest(clustered: Clustered) -> None:
     vectors, _, files = clustered
-    reader = vector.Reader(vector.InMemory(files), where=WHERE)
+    reader = vector.Reader(vector.HeldFiles(files), where=WHERE)
     assert 268 <= reader.head.clusters < 300
     assert recall(reader, vectors, made(50, 48, seed=5)) >= 0.99
 
@@ -284,7 +284,7 @@ def test_few_clusters_hold_nearly_all_of_the_nearest(clustered: Clustered) -> No
 @pytest.mark.parametrize("share", [0.5, 0.1, 0.01, 0.001])
 def test_a_filter_leaves_the_recall_as_it_is(clustered: Clustered, share: float) -> None:
     vectors, _, files = clustered
-    reader = vector.Reader(vector.InMemory(files), where=WHERE)
+    reader = vector.Reader(vector.HeldFiles(files), where=WHERE)
     allowed = np.flatnonzero(np.random.default_rng(1).random(8000) < share)
     queries, hits, wanted = made(30, 48, seed=6), 0, min(10, len(allowed))
     for query in queries:
@@ -298,7 +298,7 @@ def test_a_filter_leaves_the_recall_as_it_is(clustered: Clustered, share: float)
 
 def test_a_filter_that_lies_far_from_the_query_is_looked_for_until_enough_is_found(clustered: Clustered) -> None:
     vectors, _, files = clustered
-    reader = vector.Reader(vector.InMemory(files), where=WHERE)
+    reader = vector.Reader(vector.HeldFiles(files), where=WHERE)
     query = vectors[0]
     far = np.array(ranked(query, vectors, "l2", np.arange(8000))[-300:])
     rows, _ = reader.candidates(query, 10, BitMap(far), nprobe=1)
@@ -316,7 +316,7 @@ def test_a_search_reads_the_clusters_it_looks_into_and_no_other(
     expected = bundle.Expected(
         where="s", identity="s", size=len(packed.data), footer_offset=packed.footer_offset, xxh3=packed.xxh3
     )
-    whole = vector.Reader(vector.InMemory(files), where="s")
+    whole = vector.Reader(vector.HeldFiles(files), where="s")
     reader = vector.Reader(vector.Ranged(store, expected), where="s")
     for query in vectors[:5]:
         assert reader.candidates(query, 10, nprobe=3)[0].tolist() == whole.candidates(query, 10, nprobe=3)[0].tolist()
@@ -499,7 +499,7 @@ def test_forged_files_give_rows_of_the_split_or_a_typed_error() -> None:
                 forged["clusters.bin"] = table.tobytes()
             try:
                 vector.check(forged, definition("l2", quantization), rows=40, where=WHERE)
-                reader = vector.Reader(vector.InMemory(forged), where=WHERE, rows=40)
+                reader = vector.Reader(vector.HeldFiles(forged), where=WHERE, rows=40)
                 rows, _ = reader.candidates(np.ones(8), 5, BitMap(range(60)))
             except (Corrupt, Unsupported):
                 continue
@@ -522,9 +522,9 @@ def test_a_reader_finds_a_damaged_block_and_another_codebook() -> None:
     for name in ("blocks.bin", "second.bin"):
         broken = {**files, name: flip_bit(files[name], Random(1))}
         with pytest.raises(Corrupt, match=f"block of {name}"):
-            vector.Reader(vector.InMemory(broken), where=WHERE).candidates(np.ones(8), 1)
+            vector.Reader(vector.HeldFiles(broken), where=WHERE).candidates(np.ones(8), 1)
     with pytest.raises(Corrupt, match="its codes are of codebook"):
-        vector.Reader(vector.InMemory({**files, "codebook.bin": replace(book, seed=2).to_bytes()}), where=WHERE)
+        vector.Reader(vector.HeldFiles({**files, "codebook.bin": replace(book, seed=2).to_bytes()}), where=WHERE)
 
 
 def test_every_byte_of_a_codebook_counts() -> None:

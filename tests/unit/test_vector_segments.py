@@ -45,7 +45,7 @@ def test_a_segment_is_searched_by_its_files_alone_and_the_same_rows_give_the_sam
     files = segments.build_rows(rows_of(vectors, (7,)), index)
     assert segments.build_rows(rows_of(vectors, (7,)), index) == files
     segments.check(files, "near", segments.fingerprint_of(index), rows=300, where="s")
-    reader = vector.Reader(vector.InMemory(files), where="s", rows=300)
+    reader = vector.Reader(vector.HeldFiles(files), where="s", rows=300)
     found, _ = reader.candidates(vectors[3], 10)
     away = vector.exact(vectors[3], vectors, reader.head.metric)
     away[7] = np.inf
@@ -60,7 +60,7 @@ def test_rows_without_a_vector_and_no_rows_at_all_make_segments_too(metric: str,
     for rows in (rows_of(made(0)), rows_of(made(3), (0, 1, 2)), rows_of(np.zeros((2, 8), np.float32))):
         files = segments.build_rows(rows, index)
         segments.check(files, "near", segments.fingerprint_of(index), rows=rows.num_rows, where="s")
-        found, _ = vector.Reader(vector.InMemory(files), where="s").candidates(np.ones(8), 5)
+        found, _ = vector.Reader(vector.HeldFiles(files), where="s").candidates(np.ones(8), 5)
         assert len(found) == (2 if rows.num_rows == 2 and metric != "cosine" else 0)
 
 
@@ -71,7 +71,7 @@ def test_vectors_near_the_end_of_32_bits_make_a_segment(metric: str, quantizatio
     index = definition(metric, quantization)
     files = segments.build_rows(rows_of(vectors), index)
     segments.check(files, "near", segments.fingerprint_of(index), rows=40, where="s")
-    assert len(vector.Reader(vector.InMemory(files), where="s").candidates(vectors[0], 40)[0]) == 40
+    assert len(vector.Reader(vector.HeldFiles(files), where="s").candidates(vectors[0], 40)[0]) == 40
 
 
 def test_a_segment_over_a_part_of_a_split_keeps_its_rows_beside_the_files(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ Pure but for `parts`: arrays to bytes and back. A segment has the codebook that 
 """
 
 from storage_core.index.vector.codebook import Codebook
+from storage_core.index.vector.codes import farthest, farthest_candidate
 from storage_core.index.vector.definition import options_of, validate
 from storage_core.index.vector.distances import exact
 from storage_core.index.vector.layout import CODEBOOK, opening_bytes
-from storage_core.index.vector.parts import InMemory, Parts, Ranged, Span
-from storage_core.index.vector.probing import pieces_of
-from storage_core.index.vector.reader import KEPT_BYTES, Reader
+from storage_core.index.vector.parts import HeldFiles, Parts, Ranged, Span
+from storage_core.index.vector.probing import pieces_per_segment
+from storage_core.index.vector.reader import KEPT_BYTES, RANKED_PER_ROW, Reader
 from storage_core.index.vector.segment import build, check, indexable
 from storage_core.index.vector.trained import TRAINING, Training, trained_again
 from storage_core.index.vector.training import coding_error, sample_rows, train, train_on
@@ -17,9 +18,10 @@ from storage_core.index.vector.training import coding_error, sample_rows, train,
 __all__ = [
     "CODEBOOK",
     "KEPT_BYTES",
+    "RANKED_PER_ROW",
     "TRAINING",
     "Codebook",
-    "InMemory",
+    "HeldFiles",
     "Parts",
     "Ranged",
     "Reader",
@@ -29,10 +31,12 @@ __all__ = [
     "check",
     "coding_error",
     "exact",
+    "farthest",
+    "farthest_candidate",
     "indexable",
     "opening_bytes",
     "options_of",
-    "pieces_of",
+    "pieces_per_segment",
     "sample_rows",
     "train",
     "train_on",

@@ -26,8 +26,8 @@ import xxhash
 
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.foreign_text import shortened
-from storage_core.index.damage import REBUILD
-from storage_core.index.vector.codes import PER_BYTE, padded_size
+from storage_core.index.damage import damaged
+from storage_core.index.vector.codes import BOOK_ENTRIES, PER_BYTE, padded_size
 from storage_core.index.vector.rotation import rotation
 from storage_core.rows.vectors import MOST_DIMENSIONS, Floats
 from storage_core.settings.vector_options import Metric, Quantization
@@ -36,7 +36,6 @@ _MAGIC, _VERSION, _OF_FLOATS = b"TIDEMKV", b"2", b"1"
 _LENGTH = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<Q")
 _HEADER = ("dimensions", "metric", "quantization", "seed", "rows", "error", "centroids", "books")
-_ENTRIES = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,9 +93,9 @@ class Codebook:
         view = memoryview(data)
         begin = len(_MAGIC) + len(_VERSION)
         if len(view) < begin + _LENGTH.size + _CHECKSUM.size or view[: len(_MAGIC)] != _MAGIC:
-            raise _damaged(where, f"{len(view)} bytes that do not begin with {_MAGIC!r}")
+            raise _not_a_codebook(where, f"{len(view)} bytes that do not begin with {_MAGIC!r}")
         if xxhash.xxh3_64_intdigest(view[: -_CHECKSUM.size]) != _CHECKSUM.unpack(view[-_CHECKSUM.size :])[0]:
-            raise _damaged(where, "its checksum does not match")
+            raise _not_a_codebook(where, "its checksum does not match")
         version = bytes(view[len(_MAGIC) : begin])
         if version not in (_OF_FLOATS, _VERSION):
             raise Unsupported(
@@ -107,7 +106,7 @@ class Codebook:
         try:
             return _decoded(json.loads(bytes(text)), arrays, of_floats=version == _OF_FLOATS)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise _damaged(where, f"{type(error).__name__}: {error}") from error
+            raise _not_a_codebook(where, f"{type(error).__name__}: {error}") from error
 
 
 def normalized(vectors: Floats) -> Floats:
@@ -154,7 +153,7 @@ def _decoded(header: Mapping[str, Any], arrays: memoryview, *, of_floats: bool) 
     if books != (padded_size(dimensions) // PER_BYTE if quantization == "product" else 0):
         raise ValueError(f"{books} books for {quantization} codes of {dimensions} dimensions")
     kind = _float(dimensions) if of_floats else _centroid(dimensions)
-    kinds = [(1, _float(dimensions)), (clusters, kind), (books, _float(_ENTRIES, PER_BYTE))]
+    kinds = [(1, _float(dimensions)), (clusters, kind), (books, _float(BOOK_ENTRIES, PER_BYTE))]
     ends = np.cumsum([count * each.itemsize for count, each in kinds])
     if len(arrays) != int(ends[-1]):
         raise ValueError(f"{len(arrays)} bytes of numbers, expected {int(ends[-1])}")
@@ -188,5 +187,5 @@ def _centroid(dimensions: int) -> np.dtype[Any]:
     return np.dtype([("scale", "<f4"), ("whole", "i1", (dimensions,))])
 
 
-def _damaged(where: str, what: str) -> Corrupt:
-    return Corrupt(f"{where}: not a codebook of vectors: {shortened(what)}", advice=REBUILD, key=where)
+def _not_a_codebook(where: str, what: str) -> Corrupt:
+    return damaged(where, f"not a codebook of vectors: {shortened(what)}")

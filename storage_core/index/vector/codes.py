@@ -26,6 +26,12 @@ GREATEST = 127
 PER_BYTE = 4
 """Dimensions in a byte of a coarse code."""
 
+BOOK_ENTRIES = 256
+"""Vectors of a book, of which a byte names one."""
+
+ALIKE_ROWS = 10_000
+"""So many candidates there may be where many rows have the same vector."""
+
 # Max, "Quantizing for minimum distortion" (1960): for a normal distribution of deviation 1, four levels at ±0.4528 and
 # ±1.510, the thresholds between them at 0 and ±0.9816. 3 and 10 have the same proportion.
 _THRESHOLD = 0.9816
@@ -96,8 +102,31 @@ def apart(offsets: Floats, products: Floats) -> Floats:
     return found
 
 
+def farthest(values: npt.NDArray[np.floating], most: int) -> float:
+    """Return the greatest of the `most` smallest values; infinity where there are no more."""
+    return float(np.partition(values, most - 1)[most - 1]) if len(values) > most else np.inf
+
+
+def farthest_candidate(distances: npt.NDArray[np.floating], most: int) -> float:
+    """Return how far, by their codes, the nearest `most` rows are, of equal ones counted once.
+
+    Rows with the same vector have the same code. Where such rows fill the first places, what is nearest may be behind
+    them, for codes err: if fewer than half of `most` are different, up to `ALIKE_ROWS` rows are looked at.
+    """
+    last = farthest(distances, most)
+    if len(distances) <= most or 2 * len(np.unique(distances[distances <= last])) >= most:
+        return last
+    different = np.unique(distances[distances <= farthest(distances, max(most, ALIKE_ROWS))])
+    return float(different[:most][-1])
+
+
 def best_of(values: npt.NDArray[np.floating], most: int) -> npt.NDArray[np.int64]:
     """Return the places of the `most` smallest values, and of all that are as small as the greatest of these."""
-    if len(values) <= most:
-        return np.arange(len(values))
-    return np.flatnonzero(values <= np.partition(values, most - 1)[most - 1])
+    return np.arange(len(values)) if len(values) <= most else np.flatnonzero(values <= farthest(values, most))
+
+
+def candidates_of(distances: npt.NDArray[np.floating], most: int) -> npt.NDArray[np.int64]:
+    """Return the places of the nearest `most` rows by their codes: see `farthest_candidate`."""
+    if len(distances) <= most:
+        return np.arange(len(distances))
+    return np.flatnonzero(distances <= farthest_candidate(distances, most))

@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.foreign_text import shortened
-from storage_core.index.damage import REBUILD
-from storage_core.index.vector.codes import PER_BYTE, padded_size
+from storage_core.index.damage import damaged
+from storage_core.index.vector.codes import BOOK_ENTRIES, PER_BYTE, padded_size
 from storage_core.rows.vectors import MOST_DIMENSIONS
 from storage_core.settings.vector_options import Metric, Quantization
 
@@ -46,7 +46,6 @@ BLOCK = np.dtype([("cluster", "<u4"), ("rows", "<u4"), ("blocks", "<u8"), ("seco
 
 Table = npt.NDArray[np.void]
 _FLOAT = 4
-_BOOK_ENTRIES = 256
 _HEADERS_BYTES = 1024  # of the bundle, of `head.json` and of the codebook
 
 
@@ -82,9 +81,9 @@ class Head:
                 )
             head = Head(**found)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise damaged(where, f"{HEAD}: {type(error).__name__}: {error}") from error
+            raise not_a_segment(where, f"{HEAD}: {type(error).__name__}: {error}") from error
         if not head.is_sound:
-            raise damaged(where, f"{HEAD}: {found}")
+            raise not_a_segment(where, f"{HEAD}: {found}")
         return head
 
     @property
@@ -139,7 +138,7 @@ def opening_bytes(quantization: Quantization, dimensions: int, rows: int, cluste
     """
     if clusters is None:
         clusters = clusters_for(quantization, dimensions, rows, FLAT_BYTES)
-    books = padded_size(dimensions) * _BOOK_ENTRIES if quantization == "product" else 0
+    books = padded_size(dimensions) * BOOK_ENTRIES if quantization == "product" else 0
     codebook = _FLOAT * (dimensions + books) + clusters * (_FLOAT + dimensions)
     return _HEADERS_BYTES + BLOCK.itemsize * (1 + clusters + rows // BLOCK_ROWS) + 4 * rows + codebook
 
@@ -147,12 +146,14 @@ def opening_bytes(quantization: Quantization, dimensions: int, rows: int, cluste
 def table_of(data: bytes | memoryview, head: Head, *, where: str) -> Table:
     """Return the records of `clusters.bin`, found to be of a segment with this head. Raises `Corrupt`."""
     if len(data) % BLOCK.itemsize:
-        raise damaged(where, f"{CLUSTERS} has {len(data)} bytes, no multiple of {BLOCK.itemsize}")
+        raise not_a_segment(where, f"{CLUSTERS} has {len(data)} bytes, no multiple of {BLOCK.itemsize}")
     table = np.frombuffer(data, BLOCK)
     rows, clusters = table["rows"].astype(np.int64), table["cluster"].astype(np.int64)
     sound = int(rows.sum()) == head.rows and bool((rows > 0).all()) and bool((rows <= BLOCK_ROWS).all())
     if not sound or (np.diff(clusters) < 0).any() or (clusters >= max(1, head.clusters)).any():
-        raise damaged(where, f"the blocks of {CLUSTERS} are not those of {head.rows} rows in {head.clusters} clusters")
+        raise not_a_segment(
+            where, f"the blocks of {CLUSTERS} are not those of {head.rows} rows in {head.clusters} clusters"
+        )
     return table
 
 
@@ -169,6 +170,6 @@ def expected_bytes(head: Head, name: str) -> int | None:
             return None
 
 
-def damaged(where: str, what: str) -> Corrupt:
+def not_a_segment(where: str, what: str) -> Corrupt:
     """Return the error for what cannot be the files of a segment of vectors."""
-    return Corrupt(f"{where}: not the files of a vector segment: {shortened(what)}", advice=REBUILD, key=where)
+    return damaged(where, f"not the files of a vector segment: {shortened(what)}")

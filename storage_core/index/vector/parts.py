@@ -12,7 +12,7 @@ from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import bundle
 from storage_core.index.damage import REBUILD
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.split.pieces import Pieces
+from storage_core.split.pieces import NOTHING_FETCHED, Fetched, Pieces
 
 GAP_BYTES = 64 * 2**10
 """Pieces no farther apart are fetched by one request: it would take about as long to ask twice."""
@@ -47,7 +47,7 @@ class Parts(Protocol):
         ...
 
 
-class InMemory:
+class HeldFiles:
     """Files that are in memory, and were verified as a whole."""
 
     is_ranged = False
@@ -82,13 +82,13 @@ class Ranged:
         self._expected = expected
         fetch = functools.partial(store.get_range, expected.where)
         self._pieces = Pieces(store.uri, expected.where, expected.xxh3, cached, fetch, advice=REBUILD)
-        self._ahead, self._ahead_at = b"", 0
+        self._ahead = NOTHING_FETCHED
         tail = Piece(expected.footer_offset, expected.size, expected.identity, self._identity)
         (found,) = cached.read(store.uri, expected.where, expected.xxh3, [tail])
         if found is None:
-            self._ahead_at = max(0, expected.footer_offset - ahead)
-            self._ahead = fetch(self._ahead_at, expected.size)
-            found = self._ahead[expected.footer_offset - self._ahead_at :]
+            start = max(0, expected.footer_offset - ahead)
+            self._ahead = Fetched(start, fetch(start, expected.size))
+            found = self._ahead.data[expected.footer_offset - start :]
             self._directory = bundle.read_directory(found, expected)
             self._pieces.keep([(tail, found)])
         else:
@@ -103,7 +103,7 @@ class Ranged:
         """Return these files, each compared with its checksum. What was fetched ahead is dropped."""
         parts = sorted((self._directory.part(name) for name in names), key=lambda each: each.offset)
         found = self._fetched([Piece(each.offset, each.offset + each.length, each.xxh3) for each in parts])
-        self._ahead = b""
+        self._ahead = NOTHING_FETCHED
         return {part.name: data for part, data in zip(parts, found, strict=True)}
 
     def read(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview]:
@@ -112,16 +112,10 @@ class Ranged:
         return self._fetched([Piece(offset + each.start, offset + each.end, f"{each.xxh3:016x}") for each in spans])
 
     def _fetched(self, pieces: Sequence[Piece]) -> list[memoryview]:
-        at, end = self._ahead_at, self._ahead_at + len(self._ahead)
-        ahead = [each for each in pieces if at <= each.start and (each.end or 0) <= end]
-        found = {
-            each: self._pieces.verified(each, self._ahead[each.start - at : (each.end or 0) - at]) for each in ahead
-        }
-        self._pieces.keep(found.items())
-        absent = [each for each in pieces if each not in found]
-        read = self._pieces.read(absent, gap_bytes=GAP_BYTES, at_once=_AT_ONCE, most_bytes=REQUEST_BYTES)
-        found.update(zip(absent, read, strict=True))
-        return [memoryview(found[each]) for each in pieces]
+        read = self._pieces.read(
+            pieces, gap_bytes=GAP_BYTES, at_once=_AT_ONCE, most_bytes=REQUEST_BYTES, ahead=self._ahead
+        )
+        return [memoryview(each) for each in read]
 
     def _identity(self, tail: Data) -> str:
         """The identity of the bundle that these bytes are the directory of; none where they are no sound one."""

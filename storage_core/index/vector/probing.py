@@ -23,17 +23,17 @@ def probes(held: Rows, *, is_ranged: bool) -> int:
     return max(LEAST_PROBES, int(np.searchsorted(np.cumsum(held), share)) + 1)
 
 
-def pieces_of(segments: int) -> int:
+def pieces_per_segment(segments: int) -> int:
     """Return in how many pieces what is fetched of each of so many segments shall lie."""
     return max(LEAST_PIECES, REQUESTS // max(1, segments) - 1)
 
 
 def in_pieces(blocks: Rows, sizes: Rows, turns: Rows, needed: int, *, pieces: int) -> Rows:
-    """Return the blocks, ascending, in so many pieces, if that takes no more than half as many rows again.
+    """Return the blocks, ascending, with the smallest gaps between them filled towards `pieces` pieces.
 
-    The smallest gaps are filled. Pieces that are left over are left out, if half of the rows at most are in them, and
-    no block that is needed: of the `needed` first `turns`, which tell the nearer of two. `sizes` are the rows of each
-    block of the segment.
+    Filling adds at most half as many rows. All pieces beyond the nearest `pieces` are dropped, unless more than half
+    of the rows are in them, or a block of the first `needed` `turns`, which tell the nearer of two. `sizes` are the
+    rows of each block of the segment.
     """
     ends = np.cumsum(sizes)
     gaps = np.flatnonzero(np.diff(blocks) > 1)

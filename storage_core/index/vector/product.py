@@ -6,21 +6,20 @@ import numpy as np
 import numpy.typing as npt
 
 from storage_core.index.vector.clusters import k_means, nearest
-from storage_core.index.vector.codes import GREATEST, PER_BYTE, Bytes, Whole, padded_size
+from storage_core.index.vector.codes import BOOK_ENTRIES, GREATEST, PER_BYTE, Bytes, Whole, padded_size
 from storage_core.rows.vectors import Floats
 
-ENTRIES = 256
 _ROUNDS = 8
-_SAMPLE = 16 * ENTRIES
+_SAMPLE = 16 * BOOK_ENTRIES
 
 
 def train_books(rotated: Floats, words: np.random.PCG64) -> Floats:
     """Return the trained vectors: one book per 4 dimensions, its entries, their numbers."""
     sample = _padded(rotated[:_SAMPLE])
-    books = np.zeros((sample.shape[1] // PER_BYTE, ENTRIES, PER_BYTE), np.float32)
+    books = np.zeros((sample.shape[1] // PER_BYTE, BOOK_ENTRIES, PER_BYTE), np.float32)
     for number, book in enumerate(books):
         part = np.ascontiguousarray(sample[:, number * PER_BYTE : (number + 1) * PER_BYTE])
-        found = k_means(part, ENTRIES, words, rounds=_ROUNDS)
+        found = k_means(part, BOOK_ENTRIES, words, rounds=_ROUNDS)
         book[: len(found)] = found
         book[len(found) :] = found[0] if len(found) else 0
     return books

@@ -12,7 +12,7 @@ from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
 from storage_core.index.vector.codebook import in_bytes
-from storage_core.index.vector.codes import Whole, apart, best_of, dots, padded_size, query_code
+from storage_core.index.vector.codes import Whole, apart, best_of, candidates_of, dots, padded_size, query_code
 from storage_core.index.vector.distances import Distances, exact
 from storage_core.index.vector.layout import (
     BLOCKS,
@@ -22,14 +22,14 @@ from storage_core.index.vector.layout import (
     ROWS,
     SECOND,
     Head,
-    damaged,
     expected_bytes,
+    not_a_segment,
     row_bytes,
     second_bytes,
     table_of,
 )
 from storage_core.index.vector.parts import Parts, Span
-from storage_core.index.vector.probing import Rows, in_pieces, pieces_of, probes
+from storage_core.index.vector.probing import Rows, in_pieces, pieces_per_segment, probes
 from storage_core.index.vector.segment import codebook_of, require_block, require_rows
 from storage_core.index.vector.whole import decoded
 from storage_core.rows.vectors import Floats, Mask
@@ -38,8 +38,8 @@ from storage_core.split.kept_values import KeptValues
 COARSE = 40
 """Candidates per row of the answer that are kept by their coarse codes, and that filtered clusters must hold."""
 
-FINE = 4
-"""Candidates per row of the answer that a second look leaves for exact vectors."""
+RANKED_PER_ROW = 4
+"""Candidates per row of the answer that are ranked by exact vectors, so that a second look leaves no more."""
 
 LEAST_SECOND = 128
 """From so many dimensions on coarse codes name the nearest well enough not to fetch finer ones."""
@@ -76,15 +76,15 @@ class Reader:
     """
 
     def __init__(self, parts: Parts, *, where: str, rows: int | None = None, kept_bytes: int = KEPT_BYTES) -> None:
-        """`rows` is how many the split has, None where nobody knows."""
+        """`rows` is how many the split has, None if unknown."""
         self._parts, self._where = parts, where
         opened = parts.whole((HEAD, CLUSTERS, ROWS, CODEBOOK))
         self.head = Head.from_bytes(opened[HEAD], where=where)
         self._codebook = codebook_of(opened[CODEBOOK], self.head, where=where)
         if rows is not None and self.head.of != rows:
-            raise damaged(where, f"it is over {self.head.of} rows, expected {rows}")
+            raise not_a_segment(where, f"it is over {self.head.of} rows, expected {rows}")
         if len(opened[ROWS]) != expected_bytes(self.head, ROWS):
-            raise damaged(where, f"{ROWS} has {len(opened[ROWS])} bytes")
+            raise not_a_segment(where, f"{ROWS} has {len(opened[ROWS])} bytes")
         self._table = table_of(opened[CLUSTERS], self.head, where=where)
         self._sizes = self._table["rows"].astype(np.int64)
         self._ends = np.cumsum(self._sizes)
@@ -103,7 +103,7 @@ class Reader:
         allowed: BitMap | None = None,
         nprobe: int | None = None,
         *,
-        pieces: int = pieces_of(1),
+        pieces: int = pieces_per_segment(1),
         note: Callable[[Rows], object] = len,
     ) -> tuple[Rows, Distances]:
         """Return rows among which the `k` nearest to the query most probably are, nearest first, and their distances.
@@ -112,10 +112,10 @@ class Reader:
         `none` they are exact, and the rows are the k nearest of the clusters looked into. All rows that are as near as
         the last are returned, so equal vectors are there or not together. `allowed` are the rows that count; others are
         not returned. `nprobe` clusters are looked into that hold a row that counts, by default `probes` of them, and
-        more until they hold `COARSE` · k; all of a flat segment. There are about `FINE` · k rows, after a second look,
-        which reads 4 times as much per row as the first. Where parts are ranged there is none from `LEAST_SECOND`
-        dimensions on, so about `COARSE` · k rows, and blocks lie in so many `pieces` (`in_pieces`). `note`
-        gets the cluster of each block. Raises
+        more until they hold `COARSE` · k; all of a flat segment. `rotated` returns about `RANKED_PER_ROW` · k rows,
+        after a second look that reads four times as much per row; where parts are ranged it takes none from
+        `LEAST_SECOND` dimensions on. Without one, and under `scalar` and `product`, about `COARSE` · k are returned.
+        Ranged blocks lie in about `pieces` pieces (`in_pieces`). `note` gets the cluster of each block. Raises
         `InvalidInput` for a query that is no vector of the index, `Corrupt` for a block that is not what was written.
         Requests: those of `Parts.read`, once for the blocks and once for a second look.
         """
@@ -136,15 +136,17 @@ class Reader:
         places = self._places(blocks)
         counts = slice(None) if counted is None else counted[places]
         if self.head.quantization == "none":
-            return self._answer(places[counts], self._exact(query, blocks)[counts], k)
+            distances = self._exact(query, blocks)[counts]
+            return self._answer(places[counts], distances, best_of(distances, k))
         offsets, products = self._coarse(query, blocks)
         places, offsets, products = places[counts], offsets[counts], products[counts]
         most = COARSE * k
-        if self._looks_again and len(places) > FINE * k:
-            best = best_of(apart(offsets, products), most)
-            places, offsets, most = places[best], offsets[best], FINE * k
+        if self._looks_again and len(places) > RANKED_PER_ROW * k:
+            best = candidates_of(apart(offsets, products), most)
+            places, offsets, most = places[best], offsets[best], RANKED_PER_ROW * k
             products = self._second(query, places)
-        return self._answer(places, self._measured(query, apart(offsets, products)), most)
+        distances = self._measured(query, apart(offsets, products))
+        return self._answer(places, distances, candidates_of(distances, most))
 
     def _places(self, blocks: Rows) -> Rows:
         """The places of the rows of the blocks."""
@@ -261,8 +263,7 @@ class Reader:
         measured: Distances = np.sqrt(squares) if book.metric == "l2" else squares / 2
         return measured
 
-    def _answer(self, places: Rows, distances: Distances, most: int) -> tuple[Rows, Distances]:
-        best = best_of(distances, most)
+    def _answer(self, places: Rows, distances: Distances, best: Rows) -> tuple[Rows, Distances]:
         rows, distances = self._rows[places[best]], distances[best]
         order = np.lexsort((rows, distances))
         return rows[order], distances[order]

@@ -25,9 +25,9 @@ from storage_core.index.vector.layout import (
     ROWS,
     SECOND,
     Head,
-    damaged,
     expected_bytes,
     files_of,
+    not_a_segment,
     row_bytes,
     second_bytes,
     table_of,
@@ -150,21 +150,21 @@ def check(
 ) -> None:
     """Return only when these are the files of a segment over a split of `rows` rows; raises `Corrupt` naming `where`.
 
-    None when nobody knows the number of rows. All blocks are compared with their checksums.
+    `rows` is None if unknown. All blocks are compared with their checksums.
     """
     options = options_of(definition)
     names = files_of(options.quantization)
     if {*names} != files.keys():
-        raise damaged(where, f"its files are {sorted(files)}, expected {sorted(names)}")
+        raise not_a_segment(where, f"its files are {sorted(files)}, expected {sorted(names)}")
     head = Head.from_bytes(files[HEAD], where=where)
     if (head.metric, head.quantization) != (options.metric, options.quantization):
-        raise damaged(where, f"codes for {head.metric} and {head.quantization} in an index of others")
+        raise not_a_segment(where, f"codes for {head.metric} and {head.quantization} in an index of others")
     if rows is not None and head.of != rows:
-        raise damaged(where, f"it is over {head.of} rows, expected {rows}")
+        raise not_a_segment(where, f"it is over {head.of} rows, expected {rows}")
     for name in names:
         expected = expected_bytes(head, name)
         if expected is not None and len(files[name]) != expected:
-            raise damaged(where, f"{name} has {len(files[name])} bytes, expected {expected}")
+            raise not_a_segment(where, f"{name} has {len(files[name])} bytes, expected {expected}")
     codebook_of(files[CODEBOOK], head, where=where)
     table = table_of(files[CLUSTERS], head, where=where)
     require_rows(np.frombuffer(files[ROWS], "<u4"), table["rows"].astype(np.int64), head, where=where)
@@ -180,25 +180,27 @@ def codebook_of(data: bytes | memoryview, head: Head, *, where: str) -> Codebook
     """Return the codebook of a segment, found to be the one that made its codes. Raises `Corrupt`."""
     book = Codebook.from_bytes(data, where=where)
     if identity_of(data) != head.codebook:
-        raise damaged(where, f"its codes are of codebook {head.codebook}, it has {identity_of(data)}")
+        raise not_a_segment(where, f"its codes are of codebook {head.codebook}, it has {identity_of(data)}")
     fits = (book.metric, book.quantization, book.dimensions) == (head.metric, head.quantization, head.dimensions)
     if not fits or head.clusters not in (0, len(book.centroids)):
-        raise damaged(where, f"its codebook is for {book.metric}, {book.quantization}, {book.dimensions} dimensions")
+        raise not_a_segment(
+            where, f"its codebook is for {book.metric}, {book.quantization}, {book.dimensions} dimensions"
+        )
     return book
 
 
 def require_rows(rows: npt.NDArray[np.uint32], sizes: Numbers, head: Head, *, where: str) -> None:
     """Raise `Corrupt` unless every row is one of the split's, and is there once."""
-    # By sorting: whoever forged the head may say any number of rows.
+    # By sorting, not by an array over `head.of`: a forged head may claim any number of rows.
     once = np.unique(rows)
     if len(once) != len(rows) or (len(once) and int(once[-1]) >= head.of) or int(sizes.sum()) != len(rows):
-        raise damaged(where, f"{ROWS} does not name {head.rows} of {head.of} rows once each")
+        raise not_a_segment(where, f"{ROWS} does not name {head.rows} of {head.of} rows once each")
 
 
 def require_block(data: bytes | memoryview, name: str, expected: int, *, where: str) -> None:
     """Raise `Corrupt` unless the bytes of a block have its checksum."""
     if xxhash.xxh3_64_intdigest(data) != expected:
-        raise damaged(where, f"the checksum of a block of {name} does not match")
+        raise not_a_segment(where, f"the checksum of a block of {name} does not match")
 
 
 def _offsets(codebook: Codebook, given: Floats, placed: Floats) -> Floats:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.index.vector.clusters import distances_to, divided, in_a_row, k_means
 from storage_core.index.vector.codebook import Codebook, normalized, rounded
+from storage_core.index.vector.codes import BOOK_ENTRIES, PER_BYTE
 from storage_core.index.vector.definition import options_of
 from storage_core.index.vector.layout import FLAT_BYTES, clusters_for
 from storage_core.index.vector.product import train_books
@@ -56,7 +57,7 @@ def train(
         error=0.0,
         center=_center(placed),
         centroids=empty,
-        books=np.zeros((0, 256, 4), np.float32),
+        books=np.zeros((0, BOOK_ENTRIES, PER_BYTE), np.float32),
     )
     placed = fresh.placed(vectors)
     if options.quantization == "product":

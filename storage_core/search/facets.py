@@ -19,10 +19,10 @@ from storage_core.index.damage import damaged
 from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.search_base import Base
-from storage_core.read.search_matches import Matches, Query, Searched
-from storage_core.read.search_source import usable
 from storage_core.rows.positions import bitmap_of, positions
+from storage_core.search.base import Base
+from storage_core.search.matches import Matches, Query, Searched
+from storage_core.search.source import usable
 from storage_core.settings.index import IndexDefinition
 
 VALUE, COUNT = "value", "count"

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from storage_core.index import segments, vector
-from storage_core.index.vector import Parts
 from storage_core.log.actions import IndexSegment
 from storage_core.objectstore.prefetch import all_of, both
-from storage_core.read.search_base import Base
-from storage_core.read.search_source import usable
+from storage_core.search.base import Base
+from storage_core.search.source import usable
 
 WHOLE_SEGMENT_BYTES: Final = 8 * 2**20
 """A segment up to this size is fetched whole: that takes one request, and one wave."""
@@ -18,7 +17,7 @@ WHOLE_SEGMENT_BYTES: Final = 8 * 2**20
 _FORESEEN: Final = 4
 
 
-def parts_of(base: Base, segment: IndexSegment, splits: Sequence[str]) -> Parts | None:
+def parts_of(base: Base, segment: IndexSegment, splits: Sequence[str]) -> vector.Ranged | None:
     """Return the files of a segment of vectors by ranges; None where it is small, on a local disk, or of another kind.
 
     Ranged GETs at once: its directory with what a reader opens, and the footers of the first `splits` with its rows,

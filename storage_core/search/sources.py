@@ -21,21 +21,21 @@ from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.bundle import checksum
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
-from storage_core.index.vector.parts import Parts
+from storage_core.index.vector.parts import Ranged
 from storage_core.log.actions import IndexSegment
 from storage_core.log.covered import is_over_one_split
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
-from storage_core.read.search_base import Base, Hidden
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_order import Between
-from storage_core.read.search_ranged import parts_of
-from storage_core.read.search_source import InSplit, Origin, Source, require_within, usable
-from storage_core.read.search_unmerged import unmerged_sources, unpacked
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import bitmap_of, positions
+from storage_core.search.base import Base, Hidden
+from storage_core.search.kept import Kept
+from storage_core.search.order import Between
+from storage_core.search.ranged import parts_of
+from storage_core.search.source import InSplit, Origin, Source, require_within, usable
+from storage_core.search.unmerged import unmerged_sources, unpacked
 
 _logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class _Split:
         return (self.path,)
 
     @property
-    def fetched_bytes(self) -> int | None:
+    def segment_bytes(self) -> int | None:
         return None if self.segment is None else self.segment.size
 
     def count(self) -> int:
@@ -111,7 +111,7 @@ class _Split:
     def directory(self) -> Path:
         return self._or_gap(self.base.directory, self._gap)
 
-    def parts(self) -> Parts | None:
+    def ranged(self) -> Ranged | None:
         return None if self.segment is None else parts_of(self.base, self.segment, self.splits)
 
     def matching(self, condition: Predicate) -> BitMap:
@@ -166,7 +166,7 @@ class _Moved:
         return f"{self.segment.path} {self.segment.xxh3}"
 
     @property
-    def fetched_bytes(self) -> int:
+    def segment_bytes(self) -> int:
         return self.segment.size
 
     def count(self) -> int:
@@ -176,7 +176,7 @@ class _Moved:
         with usable(self.segment.path):
             return self.base.directory(self.segment)
 
-    def parts(self) -> Parts | None:
+    def ranged(self) -> Ranged | None:
         return parts_of(self.base, self.segment, self.splits)
 
     def matching(self, condition: Predicate) -> BitMap:
@@ -236,7 +236,7 @@ class _PartOfSplit:
         return (self.path,)
 
     @property
-    def fetched_bytes(self) -> None:
+    def segment_bytes(self) -> None:
         return None
 
     def count(self) -> int:
@@ -245,7 +245,7 @@ class _PartOfSplit:
     def directory(self) -> Path:
         return self.base.gap(self.path, self.base.unanswered(self.path))
 
-    def parts(self) -> None:
+    def ranged(self) -> None:
         return None
 
     def matching(self, condition: Predicate) -> BitMap:

@@ -11,8 +11,8 @@ from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.index.cache import SegmentCache, open_cache
 from storage_core.index.coverage import Coverage, coverage
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_source import Unusable
+from storage_core.search.kept import Kept
+from storage_core.search.source import Unusable
 from storage_core.settings.index import IndexDefinition
 
 _logger = logging.getLogger(__name__)

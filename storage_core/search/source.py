@@ -13,10 +13,11 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound
 from storage_core.index.damage import damaged
-from storage_core.index.vector.parts import Parts
+from storage_core.index.fulltext import Hit
+from storage_core.index.vector.parts import Ranged
 from storage_core.read.predicate import Predicate
-from storage_core.read.search_order import Between
 from storage_core.rows.keys import Positions
+from storage_core.search.order import Between
 
 InSplit = tuple[str, Positions, Positions]
 """The path of a split, the places of rows among some, and the rows of the split's file that they are."""
@@ -57,8 +58,8 @@ class Source(Protocol):
         ...
 
     @property
-    def fetched_bytes(self) -> int | None:
-        """How large the segment is that `directory` fetches; None where it has the rows indexed."""
+    def segment_bytes(self) -> int | None:
+        """The size of the segment that answers for the rows; None where none does."""
         ...
 
     def count(self) -> int:
@@ -69,7 +70,7 @@ class Source(Protocol):
         """Return the directory with the files of the index over all the rows."""
         ...
 
-    def parts(self) -> Parts | None:
+    def ranged(self) -> Ranged | None:
         """Return the files of a segment of vectors by ranges; None where `directory` is to be read."""
         ...
 
@@ -78,7 +79,7 @@ class Source(Protocol):
         ...
 
     def low(self) -> Any:
-        """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
+        """Return what no row orders below, as `order.least`; None where that is unknown. No request."""
         ...
 
     def between(self, rows: Sequence[int]) -> Between | None:
@@ -119,6 +120,14 @@ def usable(path: str) -> Iterator[None]:
 def chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
     """Return the fields of these columns."""
     return pa.schema([each for each in schema if each.name in columns])
+
+
+def by_source(hits: Iterable[Hit]) -> dict[int, list[Hit]]:
+    """Return the hits of each source, in their order."""
+    found: dict[int, list[Hit]] = {}
+    for hit in hits:
+        found.setdefault(hit.source, []).append(hit)
+    return found
 
 
 def require_within(rows: Sequence[int], count: int, where: str) -> None:

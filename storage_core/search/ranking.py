@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from storage_core.index import catch_up, fulltext, segments
+from storage_core.index import fulltext
 from storage_core.index.cache import SegmentCache
-from storage_core.index.coverage import Coverage, coverage
+from storage_core.index.coverage import Coverage
 from storage_core.index.fulltext import Hit
 from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.first_of import in_turns
-from storage_core.read.search_attempts import attempted
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_live import Live
-from storage_core.read.search_order import Best, free_name, row_name
-from storage_core.read.search_question import IndexQuestion, VectorQuery, index_for, page, question
-from storage_core.read.search_source import Source
-from storage_core.read.search_sources import sources
-from storage_core.read.search_trace import Trace
-from storage_core.read.search_vectors import DISTANCE, WINDOW, Nearest, with_distance
-from storage_core.read.windows import in_windows
+from storage_core.search.attempts import attempted
+from storage_core.search.first_of import in_turns
+from storage_core.search.kept import Kept
+from storage_core.search.live import Live
+from storage_core.search.order import SCORE, Best, free_name, row_name
+from storage_core.search.question import IndexQuestion, VectorQuery, index_for, page, question
+from storage_core.search.source import Source, by_source
+from storage_core.search.sources import sources
+from storage_core.search.trace import Trace
+from storage_core.search.vectors import DISTANCE, FIRST_WINDOW, Nearest, with_distance
+from storage_core.search.windows import in_windows
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter, Predicate
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from storage_core.settings.query import QueryLimits
 
 _logger = logging.getLogger(__name__)
-
-SCORE = "score"
 
 _MATCH = 1.0
 _AT_ONCE = 4
@@ -107,14 +105,11 @@ def search(
     query, for a query, vector or filter that cannot be read, a limit below 1 or an offset below 0, `Corrupt` and
     `SnapshotExpired` for damaged and vanished splits; a segment like that is not used, with a warning. `Unavailable`
     when the machine lacks disk, memory or open files, or the filter passes a limit.
-    Requests: those of `Nearest.rows` for each window of a vector. Else one GET per split or generation with a segment
-    that is not cached, and of a bitmap segment those of `bitmap_parts.Reading`. Per split with hits that are better
-    than the last, or as good and by its bounds not behind it, one: of a split above 8 MiB ranged ones instead, for its
-    footer and the row groups with hits, and of a local file none, which is hashed unless `kept` knows it, and of which
-    the pages with hits are decoded. Of hits that score as the last those are left out that are behind it by their first
-    column (decision 0111). With a filter as much for its columns, of all hits until enough of them meet it: none where
-    bitmap indexes answer it wholly, which takes the requests of `Bitmaps.of_split`. One per stored deletion vector of
-    splits with such hits; and those of `overlay.take_apart`.
+    Requests. By vector: those of `Nearest.rows` per window. Else one GET per source whose segment is not cached
+    (bitmaps: `bitmap_parts.Reading`); then one per split with hits that may be among the best, above 8 MiB its footer
+    and the row groups with hits; none on a local disk. Hits tied with the last are left out where their first column is
+    behind it (decision 0111). A filter adds its columns of the hits, unless bitmaps answer it wholly, which takes those
+    of `Bitmaps.of_split`. One per stored deletion vector of splits with such hits; those of `overlay.take_apart`.
     """
     kept = kept or Kept()
     definition = index_for(snapshot, index, by_vector=vector is not None)
@@ -136,7 +131,7 @@ def search(
         else:
             rows = Best(snapshot, most, names)
             add_best(live, IndexQuestion(definition, parsed), rows, most, kept=kept, root=cached.root)
-            answer = rows.answer(names, offset=0, score=score)
+            answer = rows.answer(names, score=score)
         live.require_sound()
         return answer
 
@@ -166,10 +161,10 @@ def _nearest(nearest: Nearest, snapshot: Snapshot, names: Sequence[str], most: i
     def ranked(window: int) -> tuple[pa.Table, bool]:
         rows = Best(snapshot, min(window, most), names, is_named=True)
         nearest.add_to(rows, window)
-        found = rows.answer(held, offset=0, score=score)
+        found = rows.answer(held, score=score)
         return found, found.num_rows < window
 
-    return in_windows(ranked, most, name, first=WINDOW).select([*names, score])
+    return in_windows(ranked, most, name, first=FIRST_WINDOW).select([*names, score])
 
 
 def added_names(schema: pa.Schema) -> tuple[str, str]:
@@ -177,28 +172,9 @@ def added_names(schema: pa.Schema) -> tuple[str, str]:
     return free_name(SCORE, schema.names), free_name(DISTANCE, schema.names)
 
 
-def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, Any]:
-    """Return which splits a search would answer from segments and which it would index on the fly. No request.
-
-    Plain data: `index, kind, version, watermark, segments` (split path ▸ paths of the segments that answer for rows of
-    it) and `scanned` (paths of the splits with other rows, which are indexed on the fly, of vectors scored exactly).
-    Raises `NotFound` for an unknown index, `InvalidInput` for one that does not fit the schema.
-    """
-    definition = segments.definition_of(snapshot, index)
-    covered = coverage(snapshot, definition)
-    return {
-        "index": index,
-        "kind": definition.kind,
-        "version": snapshot.version,
-        "watermark": catch_up.watermark(snapshot, index),
-        "segments": {split: list(paths) for split, paths in sorted(covered.answers.items())},
-        "scanned": [add.path for add in covered.missing],
-    }
-
-
 def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Scored:
     found = query.hits(searcher, most, live=live)
-    hits = _by_source(found)
+    hits = by_source(found)
     tied = found[-1].score if len(found) > most else -math.inf  # else all of them are among the best
     better = frozenset(source for source, own in hits.items() if own[0].score > tied)
     return _Scored(
@@ -218,16 +194,9 @@ def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Scored:
 
     def hits(sources: Sequence[int]) -> Mapping[int, Sequence[Hit]]:
         asked = [each for each in sources if not live.excludes(each)]
-        return _by_source(live(list(chain.from_iterable(prefetch(matching, asked, _AT_ONCE)))))
+        return by_source(live(list(chain.from_iterable(prefetch(matching, asked, _AT_ONCE)))))
 
     return _Scored(sources=range(len(live.sources)), hits=hits, tied=_MATCH, wanted=most)
-
-
-def _by_source(hits: Sequence[Hit]) -> dict[int, list[Hit]]:
-    found: dict[int, list[Hit]] = {}
-    for hit in hits:
-        found.setdefault(hit.source, []).append(hit)
-    return found
 
 
 def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:

@@ -29,14 +29,14 @@ from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import conditions
 from storage_core.read.row_group_pruning import leading_bounds
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_order import Between, first_column, least
-from storage_core.read.search_source import chosen, require_within, usable
 from storage_core.rows.columns import stored_name, stored_names, stored_schema
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import bitmap_of, positions
 from storage_core.rows.sortable import has_leading_keys
 from storage_core.rows.vectors import is_vector
+from storage_core.search.kept import Kept
+from storage_core.search.order import Between, first_column, least
+from storage_core.search.source import chosen, require_within, usable
 from storage_core.split import pages
 from storage_core.split.conform import conform_split
 from storage_core.split.opened import OpenSplit, corrupt_on_failure
@@ -148,7 +148,7 @@ class Base:
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema, rows=rows)
 
     def low(self, split: str) -> Any:
-        """Return what no row of a split orders below, as `search_order.least`. No request."""
+        """Return what no row of a split orders below, as `order.least`. No request."""
         kept, add = self._kept.values, self.snapshot.splits[split]
         name = (split, add.xxh3, "low", stored_name(self._first), str(self._first.type))
         found = kept.get(name)

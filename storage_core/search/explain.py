@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from storage_core.index import segments, vector
+from storage_core.index import catch_up, segments, vector
 from storage_core.index.cache import SegmentCache
-from storage_core.index.coverage import Coverage
+from storage_core.index.coverage import Coverage, coverage
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.fusion import fusion_of
-from storage_core.read.hybrid_question import asked_index, asks_several, names_of, parts_of
 from storage_core.read.plan import Analysis
-from storage_core.read.search import explain_search
-from storage_core.read.search_attempts import attempted
-from storage_core.read.search_filter import RowFilter
-from storage_core.read.search_live import Live
-from storage_core.read.search_matches import Searched
-from storage_core.read.search_plan import FilterPlan, How, IndexPlan, SearchPlan, SourcePlan
-from storage_core.read.search_question import IndexQuestion, VectorQuery, index_for, question
-from storage_core.read.search_sources import sources
-from storage_core.read.search_trace import Trace
-from storage_core.read.search_vectors import most_scored
+from storage_core.read.row_filter import RowFilter
+from storage_core.search.attempts import attempted
+from storage_core.search.fusion import fusion_of
+from storage_core.search.hybrid_question import asked_index, asks_several, names_of, parts_of
+from storage_core.search.live import Live
+from storage_core.search.matches import Searched
+from storage_core.search.plan import FilterPlan, How, IndexPlan, SearchPlan, SourcePlan
+from storage_core.search.question import IndexQuestion, VectorQuery, index_for, question
+from storage_core.search.sources import sources
+from storage_core.search.trace import Trace
+from storage_core.search.vectors import most_scored
 from storage_core.settings.index import IndexDefinition
 
 
@@ -72,7 +72,8 @@ def planned(searched: Searched, indexes: Sequence[Searching]) -> Trace:
 
     def attempt(covered: Sequence[Coverage], cached: SegmentCache) -> None:
         found = sources(searched.store, searched.snapshot, covered, overlay=overlay, cache=cached, kept=searched.kept)
-        wanted = searched.kept.row_filter(searched.store, searched.snapshot, searched.filter, searched.limits)
+        of = searched.store, searched.snapshot, searched.filter, searched.limits
+        wanted = searched.kept.row_filter(*of, is_run=False)
         trace.begin({name: Live(own, wanted) for name, own in zip(names, found, strict=True)}, wanted)
         for own in found:
             for source in own:
@@ -93,6 +94,24 @@ def search_plan(
     return SearchPlan(indexes=plans, filter=wanted, analysis=done)
 
 
+def covered(snapshot: Snapshot, *, index: str) -> dict[str, Any]:
+    """Return which splits a search would answer from segments and which it would index on the fly. No request.
+
+    These fields of `IndexPlan`: `index, kind, version, watermark, segments, scanned`. Raises `NotFound` for an unknown
+    index, `InvalidInput` for one that does not fit the schema.
+    """
+    definition = segments.definition_of(snapshot, index)
+    found = coverage(snapshot, definition)
+    return {
+        "index": index,
+        "kind": definition.kind,
+        "version": snapshot.version,
+        "watermark": catch_up.watermark(snapshot, index),
+        "segments": {split: list(paths) for split, paths in sorted(found.answers.items())},
+        "scanned": [add.path for add in found.missing],
+    }
+
+
 def _part_of(part: IndexQuestion, weight: float | None) -> Searching:
     nprobe = part.question.nprobe if isinstance(part.question, VectorQuery) else None
     return Searching(part.definition, weight, nprobe)
@@ -102,7 +121,7 @@ def _index(searched: Searched, own: Searching, trace: Trace, *, is_run: bool, is
     live = trace.lives[own.definition.name]
     has_judged = is_run and live.is_filtered
     return IndexPlan(
-        **explain_search(searched.snapshot, index=own.definition.name),
+        **covered(searched.snapshot, index=own.definition.name),
         sources=[
             _source(searched.snapshot, own.definition.kind, live, number, is_filtered=is_filtered)
             for number in range(len(live.sources))
@@ -119,14 +138,14 @@ def _source(snapshot: Snapshot, kind: str, live: Live, number: int, *, is_filter
     origin, rows = source.origin, source.count()
     trained = None if origin.segment is None else snapshot.segments.get(origin.segment)
     training = None if trained is None else vector.Training.of(trained)
-    decides = kind == "vector" and is_filtered and source.fetched_bytes is not None
+    decides = kind == "vector" and is_filtered and origin.segment is not None
     return SourcePlan(
         place=origin.place,
         name=origin.name,
         rows=rows,
         how=_how(live, number, kind),
         segment=origin.segment,
-        segment_bytes=source.fetched_bytes,
+        segment_bytes=source.segment_bytes,
         exact_up_to=most_scored(rows) if decides else None,
         clusters=None if training is None else training.clusters,
         matching=None if looked is None else looked.matching,
@@ -139,7 +158,7 @@ def _how(live: Live, number: int, kind: str) -> How:
     source, looked = live.sources[number], live.looked.get(number)
     if kind != "fulltext" and live.excludes(number):  # the statistics of full text are of all rows
         return "left_out"
-    if source.fetched_bytes is None:
+    if source.origin.segment is None:
         return "exact" if kind == "vector" else "indexed"
     return "exact" if looked is not None and looked.is_exact and live.is_filtered else "segment"
 

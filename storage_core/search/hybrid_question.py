@@ -9,8 +9,8 @@ from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.index import segments
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.fusion import Fusion, weights_of
-from storage_core.read.search_question import IndexQuestion, only_index, question
+from storage_core.search.fusion import Fusion, weights_of
+from storage_core.search.question import IndexQuestion, only_index, question
 from storage_core.settings.index import IndexDefinition
 
 

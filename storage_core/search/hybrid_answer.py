@@ -14,16 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.fusion import Fusion, Ranking, fuse
-from storage_core.read.hybrid_question import Fused
-from storage_core.read.search import SCORE
-from storage_core.read.search_order import Best, best_first, free_name, row_name, tie_columns
-from storage_core.read.search_question import VectorQuery
-from storage_core.read.search_vectors import DISTANCE, with_distance
-from storage_core.read.windows import in_windows
 from storage_core.rows.keys import Positions, key_codes
+from storage_core.search.fusion import Fusion, Ranking, fuse
+from storage_core.search.hybrid_question import Fused
+from storage_core.search.order import SCORE, Best, best_first, free_name, row_name, tie_columns
+from storage_core.search.question import VectorQuery
+from storage_core.search.vectors import DISTANCE, with_distance
+from storage_core.search.windows import in_windows
 
-WINDOW: Final = 100
+FIRST_WINDOW: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +79,13 @@ class Answer:
             rankings = [self._ranking(number, rank(number, window)) for number in range(len(self._parts.ranking))]
             return self._fused(rankings), all(each.num_rows < window for each in rankings)
 
-        found = in_windows(ranked, most, self._name, first=WINDOW)
+        found = in_windows(ranked, most, self._name, first=FIRST_WINDOW)
         return found.select([*self._columns, *self._names.added()])
 
     def _ranking(self, number: int, best: Best) -> pa.Table:
         """The rows of an index in its order with its score, and with the distance where it is the first of vectors."""
         score, query = self._names.scores[number], self._parts.ranking[number].question
-        rows = best.answer(self._held, offset=0, score=score)
+        rows = best.answer(self._held, score=score)
         if not isinstance(query, VectorQuery):
             return rows
         distance = self._names.distance or DISTANCE

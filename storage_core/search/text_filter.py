@@ -8,10 +8,10 @@ import numpy as np
 from pyroaring import BitMap
 
 from storage_core.index.fulltext import Hit
-from storage_core.read.search_source import Source
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import Positions, key_codes
 from storage_core.rows.positions import bitmap_of, positions
+from storage_core.search.source import Source, by_source
 
 
 class TextFilter:
@@ -19,9 +19,7 @@ class TextFilter:
 
     def __init__(self, found: Sequence[Source], hits: Sequence[Hit], key: Sequence[str]) -> None:
         """Hits of these sources of a table with this key. Requests: those of `Source.in_splits`."""
-        rows: dict[int, list[int]] = {}
-        for hit in hits:
-            rows.setdefault(hit.source, []).append(hit.row)
+        rows = {source: [hit.row for hit in own] for source, own in by_source(hits).items()}
         self._key = key
         self._splits: dict[str, BitMap] = {}
         self._unmerged = [found[each].take(own, key) for each, own in rows.items() if not found[each].splits]

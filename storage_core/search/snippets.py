@@ -11,9 +11,9 @@ from storage_core.foreign_text import quoted
 from storage_core.index import fulltext
 from storage_core.index.text_snippets import snippets
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.hybrid_question import names_of
-from storage_core.read.search_order import free_name
-from storage_core.read.search_question import index_for
+from storage_core.search.hybrid_question import names_of
+from storage_core.search.order import free_name
+from storage_core.search.question import index_for
 from storage_core.settings.index import IndexDefinition
 
 SNIPPETS = "snippets"

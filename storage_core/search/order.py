@@ -13,14 +13,16 @@ import pyarrow as pa
 
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.first_of import FirstRows
 from storage_core.rows.codes import Codes, Mask, Unsigned, codes
 from storage_core.rows.columns import stored_name
 from storage_core.rows.keys import Positions, pack, sorted_order
 from storage_core.rows.sortable import bound_keys, leading_keys, sortable
+from storage_core.search.first_of import FirstRows
 
 if TYPE_CHECKING:
-    from storage_core.read.search_source import Source
+    from storage_core.search.source import Source
+
+SCORE = "score"
 
 Between = tuple[Unsigned, Unsigned]
 """Per row two `leading_keys`: of what its value in the first of the `tie_columns` is not below, and not above."""
@@ -78,7 +80,7 @@ class Best:
         self._read: Sequence[str] = tuple(schema.names)
         for name, kind in zip(self._name, (pa.string(), pa.int64()), strict=False):
             schema = schema.append(pa.field(name, kind))
-        self._score = free_name("score", schema.names)
+        self._score = free_name(SCORE, schema.names)
         self._rows = FirstRows(schema.append(pa.field(self._score, pa.float64())), limit, self._order)
 
     def taken(self, source: Source, rows: Sequence[int]) -> pa.Table:
@@ -125,10 +127,10 @@ class Best:
         last = self._rows.last()
         return last.column(self._score)[0].as_py(), last.column(self._columns[0]).combine_chunks()
 
-    def answer(self, columns: Sequence[str], *, offset: int, score: str) -> pa.Table:
-        """Return these columns of the rows after the best `offset`, in their order, and behind them the `score`."""
+    def answer(self, columns: Sequence[str], *, score: str) -> pa.Table:
+        """Return these columns of the rows in their order, and behind them the `score`."""
         rows = self._rows.rows()
-        return rows.select(list(columns)).append_column(score, rows.column(self._score)).slice(offset)
+        return rows.select(list(columns)).append_column(score, rows.column(self._score))
 
     def _order(self, rows: pa.Table) -> Positions:
         return best_first(rows.column(self._score), rows, self._columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from storage_core.read.predicate import Predicate
 from storage_core.rows.vectors import Floats
 from storage_core.settings.index import IndexDefinition, IndexKind
 from storage_core.settings.vector_options import Metric
+
+_MOST_ROWS: Final = 2**56
+"""More than any table has; the windows of a search, which are some times as large, are integers of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,12 +105,15 @@ def question(
 
 
 def page(limit: object, offset: object = 0) -> tuple[int, int]:
-    """Return how many rows are wanted, and how many are left out before. Raises `InvalidInput`."""
+    """Return how many rows are wanted, and how many are left out before, of both at most more than any table has.
+
+    Raises `InvalidInput`.
+    """
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
     if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
         raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
-    return limit, offset
+    return min(limit, _MOST_ROWS), min(offset, _MOST_ROWS)
 
 
 def _vector_query(given: object, definition: IndexDefinition, snapshot: Snapshot, nprobe: object) -> VectorQuery:

@@ -18,16 +18,16 @@ from storage_core.index.vector.distances import Distances
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.predicate import Filter
-from storage_core.read.search_attempts import attempted
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_live import Live
-from storage_core.read.search_question import VectorQuery, index_for, question
-from storage_core.read.search_source import Source
-from storage_core.read.search_sources import sources
-from storage_core.read.search_vectors import Nearest, block_rows
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import positions
 from storage_core.rows.vectors import Floats, matrix
+from storage_core.search.attempts import attempted
+from storage_core.search.kept import Kept
+from storage_core.search.live import Live
+from storage_core.search.question import VectorQuery, index_for, question
+from storage_core.search.source import Source
+from storage_core.search.sources import sources
+from storage_core.search.vectors import Nearest, block_rows
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.query import QueryLimits
 
@@ -38,8 +38,8 @@ USUAL_QUERIES = 100
 class Recall:
     """The share `recall` of the `k` nearest rows that searches by so many `queries` found; 1 where there are no rows.
 
-    A row as near as the k-th is as good. `candidates` rows were ranked by exact vectors, in all searches together; of
-    `rows` rows with a vector, those that meet the filter, the nearest were told exactly.
+    A row as near as the k-th is as good. `candidates` rows were ranked by vectors of the table, in all windows of all
+    searches together; of `rows` rows with a vector, those that meet the filter, the nearest were told exactly.
     """
 
     index: str
@@ -85,10 +85,9 @@ def recall(
         live.require_sound()
         wanted_queries = given.queries or _drawn(found, rows, given, seed)
         truth, count = _nearest_distances(found, rows, wanted_queries, k)
-        hits = wanted = candidates = 0
+        hits = wanted = 0
         for query, farthest in zip(wanted_queries, truth, strict=True):
-            distances, ranked = Nearest(live, query, k, readers=kept.readers).distances()
-            candidates += ranked
+            distances = Nearest(live, query, k, readers=kept.readers).distances()
             wanted += len(farthest)
             hits += int((distances <= farthest[-1:]).sum())
         return Recall(
@@ -96,7 +95,7 @@ def recall(
             k=k,
             recall=hits / wanted if wanted else 1.0,
             queries=len(wanted_queries),
-            candidates=candidates,
+            candidates=sum(each.ranked for each in live.looked.values()),
             rows=count,
         )
 

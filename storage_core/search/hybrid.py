@@ -16,18 +16,18 @@ from storage_core.index.coverage import Coverage
 from storage_core.index.fulltext import Hit
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read import search as by_one
-from storage_core.read.fusion import fusion_of
-from storage_core.read.hybrid_answer import Answer
-from storage_core.read.hybrid_question import asked_index, asks_several, parts_of
-from storage_core.read.search_attempts import attempted
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_live import Live
-from storage_core.read.search_order import Best
-from storage_core.read.search_question import IndexQuestion, page
-from storage_core.read.search_sources import sources
-from storage_core.read.search_text_filter import TextFilter
-from storage_core.read.search_trace import Trace
+from storage_core.search import ranking as by_one
+from storage_core.search.attempts import attempted
+from storage_core.search.fusion import fusion_of
+from storage_core.search.hybrid_answer import Answer
+from storage_core.search.hybrid_question import asked_index, asks_several, parts_of
+from storage_core.search.kept import Kept
+from storage_core.search.live import Live
+from storage_core.search.order import Best
+from storage_core.search.question import IndexQuestion, page
+from storage_core.search.sources import sources
+from storage_core.search.text_filter import TextFilter
+from storage_core.search.trace import Trace
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter
@@ -57,7 +57,7 @@ def search(
     kept: Kept | None = None,
     trace: Trace | None = None,
 ) -> pa.Table:
-    """Return what `read.search.search` does, of one index or fused of several; see `fusion` for the formulas.
+    """Return what `ranking.search` does, of one index or fused of several; see `fusion` for the formulas.
 
     Several are asked for a `query` and a `vector`, or where `index` is a list of names: full-text indexes are asked
     the query, indexes of vectors the vector; without names the only one of each. `weights` are by the names of indexes,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from storage_core.read.search_filter import RowFilter
-from storage_core.read.search_live import Live
+from storage_core.read.row_filter import RowFilter
+from storage_core.search.live import Live
 
 
 @dataclass(slots=True)

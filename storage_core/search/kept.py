@@ -12,7 +12,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.log_runs import LogRuns
 from storage_core.read.overlay import Overlay, take_apart
-from storage_core.read.search_filter import RowFilter
+from storage_core.read.row_filter import RowFilter
 from storage_core.read.verified import Verified
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
@@ -28,10 +28,9 @@ READER_BYTES = 2**30
 
 @dataclass(slots=True)
 class Kept:
-    """Open searchers and segments of vectors, decoded pages, what is known of splits that were read; all of it bounded.
+    """Open searchers and vector segments, decoded pages, what filters said, and where runs of logs end.
 
-    And where runs of logs end. All of it is of immutable things, known by name and checksum, so later versions use what
-    they share. Threads may share one.
+    All bounded, of immutable things, and named by path and checksum, so later versions share it. Safe for threads.
     """
 
     verified: Verified = field(default_factory=Verified)
@@ -46,12 +45,19 @@ class Kept:
         return take_apart(store, snapshot, unmerged, footers=self.verified.footers, runs=self.runs)
 
     def row_filter(
-        self, store: ObjectStore, snapshot: Snapshot, wanted: Filter | None, limits: QueryLimits | None
+        self,
+        store: ObjectStore,
+        snapshot: Snapshot,
+        wanted: Filter | None,
+        limits: QueryLimits | None,
+        *,
+        is_run: bool = True,
     ) -> RowFilter | None:
         """Return the filter of a search, None for none; what it says of rows is kept. See `RowFilter`."""
         if wanted is None:
             return None
-        return RowFilter(store, snapshot, wanted, limits=limits, parts=self.verified.bitmaps, values=self.values)
+        parts, values = self.verified.bitmaps, self.values
+        return RowFilter(store, snapshot, wanted, limits=limits, parts=parts, values=values, is_run=is_run)
 
     def coverage(self, snapshot: Snapshot, definition: IndexDefinition) -> Coverage:
         """Return what the index covers of the snapshot; made once as long as neither is another. No request."""

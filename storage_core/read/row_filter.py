@@ -59,8 +59,9 @@ class RowFilter:
         parts: BitmapParts,
         values: KeptValues | None = None,
         query: str = "search",
+        is_run: bool = True,
     ) -> None:
-        """Start the process that may be asked later. Raises `Unavailable` where the system gives none.
+        """Start the process that may be asked later, if it `is_run`. Raises `Unavailable` where the system gives none.
 
         What it says of rows is kept in `values`; without them for this filter only. Errors call it `query`.
         """
@@ -82,7 +83,7 @@ class RowFilter:
         self._predicate = in_columns(wanted.predicate, names)
         self._bitmaps = Bitmaps(store, snapshot, self._predicate, columns=self.columns, parts=parts, is_bounded=False)
         self._is_judged = self._bitmaps.is_exact  # whose values are those of the columns' types
-        if not self._is_judged:
+        if is_run and not self._is_judged:
             prepare()  # while rows are found
 
     @property
@@ -147,7 +148,8 @@ class RowFilter:
         ]
         numbered = pa.table([*columns, np.arange(count)], names=[*(each.name for each in read), place])
         text = f"SELECT {place} FROM {TABLE} WHERE {self._condition}"  # noqa: S608  # made of parts, or was checked
-        with query_errors(self._query, (), self._limits), Source(numbered).answer(text, self._limits) as result:
+        errors = query_errors(self._query, (), self._limits, columns=self._snapshot.schema.names)
+        with errors, Source(numbered).answer(text, self._limits) as result:
             places = [batch.column(0).to_numpy() for batch in result]
         mask: Mask = np.zeros(count, np.bool_)
         for each in places:

@@ -22,14 +22,14 @@ from storage_core.index.text_matches import BLOCK_ROWS, matches, number_of_match
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.hybrid_question import one_index
 from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
-from storage_core.read.search_attempts import attempted
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_live import Live
-from storage_core.read.search_question import index_for, question
-from storage_core.read.search_sources import sources
+from storage_core.search.attempts import attempted
+from storage_core.search.hybrid_question import one_index
+from storage_core.search.kept import Kept
+from storage_core.search.live import Live
+from storage_core.search.question import index_for, question
+from storage_core.search.sources import sources
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:

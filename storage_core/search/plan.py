@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from storage_core.foreign_text import escaped
 from storage_core.read.plan import Analysis
-from storage_core.read.search_source import Place
+from storage_core.search.source import Place
 from storage_core.wording import MOST_LISTED, counted, first_of
 
 How = Literal["segment", "indexed", "exact", "left_out"]
@@ -23,7 +23,7 @@ class SourcePlan:
     `exact_up_to` is how many rows at most a filter has to leave for them to be scored exactly, None where no filter
     decides; `clusters` are those of the segment as the log says, 0 of a flat one. Known once it was run, of vectors:
     `matching`, live rows that meet the filter; `probed`, clusters that were looked into; `ranked`, rows that were
-    scored by the table's vectors.
+    scored by vectors of the table, in all windows together.
     """
 
     place: Place
@@ -44,7 +44,7 @@ class SourcePlan:
         return f"{self.place} {escaped(self.name)}: {counted(self.rows, 'row')}{matching}; {self._how()}"
 
     def _how(self) -> str:
-        ranked = "" if self.ranked is None else f" ({counted(self.ranked, 'row')} by exact vectors)"
+        ranked = "" if self.ranked is None else f" ({counted(self.ranked, 'row')} by vectors of the table)"
         match self.how:
             case "segment" if self.exact_up_to is not None and self.ranked is None:
                 return f"by its segment, or scored exactly where the filter leaves at most {self.exact_up_to:,}"
@@ -52,7 +52,7 @@ class SourcePlan:
                 of = "" if self.clusters is None else f" of {self.clusters:,}"
                 return f"by its segment, {self.probed:,}{of} clusters{ranked}"
             case "segment":
-                return f"by its segment{', all codes' if self.ranked is not None else ''}{ranked}"
+                return f"by its segment{', all of it' if self.ranked is not None else ''}{ranked}"
             case "exact" if self.exact_up_to is not None:
                 return f"scored exactly, as the filter leaves at most {self.exact_up_to:,}"
             case "exact":
@@ -68,10 +68,10 @@ class IndexPlan:
     """What a search asks of one index, at `version`.
 
     `segments` are those that answer for rows of each live split, `scanned` the splits with other rows. `weight` is None
-    where it is asked alone, 0 where it only filters. `nprobe` is what was asked for or what the index is set to; None
-    is max(32, 3/16 of the clusters), half of that share where blocks are fetched by ranges. Known once it was run, with
-    a filter: it was asked of `judged` rows, of which `met` meet it: of vectors of all live rows, else of hits, best
-    first, until enough of them do.
+    where it is asked alone, 0 where it only filters. `nprobe` is what was asked for or what the index is set to; None:
+    as many clusters as hold a share of the rows (`probing.probes`). Known once it was run, with a filter: it was asked
+    of `judged` rows, of which `met` meet it: of vectors of all live rows, else of hits, best first, until enough of
+    them do.
     """
 
     index: str

@@ -6,7 +6,7 @@ than looking into clusters until enough of them are found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -16,24 +16,21 @@ import pyarrow as pa
 from storage_core.index import vector
 from storage_core.index.vector.distances import Distances
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.search_live import Live, Looked
-from storage_core.read.search_order import Best
-from storage_core.read.search_question import VectorQuery
-from storage_core.read.search_source import Source, usable
-from storage_core.read.windows import windows
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import positions
 from storage_core.rows.vectors import matrix
+from storage_core.search.live import Live, Looked
+from storage_core.search.order import Best
+from storage_core.search.question import VectorQuery
+from storage_core.search.source import Source, usable
+from storage_core.search.windows import windows
 from storage_core.settings.vector_options import Metric
 from storage_core.split.kept_values import KeptValues
 
 DISTANCE = "distance"
 
-WINDOW = 10
+FIRST_WINDOW = 10
 """The rows of the first of the windows (`windows`) that an answer is made of."""
-
-PER_ROW = 4
-"""So many candidates are ranked by exact vectors for each row of a window."""
 
 FEW_ROWS = 10_000
 FEW_SHARE = 0.02
@@ -58,85 +55,84 @@ _NOTHING = Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
 
 
 class Nearest:
-    """The nearest `most` rows of sources, in windows that grow. What is scored exactly is scored once.
+    """The nearest `most` rows of sources, in windows that grow.
 
-    `readers` keeps open segments by the names of sources.
+    A source that is scored exactly is scored once; candidates of segments are ranked anew in each window. `readers`
+    keeps open segments by the names of sources.
     """
 
     def __init__(self, live: Live, query: VectorQuery, most: int, *, readers: KeptValues) -> None:
         """Look at nothing yet."""
         self._live, self._query, self._most, self._readers = live, query, most, readers
-        self._segments = sum(each.fetched_bytes is not None for each in live.sources)
+        self._segments = sum(each.origin.segment is not None for each in live.sources)
         self._exact: dict[int, Found] = {}
 
     def add_to(self, best: Best, window: int) -> None:
         """Add the `rows` of a window to the best; of each the score is -distance."""
-        for source, each in zip(self._live.sources, self.rows(window)[0], strict=True):
+        for source, each in zip(self._live.sources, self.rows(window), strict=True):
             for at in range(0, len(each.rows), _ADDED_ROWS):
                 part = slice(at, at + _ADDED_ROWS)
                 rows = best.taken(source, each.rows[part].tolist())
                 best.add(rows, (0.0 - each.distances[part]).tolist())
 
-    def rows(self, window: int) -> tuple[list[Found], int]:
+    def rows(self, window: int) -> list[Found]:
         """Return of each source the rows of a window that are among the `most` nearest, or as near as the last of them.
 
-        And how many rows were candidates that exact vectors ranked. Requests: those of `Source.directory` for each
-        source with a segment; of the others, and for the vectors of candidates, those of `Source.take`. Memory: a few
-        blocks of `BLOCK_BYTES`, beside segments.
+        Requests: those of `Source.directory` for each source with a segment; of the others, and for the vectors of
+        candidates, those of `Source.take`. Memory: a few blocks of `BLOCK_BYTES`, beside segments.
         """
         # A filter is asked of one source after the other: it has one process.
         at_once = 1 if self._live.is_filtered else _AT_ONCE
-        wanted = max(WINDOW, window)
+        wanted = max(FIRST_WINDOW, window)
         found = list(prefetch(lambda each: self._candidates(each, wanted), range(len(self._live.sources)), at_once))
         coded = [_NOTHING if each.is_exact else each for each in found]
-        for number, each in enumerate(nearest_of(coded, PER_ROW * wanted)):
+        for number, each in enumerate(_candidates_of(coded, vector.RANKED_PER_ROW * wanted)):
             if not found[number].is_exact:
                 found[number] = exactly(self._live.sources[number], self._query, each.rows, len(each.rows))
                 looked = self._live.looked
-                looked[number] = replace(looked[number], ranked=len(each.rows))
-        return nearest_of(found, min(window, self._most)), sum(len(each.rows) for each in found)
+                looked[number] = replace(looked[number], ranked=looked[number].ranked + len(each.rows))
+        return nearest_of(found, min(window, self._most))
 
-    def distances(self) -> tuple[Distances, int]:
-        """Return the distances of the `most` rows, window after window, and how many rows were candidates."""
-        found, candidates, known = list[float](), 0, set[tuple[int, int]]()
-        for window in windows(WINDOW, self._most):
-            nearest, ranked = self.rows(window)
-            candidates += ranked
+    def distances(self) -> Distances:
+        """Return the distances of the `most` rows, window after window."""
+        found, known = list[float](), set[tuple[int, int]]()
+        for window in windows(FIRST_WINDOW, self._most):
             rows = sorted(
                 (away, source, row)
-                for source, each in enumerate(nearest)
+                for source, each in enumerate(self.rows(window))
                 for away, row in zip(each.distances.tolist(), each.rows.tolist(), strict=True)
             )
             fresh = [each for each in rows if each[1:] not in known][: min(window, self._most) - len(found)]
             known.update((source, row) for _, source, row in fresh)
             found += [away for away, _, _ in fresh]
-        return np.array(found), candidates
+        return np.array(found)
 
     def _candidates(self, number: int, window: int) -> Found:
         if number in self._exact:
             return self._exact[number]
         query, source, allowed = self._query, self._live.sources[number], self._live.rows(number)
-        self._live.looked[number] = Looked(len(allowed), len(allowed))
+        before = self._live.looked.setdefault(number, Looked(len(allowed), 0))
         if not allowed:
             return _NOTHING
         count = source.count()
         is_few = self._live.is_filtered and len(allowed) <= most_scored(count)
-        if is_few or source.fetched_bytes is None:
+        if is_few or source.origin.segment is None:
+            self._live.looked[number] = replace(before, ranked=before.ranked + len(allowed))
             self._exact[number] = exactly(source, query, positions(allowed), self._most)
             return self._exact[number]
-        reader, path = _reader(source, count, self._readers)
+        reader, ranged = _reader(source, count, self._readers)
 
         def note(clusters: Positions) -> None:
             looked_into = len(np.unique(clusters)) if reader.head.clusters else None
-            self._live.looked[number] = Looked(len(allowed), 0, is_exact=False, clusters=looked_into)
+            self._live.looked[number] = replace(before, is_exact=False, clusters=looked_into)
 
-        with _found_usable(path):
+        with _usable_if_ranged(ranged):
             rows, distances = reader.candidates(
                 query.vector,
                 window,
                 None if len(allowed) == count else allowed,
                 query.nprobe,
-                pieces=vector.pieces_of(self._segments),
+                pieces=vector.pieces_per_segment(self._segments),
                 note=note,
             )
         # What codes cannot tell apart is near until its vector says that it is not.
@@ -165,11 +161,19 @@ def block_rows(dimensions: int) -> int:
 
 def nearest_of(found: Sequence[Found], most: int) -> list[Found]:
     """Return of each source the rows that are among the `most` nearest of all sources, or as near as the last."""
-    every = np.concatenate([each.distances for each in found]) if found else np.zeros(0)
-    if len(every) <= most:
-        return list(found)
-    farthest = np.partition(every, most - 1)[most - 1]
-    kept = [each.distances <= farthest for each in found]
+    return _up_to(found, most, vector.farthest)
+
+
+def _candidates_of(found: Sequence[Found], most: int) -> list[Found]:
+    """Return of each source those of its candidates that exact vectors shall rank."""
+    return _up_to(found, most, vector.farthest_candidate)
+
+
+def _up_to(found: Sequence[Found], most: int, bound: Callable[[Distances, int], float]) -> list[Found]:
+    if not found:
+        return []
+    last = bound(np.concatenate([each.distances for each in found]), most)
+    kept = [each.distances <= last for each in found]
     return [Found(each.rows[own], each.distances[own], each.is_exact) for each, own in zip(found, kept, strict=True)]
 
 
@@ -186,28 +190,27 @@ def most_scored(rows: int) -> int:
     return max(FEW_ROWS, int(FEW_SHARE * rows))
 
 
-def _found_usable(path: str | None) -> AbstractContextManager[None]:
+def _usable_if_ranged(ranged: vector.Ranged | None) -> AbstractContextManager[None]:
     """What is read by ranges is found to be damaged while it is read; files were verified before."""
-    return nullcontext() if path is None else usable(path)
+    return nullcontext() if ranged is None else usable(ranged.where)
 
 
-_Opened = tuple[vector.Reader, str | None]
+_Opened = tuple[vector.Reader, vector.Ranged | None]
 
 
 def _reader(source: Source, count: int, readers: KeptValues) -> _Opened:
-    """The open segment of a source: its files in memory, or by ranges the object of this path, which may be damaged."""
+    """The open segment of a source, and where it is read by ranges the files that are."""
 
     def opened() -> tuple[_Opened, int]:
-        parts, held, path = source.parts(), 0, None
-        if isinstance(parts, vector.Ranged):
-            path = parts.where
+        ranged, held = source.ranged(), 0
+        parts: vector.Parts | None = ranged
         if parts is None:
             files = {each.name: each.read_bytes() for each in source.directory().iterdir()}
-            parts, held = vector.InMemory(files), sum(map(len, files.values()))
-        with _found_usable(path):
-            reader = vector.Reader(parts, where=path or source.name, rows=count)
+            parts, held = vector.HeldFiles(files), sum(map(len, files.values()))
+        with _usable_if_ranged(ranged):
+            reader = vector.Reader(parts, where=source.name if ranged is None else ranged.where, rows=count)
         decoded = min(vector.KEPT_BYTES, reader.head.rows * (reader.head.dimensions + 8))
-        return (reader, path), held + decoded
+        return (reader, ranged), held + decoded
 
     found = readers.made((source.name,), tuple, opened, lambda each: int(each[1]))
     kept: _Opened = found[0]

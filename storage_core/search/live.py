@@ -11,12 +11,12 @@ from pyroaring import BitMap
 
 from storage_core.index.fulltext import Hit
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.search_filter import RowFilter
-from storage_core.read.search_source import Source
-from storage_core.read.search_text_filter import TextFilter, among
+from storage_core.read.row_filter import RowFilter
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import bitmap_of, positions
+from storage_core.search.source import Source
+from storage_core.search.text_filter import TextFilter, among
 
 _AT_ONCE = 4
 _FILTERED_ROWS = 2**18
@@ -26,8 +26,8 @@ _FILTERED_ROWS = 2**18
 class Looked:
     """What a search by vector did with a source, of which `matching` live rows meet the filter.
 
-    `ranked` of them were scored by their vectors: all if `is_exact`, else those that codes named. For that `clusters`
-    were looked into, None of a flat segment.
+    `ranked` were scored by vectors of the table: all if `is_exact`, else those that codes named, in all windows and
+    queries together. `clusters` were looked into for the last window, None of a flat segment.
     """
 
     matching: int
@@ -52,7 +52,7 @@ class Live:
         self._deleted: dict[int, BitMap] = {}
         self._rows: dict[int, BitMap] = {}
         self.looked: dict[int, Looked] = {}
-        """By source, what a search by vector did last."""
+        """By source, what searches by vector did."""
         self.judged = self.met = 0
         """Of so many rows was asked whether they meet the filter, and so many do."""
 

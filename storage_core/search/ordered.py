@@ -19,15 +19,16 @@ from storage_core.foreign_text import quoted
 from storage_core.index.fulltext import LENIENT
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.first_of import FirstRows, in_turns
-from storage_core.read.search_matches import Matches, Query, Searched
-from storage_core.read.search_order import codes_of, tie_columns
-from storage_core.read.search_question import page
 from storage_core.rows.codes import Mask, codes
 from storage_core.rows.columns import stored_name
 from storage_core.rows.keys import Positions, pack, sorted_order
 from storage_core.rows.positions import positions
 from storage_core.rows.sortable import bound_keys, sortable
+from storage_core.rows.vectors import type_text
+from storage_core.search.first_of import FirstRows, in_turns
+from storage_core.search.matches import Matches, Query, Searched
+from storage_core.search.order import codes_of, tie_columns
+from storage_core.search.question import page
 
 _AT_ONCE: Final = 4
 _MOST_SOURCES: Final = 16
@@ -54,7 +55,7 @@ class Order:
         if self.column not in schema.names:
             raise InvalidInput(f"order_by is {quoted(self.column)}; it is one of the columns {', '.join(schema.names)}")
         if pa.types.is_nested(kind := schema.field(self.column).type):
-            raise InvalidInput(f"order_by is {self.column!r}, which is {kind}: its values have no order")
+            raise InvalidInput(f"order_by is {self.column!r}, which is {type_text(kind)}: its values have no order")
 
 
 def refuse_scores(of_scores: Mapping[str, object]) -> None:

@@ -22,9 +22,9 @@ from storage_core.read.log_runs import LoggedRows
 from storage_core.read.overlay import Overlay, WholeRows
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import conditions
-from storage_core.read.search_kept import Kept
-from storage_core.read.search_source import InSplit, Origin, Source, chosen, require_within
 from storage_core.region import generation_segments
+from storage_core.search.kept import Kept
+from storage_core.search.source import InSplit, Origin, Source, chosen, require_within
 from storage_core.settings.index import IndexDefinition
 
 
@@ -54,7 +54,7 @@ class _Unmerged:
     hidden: BitMap
     named: Callable[[], str]
     made: Callable[[], Path]
-    fetched_bytes: int | None = None
+    segment_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class _Unmerged:
     def directory(self) -> Path:
         return self.made()
 
-    def parts(self) -> None:
+    def ranged(self) -> None:
         return None
 
     def matching(self, condition: Predicate) -> BitMap:
