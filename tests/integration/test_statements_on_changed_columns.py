@@ -225,6 +225,17 @@ def test_an_upsert_tells_rows_apart_by_columns_that_were_renamed_widened_default
     require_sound(table)
 
 
+def test_columns_that_swapped_names_are_not_taken_for_each_other() -> None:
+    table = Table.create(f"memory://{uuid4()}", pa.schema([("id", pa.int64()), ("a", pa.int64()), ("b", pa.int64())]))
+    table.append([{"id": 1, "a": 1, "b": 101}, {"id": 2, "a": 2, "b": 102}])
+    table.rename_column("a", "c").rename_column("b", "a").rename_column("c", "b")
+
+    assert table.upsert([{"id": 3, "a": 102, "b": 5}], on="a").rows == 1
+    assert table.delete("a = 101").rows == 1
+    assert table.update({"a": tm.expr("b"), "b": tm.expr("a")}, "b < 10").rows == 1
+    assert rows(table) == [{"id": 3, "b": 102, "a": 5}]
+
+
 def test_an_overwrite_replaces_rows_of_every_schema(table: Table) -> None:
     wanted = {k: row for k, row in expected().items() if k in (1, 2, 5)}
     given = {"id": 99, "at": at(130), "number": 3, "day": midnight(9), "extra": 1, "text": "put", "flag": None}
