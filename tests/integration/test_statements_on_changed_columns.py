@@ -430,7 +430,7 @@ def test_indexes_over_columns_that_were_renamed_before_find_what_splits_have_und
         table.refresh()
 
 
-def test_progress_that_is_pruned_stays_so_over_changes_of_columns() -> None:
+def test_the_work_of_an_application_is_done_once_over_changes_of_columns() -> None:
     table = changed(f"memory://{uuid4()}")
     table.update({"extra": 1}, "id = 1", application=("nightly", 1))
     table.rename_column("extra", "more")

@@ -12,6 +12,7 @@ import pytest
 from jobs.collect import run
 from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
+from storage_core.alteration import add_column, change_column, rename_column
 from storage_core.declaration import load
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.ingest.batch import execute, plan
@@ -130,6 +131,21 @@ def test_of_a_file_that_is_gone_its_content_stays_and_nothing_else(bench: Bench)
     assert bench.rows() == [1, 2]
     assert bench.prune() == PrunedFiles()
     assert bench.log.snapshot() == bench.log.snapshot(version=bench.log.snapshot().version)
+
+
+def test_what_is_pruned_stays_so_when_columns_change_before_and_after(bench: Bench) -> None:
+    bench.land(1, 2)
+    bench.ingest()
+    change_column(bench.log, bench.log.snapshot(), add_column("more", "int", default=7))
+    bench.take_away()
+    assert bench.prune() == PrunedFiles(files=1, transactions=4)
+    recorded = bench.recorded()
+    change_column(bench.log, bench.log.snapshot(), rename_column("more", "other"))
+    assert bench.recorded() == recorded
+    bench.land(1, 2)
+    (back,) = bench.ingest()
+    assert (back.adds, back.rows_in) == ((), 0)
+    assert bench.rows() == [1, 2]
 
 
 @pytest.mark.parametrize("checkpoint_format", get_args(CheckpointFormat))
