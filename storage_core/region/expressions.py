@@ -78,18 +78,18 @@ def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
 
     rows = pa.table([_plain(column) for column in columns], names=[f"col{at}" for at in range(len(columns))])
     check_bounded(text)  # a table of an earlier release may have another
-    with session(LIMITS, threads=1) as connection:
-        try:
+    try:
+        with session(LIMITS, threads=1) as connection:
             answer = pa.concat_arrays([_answer(connection, text, piece) for piece in _pieces(rows)])
-        except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
-            if out_of_memory(error) or str(error).startswith(_INTERRUPTED):
-                raise Unavailable(
-                    f"the region expression {text!r} takes more than {LIMITS.seconds:g} seconds or "
-                    f"{LIMITS.memory_bytes} bytes of memory for {rows.num_rows} rows: {error}; write fewer at a time, "
-                    "or declare a simpler `expression`",
-                    expression=text,
-                ) from error
-            raise InvalidInput(f"the region expression {text!r} fails: {error}", expression=text) from error
+    except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
+        if out_of_memory(error) or str(error).startswith(_INTERRUPTED):
+            raise Unavailable(
+                f"the region expression {text!r} takes more than {LIMITS.seconds:g} seconds or "
+                f"{LIMITS.memory_bytes} bytes of memory for {rows.num_rows} rows: {error}; write fewer at a time, "
+                "or declare a simpler `expression`",
+                expression=text,
+            ) from error
+        raise InvalidInput(f"the region expression {text!r} fails: {error}", expression=text) from error
     if len(answer) != rows.num_rows:
         raise _refused(text, f"it gives {len(answer)} values for {rows.num_rows} rows")
     return _settled(answer, text)
