@@ -661,7 +661,7 @@ class Table:
         """Return the `limit` most frequent values of a column among all rows that match: `value`, `count`.
 
         Of `by`, which a bitmap index is over; exact however far the indexes and the merge lag. Most frequent first,
-        then by value; null is a value too. The other parameters are those of `search_count`. See `read.search_facets`.
+        then by value; null is a value too. The other parameters are those of `search_count`. See `search.facets`.
         """
         from storage_core.read.arrow_rows import HeldRows
         from storage_core.search.facets import search_facets
@@ -716,7 +716,7 @@ class Table:
 
         `queries` are vectors, or a number of rows drawn by `seed`, 100 by default, whose vectors they are. `filter`,
         `nprobe`, `cache_dir` and `limits` are those of `search`; `index` may be left out where the table has one index
-        of vectors. All vectors are read once, in bounded memory. See `read.recall`.
+        of vectors. All vectors are read once, in bounded memory. See `search.recall`.
         """
         from storage_core.search.recall import recall
 
