@@ -26,11 +26,11 @@ from storage_core.log.covered import GONE
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.rows.vectors import vector_type
-from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.read import read_split
 from tests.support import upkeep
 from tests.support.indexed_table import CONFIG, SCHEMA, TAG_VALUES, TAGS, TEXT, IndexedTable, watermarks
+from tests.support.searching import search
 from tidemark import Table
 
 WORDS = ("ebb", "flood", "tide", "neap", "spring tide", None)
