@@ -160,6 +160,12 @@ NAMED: Final[Mapping[str, _Named]] = {
 }
 """Every setting that may change."""
 
+
+def fields_below(name: str) -> dict[str, str]:
+    """Return the settings below a name, each by the rest of its own name, as fields of `TableConfig`."""
+    return {each.removeprefix(f"{name}."): named.field for each, named in NAMED.items() if each.startswith(f"{name}.")}
+
+
 _OTHERWISE: Final[Mapping[str, str]] = {
     "regions": "regions change by `Table.set_regions`",
     "landing": "the landing place is declared in tables/NAME.yaml",

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -64,9 +64,9 @@ if TYPE_CHECKING:
     from storage_core.region.unmerged import Captured
     from storage_core.rows.incoming import ArrowStream, Rows
     from storage_core.search.kept import Kept
-    from storage_core.search.matches import Searched
     from storage_core.search.plan import SearchPlan
     from storage_core.search.recall import Recall
+    from storage_core.search.searched import Searched
     from storage_core.settings.index import IndexDefinition
     from storage_core.settings.late_data import LateData
     from storage_core.settings.query import QueryLimits
@@ -581,32 +581,22 @@ class Table:
         from storage_core.read.arrow_rows import HeldRows
         from storage_core.read.scan import chosen_columns
         from storage_core.search.hybrid import search
+        from storage_core.search.question import SearchQuestion
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         chosen = chosen_columns(columns, searched.snapshot.schema)
 
-        def found(names: Sequence[str] | None) -> pa.Table:
-            return search(
-                searched.store,
-                searched.snapshot,
-                query,
-                vector=vector,
-                index=index,
-                fusion=fusion,
-                weights=weights,
-                limit=limit,
-                offset=offset,
-                columns=names,
-                filter=searched.filter,
-                limits=limits,
-                syntax=syntax,
-                boosts=boosts,
-                nprobe=nprobe,
-                cache_dir=cache_dir,
-                unmerged=searched.unmerged,
-                kept=searched.kept,
-            )
-
+        given = SearchQuestion(
+            query=query,
+            vector=vector,
+            index=index,
+            fusion=fusion,
+            weights=weights,
+            syntax=syntax,
+            boosts=boosts,
+            nprobe=nprobe,
+        )
+        found: Callable[..., pa.Table] = partial(search, searched, given, limit=limit, offset=offset)
         if order_by is not None or descending is not True:
             from storage_core.search.ordered import Order, refuse_scores, search_ordered
 
@@ -640,11 +630,11 @@ class Table:
         No row is read for it but the columns of a filter that no bitmap index answers. The parameters are those of
         `search`, which has what is raised; an index of vectors has no matches to count.
         """
-        from storage_core.search.matches import Query
+        from storage_core.search.matches import Query, matched
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         wanted = Query.of(searched.snapshot, query, index=index, syntax=syntax)
-        return searched.answer(wanted, lambda matches: matches.number())
+        return matched(searched, wanted, lambda matches: matches.number())
 
     @_loading
     def search_facets(
@@ -664,7 +654,7 @@ class Table:
         """Return the `limit` most frequent values of a column among all rows that match: `value`, `count`.
 
         Of `by`, which a bitmap index is over; exact however far the indexes and the merge lag. Most frequent first,
-        then by value; null is a value too. The other parameters are those of `search_count`. See `read.search_facets`.
+        then by value; null is a value too. The other parameters are those of `search_count`. See `search.facets`.
         """
         from storage_core.read.arrow_rows import HeldRows
         from storage_core.search.facets import search_facets
@@ -687,7 +677,7 @@ class Table:
     ) -> Searched:
         from storage_core.read.scan import wanted_filter
         from storage_core.search.kept import Kept
-        from storage_core.search.matches import Searched
+        from storage_core.search.searched import Searched
 
         wanted = wanted_filter(given)
         self._kept = self._kept or Kept(self._verified, values=self._view.kept)
@@ -719,24 +709,12 @@ class Table:
 
         `queries` are vectors, or a number of rows drawn by `seed`, 100 by default, whose vectors they are. `filter`,
         `nprobe`, `cache_dir` and `limits` are those of `search`; `index` may be left out where the table has one index
-        of vectors. All vectors are read once, in bounded memory. See `read.recall`.
+        of vectors. All vectors are read once, in bounded memory. See `search.recall`.
         """
         from storage_core.search.recall import recall
 
         searched = self._searched(None, Consistency.SNAPSHOT, filter, limits=limits, cache_dir=cache_dir)
-        return recall(
-            searched.store,
-            searched.snapshot,
-            index=index,
-            queries=queries,
-            k=k,
-            filter=searched.filter,
-            limits=limits,
-            nprobe=nprobe,
-            seed=seed,
-            cache_dir=cache_dir,
-            kept=searched.kept,
-        )
+        return recall(searched, index=index, queries=queries, k=k, nprobe=nprobe, seed=seed)
 
     @_loading
     def explain(
@@ -805,35 +783,27 @@ class Table:
         from storage_core.read.scan import chosen_columns
         from storage_core.search.explain import indexes_of, planned, search_plan
         from storage_core.search.hybrid import search
+        from storage_core.search.question import SearchQuestion
         from storage_core.search.trace import Trace
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
-        asks: dict[str, Any] = {"vector": vector, "index": index, "fusion": fusion, "weights": weights}
-        asks |= {"syntax": syntax, "boosts": boosts, "nprobe": nprobe}
-        indexes, chosen = (
-            indexes_of(searched.snapshot, query, **asks),
-            chosen_columns(columns, searched.snapshot.schema),
+        given = SearchQuestion(
+            query=query,
+            vector=vector,
+            index=index,
+            fusion=fusion,
+            weights=weights,
+            syntax=syntax,
+            boosts=boosts,
+            nprobe=nprobe,
         )
+        indexes, chosen = indexes_of(searched.snapshot, given), chosen_columns(columns, searched.snapshot.schema)
         if not analyze:
             return search_plan(searched, indexes, planned(searched, indexes))
         trace = Trace()
 
         def run() -> int:
-            found = search(
-                searched.store,
-                searched.snapshot,
-                query,
-                **asks,
-                limit=limit,
-                offset=offset,
-                columns=chosen,
-                filter=searched.filter,
-                limits=limits,
-                cache_dir=cache_dir,
-                unmerged=searched.unmerged,
-                kept=searched.kept,
-                trace=trace,
-            )
+            found = search(searched, given, chosen, limit=limit, offset=offset, trace=trace)
             return int(found.num_rows)
 
         done = analysis([self._watched], run)

@@ -21,13 +21,14 @@ from storage_core.compaction.translate import translate
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
-from storage_core.log.actions import Add, Remove, Translation
+from storage_core.log.actions import Add, Translation
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.sort_order import SortOrder
 from storage_core.scratch import scratch_folder
 from storage_core.settings.table import TableConfig
 from storage_core.split.encode import plain_schema
 from storage_core.split.encodings import Encodings, inherited
+from storage_core.split.hidden import removal
 from storage_core.split.lineage import Lineage
 from storage_core.split.opened import OpenSplit
 from storage_core.split.read import open_split
@@ -148,16 +149,7 @@ def _opened(store: ObjectStore, adds: Sequence[Add]) -> Iterator[list[OpenSplit]
 def _result(
     task: CompactionTask, outputs: Sequence[Add], translation: Translation | None, *, rows_in: int, now_ms: int
 ) -> Rewrite:
-    removes = (
-        Remove(
-            path=add.path,
-            deletionTimestamp=now_ms,
-            dataChange=False,
-            partitionValues=add.partitionValues,
-            size=add.size,
-        )
-        for add in task.inputs
-    )
+    removes = (removal(add, now_ms, changes_rows=False) for add in task.inputs)
     adds = (replace(add, dataChange=False) for add in outputs)
     translations = () if translation is None else (translation,)
     result = Rewrite(adds=tuple(adds), removes=tuple(removes), rows_in=rows_in, translations=translations)

@@ -17,6 +17,7 @@ from storage_core.log.actions import Add, Remove
 from storage_core.log.conflicts.requirements import SameRetention
 from storage_core.log.files.columns import ManifestBounds, adds_of
 from storage_core.log.snapshot import Snapshot
+from storage_core.split.hidden import removal
 
 _COLUMNS = [
     *("path", "size", "modificationTime", "partitionValues", "numRecords", "deletionVector"),
@@ -49,10 +50,7 @@ class Expiry:
 
     def removes(self, now_ms: int) -> list[Remove]:
         """Return the actions of the one commit. Rows go with it, so it is a change of data."""
-        return [
-            Remove(path=add.path, deletionTimestamp=now_ms, partitionValues=dict(add.partitionValues), size=add.size)
-            for add in self.splits
-        ]
+        return [removal(add, now_ms) for add in self.splits]
 
     @property
     def requirement(self) -> SameRetention:

@@ -19,7 +19,7 @@ from storage_core.compaction.planner import contexts_of
 from storage_core.compaction.scope import Scope, scope_of
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
-from storage_core.log.actions import Add, Remove
+from storage_core.log.actions import Add
 from storage_core.log.encoding.action_json import read_actions, write_actions
 from storage_core.log.files.columns import adds_of
 from storage_core.log.snapshot import Snapshot
@@ -28,6 +28,7 @@ from storage_core.rows.columns import has_changed
 from storage_core.rows.windows import by_start
 from storage_core.split.conform import conform_split
 from storage_core.split.context import SplitContext
+from storage_core.split.hidden import removal
 from storage_core.split.lineage import Lineage
 from storage_core.split.opened import OpenSplit
 from storage_core.split.read import open_split
@@ -112,16 +113,7 @@ def execute(store: ObjectStore, task: RewindowTask, *, ids: Ids, now_ms: int) ->
         operation="compact", operation_id=ids.uuid(), replaces={split.add.path: split.rows for split in splits}
     )
     adds = sort_and_write(store, rows, context=task.context, ids=ids, now_ms=now_ms, lineage=lineage)
-    removes = (
-        Remove(
-            path=add.path,
-            deletionTimestamp=now_ms,
-            dataChange=False,
-            partitionValues=add.partitionValues,
-            size=add.size,
-        )
-        for add in task.inputs
-    )
+    removes = (removal(add, now_ms, changes_rows=False) for add in task.inputs)
     result = Rewrite(
         adds=tuple(replace(add, dataChange=False) for add in adds), removes=tuple(removes), rows_in=rows.num_rows
     )

@@ -22,7 +22,6 @@ from storage_core.log.actions import (
     Fence,
     IndexSegment,
     Metadata,
-    Remove,
     RemoveIndexSegment,
     Translation,
 )
@@ -48,6 +47,7 @@ from storage_core.rows.columns import (
 )
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.region_fields import REGIONS_KEY
+from storage_core.split.hidden import removal
 
 OPERATION = "RESTORE"
 MAX_PLANS = 10
@@ -92,7 +92,7 @@ class _Plan:
         """Return the actions of the commit, which can only be the version right after `head`."""
         return [
             *([] if self.metadata is None else [self.metadata]),
-            *(_remove(add, now_ms) for add in self.removes),
+            *(removal(add, now_ms) for add in self.removes),
             *self.adds,
             *(RemoveIndexSegment(index=each.index, path=each.path) for each in self.dropped),
             *self.segments,
@@ -264,10 +264,6 @@ def _indexes_alike(head: Snapshot, target: Snapshot) -> frozenset[str]:
 def _with_old_vector(add: Add) -> Add:
     """The entry of a live split as it was. That no row is deleted has to be said: an absent vector changes nothing."""
     return replace(add, dataChange=True, deletionVector=add.deletionVector or inline(()))
-
-
-def _remove(add: Add, now_ms: int) -> Remove:
-    return Remove(path=add.path, deletionTimestamp=now_ms, partitionValues=dict(add.partitionValues), size=add.size)
 
 
 def _restored(plan: _Plan, target: Snapshot, after: Snapshot, commit_id: str, *, changed: bool) -> Restored:

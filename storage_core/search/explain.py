@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,12 @@ from storage_core.index.coverage import Coverage, coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.plan import Analysis
 from storage_core.read.row_filter import RowFilter
-from storage_core.search.attempts import attempted
 from storage_core.search.fusion import fusion_of
-from storage_core.search.hybrid_question import asked_index, asks_several, names_of, parts_of
+from storage_core.search.hybrid_question import asks_several, names_of, of_one_index, parts_of
 from storage_core.search.live import Live
-from storage_core.search.matches import Searched
 from storage_core.search.plan import FilterPlan, How, IndexPlan, SearchPlan, SourcePlan
-from storage_core.search.question import IndexQuestion, VectorQuery, index_for, question
-from storage_core.search.sources import sources
+from storage_core.search.question import IndexQuestion, SearchQuestion, VectorQuery, index_for, question
+from storage_core.search.searched import Searched
 from storage_core.search.trace import Trace
 from storage_core.search.vectors import most_scored
 from storage_core.settings.index import IndexDefinition
@@ -35,29 +33,16 @@ class Searching:
     nprobe: int | None = None
 
 
-def indexes_of(
-    snapshot: Snapshot,
-    query: object,
-    *,
-    vector: object,
-    index: object,
-    fusion: object,
-    weights: object,
-    syntax: object,
-    boosts: Mapping[str, float] | None,
-    nprobe: object,
-) -> list[Searching]:
+def indexes_of(snapshot: Snapshot, given: SearchQuestion) -> list[Searching]:
     """Return the indexes that a search asks; without query and vector those that are named. Raises as `search` does."""
-    if query is None and vector is None:
-        return [Searching(segments.definition_of(snapshot, name)) for name in names_of(index)]
-    how = fusion_of(fusion)
-    if not asks_several(index, query=query, vector=vector):
-        definition = index_for(snapshot, asked_index(index, fusion=how, weights=weights), by_vector=vector is not None)
-        parsed = question(definition, snapshot, query=query, vector=vector, syntax=syntax, boosts=boosts, nprobe=nprobe)
-        return [_part_of(IndexQuestion(definition, parsed), None)]
-    parts = parts_of(
-        snapshot, index, query=query, vector=vector, weights=weights, syntax=syntax, boosts=boosts, nprobe=nprobe
-    )
+    if given.query is None and given.vector is None:
+        return [Searching(segments.definition_of(snapshot, name)) for name in names_of(given.index)]
+    fusion_of(given.fusion)  # which raises for one that there is not
+    if not asks_several(given):
+        one = of_one_index(given)
+        definition = index_for(snapshot, one.index, by_vector=one.vector is not None)
+        return [_part_of(IndexQuestion(definition, question(definition, snapshot, one)), None)]
+    parts = parts_of(snapshot, given)
     ranking = [_part_of(part, weight) for part, weight in zip(parts.ranking, parts.weights, strict=True)]
     return [*ranking, *(_part_of(part, 0.0) for part in parts.filtering)]
 
@@ -67,20 +52,18 @@ def planned(searched: Searched, indexes: Sequence[Searching]) -> Trace:
 
     Requests: those of `overlay.take_apart`, and of maps where segments answer for a part of a split.
     """
-    overlay = searched.kept.overlay(searched.store, searched.snapshot, searched.unmerged)
+    overlay = searched.overlay()
     trace, names = Trace(), [each.definition.name for each in indexes]
 
     def attempt(covered: Sequence[Coverage], cached: SegmentCache) -> None:
-        found = sources(searched.store, searched.snapshot, covered, overlay=overlay, cache=cached, kept=searched.kept)
-        of = searched.store, searched.snapshot, searched.filter, searched.limits
-        wanted = searched.kept.row_filter(*of, is_run=False)
+        found = searched.sources(covered, overlay, cached)
+        wanted = searched.row_filter(is_run=False)
         trace.begin({name: Live(own, wanted) for name, own in zip(names, found, strict=True)}, wanted)
         for own in found:
             for source in own:
                 source.count()  # a map that is damaged is met here
 
-    definitions = [each.definition for each in indexes]
-    attempted(attempt, searched.snapshot, definitions, kept=searched.kept, cache_dir=searched.cache_dir)
+    searched.attempted(attempt, [each.definition for each in indexes])
     return trace
 
 

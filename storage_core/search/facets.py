@@ -21,7 +21,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.rows.positions import bitmap_of, positions
 from storage_core.search.base import Base
-from storage_core.search.matches import Matches, Query, Searched
+from storage_core.search.matches import Matches, Query, matched
+from storage_core.search.searched import Searched
 from storage_core.search.source import usable
 from storage_core.settings.index import IndexDefinition
 
@@ -41,7 +42,7 @@ def search_facets(searched: Searched, query: Query, by: object, limit: int) -> p
     values than rows match. Raises `InvalidInput` for a column without a bitmap index, and as `search` does.
     """
     definition, column = bitmap_index_over(searched.snapshot, by)
-    return searched.answer(query, lambda matches: _Facets(matches, definition, column).most_frequent(limit))
+    return matched(searched, query, lambda matches: _Facets(matches, definition, column).most_frequent(limit))
 
 
 def bitmap_index_over(snapshot: Snapshot, by: object) -> tuple[IndexDefinition, str]:

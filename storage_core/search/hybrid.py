@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pyarrow as pa
 
@@ -14,47 +14,26 @@ from storage_core.index import fulltext
 from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
 from storage_core.index.fulltext import Hit
-from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
 from storage_core.search import ranking as by_one
-from storage_core.search.attempts import attempted
 from storage_core.search.fusion import fusion_of
 from storage_core.search.hybrid_answer import Answer
-from storage_core.search.hybrid_question import asked_index, asks_several, parts_of
+from storage_core.search.hybrid_question import asks_several, of_one_index, parts_of
 from storage_core.search.kept import Kept
 from storage_core.search.live import Live
 from storage_core.search.order import Best
-from storage_core.search.question import IndexQuestion, page
-from storage_core.search.sources import sources
+from storage_core.search.question import IndexQuestion, SearchQuestion, page
+from storage_core.search.searched import Searched
 from storage_core.search.text_filter import TextFilter
 from storage_core.search.trace import Trace
 
-if TYPE_CHECKING:
-    from storage_core.read.predicate import Filter
-    from storage_core.region.unmerged import Unmerged
-    from storage_core.settings.query import QueryLimits
-
 
 def search(
-    store: ObjectStore,
-    snapshot: Snapshot,
-    query: object = None,
+    searched: Searched,
+    given: SearchQuestion,
+    columns: Sequence[str] | None = None,
     *,
-    vector: object = None,
-    index: object = None,
-    fusion: object = "rrf",
-    weights: object = None,
     limit: object = 10,
     offset: object = 0,
-    columns: Sequence[str] | None = None,
-    filter: Filter | None = None,  # noqa: A002  # as of `scan`
-    limits: QueryLimits | None = None,
-    syntax: object = fulltext.LENIENT,
-    boosts: Mapping[str, float] | None = None,
-    nprobe: object = None,
-    cache_dir: Path | None = None,
-    unmerged: Sequence[Unmerged] = (),
-    kept: Kept | None = None,
     trace: Trace | None = None,
 ) -> pa.Table:
     """Return what `ranking.search` does, of one index or fused of several; see `fusion` for the formulas.
@@ -72,27 +51,20 @@ def search(
     those of a search of each index for as many rows as the window has, of each window that is needed; what is hidden,
     and which rows meet the filter, is looked up once for all. With a filter by text all its matches are held in memory.
     """
-    how, kept = fusion_of(fusion), kept or Kept()
+    how, snapshot, kept = fusion_of(given.fusion), searched.snapshot, searched.kept
     first, after = page(limit, offset)
-    if boosts is not None and not isinstance(boosts, Mapping):
-        raise InvalidInput(f"boosts are {quoted(boosts)}; give a number by the name of a column")
-    if not asks_several(index, query=query, vector=vector):
-        name = asked_index(index, fusion=how, weights=weights)
-        return by_one.search(
-            store, snapshot, query, vector=vector, index=name, limit=limit, offset=offset, columns=columns,
-            filter=filter, limits=limits, syntax=syntax, boosts=boosts, nprobe=nprobe, cache_dir=cache_dir,
-            unmerged=unmerged, kept=kept, trace=trace,
-        )  # fmt: skip
-    parts = parts_of(
-        snapshot, index, query=query, vector=vector, weights=weights, syntax=syntax, boosts=boosts, nprobe=nprobe
-    )
+    if given.boosts is not None and not isinstance(given.boosts, Mapping):
+        raise InvalidInput(f"boosts are {quoted(given.boosts)}; give a number by the name of a column")
+    if not asks_several(given):
+        return by_one.search(searched, of_one_index(given), columns, limit=limit, offset=offset, trace=trace)
+    parts = parts_of(snapshot, given)
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
     definitions = [each.definition for each in (*parts.filtering, *parts.ranking)]
-    overlay = kept.overlay(store, snapshot, unmerged)
+    overlay = searched.overlay()
 
     def best(covered: Sequence[Coverage], cached: SegmentCache) -> pa.Table:
-        wanted = kept.row_filter(store, snapshot, filter, limits)
-        found = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
+        wanted = searched.row_filter()
+        found = searched.sources(covered, overlay, cached)
         split = len(parts.filtering)
         filtering = [Live(own, wanted) for own in found[:split]]
         matched = [
@@ -112,7 +84,7 @@ def search(
         lives[0].require_sound()
         return rows
 
-    return attempted(best, snapshot, definitions, kept=kept, cache_dir=cache_dir).slice(after)
+    return searched.attempted(best, definitions).slice(after)
 
 
 def _hits(live: Live, one: IndexQuestion, *, kept: Kept, root: Path) -> list[Hit]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.index import segments
 from storage_core.log.snapshot import Snapshot
-from storage_core.search.fusion import Fusion, weights_of
-from storage_core.search.question import IndexQuestion, only_index, question
+from storage_core.search.fusion import weights_of
+from storage_core.search.question import IndexQuestion, SearchQuestion, only_index, question
 from storage_core.settings.index import IndexDefinition
 
 
@@ -23,17 +24,18 @@ class Fused:
     filtering: Sequence[IndexQuestion]
 
 
-def asks_several(index: object, *, query: object, vector: object) -> bool:
+def asks_several(given: SearchQuestion) -> bool:
     """Whether a search asks several indexes: for a query and a vector, or by a list of names that is not of one."""
-    return (query is not None and vector is not None) or (isinstance(index, list | tuple) and len(index) != 1)
+    is_of_both = given.query is not None and given.vector is not None
+    return is_of_both or (isinstance(given.index, list | tuple) and len(given.index) != 1)
 
 
-def asked_index(index: object, *, fusion: Fusion, weights: object) -> object:
-    """Return the index of a search that asks one. Raises `InvalidInput` for what is of several."""
-    if weights is not None or fusion != "rrf":
-        given = "weights are" if weights is not None else f"fusion {fusion!r} is"
-        raise InvalidInput(f"{given} of searches by several indexes, and this one asks one; leave it out")
-    return index[0] if isinstance(index, list | tuple) else index
+def of_one_index(given: SearchQuestion) -> SearchQuestion:
+    """Return what a search asks one index, by its name. Raises `InvalidInput` for what is of several."""
+    if given.weights is not None or given.fusion != "rrf":
+        what = "weights are" if given.weights is not None else f"fusion {given.fusion!r} is"
+        raise InvalidInput(f"{what} of searches by several indexes, and this one asks one; leave it out")
+    return replace(given, index=given.index[0]) if isinstance(given.index, list | tuple) else given
 
 
 def one_index(index: object, what: str) -> str | None:
@@ -57,45 +59,31 @@ def names_of(index: object) -> list[str]:
     return names
 
 
-def parts_of(
-    snapshot: Snapshot,
-    index: object,
-    *,
-    query: object,
-    vector: object,
-    weights: object,
-    syntax: object,
-    boosts: Mapping[str, float] | None,
-    nprobe: object,
-) -> Fused:
+def parts_of(snapshot: Snapshot, given: SearchQuestion) -> Fused:
     """Return what is asked of each index. Raises `NotFound` and `InvalidInput`."""
-    if query is None and vector is None:
+    if given.query is None and given.vector is None:
         raise InvalidInput("a search takes a query, a vector, or both; found neither")
-    definitions = _definitions(snapshot, index, query=query, vector=vector)
+    definitions = _definitions(snapshot, given.index, query=given.query, vector=given.vector)
     texts = [each for each in definitions if each.kind == "fulltext"]
-    if nprobe is not None and len(texts) == len(definitions):
+    if given.nprobe is not None and len(texts) == len(definitions):
         raise InvalidInput("nprobe is of searches by vector, and no index of vectors is asked")
-    boosts = boosts or {}
+    boosts = given.boosts or {}
     if foreign := [each for each in boosts if not any(each in text.columns for text in texts)]:
         found = ", ".join(column for text in texts for column in text.columns)
         raise InvalidInput(f"a boost is given for {quoted(foreign[0])}; the full-text indexes have {found or 'none'}")
-    given = weights_of(weights, [each.name for each in definitions])
+    weights = weights_of(given.weights, [each.name for each in definitions])
     ranking, filtering = list[IndexQuestion](), list[IndexQuestion]()
-    for each, weight in zip(definitions, given, strict=True):
+    for each, weight in zip(definitions, weights, strict=True):
         is_text = each.kind == "fulltext"
-        asked = question(
-            each,
-            snapshot,
-            query=query if is_text else None,
-            vector=None if is_text else vector,
-            syntax=syntax,
-            boosts={name: boost for name, boost in boosts.items() if name in each.columns} if is_text else None,
-            nprobe=None if is_text else nprobe,
+        own = {name: boost for name, boost in boosts.items() if name in each.columns}
+        part: dict[str, Any] = (
+            {"vector": None, "nprobe": None, "boosts": own} if is_text else {"query": None, "boosts": None}
         )
+        asked = question(each, snapshot, replace(given, **part))
         if not weight and not is_text:
             raise InvalidInput(f"the weight of {each.name!r} is 0; an index of vectors filters no row, so leave it out")
         (ranking if weight else filtering).append(IndexQuestion(each, asked))
-    return Fused(ranking, [weight for weight in given if weight], filtering)
+    return Fused(ranking, [weight for weight in weights if weight], filtering)
 
 
 def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: object) -> Sequence[IndexDefinition]:

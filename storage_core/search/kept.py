@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from storage_core.index.coverage import Coverage, coverage
 from storage_core.index.searchers import Searchers
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.log_runs import LogRuns
-from storage_core.read.overlay import Overlay, take_apart
-from storage_core.read.row_filter import RowFilter
 from storage_core.read.verified import Verified
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.kept_values import KeptValues
-
-if TYPE_CHECKING:
-    from storage_core.read.predicate import Filter
-    from storage_core.region.unmerged import Unmerged
-    from storage_core.settings.query import QueryLimits
 
 READER_BYTES = 2**30
 """Of open segments of vectors, per table: their files, and their codes decoded."""
@@ -39,25 +29,6 @@ class Kept:
     readers: KeptValues = field(default_factory=lambda: KeptValues(READER_BYTES))
     runs: LogRuns = field(default_factory=LogRuns)
     _covered: tuple[Snapshot, dict[str, Coverage]] | None = None
-
-    def overlay(self, store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerged]) -> Overlay:
-        """Return what is not merged, taken apart; logs are divided as for earlier searches. See `take_apart`."""
-        return take_apart(store, snapshot, unmerged, footers=self.verified.footers, runs=self.runs)
-
-    def row_filter(
-        self,
-        store: ObjectStore,
-        snapshot: Snapshot,
-        wanted: Filter | None,
-        limits: QueryLimits | None,
-        *,
-        is_run: bool = True,
-    ) -> RowFilter | None:
-        """Return the filter of a search, None for none; what it says of rows is kept. See `RowFilter`."""
-        if wanted is None:
-            return None
-        parts, values = self.verified.bitmaps, self.values
-        return RowFilter(store, snapshot, wanted, limits=limits, parts=parts, values=values, is_run=is_run)
 
     def coverage(self, snapshot: Snapshot, definition: IndexDefinition) -> Coverage:
         """Return what the index covers of the snapshot; made once as long as neither is another. No request."""

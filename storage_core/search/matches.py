@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from pyroaring import BitMap
 
@@ -20,54 +19,18 @@ from storage_core.index.coverage import Coverage
 from storage_core.index.text_composed import Searcher
 from storage_core.index.text_matches import BLOCK_ROWS, matches, number_of_matches
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.overlay import Overlay
 from storage_core.read.predicate import Predicate
-from storage_core.search.attempts import attempted
 from storage_core.search.hybrid_question import one_index
-from storage_core.search.kept import Kept
 from storage_core.search.live import Live
-from storage_core.search.question import index_for, question
-from storage_core.search.sources import sources
+from storage_core.search.question import SearchQuestion, index_for, question
+from storage_core.search.searched import Searched
 from storage_core.settings.index import IndexDefinition
-
-if TYPE_CHECKING:
-    from storage_core.read.predicate import Filter
-    from storage_core.region.unmerged import Unmerged
-    from storage_core.settings.query import QueryLimits
 
 _AT_ONCE = 4
 
 _Answer = TypeVar("_Answer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
-    """What is searched, as of `search`: the rows of a snapshot and of what is not merged into it that meet a filter."""
-
-    store: ObjectStore
-    snapshot: Snapshot
-    unmerged: Sequence[Unmerged] = ()
-    filter: Filter | None = None
-    limits: QueryLimits | None = None
-    cache_dir: Path | None = None
-    kept: Kept = field(default_factory=Kept)
-
-    def answer(self, query: Query, of: Callable[[Matches], _Answer]) -> _Answer:
-        """Return what `of` returns for the matches, called again where a segment turns out to be unusable.
-
-        Requests: those of `overlay.take_apart`, and what `Matches` makes. Raises as `search` does.
-        """
-        overlay = self.kept.overlay(self.store, self.snapshot, self.unmerged)
-
-        def attempt(covered: Sequence[Coverage], cached: SegmentCache) -> _Answer:
-            own = Matches(self, query, overlay, covered=covered[0], cached=cached)
-            found = of(own)
-            own.require_sound()
-            return found
-
-        return attempted(attempt, self.snapshot, [query.definition], kept=self.kept, cache_dir=self.cache_dir)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +51,26 @@ class Query:
     ) -> Query:
         """Return what is asked of one index, which takes a query, for `what`. Raises `InvalidInput`, `NotFound`."""
         definition = index_for(snapshot, one_index(index, what), by_vector=False)
-        parsed = question(definition, snapshot, query=query, vector=None, syntax=syntax, boosts=None, nprobe=None)
+        parsed = question(definition, snapshot, SearchQuestion(query=query, syntax=syntax))
         if not isinstance(parsed, fulltext.TextQuery | Predicate):
             raise InvalidInput(f"index {definition.name!r} takes a vector, which ranks rows; no row is a match")
         return Query(definition, parsed)
+
+
+def matched(searched: Searched, query: Query, of: Callable[[Matches], _Answer]) -> _Answer:
+    """Return what `of` returns for the matches, called again where a segment turns out to be unusable.
+
+    Requests: those of `overlay.take_apart`, and what `Matches` makes. Raises as `search` does.
+    """
+    overlay = searched.overlay()
+
+    def attempt(covered: Sequence[Coverage], cached: SegmentCache) -> _Answer:
+        own = Matches(searched, query, overlay, covered=covered[0], cached=cached)
+        found = of(own)
+        own.require_sound()
+        return found
+
+    return searched.attempted(attempt, [query.definition])
 
 
 class Matches:
@@ -103,9 +82,8 @@ class Matches:
         """Look at no row yet."""
         self.searched, self.overlay, self.covered, self.cached = searched, overlay, covered, cached
         self._query = query
-        store, snapshot, kept = searched.store, searched.snapshot, searched.kept
-        [self.sources] = sources(store, snapshot, [covered], overlay=overlay, cache=cached, kept=kept)
-        self._live = Live(self.sources, kept.row_filter(store, snapshot, searched.filter, searched.limits))
+        [self.sources] = searched.sources([covered], overlay, cached)
+        self._live = Live(self.sources, searched.row_filter())
 
     def rows(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, BitMap]]:
         """Yield matching rows of the sources with these numbers, or of all, each source in one piece or several.

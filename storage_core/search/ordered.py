@@ -26,9 +26,10 @@ from storage_core.rows.positions import positions
 from storage_core.rows.sortable import bound_keys, sortable
 from storage_core.rows.vectors import type_text
 from storage_core.search.first_of import FirstRows, in_turns
-from storage_core.search.matches import Matches, Query, Searched
+from storage_core.search.matches import Matches, Query, matched
 from storage_core.search.order import codes_of, tie_columns
 from storage_core.search.question import page
+from storage_core.search.searched import Searched
 
 _AT_ONCE: Final = 4
 _MOST_SOURCES: Final = 16
@@ -92,7 +93,7 @@ def search_ordered(
         _add_first(matches, rows)
         return rows.rows.rows().select(list(names)).slice(after)
 
-    return searched.answer(wanted, answer)
+    return matched(searched, wanted, answer)
 
 
 @dataclass(frozen=True, slots=True)

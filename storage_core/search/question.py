@@ -36,6 +36,20 @@ class VectorQuery:
 Question = fulltext.TextQuery | Predicate | VectorQuery
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SearchQuestion:
+    """What a search is about, as `Table.search` takes it; what an index takes is checked by `question`."""
+
+    query: object = None
+    vector: object = None
+    index: object = None
+    fusion: object = "rrf"
+    weights: object = None
+    syntax: object = fulltext.LENIENT
+    boosts: Mapping[str, float] | None = None
+    nprobe: object = None
+
+
 @dataclass(frozen=True, slots=True)
 class IndexQuestion:
     """One index of a search, and what is asked of it."""
@@ -72,18 +86,10 @@ def only_index(snapshot: Snapshot, kinds: Collection[IndexKind]) -> IndexDefinit
     return segments.definition_of(snapshot, fitting[0])
 
 
-def question(
-    definition: IndexDefinition,
-    snapshot: Snapshot,
-    *,
-    query: object,
-    vector: object,
-    syntax: object,
-    boosts: Mapping[str, float] | None,
-    nprobe: object,
-) -> Question:
+def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuestion) -> Question:
     """Return what is asked of an index of this definition. Raises `InvalidInput`."""
-    if query is not None and vector is not None:
+    query, nprobe, boosts = given.query, given.nprobe, given.boosts
+    if query is not None and given.vector is not None:
         raise InvalidInput("one index takes a query or a vector, found both")
     if nprobe is not None and definition.kind != "vector":
         raise InvalidInput(f"nprobe is of searches by vector, and index {definition.name!r} is {definition.kind}")
@@ -93,11 +99,11 @@ def question(
         case "fulltext":
             if not isinstance(query, str):
                 raise InvalidInput(f"full-text index {definition.name!r} takes a query as text, found {query!r}")
-            return fulltext.parse(query, definition, syntax=syntax, boosts=boosts)
+            return fulltext.parse(query, definition, syntax=given.syntax, boosts=boosts)
         case "bitmap":
             return bitmap_query.parse(query, definition, snapshot.schema)
         case "vector":
-            return _vector_query(vector, definition, snapshot, nprobe)
+            return _vector_query(given.vector, definition, snapshot, nprobe)
         case "primary_key":
             raise InvalidInput(f"index {definition.name!r} is of the primary key; ask by get")
         case _:

@@ -23,24 +23,20 @@ from storage_core.index.coverage import Coverage
 from storage_core.index.fulltext import Hit
 from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.search.attempts import attempted
 from storage_core.search.first_of import in_turns
 from storage_core.search.kept import Kept
 from storage_core.search.live import Live
 from storage_core.search.order import SCORE, Best, free_name, row_name
-from storage_core.search.question import IndexQuestion, VectorQuery, index_for, page, question
+from storage_core.search.question import IndexQuestion, SearchQuestion, VectorQuery, index_for, page, question
+from storage_core.search.searched import Searched
 from storage_core.search.source import Source, by_source
-from storage_core.search.sources import sources
 from storage_core.search.trace import Trace
 from storage_core.search.vectors import DISTANCE, FIRST_WINDOW, Nearest, with_distance
 from storage_core.search.windows import in_windows
 
 if TYPE_CHECKING:
-    from storage_core.read.predicate import Filter, Predicate
-    from storage_core.region.unmerged import Unmerged
-    from storage_core.settings.query import QueryLimits
+    from storage_core.read.predicate import Predicate
 
 _logger = logging.getLogger(__name__)
 
@@ -64,29 +60,18 @@ class _Scored:
 
 
 def search(
-    store: ObjectStore,
-    snapshot: Snapshot,
-    query: object = None,
+    searched: Searched,
+    given: SearchQuestion,
+    columns: Sequence[str] | None = None,
     *,
-    vector: object = None,
-    index: object = None,
     limit: object = 10,
     offset: object = 0,
-    columns: Sequence[str] | None = None,
-    filter: Filter | None = None,  # noqa: A002  # as of `scan`
-    limits: QueryLimits | None = None,
-    syntax: object = fulltext.LENIENT,
-    boosts: Mapping[str, float] | None = None,
-    nprobe: object = None,
-    cache_dir: Path | None = None,
-    unmerged: Sequence[Unmerged] = (),
-    kept: Kept | None = None,
     trace: Trace | None = None,
 ) -> pa.Table:
     """Return `limit` live rows of the table with their `score` (float64), those after the best `offset`, best first.
 
-    Only rows that meet `filter` count, within `limits`; it changes no score. Without `columns` the rows have all.
-    `unmerged` are the records that the snapshot has not merged; newest wins per key.
+    Only rows that meet the filter count; it changes no score. Of records that are not merged the newest wins per key.
+    Without `columns` the rows have all.
     Order: score descending, then by key; without one by the time column and then all others. So the same rows with the
     same scores give the same pages, wherever they are kept.
 
@@ -98,8 +83,7 @@ def search(
     unmerged generation, and what the other records make of the base. Rows that are deleted or superseded weigh in the
     statistics until their split is written anew or their generation merged, and are never returned; decision 0094 has
     the bound. Every bitmap match scores 1.0 (`bitmap_query.parse`). The score column is `_score` where the table has a
-    column `score`. Unpacked segments stay in `cache_dir`; None keeps them for this call only. What `kept` has of
-    earlier searches is neither fetched, opened nor decoded again. `trace` is told what was looked at.
+    column `score`. `trace` is told what was looked at.
 
     Raises `NotFound` for an unknown index, `InvalidInput` where none is named and not exactly one takes a vector, or a
     query, for a query, vector or filter that cannot be read, a limit below 1 or an offset below 0, `Corrupt` and
@@ -111,18 +95,18 @@ def search(
     behind it (decision 0111). A filter adds its columns of the hits, unless bitmaps answer it wholly, which takes those
     of `Bitmaps.of_split`. One per stored deletion vector of splits with such hits; those of `overlay.take_apart`.
     """
-    kept = kept or Kept()
-    definition = index_for(snapshot, index, by_vector=vector is not None)
-    parsed = question(definition, snapshot, query=query, vector=vector, syntax=syntax, boosts=boosts, nprobe=nprobe)
+    snapshot, kept = searched.snapshot, searched.kept
+    definition = index_for(snapshot, given.index, by_vector=given.vector is not None)
+    parsed = question(definition, snapshot, given)
     first, after = page(limit, offset)
     most = first + after
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
-    overlay = kept.overlay(store, snapshot, unmerged)
+    overlay = searched.overlay()
     score, distance = added_names(snapshot.schema)
 
     def best(covered: Sequence[Coverage], cached: SegmentCache) -> pa.Table:
-        [found] = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
-        wanted = kept.row_filter(store, snapshot, filter, limits)
+        [found] = searched.sources(covered, overlay, cached)
+        wanted = searched.row_filter()
         live = Live(found, wanted)
         if trace is not None:
             trace.begin({definition.name: live}, wanted)
@@ -135,7 +119,7 @@ def search(
         live.require_sound()
         return answer
 
-    found = attempted(best, snapshot, [definition], kept=kept, cache_dir=cache_dir).slice(after)
+    found = searched.attempted(best, [definition]).slice(after)
     if not isinstance(parsed, VectorQuery):
         return found
     return with_distance(found, parsed.metric, score=score, distance=distance)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -16,20 +15,15 @@ from storage_core.index.cache import SegmentCache
 from storage_core.index.coverage import Coverage
 from storage_core.index.vector.distances import Distances
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.predicate import Filter
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import positions
 from storage_core.rows.vectors import Floats, matrix
-from storage_core.search.attempts import attempted
-from storage_core.search.kept import Kept
 from storage_core.search.live import Live
-from storage_core.search.question import VectorQuery, index_for, question
+from storage_core.search.question import SearchQuestion, VectorQuery, index_for, question
+from storage_core.search.searched import Searched
 from storage_core.search.source import Source
-from storage_core.search.sources import sources
 from storage_core.search.vectors import Nearest, block_rows
 from storage_core.settings.index import IndexDefinition
-from storage_core.settings.query import QueryLimits
 
 USUAL_QUERIES = 100
 
@@ -51,18 +45,13 @@ class Recall:
 
 
 def recall(
-    store: ObjectStore,
-    snapshot: Snapshot,
+    searched: Searched,
     *,
     index: str | None = None,
     queries: object = None,
     k: object = 10,
-    filter: Filter | None = None,  # noqa: A002  # as of `search`
-    limits: QueryLimits | None = None,
     nprobe: object = None,
     seed: int = 0,
-    cache_dir: Path | None = None,
-    kept: Kept | None = None,
 ) -> Recall:
     """Return the recall of searches by vector over the rows of the snapshot that meet the filter.
 
@@ -70,16 +59,17 @@ def recall(
     well. All vectors are read once for all queries. Memory: some blocks of vectors, and 8 bytes per row. Raises
     `InvalidInput` for queries that are none, and what `search` raises.
     """
-    kept, definition = kept or Kept(), index_for(snapshot, index, by_vector=True)
+    snapshot = searched.snapshot
+    definition = index_for(snapshot, index, by_vector=True)
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise InvalidInput(f"k is {quoted(k)}; ask for at least one row")
     if type(seed) is not int or seed < 0:
         raise InvalidInput(f"seed is {quoted(seed)}; give a whole number, 0 or more")
     given = _Given.of(queries, definition, snapshot, nprobe)
-    overlay, wanted_rows = kept.overlay(store, snapshot, ()), kept.row_filter(store, snapshot, filter, limits)
+    overlay, wanted_rows = searched.overlay(), searched.row_filter()
 
     def measured(covered: Sequence[Coverage], cached: SegmentCache) -> Recall:
-        [found] = sources(store, snapshot, covered, overlay=overlay, cache=cached, kept=kept)
+        [found] = searched.sources(covered, overlay, cached)
         live = Live(found, wanted_rows)
         rows = [positions(live.rows(each)) for each in range(len(found))]
         live.require_sound()
@@ -87,7 +77,7 @@ def recall(
         truth, count = _nearest_distances(found, rows, wanted_queries, k)
         hits = wanted = 0
         for query, farthest in zip(wanted_queries, truth, strict=True):
-            distances = Nearest(live, query, k, readers=kept.readers).distances()
+            distances = Nearest(live, query, k, readers=searched.kept.readers).distances()
             wanted += len(farthest)
             hits += int((distances <= farthest[-1:]).sum())
         return Recall(
@@ -99,7 +89,7 @@ def recall(
             rows=count,
         )
 
-    return attempted(measured, snapshot, [definition], kept=kept, cache_dir=cache_dir)
+    return searched.attempted(measured, [definition])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +103,7 @@ class _Given:
     @staticmethod
     def of(queries: object, definition: IndexDefinition, snapshot: Snapshot, nprobe: object) -> _Given:
         def query_of(vector: object) -> VectorQuery:
-            found = question(definition, snapshot, query=None, vector=vector, syntax=None, boosts=None, nprobe=nprobe)
-            return cast("VectorQuery", found)
+            return cast("VectorQuery", question(definition, snapshot, SearchQuestion(vector=vector, nprobe=nprobe)))
 
         size = snapshot.schema.field(definition.columns[0]).type.list_size
         pattern = query_of(np.ones(size, np.float32))

@@ -22,8 +22,12 @@ def hiding(store: ObjectStore, split: Add, deleted: BitMap, *, rows: int, ids: I
     return replace(split, deletionVector=vector_for(store, split, deleted, ids=ids), dataChange=True)
 
 
-def removal(split: Add, now_ms: int) -> Remove:
-    """Return the action that ends a split of which no row is left."""
+def removal(split: Add, now_ms: int, *, changes_rows: bool = True) -> Remove:
+    """Return the action that ends a live split, whose rows stay in others unless it `changes_rows`."""
     return Remove(
-        path=split.path, deletionTimestamp=now_ms, partitionValues=dict(split.partitionValues), size=split.size
+        path=split.path,
+        deletionTimestamp=now_ms,
+        dataChange=changes_rows,
+        partitionValues=dict(split.partitionValues),
+        size=split.size,
     )

@@ -231,8 +231,11 @@ def test_removed_windows_stay_removed(events: Events, windows: tuple[int, ...]) 
         events.table.log.commit(head, [Remove(path=add.path) for add in deleted], operation="EXPIRE")
         events.model = {n: text for n, text in events.model.items() if FIRST + n % 2 * WINDOW not in windows}
 
-    with pytest.raises(CommitConflict, match="no longer live"):
-        events.compact(expire)
+    if len(windows) == 1:
+        assert events.compact(expire).status == "committed"
+    else:
+        with pytest.raises(CommitConflict, match="other commits ended every row"):
+            events.compact(expire)
     events.check(splits=2 - len(windows))
     assert events.compact().status == "nothing_to_do"
 

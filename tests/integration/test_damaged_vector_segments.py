@@ -19,10 +19,10 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.vectors import Floats, column_of, vector_type
 from storage_core.search import base, ranged
-from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.indexed_table import IndexedTable
+from tests.support.searching import search
 
 DIMENSIONS, ROWS = 32, 3_000
 SCHEMA = pa.schema([("id", pa.int64()), ("v", vector_type(DIMENSIONS))])

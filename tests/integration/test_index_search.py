@@ -36,13 +36,13 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.search.explain import covered
-from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 from tests.support import merge_plan
 from tests.support.ids import SeededIds
+from tests.support.searching import search
 
 ACCESS_LOG = Path(__file__).parents[2] / "examples" / "data" / "apache_access.log.gz"
 LINE = re.compile(r'^(\S+) \S+ \S+ \[([^\]]+)\] "([^"]*)" (\d+) (\S+) "[^"]*" "([^"]*)')

@@ -17,8 +17,9 @@ from storage_core.errors import InvalidInput, NotFound
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.search.facets import search_facets
-from storage_core.search.matches import Query, Searched
+from storage_core.search.matches import Query
 from storage_core.search.ordered import Order, search_ordered
+from storage_core.search.searched import Searched
 from tests.support.deleted_rows import delete_where
 from tests.support.indexed_table import IndexedTable
 from tests.support.upkeep import catch_up

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from assets.due_runs import due_runs
+from pipelines.cli import main
 from storage_core.declaration import load
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.gc.collect import collect
 from storage_core.history.restore import restore
 from storage_core.index import catch_up, segment_merge, segment_merge_work, segments, vector
 from storage_core.index.coverage import coverage
+from storage_core.index.debt import debt
 from storage_core.index.segment_merge_work import MergedSegments, SegmentMerge
 from storage_core.index.vector import training
 from storage_core.log.actions import IndexSegment
@@ -26,11 +30,11 @@ from storage_core.log.covered import GONE
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.rows.vectors import vector_type
-from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.split.read import read_split
 from tests.support import upkeep
 from tests.support.indexed_table import CONFIG, SCHEMA, TAG_VALUES, TAGS, TEXT, IndexedTable, watermarks
+from tests.support.searching import search
 from tidemark import Table
 
 WORDS = ("ebb", "flood", "tide", "neap", "spring tide", None)
@@ -441,6 +445,36 @@ def test_a_catch_up_merges_what_it_built_and_has_nothing_to_do_then(tmp_path: Pa
     table = table.refresh()
     assert sorted(each.index for each in table.snapshot.segments.values()) == ["tags", "text"]
     assert table.search("tide", index="text", limit=100).to_arrow().equals(before.to_arrow())
+
+
+@pytest.mark.spark
+def test_merge_segments_merges_what_is_small_and_builds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = IndexDefinition("text", "fulltext", ("tag",))
+    table = Table.create(str(tmp_path / "table"), pa.schema([("tag", pa.string())]), indexes=[text])
+    count = segment_merge_work.FACTOR
+    with monkeypatch.context() as patched:
+        patched.setattr(segment_merge_work, "FACTOR", count**2)  # of catch-ups, so that they merge nothing
+        for number in range(count):
+            table.append({"tag": ("ebb", "tide")[number % 2]})
+            upkeep.catch_up(table)
+    table.append({"tag": "tide"})
+    before, small = table.search("tide", limit=100), table.refresh().snapshot.segments
+    assert len(small) == count
+
+    def merged() -> dict[str, Any]:
+        assert main(["merge-segments", table.uri, "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    report = merged()
+    assert (report["status"], report["rows_in"], report["splits_in"]) == ("committed", 0, 0)
+    assert report["details"]["segments_merged"] == {"text": count}
+    (segment,) = table.refresh().snapshot.segments.values()
+    assert (segment.numRecords, debt(table.snapshot, "text").uncovered_splits) == (count, 1)
+    assert table.search("tide", limit=100).to_arrow().equals(before.to_arrow())
+    assert merged()["status"] == "nothing_to_do"
 
 
 @pytest.mark.parametrize("index", ["text", "tags"])

@@ -21,11 +21,11 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import merge_segments, sorting, unmerged
 from storage_core.region.options import WriterOptions
-from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import KeyedTable
+from tests.support.searching import search
 
 ID = pa.field("id", pa.string(), nullable=False)
 SCHEMA = pa.schema([ID, ("at", pa.timestamp("us", "UTC")), ("text", pa.string()), ("n", pa.int64())])

@@ -27,7 +27,6 @@ from storage_core.log.actions import TRANSLATIONS_FEATURE, RemoveTranslation, Tr
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.search.explain import covered
-from storage_core.search.ranking import search
 from storage_core.settings.table import TableConfig
 from tests.support.indexed_table import (
     CONFIG,
@@ -41,6 +40,7 @@ from tests.support.indexed_table import (
     bytes_of,
     watermarks,
 )
+from tests.support.searching import search
 
 TRANSLATIONS = "_indices/_translations/"
 VOCABULARY = [f"word{number}" for number in range(2_000)]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from storage_core.index.coverage import coverage
 from storage_core.index.segment_merge_work import FACTOR
-from storage_core.search.ranking import search
 from tests.support.indexed_table import TAG_VALUES, TEXT, IndexedTable
+from tests.support.searching import search
 
 WORDS = ("ebb", "flood", "tide", "neap", "spring tide", None)
 

@@ -29,8 +29,6 @@ from storage_core.read.scan import wanted_filter
 from storage_core.region.options import WriterOptions
 from storage_core.rows.vectors import Floats, column_of, vector_type
 from storage_core.search.explain import covered
-from storage_core.search.ranking import search
-from storage_core.search.recall import recall
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
@@ -39,6 +37,7 @@ from tests.support.brute_force import nearest
 from tests.support.damage import Damage, damage
 from tests.support.indexed_table import IndexedTable
 from tests.support.keyed_table import KeyedTable
+from tests.support.searching import recall, search
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string()), ("v", vector_type(4))])
 NEAR = {"name": "near", "kind": "vector", "columns": ["v"], "metric": "cosine"}

@@ -26,9 +26,9 @@ from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.search.ranking import search
 from tests.support.hostile_worker import survives, work
 from tests.support.scale import scaled
+from tests.support.searching import search
 from tests.unit.poor_machine import half_indexed
 
 QUERIES = {"words": ("ebb tide", '"ebb tide"', "NOT flood", "text:[a TO f]"), "tags": ("x", "y,x")}

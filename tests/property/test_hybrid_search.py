@@ -19,7 +19,6 @@ from storage_core.read.scan import wanted_filter
 from storage_core.region.options import WriterOptions
 from storage_core.region.unmerged import Unmerged, capture
 from storage_core.rows.vectors import vector_type
-from storage_core.search.hybrid import search
 from storage_core.search.kept import Kept
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
@@ -27,6 +26,7 @@ from tests.support.brute_fusion import by_prefixes, by_vector, fused
 from tests.support.indexed_table import IndexedTable
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
+from tests.support.searching import search
 
 Row = Mapping[str, Any]
 PREFIXES = ("eb", "tid")

@@ -17,8 +17,8 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.predicate import Filter, col
 from storage_core.region.options import WriterOptions
 from storage_core.region.unmerged import capture
-from storage_core.search.matches import Searched
 from storage_core.search.ordered import Order, search_ordered
+from storage_core.search.searched import Searched
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.indexed_table import SCHEMA, TAG_VALUES, TAGS, TEXT, WORDS, IndexedTable

@@ -18,11 +18,11 @@ from storage_core.region.options import WriterOptions
 from storage_core.region.sorting import SortingTerms
 from storage_core.region.unmerged import Unmerged, capture
 from storage_core.search.kept import Kept
-from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
+from tests.support.searching import search
 
 EXAMPLES = scaled(10)
 SCHEMA = pa.schema(

@@ -26,13 +26,13 @@ from storage_core.region.unmerged import capture
 from storage_core.rows import fold
 from storage_core.rows.vectors import vector_type
 from storage_core.search.kept import Kept
-from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.brute_force import nearest
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
+from tests.support.searching import search
 
 TEXT = IndexDefinition("words", "fulltext", ("text",))
 TAG = IndexDefinition("tags", "bitmap", ("tag",))

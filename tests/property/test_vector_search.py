@@ -20,13 +20,13 @@ from storage_core.region.options import WriterOptions
 from storage_core.region.unmerged import Unmerged, capture
 from storage_core.rows.vectors import vector_type
 from storage_core.search.kept import Kept
-from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.brute_force import Row, nearest
 from tests.support.indexed_table import IndexedTable
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
+from tests.support.searching import search
 
 METRICS = ("l2", "cosine", "dot")
 DIMENSIONS = 3

@@ -20,7 +20,6 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.options import WriterOptions
 from storage_core.region.unmerged import capture
 from storage_core.rows.vectors import vector_type
-from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.brute_force import nearest
@@ -29,6 +28,7 @@ from tests.support.crashes import left_by_crashes
 from tests.support.fault_store import CrashFault
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
+from tests.support.searching import search
 
 INDEXES = (
     IndexDefinition("text", "fulltext", ("text",)),

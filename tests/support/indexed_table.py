@@ -23,7 +23,6 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import recorded_order
 from storage_core.rows.vectors import vector_type
-from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
@@ -34,6 +33,7 @@ from tests.support.brute_force import distance
 from tests.support.clock import ManualClock
 from tests.support.deleted_rows import delete_places
 from tests.support.ids import SeededIds
+from tests.support.searching import search
 
 SCHEMA = pa.schema(
     [("at", pa.timestamp("us", "UTC")), ("id", pa.int64()), ("tag", pa.string()), ("words", pa.string())]

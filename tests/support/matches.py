@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from storage_core.search.facets import search_facets
-from storage_core.search.matches import Query, Searched
+from storage_core.search.matches import Query, matched
 from storage_core.search.ordered import Order, search_ordered
-from storage_core.search.ranking import search
+from storage_core.search.searched import Searched
 from storage_core.search.snippets import with_snippets
+from tests.support.searching import search
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -51,7 +52,7 @@ def judge(
     """Fail unless count, facets and orders are those of the rows that match."""
     expected = [row for row in rows if matches(row)]
     wanted = Query.of(searched.snapshot, query, index=index)
-    assert searched.answer(wanted, lambda found: found.number()) == len(expected)
+    assert matched(searched, wanted, lambda found: found.number()) == len(expected)
     found = search_facets(searched, wanted, facet, 100).to_pylist()
     assert found == facets(expected, facet)
     assert search_facets(searched, wanted, facet, 1).to_pylist() == found[:1]

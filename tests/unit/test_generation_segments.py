@@ -34,7 +34,6 @@ from storage_core.region.progress import list_regions
 from storage_core.region.records import RecordBuilder
 from storage_core.region.sorting import SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
-from storage_core.search.ranking import search
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
@@ -42,6 +41,7 @@ from tests.support.clock import ManualClock
 from tests.support.damage import Damage, damage
 from tests.support.fault_store import FaultStore
 from tests.support.keyed_table import KeyedTable
+from tests.support.searching import search
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string()), ("tag", pa.string())])
 WORDS = IndexDefinition("words", "fulltext", ("text",))

@@ -1,0 +1,53 @@
+"""Searches and their recall over a store and a snapshot, without a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.predicate import Filter
+from storage_core.region.unmerged import Unmerged
+from storage_core.search import hybrid
+from storage_core.search import recall as measured
+from storage_core.search.kept import Kept
+from storage_core.search.question import SearchQuestion
+from storage_core.search.recall import Recall
+from storage_core.search.searched import Searched
+
+
+def search(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    query: object = None,
+    *,
+    limit: object = 10,
+    offset: object = 0,
+    columns: Sequence[str] | None = None,
+    filter: Filter | None = None,  # noqa: A002  # as of `Table.search`
+    cache_dir: Path | None = None,
+    unmerged: Sequence[Unmerged] = (),
+    kept: Kept | None = None,
+    **of_question: Any,
+) -> pa.Table:
+    """Return what `hybrid.search` does; `of_question` are further fields of a `SearchQuestion`."""
+    searched = Searched(
+        store=store, snapshot=snapshot, unmerged=unmerged, filter=filter, cache_dir=cache_dir, kept=kept or Kept()
+    )
+    given = SearchQuestion(query=query, **of_question)
+    return hybrid.search(searched, given, columns, limit=limit, offset=offset)
+
+
+def recall(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    *,
+    filter: Filter | None = None,  # noqa: A002  # as of `Table.recall`
+    **of_recall: Any,
+) -> Recall:
+    """Return what `recall.recall` does; `of_recall` are its further arguments."""
+    return measured.recall(Searched(store=store, snapshot=snapshot, filter=filter), **of_recall)
