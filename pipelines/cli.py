@@ -19,6 +19,7 @@ import typer
 from jobs.running.stop_signals import heard_once
 from pipelines.commands import (
     altering,
+    bringing,
     caching,
     changing,
     checking,
@@ -58,6 +59,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Rows": {
         "ingest": writing.ingest,
         "append": writing.append,
+        "import": bringing.import_,
         "upsert": changing.upsert,
         "update": changing.update,
         "overwrite": changing.overwrite,

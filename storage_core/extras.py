@@ -12,6 +12,8 @@ PIPELINE = "pipeline"
 CONNECT = "connect"
 """PySpark as a client of a Spark Connect server."""
 POLARS = "polars"
+DELTA = "delta"
+"""delta-rs."""
 
 
 @contextmanager

@@ -38,6 +38,8 @@ from storage_core.system_errors import typed
 if TYPE_CHECKING:
     from storage_core.alteration import Change
     from storage_core.append import Appended
+    from storage_core.bringing.run import Imported
+    from storage_core.bringing.source import Source
     from storage_core.cache.pieces import CacheCounts
     from storage_core.compaction.debt import Debt
     from storage_core.compaction.policy import Mode
@@ -193,6 +195,52 @@ class Table:
         self._require_writable()
         self._view.snapshot = creation.change_settings(self._log, self.snapshot, settings)
         return self
+
+    @staticmethod
+    @_loading
+    def import_from(
+        uri: str,
+        source: str | Path | ArrowStream | Source,
+        *,
+        name: str | None = None,
+        version: int | None = None,
+        declaration: TableDeclaration | None = None,
+        time_column: str | None = None,
+        window: str | int | None = None,
+        sort_schema: str | None = None,
+        primary_key: str | Sequence[str] | None = None,
+    ) -> Imported:
+        """Bring all rows of a source into the table at `uri`, which is made where there is none; in one commit, once.
+
+        `source` is a folder of Parquet files or a Delta table (at a `version`, or its newest), each by its place, or a
+        stream of Arrow data, such as a relation of DuckDB, with a `name`. Nothing there is changed. Files may differ:
+        columns are joined by name, lack or not, and widen as those of a table may. What cannot be joined is refused
+        before anything is made, with the file, the column and both types. A new table is as declared, or has the
+        columns of the source and what is given here, as of `create`; without it, no windows. Imported again, with what
+        it held then, nothing is done. See `bringing.run.import_rows`.
+        """
+        from storage_core.bringing.given import Wanted, source_of
+        from storage_core.bringing.run import import_rows
+
+        wanted = Wanted(time_column=time_column, window=window, sort_schema=sort_schema, primary_key=primary_key)
+        given = source_of(source, name=name, version=version)
+        _, log = _log_at(uri)
+
+        def make(schema: pa.Schema) -> Snapshot:
+            if declaration is not None:
+                given.require_fits(declaration.schema())
+                return Table.declare(declaration, uri).snapshot
+            made = Table.create(
+                uri,
+                schema,
+                time_column=time_column,
+                window=AUTO if window is None else window,
+                sort_schema=sort_schema,
+                primary_key=primary_key,
+            )
+            return made.snapshot
+
+        return import_rows(log, given, make, name=name, wanted=wanted)
 
     @staticmethod
     @_loading

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from storage_core import errors
     from storage_core.append import Appended
+    from storage_core.bringing.run import Imported
     from storage_core.dml.assignments import Expression, expr
     from storage_core.dml.changed import Changed
     from storage_core.log.history import HistoryEntry
@@ -41,6 +42,7 @@ _HOMES = {
     "Filter": "storage_core.read.predicate",
     "HistoryEntry": "storage_core.log.history",
     "HistoryPage": "storage_core.read.history_pages",
+    "Imported": "storage_core.bringing.run",
     "IndexDefinition": "storage_core.settings.index",
     "LateData": "storage_core.settings.late_data",
     "Plan": "storage_core.read.plan",
@@ -64,6 +66,7 @@ __all__ = [
     "Filter",
     "HistoryEntry",
     "HistoryPage",
+    "Imported",
     "IndexDefinition",
     "LateData",
     "Plan",

@@ -72,3 +72,25 @@ def session(
 def literally(path: Path) -> str:
     """Return the path as a pattern that matches nothing else: DuckDB expands `*`, `?` and `[` in file names."""
     return re.sub(r"[*?[]", r"[\g<0>]", str(path))
+
+
+def of_the_caller(database: Path | None, *, folder: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
+    """Return a DuckDB for a query that the caller wrote over files of theirs, with the rights that they have.
+
+    It reads what the query names: files, and the `database`, which it cannot change. It uses so much memory, and
+    spills to the `folder`; what it installs, and settings of the caller's own DuckDB, are not looked at.
+    Raises DuckDB's own error for a database that it cannot open.
+    """
+    import duckdb
+
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "python_enable_replacements": False,
+        "temp_directory": str(folder),
+        "memory_limit": f"{memory_bytes // _MIB}MiB",
+    }
+    connection = duckdb.connect(
+        ":memory:" if database is None else str(database), read_only=database is not None, config=config
+    )
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_progress_bar = false")
+    return connection

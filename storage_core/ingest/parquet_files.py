@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import BinaryIO
 
@@ -47,13 +47,17 @@ def parquet_blocks(
     `Unavailable` where it is the system that refuses: the file may be sound.
     """
     first_number = 1
-    for batch in _batches(file, stream, schema):
+    for batch in sound_batches(file, stream, lambda found: _conformed(found.empty_table(), schema)):
         yield _rows(file, batch, first_number, (schema, nonzero))
         first_number += batch.num_rows
 
 
-def _batches(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Texts come as dictionaries where the file has them so: a value that it holds once is held once."""
+def sound_batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], object]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file, whose columns `check` sees first, in bounded memory.
+
+    Texts come as dictionaries where the file has them so: a value that it holds once is held once. Raises what `check`
+    raises, `Corrupt` for a cut or damaged file and one that expands too far, `Unavailable` as `parquet_blocks` does.
+    """
     size = _sized(stream)
     expansion = Expansion(size)
     chunks: dict[int, Chunk] = {}
@@ -63,7 +67,7 @@ def _batches(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.Reco
         require_sound_chunks(opened.metadata, size)
         chunks.update(chunks_of(opened.metadata))
         texts = [each.path for each in _leaves(opened) if each.physical_type == "BYTE_ARRAY"]
-        _conformed(opened.schema_arrow.empty_table(), schema)
+        check(opened.schema_arrow)
         opened = _open(checked, texts, opened.metadata)
         for batch in opened.iter_batches(batch_size=_batch_rows(opened, chunks), use_threads=False):
             expanded = sum(map(plain_bytes, batch.columns))
@@ -74,6 +78,17 @@ def _batches(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.Reco
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise_refused(file, error)
         raise Corrupt(f"it is not a whole Parquet file ({error})") from error
+
+
+def footer_of(file: str, stream: BinaryIO) -> tuple[pa.Schema, int]:
+    """Return the columns of a Parquet file and the number of its rows. Raises what `sound_batches` raises."""
+    try:
+        _sized(stream)
+        opened = _open(stream, ())
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise_refused(file, error)
+        raise Corrupt(f"it is not a whole Parquet file ({error})") from error
+    return opened.schema_arrow.remove_metadata(), opened.metadata.num_rows
 
 
 def _sized(stream: BinaryIO) -> int:

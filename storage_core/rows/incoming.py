@@ -64,13 +64,13 @@ def read_whole(rows: Rows) -> InMemory:
     """Return a stream as a table, everything else as it is. Raises `InvalidInput` for a stream that breaks off."""
     if not is_stream(rows):
         return cast("InMemory", rows)  # or what is no rows at all, which is said where they are read
-    reader = _reader(rows)
+    reader = reader_of(rows)
     return pa.Table.from_batches(_batches(reader), reader.schema)
 
 
 def pieces_of(rows: ArrowStream) -> Iterator[pa.Table]:
     """Yield the stream as tables of about `PIECE_BYTES`, at least one. Raises `InvalidInput` where it breaks off."""
-    reader = _reader(rows)
+    reader = reader_of(rows)
     piece: list[pa.RecordBatch] = []
     size = 0
     for batch in _batches(reader):
@@ -82,7 +82,8 @@ def pieces_of(rows: ArrowStream) -> Iterator[pa.Table]:
     yield pa.Table.from_batches(piece, reader.schema)
 
 
-def _reader(rows: ArrowStream) -> pa.RecordBatchReader:
+def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
+    """Return the stream as a reader of batches; nothing is read yet. Raises `InvalidInput` where there is none."""
     # A reader itself, not as a stream, which would keep nothing but the text of what it raises.
     own = getattr(rows, "to_reader", None)  # of a scan
     try:

@@ -1,0 +1,1 @@
+"""Bringing tables in: imports of what others wrote, and clones of tables."""

@@ -1,0 +1,59 @@
+"""A Delta table, read by delta-rs: its rows without those that its deletion vectors hide."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pyarrow as pa
+
+from storage_core.bringing.source import Stream
+from storage_core.errors import InvalidInput, NotFound
+from storage_core.extras import DELTA, needs
+from storage_core.objectstore.resolve import check_location, open_store, scheme_of
+from storage_core.objectstore.s3_location import parse_s3_uri
+
+
+def is_delta(uri: str) -> bool:
+    """Return whether a place is the folder of a Delta table. One LIST."""
+    return next(iter(open_store(uri).list("_delta_log/")), None) is not None
+
+
+def delta_table(uri: str, version: int | None = None) -> Stream:
+    """Return the rows of a Delta table at its newest version, or at another one.
+
+    Deletion vectors, column mapping and partitions are read as Delta says. Credentials of S3 are those of the
+    environment. Raises `NotFound` for no such table or version, `InvalidInput` for a table that delta-rs does not read
+    and for a type that no table has, `Unavailable` without the package.
+    """
+    check_location(uri)
+    place, options = _as_delta_has_it(uri)
+    with needs(DELTA, "reading a Delta table"):
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+    try:
+        table = DeltaTable(place, version=version, storage_options=options)
+        stream: Any = table.scan()
+        columns = pa.schema(table.schema())
+    except TableNotFoundError as error:
+        raise NotFound(f"{place}: there is no Delta table ({error})") from error
+    except (DeltaError, OSError, ValueError) as error:
+        at = "" if version is None else f" at version {version}"
+        raise InvalidInput(f"{place}: the Delta table cannot be read{at}: {error}") from error
+    found = Stream.of(stream, f"{place} at version {table.version()}", identity=f"delta:{place}")
+    required = {each.name for each in columns if not each.nullable}
+    schema = pa.schema([each.with_nullable(each.name not in required) for each in found.schema])
+    return Stream(found.name, found.identity, f"{table.metadata().id}@{table.version()}", schema, found.reader)
+
+
+def _as_delta_has_it(uri: str) -> tuple[str, dict[str, str]]:
+    """The place as delta-rs takes it, and how to reach it."""
+    if scheme_of(uri) != "s3":
+        return open_store(uri).uri, {}
+    location = parse_s3_uri(uri, os.environ)
+    given = {"aws_endpoint": location.endpoint, "aws_region": location.region}
+    options = {name: value for name, value in given.items() if value is not None}
+    if location.endpoint is not None and location.endpoint.startswith("http:"):
+        options["allow_http"] = "true"
+    options["aws_virtual_hosted_style_request"] = str(not location.path_style).lower()
+    return f"s3://{location.bucket}/{location.prefix}".rstrip("/"), options

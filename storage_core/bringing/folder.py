@@ -1,0 +1,146 @@
+"""A folder of Parquet files, local or on S3: every footer is looked at before a row is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pyarrow as pa
+
+from storage_core.bringing.source import short_hash
+from storage_core.bringing.union import Union, fitted, require_fits
+from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
+from storage_core.ingest.landing import LandedFile, LandingSpec, open_bytes, survey
+from storage_core.ingest.parquet_files import footer_of, sound_batches
+from storage_core.objectstore.prefetch import prefetch
+from storage_core.objectstore.resolve import open_store
+
+SUFFIX = ".parquet"
+_AT_ONCE = 8
+_DELTA_LOG = "_delta_log/"
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """One file, and what its footer says: its columns and how many rows it has."""
+
+    file: LandedFile
+    columns: pa.Schema
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Parquet files, which need not have the same columns. See `folder_of`."""
+
+    name: str
+    footers: Sequence[Footer]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that all files have together. Raises `InvalidInput` naming file, column and types."""
+        union = Union()
+        for each in self.footers:
+            union.add(each.columns, _where(each.file))
+        return union.schema()
+
+    @property
+    def identity(self) -> str:
+        """The place."""
+        return f"parquet:{self.name}"
+
+    @property
+    def content(self) -> str:
+        """Names, sizes and ETags of the files."""
+        return short_hash(json.dumps([[each.file.path, each.file.size, each.file.etag] for each in self.footers]))
+
+    @property
+    def files(self) -> int:
+        """How many files there are."""
+        return len(self.footers)
+
+    def require_fits(self, schema: pa.Schema) -> None:
+        """Return when the columns of each file can become those of a table. Raises `InvalidInput` naming the file."""
+        for each in self.footers:
+            require_fits(each.columns, schema, _where(each.file))
+
+    def rows(self, schema: pa.Schema) -> Iterator[pa.Table]:
+        """Yield the rows file by file, a batch at a time. Raises `Corrupt` for a file that changed or is damaged."""
+        for each in self.footers:
+            yield from _rows(each, schema)
+
+
+def folder_of(uri: str) -> Folder:
+    """Return the files below a place whose names end in `.parquet`, of which the footers were read.
+
+    Left alone are other files, and names that begin with `.` or `_`, in any folder, as by ingest. Raises `InvalidInput`
+    for a folder without such a file, for files in folders that are named after a column (`day=2024-01-01`), which the
+    files lack, and for the folder of a Delta table; `Corrupt` naming a damaged file. One LIST per 1,000 objects, and a
+    HEAD and a GET or two per file, eight at a time.
+    """
+    landed = survey(LandingSpec(uri=uri, format="parquet", suffix=SUFFIX))
+    store = open_store(uri)
+    if next(iter(store.list(_DELTA_LOG)), None) is not None:
+        raise InvalidInput(
+            f"{store.uri}: is a Delta table, whose files alone do not say which rows are in it; import it as one"
+        )
+    if not landed.files:
+        raise InvalidInput(f"{store.uri}: no file below it has a name that ends in {SUFFIX}")
+    known: dict[pa.Schema, pa.Schema] = {}  # most files have one of a few
+    footers = []
+    for each in prefetch(_footer, landed.files, _AT_ONCE):
+        _require_columns_of_folders(each)
+        footers.append(replace(each, columns=known.setdefault(each.columns, each.columns)))
+    return Folder(store.uri, footers)
+
+
+def _where(file: LandedFile) -> str:
+    return f"{file.uri.partition('?')[0]}/{file.path}"
+
+
+def _footer(file: LandedFile) -> Footer:
+    try:
+        with open_bytes(file) as stream:
+            columns, rows = footer_of(file.path, stream)
+    except OSError as error:
+        raise Unavailable(f"{_where(file)}: {error}", file=file.path) from error
+    except TidemarkError as error:
+        raise error.reworded(f"{_where(file)}: {error.found}", file=file.path) from error
+    return Footer(file, columns, rows)
+
+
+def _require_columns_of_folders(footer: Footer) -> None:
+    known = {name.casefold() for name in footer.columns.names}
+    for part in footer.file.path.split("/")[:-1]:
+        name, equals, _ = part.partition("=")
+        if equals and name.casefold() not in known:
+            raise InvalidInput(
+                f"{_where(footer.file)}: its folder says {part!r}, and the file has no column {name!r}; import a query "
+                "of DuckDB that reads both: read_parquet('…/**/*.parquet', hive_partitioning = true)",
+                file=_where(footer.file),
+                column=name,
+            )
+
+
+def _rows(footer: Footer, schema: pa.Schema) -> Iterator[pa.Table]:
+    where, read = _where(footer.file), 0
+    try:
+        with open_bytes(footer.file) as stream:
+            for batch in sound_batches(footer.file.path, stream, partial(_require_same, footer)):
+                yield fitted(pa.Table.from_batches([batch]), schema)
+                read += batch.num_rows
+    except OSError as error:
+        raise Unavailable(f"{where}: {error}", file=where) from error
+    except TidemarkError as error:
+        if isinstance(error, InvalidInput):  # of one row of the batch
+            raise error.reworded(f"{where}: {error.found} (rows are counted from row {read})", file=where) from error
+        raise error.reworded(f"{where}: {error.found}", file=where) from error
+    if read != footer.rows:
+        raise Corrupt(f"{where}: {read} rows were read, its footer says {footer.rows}", file=where)
+
+
+def _require_same(footer: Footer, found: pa.Schema) -> None:
+    if not found.remove_metadata().equals(footer.columns):
+        raise Corrupt("changed while it was being imported; import it again")

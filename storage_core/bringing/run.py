@@ -1,0 +1,148 @@
+"""An import: the rows of a source into a new table or one that exists, in one commit, once (decision 0146)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from storage_core.bringing.given import AS_IT_IS, Wanted
+from storage_core.bringing.source import Source, short_hash
+from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
+from storage_core.log.actions import Add, Txn
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.rows.calendar import within_calendar
+from storage_core.rows.incoming import PIECE_BYTES
+from storage_core.rows.vectors import require_sound
+from storage_core.split.context import context_of
+from storage_core.split.write import sort_and_write
+
+OPERATION = "IMPORT"
+_APP = "import:"
+
+_logger = logging.getLogger(__name__)
+
+Make = Callable[[pa.Schema], Snapshot]
+"""Makes the table with these columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import brought: the version with its rows, how many, of how many files, in how many splits.
+
+    Without a `commit_id` the source was imported before, and nothing was done now.
+    """
+
+    version: int
+    commit_id: str = ""
+    rows: int = 0
+    files: int = 0
+    splits: int = 0
+
+
+def import_rows(
+    log: TransactionLog, source: Source, make: Make, *, name: str | None = None, wanted: Wanted = AS_IT_IS
+) -> Imported:
+    """Bring all rows of a source into the table, which is made where there is none; durable when this returns.
+
+    Everything that types and names can tell is checked before the table is made. The rows of an append table are
+    sorted and written piece by piece, and one commit adds them all: one that ended before it is done again as if it had
+    not been. The commit records the source by `name`, else by where it is, with what it holds: imported again as it is,
+    nothing is done. The rows of a keyed table are put by key, through a writer, and recorded when all are flushed; done
+    again after an interruption they are put again, which by key is the same. Rows are never late.
+
+    Raises `InvalidInput` for a source that was imported with other content, and naming file and column, for rows that
+    do not fit, `CommitConflict` where somebody else imports it meanwhile, and what an append raises. Requests: those of
+    the source, one PUT per split, and those of a commit.
+    """
+    if name is not None and (not name or not name.isprintable()):
+        raise InvalidInput(f"an import is called by printable text, found {quoted(name)}")
+    if log.exists():
+        snapshot = log.snapshot()
+        wanted.require_same(snapshot.config, log.store.uri)
+        if _is_done(log, snapshot, source, name):
+            return Imported(snapshot.version)
+    else:
+        snapshot = make(source.schema)
+    source.require_fits(snapshot.schema)
+    bring = _put if snapshot.config.kind == "keyed" else _added
+    return bring(log, snapshot, source, _records(log, source, name))
+
+
+def _names(source: Source, name: str | None) -> tuple[str, str]:
+    """The transactions of an import: that the source was imported, and that it held this."""
+    app = f"{_APP}{short_hash(source.identity if name is None else f'name:{name}')}"
+    return app, f"{app}@{short_hash(source.content)}"
+
+
+def _is_done(log: TransactionLog, snapshot: Snapshot, source: Source, name: str | None) -> bool:
+    """Whether the source is in the table. Raises `InvalidInput` where it held something else when it was imported."""
+    whole, content = _names(source, name)
+    if snapshot.txns.find(content) is not None:
+        return True
+    if snapshot.txns.find(whole) is None:
+        return False
+    called = source.name if name is None else f"the import {name!r}"
+    raise InvalidInput(
+        f"{log.store.uri}: {called} was imported before, and held something else then; its rows would be in twice. "
+        "Import what is new by itself, or all of it into a new table, or under another name if that is meant",
+        uri=log.store.uri,
+    )
+
+
+def _records(log: TransactionLog, source: Source, name: str | None) -> list[Txn]:
+    # Two, so that of two imports of different content at a time the second finds one of its two recorded: a conflict.
+    now_ms = log.clock.now_ms()
+    return [Txn(appId=each, version=1, lastUpdated=now_ms) for each in _names(source, name)]
+
+
+def _pieces(source: Source, snapshot: Snapshot) -> Iterator[pa.Table]:
+    """The rows in pieces of about 64 MiB, over the ends of files: each becomes splits of its own."""
+    held: list[pa.Table] = []
+    size = 0
+    for rows in source.rows(snapshot.schema):
+        sound = require_sound(within_calendar(rows), snapshot.config.nonzero_vectors)
+        held.append(sound)
+        size += sound.nbytes
+        if size >= PIECE_BYTES:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+    if size:
+        yield pa.concat_tables(held)
+
+
+def _added(log: TransactionLog, snapshot: Snapshot, source: Source, records: list[Txn]) -> Imported:
+    context = context_of(snapshot)
+    adds: list[Add] = []
+    rows = 0
+    for piece in _pieces(source, snapshot):
+        rows += piece.num_rows
+        adds += sort_and_write(log.store, piece, context=context, ids=log.ids, now_ms=log.clock.now_ms())
+    metrics = {"rows_in": rows, "rows_out": rows, "splits_out": len(adds), "files": source.files}
+    result = log.commit(snapshot, [*adds, *records], operation=OPERATION, metrics=metrics)
+    if result.already_committed:  # somebody else imported the same meanwhile
+        return Imported(result.version)
+    _logger.info("imported %s into %s: %d rows, version %d", source.name, log.store.uri, rows, result.version)
+    return Imported(result.version, result.commit_id, rows, source.files, len(adds))
+
+
+def _put(log: TransactionLog, snapshot: Snapshot, source: Source, records: list[Txn]) -> Imported:
+    from storage_core.region.records import require_keys
+    from storage_core.region.router import open_writer
+    from storage_core.rows.key_limit import require_short_keys
+
+    rows = 0
+    with open_writer(log, snapshot) as writer:
+        for piece in _pieces(source, snapshot):
+            require_keys(piece, snapshot.config.primary_key)
+            require_short_keys(piece, snapshot.config.primary_key)
+            writer.put(piece)
+            rows += piece.num_rows
+        writer.flush()
+    metrics = {"rows_in": rows, "rows_out": 0, "splits_out": 0, "files": source.files}
+    result = log.commit(log.refresh(snapshot), records, operation=OPERATION, metrics=metrics)
+    return Imported(result.version, result.commit_id, rows, source.files)

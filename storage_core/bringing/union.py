@@ -1,0 +1,189 @@
+"""The schema that files of small differences have together, and their rows under it (decision 0146).
+
+Columns are joined by name, whatever the case, in the order in which they are first met. A column that a file lacks, or
+may have nulls, is nullable. Types widen as those of a column may (`rows.columns.may_widen`), and no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from storage_core.errors import InvalidInput
+from storage_core.rows.columns import may_widen
+from storage_core.rows.schema import conform, to_schema_string
+from storage_core.rows.vectors import is_vector, listed, type_text
+
+_TO_DO = (
+    "make them one type where they come from, or declare the column with a type that both convert to exactly, or "
+    "import a query that casts it"
+)
+
+
+@dataclass(slots=True)
+class Union:
+    """The columns so far. `first` is where the type of a column was met, by its name in lower case."""
+
+    fields: dict[str, pa.Field] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+    _counts: dict[str, int] = field(default_factory=dict)
+    _schemas: int = 0
+
+    def add(self, schema: pa.Schema, where: str) -> None:
+        """Take the columns of one more file.
+
+        Raises `InvalidInput` naming the file, the column and both types where they cannot be one column.
+        """
+        held = as_held(schema, where)
+        self._schemas += 1
+        for each in held:
+            name = each.name.casefold()
+            known = self.fields.get(name)
+            self._counts[name] = self._counts.get(name, 0) + 1
+            if known is None:
+                self.fields[name], self.first[name] = each, where
+                continue
+            type_ = _joined(known.type, each.type)
+            if type_ is None:
+                raise InvalidInput(
+                    f"{where}: column {each.name!r} has the type {type_text(each.type)}, and {type_text(known.type)} "
+                    f"in {self.first[name]}; {_TO_DO}",
+                    file=where,
+                    column=each.name,
+                )
+            if type_ != known.type:
+                self.first[name] = where
+            self.fields[name] = pa.field(known.name, type_, nullable=known.nullable or each.nullable)
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of all files, as a table can have them.
+
+        Raises `InvalidInput` naming a column, and the file that has it, whose type no table has.
+        """
+        for name, each in self.fields.items():
+            where = self.first[name]
+            if pa.types.is_null(each.type):
+                raise InvalidInput(
+                    f"{where}: column {each.name!r} has no type, here and in every other file: all its values are "
+                    "null; declare the table with a type for it, or leave it out by a query",
+                    file=where,
+                    column=each.name,
+                )
+        return pa.schema(
+            [
+                each.with_nullable(each.nullable or self._counts[name] < self._schemas)
+                for name, each in self.fields.items()
+            ]
+        )
+
+
+def as_held(schema: pa.Schema, where: str) -> pa.Schema:
+    """Return the columns with the types in which a table holds their values.
+
+    Raises `InvalidInput` naming the column, and `where` it is, for a type that has none, and for two columns of a name.
+    """
+    held = pa.schema([pa.field(each.name, _held(each.type), nullable=each.nullable) for each in schema])
+    try:
+        to_schema_string(pa.schema([each for each in held if not pa.types.is_null(each.type)]))
+    except InvalidInput as error:
+        raise error.reworded(f"{where}: {error.found}", file=where) from error
+    folded = [name.casefold() for name in held.names]
+    if len({*folded}) < len(folded):
+        twice = next(name for name in held.names if folded.count(name.casefold()) > 1)
+        raise InvalidInput(
+            f"{where}: two columns are called {twice!r}, whatever the case; leave one out by a query",
+            file=where,
+            column=twice,
+        )
+    return held
+
+
+def require_fits(given: pa.Schema, schema: pa.Schema, where: str) -> None:
+    """Return when rows with these columns can become rows of a table of this schema, as far as types tell.
+
+    Raises `InvalidInput` naming the column, and `where` it is: one that the table lacks, one that must have values and
+    is not given, or a type whose values it cannot take.
+    """
+    try:
+        fitted(pa.Table.from_batches([], schema=given), schema)
+    except InvalidInput as error:
+        raise error.reworded(f"{where}: {error.found}", file=where) from error
+    given_names = {name.casefold() for name in given.names}
+    lacking = [each.name for each in schema if not each.nullable and each.name.casefold() not in given_names]
+    if lacking:
+        raise InvalidInput(
+            f"{where}: it lacks the column {lacking[0]!r}, which the table requires; relax the column, or fill it by "
+            "a query",
+            file=where,
+            column=lacking[0],
+        )
+
+
+def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the rows under exactly this schema, columns joined by name whatever the case. Raises as `conform` does."""
+    names = {each.name.casefold(): each for each in schema}
+    named = rows.rename_columns([_name(each, names) for each in rows.column_names])
+    columns = [_widened(named.column(each), names.get(each.casefold())) for each in named.column_names]
+    return conform(pa.table(columns, names=named.column_names), schema)
+
+
+def _name(name: str, names: Mapping[str, pa.Field]) -> str:
+    found = names.get(name.casefold())
+    return name if found is None else str(found.name)
+
+
+def _widened(column: pa.ChunkedArray, target: pa.Field | None) -> pa.ChunkedArray:
+    """Dates as timestamps, which is no conversion that rows get otherwise."""
+    widens = target is not None and pa.types.is_date32(column.type) and may_widen(column.type, target.type)
+    return column.cast(target.type) if target is not None and widens else column
+
+
+def _joined(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """The type that holds the values of both, or None."""
+    if first == second or pa.types.is_null(second) or may_widen(second, first):
+        return first
+    return second if pa.types.is_null(first) or may_widen(first, second) else None
+
+
+def _held(type_: pa.DataType) -> pa.DataType:
+    """The type in which a table holds these values, or the type itself."""
+    kinds = pa.types
+    if kinds.is_dictionary(type_):
+        return _held(type_.value_type)
+    if kinds.is_large_string(type_) or kinds.is_string_view(type_):
+        return pa.string()
+    if kinds.is_large_binary(type_) or kinds.is_binary_view(type_) or kinds.is_fixed_size_binary(type_):
+        return pa.binary()
+    if kinds.is_unsigned_integer(type_):  # a value of 64 bits that no long holds is refused when it is met
+        return {8: pa.int16(), 16: pa.int32()}.get(type_.bit_width, pa.int64())
+    if kinds.is_float16(type_):
+        return pa.float32()
+    if kinds.is_timestamp(type_):
+        return pa.timestamp("us", tz=None if type_.tz is None else "UTC")
+    if kinds.is_decimal(type_) and type_.precision <= 38:
+        return pa.decimal128(type_.precision, type_.scale)
+    return _held_nested(type_)
+
+
+def _held_nested(type_: pa.DataType) -> pa.DataType:
+    kinds = pa.types
+    if is_vector(type_):
+        return type_
+    if kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
+        return pa.list_(pa.field("element", _inside(type_.value_type)))
+    if kinds.is_map(type_):
+        return pa.map_(_inside(type_.key_type), _inside(type_.item_type))
+    if kinds.is_struct(type_):
+        return pa.struct(_held_fields(type_.fields))
+    return type_
+
+
+def _held_fields(fields: Sequence[pa.Field]) -> list[pa.Field]:
+    return [pa.field(each.name, _inside(each.type)) for each in fields]
+
+
+def _inside(type_: pa.DataType) -> pa.DataType:
+    """The type inside of another one, where there are no vectors."""
+    return listed(_held(type_))

@@ -1,0 +1,243 @@
+"""Imports of folders of Parquet, of Delta tables and of queries: every row once, and nothing changed where it was."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from uuid import uuid4
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import tidemark as tm
+from pipelines.cli import main
+from storage_core.objectstore.contract import IfAbsent
+from storage_core.objectstore.resolve import open_store
+from tests.support.foreign_files import ROWS, expected, file_of, hashes, land
+from tests.support.s3_server import S3Server
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "delta-with-vectors.zip"
+FILES = 1000
+
+
+def rows_of(uri: str | Path) -> list[dict[str, object]]:
+    found = tm.Table.open(str(uri)).scan().to_arrow().sort_by("n")
+    return list(found.select(["n", "at", "share", "host"]).to_pylist())
+
+
+def test_a_thousand_files_of_small_differences_are_one_table(tmp_path: Path) -> None:
+    folder, table = tmp_path / "lake", str(tmp_path / "table")
+    land(folder, FILES)
+    before = hashes(folder)
+    done = tm.Table.import_from(table, folder, time_column="at", window="1h", sort_schema="host|timestamp/V2")
+    assert (done.rows, done.files, done.version) == (FILES * ROWS, FILES, 1)
+    assert rows_of(table) == expected(FILES)
+    made = tm.Table.open(table)
+    assert made.schema == pa.schema(
+        [("n", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("share", pa.float64()), ("host", pa.string())]
+    )
+    assert made.history()[0].operation == "IMPORT"
+    assert made.config.window_seconds == 3600
+    assert done.splits == len(made.files()) < 50, "rows of many files share splits"
+    assert hashes(folder) == before
+
+
+def test_an_import_that_is_run_again_does_nothing(tmp_path: Path) -> None:
+    land(tmp_path / "lake", 8)
+    table = str(tmp_path / "table")
+    done = tm.Table.import_from(table, tmp_path / "lake")
+    again = tm.Table.import_from(table, tmp_path / "lake")
+    assert (again.version, again.commit_id, again.rows) == (done.version, "", 0)
+    assert len(rows_of(table)) == 8 * ROWS
+
+
+def test_a_folder_that_changed_since_is_not_imported_twice(tmp_path: Path) -> None:
+    land(tmp_path / "lake", 3)
+    table = str(tmp_path / "table")
+    tm.Table.import_from(table, tmp_path / "lake")
+    pq.write_table(file_of(3), tmp_path / "lake" / "more.parquet")
+    with pytest.raises(tm.errors.InvalidInput, match="imported before, and held something else"):
+        tm.Table.import_from(table, tmp_path / "lake")
+    (tmp_path / "new").mkdir()
+    pq.write_table(file_of(3), tmp_path / "new" / "more.parquet")
+    assert tm.Table.import_from(table, tmp_path / "new").rows == ROWS
+    assert rows_of(table) == expected(4)
+
+
+def test_rows_are_imported_into_a_table_that_exists_and_has_other_rows(tmp_path: Path) -> None:
+    land(tmp_path / "lake", 4)
+    columns = {"n": pa.int64(), "at": pa.timestamp("us", "UTC"), "share": pa.float64(), "host": pa.string()}
+    table = tm.Table.create(str(tmp_path / "table"), pa.schema({**columns, "more": pa.string()}))
+    table.append([{"n": -1, "more": "own"}])
+    done = tm.Table.import_from(table.uri, tmp_path / "lake")
+    assert (done.rows, done.version) == (4 * ROWS, 2)
+    assert [row["n"] for row in rows_of(table.uri)] == list(range(-1, 4 * ROWS))
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        (pa.array(["x"]), r"b.parquet: column 'n' has the type string, and int64 in .*a.parquet; make them one type"),
+        (pa.array([1.5]), r"b.parquet: column 'n' has the type double, and int64 in .*a.parquet; make them one type"),
+        (pa.array([1], pa.time64("us")), r"b.parquet: column 'n' has the type time64\[us\], which tables do not hold"),
+        (pa.array([[{"t": 1}]], pa.list_(pa.struct([("t", pa.duration("s"))]))), "column 'n.element.t' has the type"),
+    ],
+    ids=["text", "float", "time", "nested"],
+)
+def test_what_cannot_be_joined_is_refused_before_anything_is_made(tmp_path: Path, column: pa.Array, told: str) -> None:
+    folder = tmp_path / "lake"
+    folder.mkdir()
+    pq.write_table(pa.table({"n": pa.array([1], pa.int64())}), folder / "a.parquet")
+    pq.write_table(pa.table({"n": column}), folder / "b.parquet")
+    with pytest.raises(tm.errors.InvalidInput, match=told):
+        tm.Table.import_from(str(tmp_path / "table"), folder)
+    assert not (tmp_path / "table").exists()
+
+
+def test_two_names_of_one_file_that_differ_in_case_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1], "N": [2]}), tmp_path / "a.parquet")
+    with pytest.raises(tm.errors.InvalidInput, match=r"a\.parquet.*the columns 'n' and 'N' differ at most in case"):
+        tm.Table.import_from(str(tmp_path / "x" / "table"), tmp_path)
+
+
+def test_a_column_without_a_type_anywhere_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1], "z": pa.nulls(1)}), tmp_path / "a.parquet")
+    with pytest.raises(tm.errors.InvalidInput, match="column 'z' has no type"):
+        tm.Table.import_from(str(tmp_path / "x" / "table"), tmp_path)
+
+
+def test_columns_in_the_names_of_folders_are_not_lost_silently(tmp_path: Path) -> None:
+    (tmp_path / "lake" / "day=1").mkdir(parents=True)
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / "day=1" / "a.parquet")
+    with pytest.raises(tm.errors.InvalidInput, match="its folder says 'day=1', and the file has no column 'day'"):
+        tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
+
+
+def test_a_damaged_file_is_named_and_nothing_is_made(tmp_path: Path) -> None:
+    land(tmp_path / "lake", 3)
+    file = tmp_path / "lake" / "1" / "00001.parquet"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(tm.errors.Corrupt, match=r"00001\.parquet: it is not a whole Parquet file"):
+        tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
+    assert not (tmp_path / "table").exists()
+
+
+def test_a_value_that_does_not_fit_ends_the_import_before_its_commit(tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    pq.write_table(pa.table({"n": pa.array([1, 2**63], pa.uint64())}), tmp_path / "lake" / "a.parquet")
+    with pytest.raises(tm.errors.InvalidInput, match=r"a\.parquet: column 'n': a value of type uint64 does not fit"):
+        tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
+    assert tm.Table.open(str(tmp_path / "table")).version == 0
+
+
+def test_options_that_an_existing_table_is_not_are_refused(tmp_path: Path) -> None:
+    land(tmp_path / "lake", 2)
+    table = str(tmp_path / "table")
+    tm.Table.import_from(table, tmp_path / "lake", time_column="at", window="1h")
+    with pytest.raises(tm.errors.InvalidInput, match="its window is 3600, not 1800"):
+        tm.Table.import_from(table, tmp_path / "lake", window="30m")
+    with pytest.raises(tm.errors.InvalidInput, match=r"its primary_key is \(\), not \('n',\)"):
+        tm.Table.import_from(table, tmp_path / "lake", primary_key="n")
+
+
+def test_a_delta_table_that_spark_wrote_comes_without_the_rows_that_its_vectors_hide(tmp_path: Path) -> None:
+    place = tmp_path / "delta"
+    with zipfile.ZipFile(GOLDEN) as golden:
+        golden.extractall(place)
+    before = hashes(place)
+    done = tm.Table.import_from(str(tmp_path / "table"), place, time_column="at", window="1h")
+    found = tm.Table.open(str(tmp_path / "table")).scan().to_arrow()
+    left = [n for n in range(1000) if n % 7 != 3]
+    assert done.rows == len(left) == found.num_rows
+    assert sorted(found.column("n").to_pylist()) == left
+    assert {row["part"] for row in found.to_pylist() if row["n"] % 2} == {"odd"}, "partitions are columns"
+    assert not found.schema.field("n").nullable
+    whole = tm.Table.import_from(str(tmp_path / "before"), place, version=1)
+    assert whole.rows == 1000
+    assert hashes(place) == before
+    assert tm.Table.import_from(str(tmp_path / "table"), place).commit_id == ""
+
+
+def test_a_folder_is_no_delta_table_and_has_no_versions(tmp_path: Path) -> None:
+    land(tmp_path / "lake", 1)
+    with pytest.raises(tm.errors.InvalidInput, match="version 3: a folder of Parquet files has no versions"):
+        tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake", version=3)
+
+
+def test_a_relation_of_duckdb_is_imported_by_name_once(tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    with duckdb.connect() as connection:
+        query = "SELECT range AS n, 'h' || range % 3 AS host FROM range(100000)"
+        with pytest.raises(tm.errors.InvalidInput, match="give the import a name"):
+            tm.Table.import_from(table, connection.sql(query))
+        assert tm.Table.import_from(table, connection.sql(query), name="numbers").rows == 100_000
+        assert tm.Table.import_from(table, connection.sql(query), name="numbers").commit_id == ""
+        assert tm.Table.import_from(table, connection.sql(query), name="once more").rows == 100_000
+    assert tm.Table.open(table).scan().to_arrow().num_rows == 200_000
+
+
+def test_a_query_that_fails_half_way_leaves_the_table_without_rows(tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    query = "SELECT CASE WHEN range < 5000000 THEN range ELSE error('broken') END AS n FROM range(6000000)"
+    with duckdb.connect() as connection, pytest.raises(tm.errors.InvalidInput, match="cannot be read"):
+        tm.Table.import_from(table, connection.sql(query), name="broken")
+    assert tm.Table.open(table).scan().to_arrow().num_rows == 0
+
+
+def test_rows_of_a_keyed_table_are_put_by_key_and_imported_once(tmp_path: Path) -> None:
+    land(tmp_path / "lake", 6)
+    table = str(tmp_path / "table")
+    done = tm.Table.import_from(table, tmp_path / "lake", primary_key="n")
+    assert (done.rows, done.splits) == (6 * ROWS, 0)
+    assert tm.Table.open(table).scan(consistency="latest").to_arrow().num_rows == 6 * ROWS
+    assert tm.Table.import_from(table, tmp_path / "lake").commit_id == ""
+
+
+def test_a_folder_on_s3_is_imported_into_a_table_there(s3_server: S3Server, tmp_path: Path) -> None:
+    land(tmp_path, 20)
+    lake, table = s3_server.uri(f"lake/{uuid4()}"), s3_server.uri(f"tables/{uuid4()}")
+    store = open_store(lake)
+    for path in tmp_path.rglob("*.parquet"):
+        store.put(str(path.relative_to(tmp_path)), path.read_bytes(), IfAbsent())
+    before = {info.key: info.etag for info in store.list("")}
+    assert tm.Table.import_from(table, lake, time_column="at", window="1h").rows == 20 * ROWS
+    assert rows_of(table) == expected(20)
+    assert {info.key: info.etag for info in store.list("")} == before
+
+
+def test_a_declared_table_is_made_as_its_file_says(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    land(tmp_path / "lake", 5)
+    file = tmp_path / "hosts.yaml"
+    columns = "columns: {at: timestamp!, n: long, share: double, host: string}"
+    file.write_text(f"name: hosts\nuri: {tmp_path}/hosts\n{columns}\ntime_column: at\nwindow: 1h\n")
+    arguments = ["import", f"{tmp_path}/hosts", f"{tmp_path}/lake", "--declaration", str(file), "--json"]
+    assert main(arguments) == 0
+    about = json.loads(capfd.readouterr().out)
+    assert (about["status"], about["rows"], about["files"]) == ("committed", 5 * ROWS, 5)
+    assert tm.Table.open(f"{tmp_path}/hosts").schema.names == ["at", "n", "share", "host"]
+    assert main(arguments) == 0
+    assert json.loads(capfd.readouterr().out)["status"] == "nothing_to_do"
+    assert main([*arguments, "--window", "2h"]) == 2
+    assert "declares what the table is" in capfd.readouterr().err
+
+
+def test_a_query_on_the_command_line_reads_a_database_and_leaves_it_as_it_was(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    database = tmp_path / "own.db"
+    with duckdb.connect(str(database)) as connection:
+        connection.execute("CREATE TABLE events AS SELECT range AS n FROM range(1000)")
+    before = hashes(tmp_path)
+    arguments = ["import", f"{tmp_path}/x/table", "--query", "SELECT n * 2 AS n FROM events WHERE n < 10"]
+    assert main([*arguments, "--database", str(database)]) == 0
+    assert capfd.readouterr().out == "10 rows imported (version 1, 1 new splits)\n"
+    assert main([*arguments, "--database", str(database)]) == 0
+    assert capfd.readouterr().out == "imported before, nothing to do (version 1)\n"
+    assert {name: found for name, found in hashes(tmp_path).items() if not name.startswith("x/")} == before
+    assert main(["import", f"{tmp_path}/x/table", "--query", "SELECT * FROM nothing"]) == 2
+    assert "the query cannot be run: Catalog Error" in capfd.readouterr().err
+    assert main(["import", f"{tmp_path}/x/table"]) == 2
+    assert "name what to import" in capfd.readouterr().err

@@ -1,0 +1,79 @@
+"""An import ends at every request, before and after it takes effect: run again, every row is in the table once."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from storage_core import creation
+from storage_core.bringing.folder import folder_of
+from storage_core.bringing.run import Imported, import_rows
+from storage_core.errors import CommitUnknown
+from storage_core.formats.keys import version_key
+from storage_core.gc.collect import collect
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.read.view import Consistency
+from storage_core.settings.table import TableConfig
+from tests.support.changed_rows import opened, require_sound
+from tests.support.clock import START_MS, ManualClock
+from tests.support.crashes import left_by_crashes
+from tests.support.fault_store import CrashFault, FaultStore, PutFault
+from tests.support.foreign_files import expected, land
+from tests.support.ids import SeededIds
+
+FILES = 12
+APPEND = TableConfig(time_column="at", window_seconds=300, sort_schema="timestamp/V2", checkpoint_interval=0)
+KEYED = TableConfig(primary_key=("n",), checkpoint_interval=0)
+CASES = pytest.mark.parametrize("config", [APPEND, KEYED], ids=["append", "keyed"])
+
+
+def _import(store: ObjectStore, folder: Path, config: TableConfig, seed: int) -> Imported:
+    log = TransactionLog(store, clock=ManualClock(step_ms=1), ids=SeededIds(seed))
+
+    def make(schema: pa.Schema) -> Snapshot:
+        return creation.create(log, schema, config)
+
+    return import_rows(log, folder_of(str(folder)), make)
+
+
+def _rows(store: ObjectStore, config: TableConfig) -> list[dict[str, object]]:
+    level = Consistency.LATEST if config.kind == "keyed" else Consistency.SNAPSHOT
+    found = opened(store, 99).scan(consistency=level).to_arrow().sort_by("n")
+    return list(found.select(["n", "at", "share", "host"]).to_pylist())
+
+
+@CASES
+@pytest.mark.parametrize("side", list(CrashFault))
+def test_killed_at_any_request_it_is_run_again_and_every_row_is_in_once(
+    tmp_path: Path, config: TableConfig, side: CrashFault
+) -> None:
+    land(tmp_path, FILES)
+    left = left_by_crashes(MemoryStore("new"), lambda store: _import(store, tmp_path, config, 7), side)
+    assert len(left) > 3
+    for store in left:
+        _import(store, tmp_path, config, 8)
+        assert _rows(store, config) == expected(FILES)
+        assert _import(store, tmp_path, config, 9).commit_id == "", "and no third time"
+        collect(store, opened(store, 10).log, clock=ManualClock(START_MS + 10**10, step_ms=1), horizon_ms=0)
+        assert _rows(store, config) == expected(FILES), "the collector takes nothing that is needed"
+        require_sound(store)
+
+
+@CASES
+@pytest.mark.parametrize("fault", list(PutFault))
+def test_a_lost_reply_of_its_commit_leaves_it_done_once(tmp_path: Path, config: TableConfig, fault: PutFault) -> None:
+    land(tmp_path, FILES)
+    objects = MemoryStore("new")
+    store = FaultStore(objects)
+    store.on_put(version_key(1), fault)
+    with suppress(CommitUnknown):
+        _import(store, tmp_path, config, 7)
+    store.deliver()
+    _import(objects, tmp_path, config, 8)
+    assert _rows(objects, config) == expected(FILES)
