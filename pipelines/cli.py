@@ -68,7 +68,12 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "tail": unmerged.tail,
         "quarantine": quarantine.quarantine,
     },
-    "Versions": {"changes": versions.changes, "restore": versions.restore, "tag": versions.tag},
+    "Versions": {
+        "changes": versions.changes,
+        "restore": versions.restore,
+        "tag": versions.tag,
+        "clone": bringing.clone,
+    },
     "Questions": {
         "sql": reading.sql,
         "search": searching.search,

@@ -24,9 +24,9 @@ from storage_core.foreign_text import quoted
 from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.ids import SystemIds
 from storage_core.log.log import TransactionLog
+from storage_core.log.sharing import open_table_store
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.resolve import open_store
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.verified import Verified
 from storage_core.read.view import PAGE_BYTES, Consistency, View
@@ -38,6 +38,7 @@ from storage_core.system_errors import typed
 if TYPE_CHECKING:
     from storage_core.alteration import Change
     from storage_core.append import Appended
+    from storage_core.bringing.clone import Cloned
     from storage_core.bringing.run import Imported
     from storage_core.bringing.source import Source
     from storage_core.cache.pieces import CacheCounts
@@ -1009,6 +1010,28 @@ class Table:
         return done
 
     @_loading
+    def clone(self, to: str, *, version: At | None = None, deep: bool = False) -> Cloned:
+        """Make a table of this version, or of an older one, at an empty place, and return what it holds.
+
+        A shallow clone writes a log and shares the files with this table, which a tag keeps here for as long as it
+        stands: both go on by themselves from there, and neither's collector takes what the other needs. A `deep` clone
+        has copies of everything, each verified. Rows of a keyed table that no merge has applied are not in it. See
+        `bringing.clone.clone`.
+        """
+        from storage_core.bringing.clone import clone
+        from storage_core.read.unmerged_metrics import unmerged_metrics
+
+        self.require_capable()
+        snapshot = self.snapshot if version is None else snapshot_at(self._log, version)
+        done = clone(self._log, snapshot, _log_at(to)[1], deep=deep)
+        if self.config.kind != "keyed":
+            return done
+        is_newest = snapshot.version == self._log.refresh(snapshot).version
+        waiting = unmerged_metrics(self._store, snapshot) if is_newest else None
+        count = None if waiting is None else sum(each.generation_records + each.wal_records for each in waiting)
+        return replace(done, unmerged=count)
+
+    @_loading
     def tag(self, name: str, version: At | None = None, *, expires: dt.timedelta | None = None) -> Tag:
         """Keep a version, by default this one, readable as `at=name`: for ever, or for a while from now.
 
@@ -1106,7 +1129,7 @@ def exists(uri: str) -> bool:
 
 
 def _log_at(uri: str) -> tuple[MeteredStore, TransactionLog]:
-    store = MeteredStore(open_store(uri))
+    store = MeteredStore(open_table_store(uri))
     cached = cached_pieces(CacheSettings.of(os.environ))
     return store, TransactionLog(store, clock=SystemClock(), ids=SystemIds(), cached=cached)
 

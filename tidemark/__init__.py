@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from storage_core import errors
     from storage_core.append import Appended
+    from storage_core.bringing.clone import Cloned
     from storage_core.bringing.run import Imported
     from storage_core.dml.assignments import Expression, expr
     from storage_core.dml.changed import Changed
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Appended": "storage_core.append",
     "Changed": "storage_core.dml.changed",
+    "Cloned": "storage_core.bringing.clone",
     "Consistency": "storage_core.read.view",
     "Expression": "storage_core.dml.assignments",
     "Filter": "storage_core.read.predicate",
@@ -61,6 +63,7 @@ _HOMES = {
 __all__ = [
     "Appended",
     "Changed",
+    "Cloned",
     "Consistency",
     "Expression",
     "Filter",

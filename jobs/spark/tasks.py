@@ -27,8 +27,8 @@ from storage_core.index.segment_merge_work import SegmentMerge
 from storage_core.ingest import batch
 from storage_core.ingest.work import IngestWork
 from storage_core.log.actions import to_json_object
+from storage_core.log.sharing import open_table_store
 from storage_core.objectstore.meter import MeteredStore, add_requests
-from storage_core.objectstore.resolve import open_store
 from storage_core.region import merge as region_merge
 from storage_core.region import sorting
 from storage_core.region.merge_work import MergeWork
@@ -45,7 +45,7 @@ def compact(item: Item) -> Answer:
 
     `lasting` says whether the same inputs would fail again.
     """
-    store = MeteredStore(open_store(item["table_uri"]))
+    store = MeteredStore(open_table_store(item["table_uri"]))
     task = CompactionTask.from_json(item["task"])
     try:
         result = compaction.execute(store, task, ids=SystemIds(), now_ms=SystemClock().now_ms())
@@ -60,7 +60,7 @@ def compact(item: Item) -> Answer:
 
 def rewindow(item: Item) -> Answer:
     """Write splits of former windows anew."""
-    store = MeteredStore(open_store(item["table_uri"]))
+    store = MeteredStore(open_table_store(item["table_uri"]))
     task = rewindowing.RewindowTask.from_json(item["task"])
     result = rewindowing.execute(store, task, ids=SystemIds(), now_ms=SystemClock().now_ms())
     return {"result": result.to_json(), "requests": store.requests}
@@ -68,7 +68,7 @@ def rewindow(item: Item) -> Answer:
 
 def audit(item: Item) -> Answer:
     """Judge some splits or merges by their files. Writes nothing."""
-    store = MeteredStore(open_store(item["table_uri"]))
+    store = MeteredStore(open_table_store(item["table_uri"]))
     return {**auditing.execute(store, item["work"]), "requests": store.requests}
 
 
@@ -80,14 +80,14 @@ def compact_several(item: Item) -> Answer:
 
 def build_segment(item: Item) -> Answer:
     """Build and store one index segment."""
-    store = MeteredStore(open_store(item["table_uri"]))
+    store = MeteredStore(open_table_store(item["table_uri"]))
     segment = catch_up.execute(store, catch_up.CatchUpWork.from_json(item["work"]), ids=SystemIds())
     return {"segment": to_json_object(segment), "requests": store.requests}
 
 
 def merge_segments(item: Item) -> Answer:
     """Store one index segment in place of several. One of them that is damaged or gone is an answer: others go on."""
-    store = MeteredStore(open_store(item["table_uri"]))
+    store = MeteredStore(open_table_store(item["table_uri"]))
     try:
         segment = segment_merge.execute(store, SegmentMerge.from_json(item["work"]), ids=SystemIds())
     except (Corrupt, NotFound) as error:
@@ -97,7 +97,7 @@ def merge_segments(item: Item) -> Answer:
 
 def ingest(item: Item) -> Answer:
     """Ingest one landed file."""
-    store = MeteredStore(open_store(item["table_uri"]))
+    store = MeteredStore(open_table_store(item["table_uri"]))
     context = SplitContext.from_json(item["context"])
     work = IngestWork.from_json(item["work"])
     result = batch.execute(store, work, context=context, ids=SystemIds(), now_ms=SystemClock().now_ms())
@@ -106,7 +106,7 @@ def ingest(item: Item) -> Answer:
 
 def merge(item: Item) -> Answer:
     """Merge the waiting generations of one region; `quarantine` says whether what cannot be applied is quarantined."""
-    store = MeteredStore(open_store(item["table_uri"]))
+    store = MeteredStore(open_table_store(item["table_uri"]))
     work = MergeWork.from_json(item["work"])
     now_ms = SystemClock().now_ms()
     result = region_merge.execute(store, work, ids=SystemIds(), now_ms=now_ms, quarantine=item["quarantine"])
@@ -115,7 +115,7 @@ def merge(item: Item) -> Answer:
 
 def sort(item: Item) -> Answer:
     """Write a run of unsorted generations of one region as a sorted one."""
-    store = MeteredStore(open_store(item["table_uri"]))
+    store = MeteredStore(open_table_store(item["table_uri"]))
     work = sorting.SortingWork.from_json(item["work"])
     result = sorting.execute(store, work, clock=SystemClock(), ids=SystemIds())
     return {"result": result.to_json(), "requests": store.requests}
@@ -133,7 +133,7 @@ def distribute_divide(item: Item) -> Answer:
 def distribute_fill(item: Item) -> Answer:
     """Write the records of a raw log that belong to one region as its next generation."""
     work = FillWork.from_json(item["work"])
-    store = MeteredStore(open_store(work.uri))
+    store = MeteredStore(open_table_store(work.uri))
     result = distribution.fill(work, store, clock=SystemClock(), ids=SystemIds())
     return {"result": result.to_json(), "requests": store.requests}
 
@@ -146,7 +146,7 @@ class _Stores:
 
     def open(self, uri: str) -> MeteredStore:
         """Return the store at the URI."""
-        return self._opened.setdefault(uri, MeteredStore(open_store(uri)))
+        return self._opened.setdefault(uri, MeteredStore(open_table_store(uri)))
 
     @property
     def requests(self) -> dict[str, int]:

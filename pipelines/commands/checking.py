@@ -34,9 +34,9 @@ def fsck(
     """
     from storage_core.clock import SystemClock
     from storage_core.fsck.check import fsck as check
-    from storage_core.objectstore.resolve import open_store
+    from storage_core.log.sharing import open_table_store
 
-    report = check(open_store(resolve(uri).uri), clock=SystemClock(), deep=deep)
+    report = check(open_table_store(resolve(uri).uri), clock=SystemClock(), deep=deep)
     _show_report(report, as_json=as_json)
     raise typer.Exit(report.exit_code)
 

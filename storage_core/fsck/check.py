@@ -15,6 +15,8 @@ from storage_core.fsck.log_check import LogCheck, check_log
 from storage_core.fsck.region_check import check_regions
 from storage_core.fsck.report import Finding, Report
 from storage_core.fsck.rest_check import check_rest, check_unreferenced
+from storage_core.fsck.shared_objects import named_by, with_shared
+from storage_core.history.kept import objects_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.meter import MeteredStore
 
@@ -57,10 +59,12 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
 
 def _objects(store: ObjectStore, inventory: Inventory, log: LogCheck, *, clock: Clock, deep: bool) -> Iterator[Finding]:
     if log.head is not None:
-        yield from check_splits(store, inventory, log.head, deep=deep)
-        yield from check_segments(store, inventory, log.head, deep=deep)
+        seen = with_shared(store, inventory, named_by(log.head))
+        yield from check_splits(store, seen, log.head, deep=deep)
+        yield from check_segments(store, seen, log.head, deep=deep)
         if deep:
-            yield from check_older_splits(store, inventory, older_splits(store, log))
+            older = list(older_splits(store, log))
+            yield from check_older_splits(store, with_shared(store, seen, objects_of(older)), older)
     merged = {} if log.head is None else dict(log.head.merged_generations)
     yield from check_regions(store, inventory, merged, deep=deep)
     yield from check_rest(store, inventory, log.head)

@@ -105,6 +105,7 @@ def _reason(found: Roots, parsed: ParsedKey, *, old: bool) -> Reason | None:
             | KeyKind.GC_CANDIDATES
             | KeyKind.GC_BOUNDARY
             | KeyKind.TAGS
+            | KeyKind.SOURCE
             | KeyKind.LOCK
             | KeyKind.QUARANTINE
         ):

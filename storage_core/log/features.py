@@ -5,7 +5,7 @@ A table has those that it needs and no more: one that never deletes and has one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from storage_core.log.actions import (
@@ -15,6 +15,7 @@ from storage_core.log.actions import (
     PACKED_METADATA_FEATURE,
     PRUNED_FEATURE,
     REGIONS_FEATURE,
+    SHARED_FEATURE,
     TRANSLATIONS_FEATURE,
     VECTOR_COLUMNS_FEATURE,
     VECTORS_FEATURE,
@@ -26,6 +27,7 @@ from storage_core.log.actions import (
     RemoveTxn,
     Translation,
 )
+from storage_core.log.sharing import SOURCE
 from storage_core.rows.columns import COLUMN_ID
 from storage_core.rows.vectors import VECTOR
 from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
@@ -39,6 +41,14 @@ def first_protocol(metadata: Metadata) -> Protocol:
     """Return the protocol of a new table with this metadata."""
     features = (*_EVERY_TABLE, *_needed((metadata,)))
     return Protocol(readerFeatures=features, writerFeatures=features)
+
+
+def first_version(metadata: Metadata, others: Sequence[Action], known: Protocol | None) -> tuple[Action, ...]:
+    """Return what a new table begins with: its protocol, with all that is `known` to be needed, then these actions."""
+    actions = (metadata, *others)
+    protocol = first_protocol(metadata) if known is None else known
+    found = with_features(actions, protocol)
+    return found if found != actions else (protocol, *actions)
 
 
 def with_features(actions: tuple[Action, ...], protocol: Protocol) -> tuple[Action, ...]:
@@ -69,6 +79,8 @@ def _needed_by(action: Action) -> Iterable[str]:
                 yield PACKED_METADATA_FEATURE  # without it checksums of new splits are not found
             if VECTOR in action.schemaString:
                 yield VECTOR_COLUMNS_FEATURE  # without it writers let in lists of any length
+            if SOURCE in action.configuration:
+                yield SHARED_FEATURE  # without it splits of the source are missed
             if COLUMN_ID in action.schemaString:
                 yield CHANGED_COLUMNS_FEATURE  # without it splits of earlier schemas are damaged, or of other values
             if any(_is_of_the_key(*entry) for entry in action.configuration.items()):

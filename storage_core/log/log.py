@@ -12,7 +12,7 @@ from storage_core.clock import Clock, SystemClock
 from storage_core.errors import CommitUnknown, InvalidInput, TidemarkError
 from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, SystemIds
-from storage_core.log.actions import Action, Metadata
+from storage_core.log.actions import Action, Metadata, Protocol
 from storage_core.log.advance import advance, read_version
 from storage_core.log.boundary import first_version
 from storage_core.log.encoding.codec import commit_info, decode_version, encode_version
@@ -47,15 +47,23 @@ class TransactionLog:
     ids: Ids = field(default_factory=SystemIds, kw_only=True)
     cached: CachedPieces = field(default=NOT_CACHED, kw_only=True, compare=False, repr=False)
 
-    def create(self, metadata: Metadata, *, operation: str = "CREATE TABLE") -> Snapshot:
+    def create(
+        self,
+        metadata: Metadata,
+        *,
+        operation: str = "CREATE TABLE",
+        actions: Sequence[Action] = (),
+        protocol: Protocol | None = None,
+    ) -> Snapshot:
         """Create the table as version 0 and return it. One LIST and one PUT.
 
-        Of several concurrent creations one succeeds. Raises `InvalidInput` when a table exists here already or the
-        schema or configuration cannot be read, `CommitUnknown` when the store did not say.
+        `actions` are in the table from the first, which then has the features of the `protocol`, too, and a checkpoint
+        if one can be written. Of several concurrent creations one succeeds. Raises `InvalidInput` when a table exists
+        here already or the schema or configuration cannot be read, `CommitUnknown` when the store did not say.
         """
         with typed("this process"):
             from storage_core.log.commit import CommitLabel
-            from storage_core.log.features import first_protocol
+            from storage_core.log.features import first_version as beginning
 
         from_schema_string(metadata.schemaString)
         TableConfig.from_configuration(metadata.configuration)
@@ -64,17 +72,15 @@ class TransactionLog:
             raise _exists(self.store)
         now = self.clock.now_ms()
         label = CommitLabel(commit_id=self.ids.uuid(), operation=operation)
-        content = (
-            label.info(0, now),
-            first_protocol(metadata),
-            metadata if metadata.createdTime is not None else replace(metadata, createdTime=now),
-        )
+        dated = metadata if metadata.createdTime is not None else replace(metadata, createdTime=now)
+        content = (label.info(0, now), *beginning(dated, actions, protocol))
         data = encode_version(content)
         outcome = put_or_unknown(self.store, version_key(0), data, IfAbsent())
         if not isinstance(outcome, Committed):
             self._require_own_version_zero(label.commit_id, outcome)
         _logger.info("created table %s at %s", metadata.id, self.store.uri)
-        return Snapshot.apply(None, 0, decode_version(data, version_key(0)))
+        made = Snapshot.apply(None, 0, decode_version(data, version_key(0)))
+        return self._checkpoint_if_possible(made) if actions else made
 
     def exists(self) -> bool:
         """Return whether there is a table here. One LIST: version 0 may have been collected, so no one key decides."""

@@ -14,7 +14,7 @@ from functools import partial
 
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput, NotFound
-from storage_core.formats.keys import KeyKind, tags_key, version_key
+from storage_core.formats.keys import KeyKind, source_key, tags_key, version_key
 from storage_core.formats.tags import Tag
 from storage_core.fsck.check import fsck
 from storage_core.fsck.inventory import Inventory, take_inventory
@@ -77,6 +77,12 @@ def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, 
     if not inventory.parsed:
         raise NotFound(f"{source.uri}: there is nothing of a table here to repair", uri=source.uri)
     written = None if dry_run else target
+    if source_key() in inventory.parsed:
+        raise InvalidInput(
+            f"{source.uri}: is a shallow clone, most of which lies in another table; clone it deep, where it opens, or "
+            "repair its source and clone that again",
+            uri=source.uri,
+        )
     work = _Repair(source, written, inventory, Transfer(source, written, inventory), clock=clock, ids=ids)
     outcome = work.run(target.uri)
     if dry_run:

@@ -287,6 +287,8 @@ def corrupt_on_failure(add: Add) -> Iterator[None]:
     try:
         yield
     except NotFound as error:
+        if "source" in error.context:  # of a shallow clone: no newer version has it
+            raise SnapshotExpired(error.found, key=add.path) from error
         raise expired_split(add) from error
     except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
         raise_refused(add.path, error)

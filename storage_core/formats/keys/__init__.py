@@ -48,6 +48,7 @@ from storage_core.formats.keys.upkeep import (
     lock_key,
     probe_key,
     quarantine_key,
+    source_key,
     tags_key,
 )
 
@@ -79,6 +80,7 @@ __all__ = [
     "region_manifest_key",
     "region_registry_key",
     "segment_key",
+    "source_key",
     "split_key",
     "state_key",
     "tags_key",

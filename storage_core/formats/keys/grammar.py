@@ -10,7 +10,14 @@ from storage_core.formats.keys.parsed import ParsedKey
 from storage_core.formats.keys.regions import parse_region
 from storage_core.formats.keys.splits import parse_split
 from storage_core.formats.keys.transaction_log import parse_log
-from storage_core.formats.keys.upkeep import parse_gc, parse_lock, parse_probe, parse_quarantine, parse_tags
+from storage_core.formats.keys.upkeep import (
+    parse_gc,
+    parse_lock,
+    parse_probe,
+    parse_quarantine,
+    parse_source,
+    parse_tags,
+)
 
 # A parser is given the key and its parts behind the first. It says None, or raises `InvalidInput`, for what is no key.
 _PARSERS: dict[str, Callable[[str, list[str]], ParsedKey | None]] = {
@@ -20,6 +27,7 @@ _PARSERS: dict[str, Callable[[str, list[str]], ParsedKey | None]] = {
     "_mem_wal": parse_region,
     "_gc": parse_gc,
     "_tags.json": parse_tags,
+    "_source.json": parse_source,
     "_probe": parse_probe,
     "_locks": parse_lock,
     "quarantine": parse_quarantine,

@@ -28,6 +28,7 @@ class KeyKind(StrEnum):
     GC_CANDIDATES = "gc_candidates"
     GC_BOUNDARY = "gc_boundary"
     TAGS = "tags"
+    SOURCE = "source"
     PROBE = "probe"
     LOCK = "lock"
     QUARANTINE = "quarantine"

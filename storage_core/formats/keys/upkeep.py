@@ -25,6 +25,11 @@ def tags_key() -> str:
     return "_tags.json"
 
 
+def source_key() -> str:
+    """Return the key of the object that says of which table a shallow clone is one."""
+    return "_source.json"
+
+
 def probe_key(probe_id: str) -> str:
     """Return the key of the object on which a store's capabilities are tried."""
     return f"_probe/{uuid(probe_id)}.json"
@@ -54,6 +59,11 @@ def parse_gc(key: str, parts: list[str]) -> ParsedKey | None:
 def parse_tags(key: str, parts: list[str]) -> ParsedKey | None:
     """Return the parsed key, None for no key of this folder; see `grammar.parse`. `parts` are those behind it."""
     return None if parts else ParsedKey(kind=KeyKind.TAGS, key=key)
+
+
+def parse_source(key: str, parts: list[str]) -> ParsedKey | None:
+    """Return the parsed key, None for no key of this folder; see `grammar.parse`. `parts` are those behind it."""
+    return None if parts else ParsedKey(kind=KeyKind.SOURCE, key=key)
 
 
 def parse_probe(key: str, parts: list[str]) -> ParsedKey | None:

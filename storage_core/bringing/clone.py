@@ -1,0 +1,139 @@
+"""Clones: a version of a table as a table of its own, with copies of its objects or sharing them (decision 0147)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from storage_core import creation
+from storage_core.bringing.copying import copy_objects, wanted_of
+from storage_core.bringing.source import short_hash
+from storage_core.errors import InvalidInput, NotFound
+from storage_core.formats import clone_source
+from storage_core.formats.keys import source_key
+from storage_core.history.renumbered import with_renumbered
+from storage_core.history.tagging import set_tag
+from storage_core.log.actions import Action, Metadata, Txn
+from storage_core.log.apart import require_apart
+from storage_core.log.conflicts.settle import require_writable
+from storage_core.log.log import TransactionLog
+from storage_core.log.sharing import SOURCE
+from storage_core.log.snapshot import Snapshot
+from storage_core.log.tags import remove_tag
+from storage_core.objectstore.create import create_once
+from storage_core.objectstore.resolve import scheme_of
+
+OPERATION = "CLONE"
+COPY_LASTS = dt.timedelta(days=7)
+"""How long the source keeps a version for a deep clone that was killed while it copied."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cloned:
+    """A clone at its version 0: what it holds, and of which version of the source.
+
+    `copied_bytes` are those of a deep clone. `tag` keeps the version in the source of a shallow one, as long as it is
+    there. `unmerged` records of a keyed source were not in the version, so they are not in the clone; None of an older
+    version, of which nobody can tell. Without `is_new` the clone was there, and nothing was done.
+    """
+
+    uri: str
+    source_version: int
+    rows: int
+    splits: int
+    copied_bytes: int = 0
+    tag: str | None = None
+    unmerged: int | None = 0
+    is_new: bool = True
+
+
+def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *, deep: bool) -> Cloned:
+    """Make a table of the snapshot at an empty place; it is a table when this returns, and not before.
+
+    A tag keeps the version in the source: while a deep clone copies, and for ever of a shallow one. Then one put of
+    version 0 makes the clone, with all settings, splits, segments and transactions of the snapshot, and with its table
+    id, so that files are what they say. Regions begin anew. A clone that was killed is made again by the same call,
+    with what it copied; one that is there already is left as it is.
+
+    Raises `InvalidInput` for a place that holds, or lies in, another table, `SnapshotExpired` for a version that is
+    being collected, `Corrupt` for an object that is not what the log says. Requests: those of `set_tag`; of a deep
+    clone a GET and a PUT per object; two PUTs; and a checkpoint.
+    """
+    require_writable(snapshot)
+    record = f"clone:{snapshot.table_id}@{snapshot.version}:{'deep' if deep else 'shallow'}"
+    done = Cloned(target.store.uri, snapshot.version, snapshot.rows, len(snapshot.splits))
+    if target.exists():
+        return replace(done, tag=_existing(target, record), is_new=False)
+    require_apart(target.store)
+    if not deep and scheme_of(source.store.uri) == "memory" != scheme_of(target.store.uri):
+        raise InvalidInput(
+            f"{source.store.uri}: is of this process only, and {target.store.uri} would share files with it: clone "
+            "deep",
+            uri=source.store.uri,
+        )
+    creation.require_capable(target)
+    tag = f"{'copy' if deep else 'clone'}-{short_hash(target.store.uri)[:16]}-{snapshot.version}"
+    set_tag(source, tag, snapshot, lasts=COPY_LASTS if deep else None)
+    if deep:
+        found = copy_objects(source.store, target.store, wanted_of(snapshot))
+        _make(target, snapshot, record, missing=found.missing)
+        with suppress(NotFound):  # where two copied to one place
+            remove_tag(source, tag)
+        return replace(done, copied_bytes=found.bytes)
+    _point_to(source, target)
+    _make(target, snapshot, record, shared={"uri": source.store.uri, "version": snapshot.version, "tag": tag})
+    return replace(done, tag=tag)
+
+
+def _existing(target: TransactionLog, record: str) -> str | None:
+    """The tag of the clone that is there, if it is this one."""
+    found = target.snapshot()
+    if found.txns.find(record) is None:
+        raise InvalidInput(
+            f"{target.store.uri}: there is another table already; clone to an empty place", uri=target.store.uri
+        )
+    text = found.metadata.configuration.get(SOURCE)
+    return None if text is None else str(json.loads(text)["tag"])
+
+
+def _point_to(source: TransactionLog, target: TransactionLog) -> None:
+    body = clone_source.encode(source.store.uri)
+    if not create_once(target.store, source_key(), body, advice="clone again"):
+        raise InvalidInput(
+            f"{target.store.uri}: holds what a clone of another table left; clone to an empty place",
+            uri=target.store.uri,
+        )
+
+
+def _make(
+    target: TransactionLog,
+    snapshot: Snapshot,
+    record: str,
+    *,
+    missing: Sequence[str] = (),
+    shared: Mapping[str, object] | None = None,
+) -> None:
+    """Put version 0."""
+    configuration = with_renumbered(snapshot.metadata.configuration, snapshot.version)
+    configuration.pop(SOURCE, None)
+    if shared is not None:
+        configuration[SOURCE] = json.dumps(dict(shared), sort_keys=True, separators=(",", ":"))
+    metadata: Metadata = replace(snapshot.metadata, configuration=configuration, createdTime=None)
+    actions = [*_held(snapshot, missing), Txn(appId=record, version=1, lastUpdated=target.clock.now_ms())]
+    target.create(metadata, operation=OPERATION, actions=actions, protocol=snapshot.protocol)
+    _logger.info("cloned version %d into %s", snapshot.version, target.store.uri)
+
+
+def _held(snapshot: Snapshot, missing: Sequence[str]) -> Iterator[Action]:
+    """What the table holds at the snapshot, less segments and translations that are gone: it is read without them."""
+    gone = {*missing}
+    yield from snapshot.splits.values()
+    yield from (each for each in snapshot.segments.values() if each.path not in gone)
+    yield from (each for each in snapshot.translations.values() if each.path not in gone)
+    yield from snapshot.txns.every().values()

@@ -1,0 +1,106 @@
+"""A clone ends at every request, on either side: there is no table, or all of it; made again, it is all of it."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pytest
+
+from storage_core.bringing.clone import Cloned, clone
+from storage_core.fsck.check import fsck
+from storage_core.fsck.report import Severity
+from storage_core.gc.collect import collect
+from storage_core.log.log import TransactionLog
+from storage_core.log.sharing import SharedStore
+from storage_core.log.tags import read_tags
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from tests.support.changed_rows import CONFIG, created, index, opened, row, rows_of
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.crashes import left_by_crashes
+from tests.support.fault_store import CrashFault
+from tests.support.ids import SeededIds
+
+WAYS = pytest.mark.parametrize("deep", [False, True], ids=["shallow", "deep"])
+SIDES = pytest.mark.parametrize("side", list(CrashFault))
+
+
+@cache
+def _source() -> MemoryStore:
+    """Splits with deleted rows, inline and in an object, and segments."""
+    store = MemoryStore("source")
+    table = created(store, CONFIG)
+    table.append([row(n, f"h{n % 5}", hour=n % 2) for n in range(4_000)])
+    index(table)
+    table.refresh().delete("n = 1000")
+    table.delete("(n * n) % 1009 < 300")
+    return store
+
+
+def _clone(source: ObjectStore, target: ObjectStore, *, deep: bool, seed: int) -> Cloned:
+    log = TransactionLog(source, clock=ManualClock(step_ms=1), ids=SeededIds(seed))
+    to = TransactionLog(target, clock=ManualClock(step_ms=1), ids=SeededIds(seed + 1000))
+    return clone(log, log.snapshot(), to, deep=deep)
+
+
+def _collected(store: ObjectStore) -> None:
+    for seed in (50, 51):
+        clock = ManualClock(START_MS + 40 * 86_400_000, step_ms=1)
+        collect(store, opened(store, seed).log, clock=clock, horizon_ms=0)
+
+
+def _require_whole(source: ObjectStore, target: ObjectStore) -> None:
+    seen = SharedStore(target, opened=lambda _: source)
+    assert rows_of(seen) == rows_of(_source())
+    _collected(source)
+    _collected(seen)
+    assert rows_of(seen) == rows_of(source) == rows_of(_source())
+    for store in (seen, source):
+        found = fsck(store, clock=ManualClock(step_ms=1), deep=True).findings
+        assert [each for each in found if each.severity is not Severity.NOTE] == [], "at most a hint is missing"
+
+
+@SIDES
+@WAYS
+def test_killed_at_a_request_of_the_clone_it_is_made_again_by_the_same_call(deep: bool, side: CrashFault) -> None:
+    source = copy_of(_source(), "source")
+    left = left_by_crashes(MemoryStore("clone"), partial(_clone, source, deep=deep, seed=7), side)
+    assert len(left) > (4 if deep else 3)
+    for target in left:
+        again = copy_of(source, "source")
+        is_table = TransactionLog(target).exists()
+        assert _clone(again, target, deep=deep, seed=8).is_new != is_table
+        assert not _clone(again, target, deep=deep, seed=9).is_new
+        _require_whole(again, target)
+
+
+@SIDES
+@WAYS
+def test_killed_at_a_request_of_the_source_it_is_made_again_and_the_source_is_whole(
+    deep: bool, side: CrashFault
+) -> None:
+    targets: list[MemoryStore] = []
+
+    def run(source: ObjectStore) -> None:
+        targets.append(MemoryStore("clone"))
+        _clone(source, targets[-1], deep=deep, seed=7)
+
+    for source in left_by_crashes(copy_of(_source(), "source"), run, side):
+        for target in (MemoryStore("clone"), copy_of(targets[-1], "clone")):
+            again = copy_of(source, "source")
+            _clone(again, target, deep=deep, seed=8)
+            _require_whole(again, target)
+            assert len(read_tags(again).live(START_MS)) <= 1, "no tag is left that nobody knows"
+
+
+@WAYS
+def test_the_collector_of_the_source_meets_no_moment_at_which_it_takes_what_a_clone_needs(deep: bool) -> None:
+    source = copy_of(_source(), "source")
+    version = opened(source, 3).version
+    _clone(source, target := MemoryStore("clone"), deep=deep, seed=7)
+    table = opened(source, 4)
+    table.delete("true")
+    table.checkpoint()
+    _collected(source)
+    assert rows_of(SharedStore(target, opened=lambda _: source)) == rows_of(_source(), version)
