@@ -14,13 +14,14 @@ from functools import partial
 
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput, NotFound
-from storage_core.formats.keys import KeyKind, source_key, tags_key, version_key
+from storage_core.formats.keys import KeyKind, tags_key, version_key
 from storage_core.formats.tags import Tag
 from storage_core.fsck.check import fsck
-from storage_core.fsck.inventory import Inventory, take_inventory
+from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.kept_log import Kept
 from storage_core.fsck.log_check import check_log, part_of_log
 from storage_core.fsck.report import DAMAGE
+from storage_core.fsck.shared_objects import whole_inventory
 from storage_core.fsck.version_evidence import newest_planned
 from storage_core.gc.boundary import advance_boundary
 from storage_core.history.renumbered import with_renumbered
@@ -73,16 +74,10 @@ def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, 
     object.
     """
     _require_new_place(source, target)
-    inventory = take_inventory(source)
+    inventory = whole_inventory(source)
     if not inventory.parsed:
         raise NotFound(f"{source.uri}: there is nothing of a table here to repair", uri=source.uri)
     written = None if dry_run else target
-    if source_key() in inventory.parsed:
-        raise InvalidInput(
-            f"{source.uri}: is a shallow clone, most of which lies in another table; clone it deep, where it opens, or "
-            "repair its source and clone that again",
-            uri=source.uri,
-        )
     work = _Repair(source, written, inventory, Transfer(source, written, inventory), clock=clock, ids=ids)
     outcome = work.run(target.uri)
     if dry_run:

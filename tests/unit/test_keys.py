@@ -53,6 +53,7 @@ SPELLINGS = [
     (keys.gc_candidates_key(), "_gc/candidates.json", KeyKind.GC_CANDIDATES),
     (keys.gc_boundary_key(), "_gc/boundary.json", KeyKind.GC_BOUNDARY),
     (keys.tags_key(), "_tags.json", KeyKind.TAGS),
+    (keys.source_key(), "_source.json", KeyKind.SOURCE),
     (keys.probe_key(UUID), f"_probe/{UUID}.json", KeyKind.PROBE),
     (keys.lock_key("compact:1/2"), "_locks/compact%3A1%2F2.json", KeyKind.LOCK),
     (keys.quarantine_key("in/a b.gz", UUID), f"quarantine/in%2Fa%20b.gz/{UUID}.json", KeyKind.QUARANTINE),
