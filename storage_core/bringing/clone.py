@@ -21,7 +21,7 @@ from storage_core.log.actions import Action, Metadata, Txn
 from storage_core.log.apart import require_apart
 from storage_core.log.conflicts.settle import require_writable
 from storage_core.log.log import TransactionLog
-from storage_core.log.sharing import SOURCE
+from storage_core.log.sharing import SOURCE, require_same_service
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import remove_tag
 from storage_core.objectstore.create import create_once
@@ -77,6 +77,8 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
             "deep",
             uri=source.store.uri,
         )
+    if not deep:
+        require_same_service(target.store.uri, source.store.uri)
     creation.require_capable(target)
     tag = f"{'copy' if deep else 'clone'}-{short_hash(target.store.uri)[:16]}-{snapshot.version}"
     set_tag(source, tag, snapshot, lasts=COPY_LASTS if deep else None)

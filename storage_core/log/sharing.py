@@ -7,21 +7,26 @@ sees its own objects, and what the source keeps for it is what its tag keeps.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from storage_core.errors import NotFound
+from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.formats import clone_source
 from storage_core.formats.keys import source_key
 from storage_core.objectstore.contract import Blob, ObjectInfo, ObjectStore, PutMode, PutResult
 from storage_core.objectstore.resolve import open_store, scheme_of
+from storage_core.objectstore.s3_location import parse_s3_uri
 
 SOURCE = "tidemark.cloneOf"
 """The setting that says of which version of which table this is a shallow clone, and which tag keeps that there."""
 
 SHARED = ("splits/", "_indices/")
 """What may lie in the source: splits, deletion vectors, segments and translations, each under a fresh id."""
+
+MOST_CLONES = 16
 
 _Found = TypeVar("_Found")
 
@@ -35,7 +40,7 @@ class SharedStore:
 
     def __init__(self, store: ObjectStore, opened: Callable[[str], ObjectStore] | None = None) -> None:
         self._store = store
-        self._opened = opened or open_table_store
+        self._opened = opened or partial(open_table_store, clones=1)
         self._source: ObjectStore | None = None
         self._is_known = False
         self._shared: set[str] = set()
@@ -85,7 +90,9 @@ class SharedStore:
         """Return the store of the table that this is a shallow clone of, None where it is none. One GET, once."""
         if not self._is_known:
             try:
-                self._source = self._opened(clone_source.decode(self._store.get(source_key()).data))
+                place = clone_source.decode(self._store.get(source_key()).data)
+                require_same_service(self.uri, place)
+                self._source = self._opened(place)
             except NotFound:
                 self._source = None
             self._is_known = True
@@ -115,6 +122,31 @@ class SharedStore:
         return found
 
 
-def open_table_store(uri: str | Path) -> SharedStore:
-    """Return the store of the table at `uri`, as `open_store` does; what a shallow clone shares is found in it."""
-    return SharedStore(open_store(uri))
+def require_same_service(table: str, source: str) -> None:
+    """Return when a table may send its readers to this source: on S3 to the service that they reach anyway.
+
+    That is Amazon's, the one of the environment, or that of the table. Requests are signed, so nobody who can write a
+    table shall send them elsewhere. Raises `InvalidInput`.
+    """
+    if scheme_of(source) != "s3":
+        return
+    known = {None, parse_s3_uri("s3://any", os.environ).endpoint}
+    if scheme_of(table) == "s3":
+        known.add(parse_s3_uri(table, {}).endpoint)
+    endpoint = parse_s3_uri(source, {}).endpoint
+    if endpoint not in known:
+        raise InvalidInput(
+            f"{table}: a shallow clone of a table at {endpoint}, which is neither its own service nor that of the "
+            "environment; set AWS_ENDPOINT_URL where that is trusted, or clone deep",
+            uri=table,
+        )
+
+
+def open_table_store(uri: str | Path, clones: int = 0) -> SharedStore:
+    """Return the store of the table at `uri`, as `open_store` does; what a shallow clone shares is found in it.
+
+    `clones` lead there, each of the next. Raises `Corrupt` for more than there are: they lead in a circle.
+    """
+    if clones > MOST_CLONES:
+        raise Corrupt(f"{uri}: more than {MOST_CLONES} shallow clones, each of the next, lead there; is one its own?")
+    return SharedStore(open_store(uri), partial(open_table_store, clones=clones + 1))

@@ -253,6 +253,28 @@ def test_tables_on_s3_are_cloned_there(s3_server: S3Server, deep: bool) -> None:
     assert copied, "what was compacted since is the clone's own"
 
 
+def test_a_shallow_clone_sends_no_signed_request_to_a_service_that_nobody_chose(tmp_path: Path) -> None:
+    table = tm.Table.create(str(tmp_path / "source"), SCHEMA)
+    table.append(given(0, 10))
+    table.clone(str(tmp_path / "clone"))
+    pointer = tmp_path / "clone" / "_source.json"
+    pointer.chmod(0o644)
+    pointer.write_text('{"format":1,"uri":"s3://bucket/table?endpoint=http://127.0.0.1:9"}')
+    with pytest.raises(tm.errors.InvalidInput, match=r"at http://127\.0\.0\.1:9, which is neither its own service"):
+        rows_of(str(tmp_path / "clone"))
+
+
+def test_a_clone_that_leads_to_itself_is_an_error_and_no_endless_walk(tmp_path: Path) -> None:
+    table = tm.Table.create(str(tmp_path / "source"), SCHEMA)
+    table.append(given(0, 10))
+    table.clone(str(tmp_path / "clone"))
+    pointer = tmp_path / "clone" / "_source.json"
+    pointer.chmod(0o644)
+    pointer.write_text(json.dumps({"format": 1, "uri": (tmp_path / "clone").as_uri()}))
+    with pytest.raises(tm.errors.Corrupt, match="more than 16 shallow clones, each of the next"):
+        rows_of(str(tmp_path / "clone"))
+
+
 def test_a_file_that_is_not_what_the_log_says_is_not_copied(tmp_path: Path) -> None:
     table = tm.Table.create(str(tmp_path / "source"), SCHEMA)
     table.append(given(0, 10))
