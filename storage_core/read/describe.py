@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from dataclasses import asdict
 import pyarrow as pa
 
 from storage_core.log.actions import Add
+from storage_core.log.sharing import SOURCE
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.columns import default_of, stored_name
@@ -45,7 +47,14 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, recalls: Ma
         "indexes": [_index(snapshot, definition, recalls or {}) for definition in config.indexes],
         "regions": _regions(store, snapshot),
         **_progress(snapshot),
+        **_clone_of(snapshot),
     }
+
+
+def _clone_of(snapshot: Snapshot) -> Row:
+    """Of a shallow clone the version of the table that it is one of, and the tag that keeps it there."""
+    text = snapshot.metadata.configuration.get(SOURCE)
+    return {} if text is None else {"clone_of": json.loads(text)}
 
 
 def files(snapshot: Snapshot) -> Iterator[Row]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -185,6 +187,24 @@ def test_a_query_that_fails_half_way_leaves_the_table_without_rows(tmp_path: Pat
     with duckdb.connect() as connection, pytest.raises(tm.errors.InvalidInput, match="cannot be read"):
         tm.Table.import_from(table, connection.sql(query), name="broken")
     assert tm.Table.open(table).scan().to_arrow().num_rows == 0
+
+
+def test_an_import_holds_a_few_pieces_of_a_source_that_is_larger(tmp_path: Path) -> None:
+    batch_bytes, batches = 8 * 2**20, 60
+    schema = pa.schema([("n", pa.int64())])
+    held: list[int] = []
+    before = pa.total_allocated_bytes()
+
+    def given() -> Iterator[pa.RecordBatch]:
+        for _ in range(batches):
+            held.append(pa.total_allocated_bytes() - before)
+            yield pa.record_batch([pa.array(np.arange(batch_bytes // 8))], schema=schema)
+
+    reader = pa.RecordBatchReader.from_batches(schema, given())
+    done = tm.Table.import_from(str(tmp_path / "table"), reader, name="large")
+    assert done.rows == batches * batch_bytes // 8
+    assert done.splits > 5
+    assert max(held) < batches * batch_bytes // 2, f"{max(held):,} bytes of {batches * batch_bytes:,}"
 
 
 def test_rows_of_a_keyed_table_are_put_by_key_and_imported_once(tmp_path: Path) -> None:
