@@ -228,6 +228,18 @@ def test_a_folder_on_s3_is_imported_into_a_table_there(s3_server: S3Server, tmp_
     assert {info.key: info.etag for info in store.list("")} == before
 
 
+def test_a_delta_table_on_s3_is_imported_by_the_same_place_as_everything_else(s3_server: S3Server) -> None:
+    lake, table = s3_server.uri(f"lake/{uuid4()}"), s3_server.uri(f"tables/{uuid4()}")
+    store = open_store(lake)
+    with zipfile.ZipFile(GOLDEN) as golden:
+        for name in golden.namelist():
+            store.put(name, golden.read(name), IfAbsent())
+    before = {info.key: info.etag for info in store.list("")}
+    assert tm.Table.import_from(table, lake).rows == 857
+    assert tm.Table.open(table).scan().to_arrow().num_rows == 857
+    assert {info.key: info.etag for info in store.list("")} == before
+
+
 def test_a_declared_table_is_made_as_its_file_says(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     land(tmp_path / "lake", 5)
     file = tmp_path / "hosts.yaml"

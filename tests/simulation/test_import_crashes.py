@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pytest
 
 from storage_core import creation
-from storage_core.bringing.folder import folder_of
+from storage_core.bringing.folder import Folder, folder_of
 from storage_core.bringing.run import Imported, import_rows
-from storage_core.errors import CommitUnknown
+from storage_core.bringing.source import Source
+from storage_core.errors import CommitConflict, CommitUnknown
 from storage_core.formats.keys import version_key
 from storage_core.gc.collect import collect
 from storage_core.log.log import TransactionLog
@@ -63,6 +66,43 @@ def test_killed_at_any_request_it_is_run_again_and_every_row_is_in_once(
         collect(store, opened(store, 10).log, clock=ManualClock(START_MS + 10**10, step_ms=1), horizon_ms=0)
         assert _rows(store, config) == expected(FILES), "the collector takes nothing that is needed"
         require_sound(store)
+
+
+class _Meanwhile:
+    """A folder whose rows are read after something else happened."""
+
+    def __init__(self, folder: Folder, act: Callable[[], object]) -> None:
+        self.folder, self.act = folder, act
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.folder, name)
+
+    def rows(self, schema: pa.Schema) -> Iterator[pa.Table]:
+        self.act()
+        return self.folder.rows(schema)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same", "other"])
+def test_of_two_imports_of_a_folder_at_a_time_one_is_done(tmp_path: Path, same: bool) -> None:
+    store = MemoryStore("new")
+    land(tmp_path, FILES)
+    log = TransactionLog(store, clock=ManualClock(step_ms=1), ids=SeededIds(7))
+
+    def make(schema: pa.Schema) -> Snapshot:
+        return creation.create(log, schema, APPEND)
+
+    def other() -> None:
+        if not same:
+            land(tmp_path, FILES + 1)
+        assert _import(store, tmp_path, APPEND, 8).commit_id
+
+    source = cast("Source", _Meanwhile(folder_of(str(tmp_path)), other))
+    if same:
+        assert import_rows(log, source, make).commit_id == ""
+    else:
+        with pytest.raises(CommitConflict):
+            import_rows(log, source, make)
+    assert _rows(store, APPEND) == expected(FILES if same else FILES + 1)
 
 
 @CASES
