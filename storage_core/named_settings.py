@@ -18,6 +18,7 @@ from storage_core.rows.windows import parse_duration, parse_milliseconds
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
+from storage_core.settings.raw_logs import raw_logs_of
 from storage_core.settings.sizes import parse_size, size_text
 from storage_core.settings.table import CHANGEABLE, TableConfig
 
@@ -124,6 +125,7 @@ _SIZE = _Form(parse_size, size_text)
 _MS = _Form(parse_milliseconds, _duration_text)
 _SECONDS = _Form(parse_duration, lambda seconds: _duration_text(1000 * seconds))
 _COLUMNS = _Form(_names, list)
+_RAW_LOGS = _Form(raw_logs_of, lambda found: [each.shown() for each in found])
 _INDEXES = _Form(_indexes, lambda found: [_shown_index(each) for each in found])
 
 NAMED: Final[Mapping[str, _Named]] = {
@@ -135,6 +137,7 @@ NAMED: Final[Mapping[str, _Named]] = {
     "bloom_filters": _Named(_COLUMNS, "bloom_filters"),
     "indexes": _Named(_INDEXES, "indexes"),
     "maintained_indexes": _Named(_COLUMNS, "maintained_indexes"),
+    "raw_logs": _Named(_RAW_LOGS, "raw_logs"),
     "splits.target_size": _Named(_SIZE, "target_split_bytes"),
     "splits.compression": _Named(_TEXT, "split_compression"),
     "splits.compression_level": _Named(_COUNT, "split_compression_level"),
