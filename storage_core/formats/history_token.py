@@ -128,12 +128,9 @@ def encode(token: HistoryToken) -> str:
         "n": token.restarts,
     }
     if token.raw:
-        body["w"] = [
-            [each.name, [[[*astuple(run)] for run in runs] for runs in each.rounds], each.further] for each in token.raw
-        ]
-    return _with_checksum(
-        bytes([WITH_RAW_LOGS if token.raw else FORMAT_VERSION]) + json.dumps(body, separators=(",", ":")).encode()
-    )
+        body["w"] = [[each.name, [_runs(own) for own in each.rounds], each.further] for each in token.raw]
+    version = WITH_RAW_LOGS if token.raw else FORMAT_VERSION
+    return _with_checksum(bytes([version]) + json.dumps(body, separators=(",", ":")).encode())
 
 
 def decode(text: str) -> HistoryToken:
@@ -178,6 +175,10 @@ def _token(body: dict[str, Any]) -> HistoryToken:
         place=place,
         restarts=number(body["n"]),
     )
+
+
+def _runs(runs: Sequence[RawRun]) -> list[tuple[Any, ...]]:
+    return [astuple(each) for each in runs]
 
 
 def _raw_position(name: Any, rounds: Any, further: Any) -> RawPosition:

@@ -2,8 +2,9 @@
 
 One moment of the table is captured when a history begins: what raw logs list, the log tails and manifests of the
 regions, then the head of the log. All pages are of that moment. What they hold, one after the other, are the records of
-the base as puts, of the generations that are not merged, of the log tails, and of the raw logs; those of one key in the order in which they count. So folding
-them (`rows.fold`) gives the table at that moment, and they are the same records however they are cut into pages.
+the base as puts, of the generations that are not merged, of the log tails, and of the raw logs; those of one key in the
+order in which they count. So folding them (`rows.fold`) gives the table at that moment, and they are the same records
+however they are cut into pages.
 
 A token names the moment and holds nothing back from the collector. While the version is retained
 (`version_retention_ms`, or a tag), so is what the moment needs, but for what a sort replaced: that stays for the

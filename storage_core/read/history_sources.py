@@ -56,7 +56,8 @@ class ReadPosition:
 
         Requests, as they are needed: the manifests of the state that are not read yet; per split one GET, of a large
         one ranged GETs per row group, and one more for a stored deletion vector; per region with generations one, per
-        generation one and those of `generation.read_parts`; one per entry of a tail; those of `raw`. The sources before the place are not asked for.
+        generation one and those of `generation.read_parts`; one per entry of a tail; those of `raw`. The sources before
+        the place are not asked for.
 
         Raises `SnapshotExpired` or `NotFound` for what is gone of the base or is no manifest of a region any more,
         `Corrupt` for what is damaged, and for records of a region that are gone (`region.read_position.was_collected`
