@@ -46,21 +46,28 @@ class Consistency(StrEnum):
 class View:
     """What an open table sees: `snapshot`, moved forward by `refresh` and by the table's commits; pinned, it stays.
 
-    `kept` are values of what never changes, for the reads that follow.
+    `kept` are values of what never changes, for the reads that follow; `open_raw` opens the stores of raw logs by URI.
     """
 
-    def __init__(self, log: TransactionLog, snapshot: Snapshot, *, pinned: bool = False) -> None:
+    def __init__(
+        self,
+        log: TransactionLog,
+        snapshot: Snapshot,
+        *,
+        pinned: bool = False,
+        open_raw: Callable[[str], ObjectStore] = open_store,
+    ) -> None:
         self.log = log
         self.snapshot = snapshot
         self.pinned = pinned
         self.kept = KeptValues(cached=log.cached)
+        self.open_raw = open_raw
         self._opened: dict[str, ObjectStore] = {}
 
     def apart(self) -> View:
         """Return a view of the same moment that is moved by itself, and keeps what it reads for itself."""
-        other = View(self.log, self.snapshot, pinned=self.pinned)
+        other = View(self.log, self.snapshot, pinned=self.pinned, open_raw=self.raw_store)
         other.kept = self.kept.copy()
-        other._opened = self._opened  # stores hold no moment
         return other
 
     @property
@@ -71,7 +78,7 @@ class View:
     def raw_store(self, uri: str) -> ObjectStore:
         """Return a store of a raw log that the table takes rows of; it is opened once. No request."""
         if uri not in self._opened:
-            self._opened[uri] = open_store(uri)
+            self._opened[uri] = self.open_raw(uri)
         return self._opened[uri]
 
     def refresh(self) -> Snapshot:
