@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
+from storage_core.repeated import repeated
 from storage_core.settings.json_text import json_text, json_value
 
 RAW_LOGS_KEY: Final = "tidemark.rawLogs"
@@ -46,6 +46,10 @@ class FeedingRawLog:
             raise InvalidInput(f"a raw log is a mapping with name, table and stores, found {quoted(given)}")
         return cls(**{**given, **{name: _texts(name, given.get(name, ())) for name in ("stores", "optional")}})
 
+    def moved(self, move: Callable[[str], str]) -> FeedingRawLog:
+        """Return it with every place as `move` returns it."""
+        return replace(self, stores=tuple(map(move, self.stores)), optional=tuple(map(move, self.optional)))
+
     def shown(self) -> dict[str, Any]:
         """Return plain data from which `of` makes it again; what is usual is left out."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -53,17 +57,12 @@ class FeedingRawLog:
 
 
 def raw_logs_of(given: object) -> tuple[FeedingRawLog, ...]:
-    """Return the raw logs in a list of mappings, or in JSON text of one. Raises `InvalidInput`."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError as error:
-            raise InvalidInput(f"raw_logs are a JSON list of name, table and stores: {error}") from error
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise InvalidInput(f"raw_logs are a list, found {quoted(given)}")
+    """Return the raw logs in a list of mappings of their fields. Raises `InvalidInput`."""
+    if not isinstance(given, list | tuple):
+        raise InvalidInput(f"raw_logs are a list of mappings with name, table and stores, found {quoted(given)}")
     found = tuple(each if isinstance(each, FeedingRawLog) else FeedingRawLog.of(each) for each in given)
-    if len({each.name for each in found}) < len(found):
-        raise InvalidInput("a raw log is named twice; give each once")
+    if twice := repeated(each.name for each in found):
+        raise InvalidInput(f"raw log {twice[0]!r} is given twice; give each once")
     return found
 
 

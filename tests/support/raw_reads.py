@@ -144,7 +144,8 @@ def by_search(table: Table) -> Answer:
 
 def by_history(table: Table, page_bytes: int = 2**30) -> Answer:
     """Fold the history, page by page."""
-    records, token = [], None
+    records: list[pa.Table] = []
+    token: str | None = None
     while True:
         page = table.read_history(token=token, page_bytes=page_bytes)
         records = [page.records] if page.restarted else [*records, page.records]
