@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
 import pyarrow as pa
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from storage_core.declaration_file import load_as
 from storage_core.declaration_parts import (
@@ -24,6 +23,7 @@ from storage_core.declaration_parts import (
     LateDeclaration,
     Milliseconds,
     PartitionsDeclaration,
+    RawLogs,
     ScheduleDeclaration,
     arrow_field,
     below,
@@ -34,12 +34,10 @@ from storage_core.definition import check_maintained, check_maps
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
 from storage_core.ingest.landing import LandingSpec, captured_columns
-from storage_core.named_settings import read_raw_logs
 from storage_core.region.spec import check_spec, first_specs
 from storage_core.rows import sort_schema as sort_schemas
 from storage_core.rows import windows
 from storage_core.rows.sort_order import bind
-from storage_core.settings.raw_logs import FeedingRawLog
 from storage_core.settings.table import MapMode, TableConfig
 
 MOST_PARTITIONS = 40_000
@@ -52,7 +50,7 @@ class TableDeclaration(Closed):
     time column is part of the key, and takes its rows from region writers, not from landed files. `map_columns` says of
     a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
-    `retention` says; how long versions can be read is `gc.retention`. Rows that wait in `raw_logs` are read at `latest`.
+    `retention` says; how long versions can be read is `gc.retention`. `raw_logs` are read at `latest`.
     """
 
     name: str
@@ -71,7 +69,7 @@ class TableDeclaration(Closed):
     landing: LandingDeclaration | None = None
     late_data: LateDeclaration | None = None
     retention: Milliseconds | None = None
-    raw_logs: Annotated[tuple[FeedingRawLog, ...], BeforeValidator(read_raw_logs)] = ()
+    raw_logs: RawLogs = ()
     idle_after: Milliseconds = TableConfig().idle_after_ms
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
@@ -269,11 +267,6 @@ class TableDeclaration(Closed):
         if "window" in info.data:
             TableConfig(window_seconds=info.data["window"], retention_ms=retention_ms)
         return retention_ms
-
-    @field_validator("raw_logs")
-    @classmethod
-    def _raw_logs_are_in_places(cls, raw_logs: tuple[FeedingRawLog, ...]) -> tuple[FeedingRawLog, ...]:
-        return tuple(each.moved(place) for each in raw_logs)
 
     @field_validator("partitions")
     @classmethod

@@ -112,7 +112,7 @@ _UNREAD = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegionMoment:
+class RegionOffsets:
     """A captured region: the last generation that its manifest knows, and the offsets there."""
 
     region: str
@@ -205,7 +205,7 @@ def settled(
     listed: Sequence[Listed],
     before: Snapshot,
     snapshot: Snapshot,
-    captured: Callable[[], Sequence[RegionMoment]],
+    captured: Callable[[], Sequence[RegionOffsets]],
     *,
     store: ObjectStore,
     now_ms: int,
@@ -226,10 +226,10 @@ def settled(
         return None
     further: Mapping[str, Offsets] = {}
     if is_keyed and any(chunks for _, chunks in waiting):
-        moments = captured()
-        if _merged_meanwhile(moments, before, snapshot, is_whole=regions is None):
+        captured_offsets = captured()
+        if _merged_meanwhile(captured_offsets, before, snapshot, is_whole=regions is None):
             return None
-        further = _further(moments, offsets, store, snapshot)
+        further = _further(captured_offsets, offsets, store, snapshot)
     return tuple(
         Waiting(listed=each, rounds=_rounds(each, chunks, now_ms), further=further, regions=regions)
         for each, chunks in waiting
@@ -243,21 +243,23 @@ def _has_moved(listed: Sequence[Listed], before: Offsets, after: Offsets) -> boo
     return any(before.get(writer, 0) != after.get(writer, 0) for writer in writers)
 
 
-def _merged_meanwhile(moments: Sequence[RegionMoment], before: Snapshot, snapshot: Snapshot, *, is_whole: bool) -> bool:
+def _merged_meanwhile(
+    captured_offsets: Sequence[RegionOffsets], before: Snapshot, snapshot: Snapshot, *, is_whole: bool
+) -> bool:
     """Whether the base may have rows of a generation that no captured manifest names."""
-    known = {each.region: each.generation for each in moments}
+    known = {each.region: each.generation for each in captured_offsets}
     earlier = before.merged_generations
     merged = snapshot.merged_generations.items()
     return any(last > known.get(region, earlier.get(region, 0) if is_whole else last) for region, last in merged)
 
 
 def _further(
-    moments: Sequence[RegionMoment], offsets: Offsets, store: ObjectStore, snapshot: Snapshot
+    captured_offsets: Sequence[RegionOffsets], offsets: Offsets, store: ObjectStore, snapshot: Snapshot
 ) -> dict[str, Offsets]:
     """The offsets of regions that are ahead of the log: of those captured, and of closed ones of earlier specs."""
     found: dict[str, Offsets] = {
         each.region: ahead
-        for each in moments
+        for each in captured_offsets
         if (ahead := {writer: last for writer, last in each.distributed.items() if last > offsets.get(writer, 0)})
     }
     if len(snapshot.config.region_specs) > 1:

@@ -20,12 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core.distribution.noted_ids import keys_in_reach, read_all
 from storage_core.distribution.work import DivideWork, RoundIds, Target
-from storage_core.errors import Corrupt, NotFound, Unavailable
+from storage_core.errors import Unavailable
 from storage_core.formats import raw_ids
 from storage_core.formats.raw_columns import RawColumns
 from storage_core.formats.raw_ids import ID_COLUMNS, RecordIds
-from storage_core.formats.raw_keys import IDS_PREFIX, ChunkKey, IdsKey, ids_key, parse
+from storage_core.formats.raw_keys import ChunkKey
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_derived
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
@@ -91,9 +92,9 @@ def find_duplicates(work: DivideWork, ids: RoundIds, raw: Sequence[ObjectStore])
     """
 
     def all_ids() -> Iterator[RecordIds]:
-        return _read_all([*dict.fromkeys((*ids.keys, *_window(work, raw)))], raw, must_exist=False)
+        return read_all([*dict.fromkeys((*ids.keys, *keys_in_reach(work, raw)))], raw, must_exist=False)
 
-    return _compared(work, ids.offsets, lambda: _read_all(ids.keys, raw, must_exist=True), all_ids)
+    return _compared(work, ids.offsets, lambda: read_all(ids.keys, raw, must_exist=True), all_ids)
 
 
 def find_in(
@@ -106,7 +107,7 @@ def find_in(
 
     def all_ids() -> Iterator[RecordIds]:
         yield own
-        yield from _read_all([*dict.fromkeys(_window(work, raw))], raw, must_exist=False)
+        yield from read_all([*dict.fromkeys(keys_in_reach(work, raw))], raw, must_exist=False)
 
     return _compared(work, offsets, lambda: iter([own]), all_ids)
 
@@ -257,49 +258,3 @@ def _entries(records: pa.Table, ids: pa.ChunkedArray, chunk: int, tables: dict[s
         ids.take(pa.array(given)).combine_chunks(),
     ]
     return pa.Table.from_arrays(columns, schema=ID_COLUMNS)
-
-
-def _window(work: DivideWork, raw: Sequence[ObjectStore]) -> Iterator[str]:
-    """The keys of objects that may have an id of a record before ours, as any store lists them."""
-    since = min(ref.segment_ms for ref in work.chunks) - work.source.unique_for_ms
-    reasons: list[str] = []
-    mandatory = raw[: work.source.mandatory]
-    for store in raw:
-        try:
-            for info in store.list(IDS_PREFIX):
-                key = parse(info.key)
-                if isinstance(key, IdsKey) and key.last_ms >= since:
-                    yield info.key
-        except Unavailable as error:
-            if store in mandatory:
-                reasons.append(f"{store.uri}: {error}")
-    if len(reasons) == len(mandatory):
-        raise Unavailable(f"which ids were taken is not known: {'; '.join(reasons)}; distribute again later")
-
-
-def _read_all(keys: Sequence[str], raw: Sequence[ObjectStore], *, must_exist: bool) -> Iterator[RecordIds]:
-    """Yield the objects; one that a collector took since it was listed is none any more, unless it must be there."""
-    for key in keys:
-        parsed = parse(key)
-        found = _read(parsed, raw) if isinstance(parsed, IdsKey) else None
-        if found is not None:
-            yield found
-        elif must_exist:
-            raise Unavailable(f"{key}: was written in this round and is in no store; distribute again", key=key)
-
-
-def _read(key: IdsKey, raw: Sequence[ObjectStore]) -> RecordIds | None:
-    """Return the object from the first store that has it whole; None when no store has it."""
-    reasons: list[str] = []
-    for store in raw:
-        try:
-            return raw_ids.decode(store.get(ids_key(key)).data, key)
-        except NotFound:
-            continue
-        except (Corrupt, Unavailable) as error:
-            reasons.append(f"{store.uri}: {error.found}")
-    if reasons:
-        raise Unavailable(
-            f"{ids_key(key)}: no store has it whole: {'; '.join(reasons)}; heal the raw log, or try later"
-        )
-    return None

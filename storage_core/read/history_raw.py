@@ -11,7 +11,7 @@ from itertools import groupby
 import pyarrow as pa
 
 from storage_core.distribution.offsets import log_offsets
-from storage_core.distribution.undistributed import Listed, RegionMoment, Waiting, settled
+from storage_core.distribution.undistributed import Listed, RegionOffsets, Waiting, settled
 from storage_core.errors import Corrupt, SnapshotExpired
 from storage_core.formats.history_token import RawPosition, RawRun, RegionPosition
 from storage_core.log.snapshot import Snapshot
@@ -39,7 +39,7 @@ def positions_with(view: View) -> tuple[Snapshot, list[RegionPosition], tuple[Ra
         listed,
         before,
         snapshot,
-        lambda: [_moment(view, each) for each in positions],
+        lambda: [_offsets(view, each) for each in positions],
         store=view.store,
         now_ms=view.log.clock.now_ms(),
     )
@@ -66,9 +66,9 @@ def records(view: View, snapshot: Snapshot, position: RawPosition) -> Iterator[p
         raise
 
 
-def _moment(view: View, position: RegionPosition) -> RegionMoment:
+def _offsets(view: View, position: RegionPosition) -> RegionOffsets:
     manifest = read_version(view.store, position.region, position.manifest)
-    return RegionMoment(region=position.region, generation=position.flushed, distributed=manifest.distributed)
+    return RegionOffsets(region=position.region, generation=position.flushed, distributed=manifest.distributed)
 
 
 def _position(waiting: Waiting) -> RawPosition:

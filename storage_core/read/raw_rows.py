@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage_core.distribution.undistributed import Listed, RegionMoment, Waiting, settled
+from storage_core.distribution.undistributed import Listed, RegionOffsets, Waiting, settled
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.plan import RawPart
@@ -107,7 +107,7 @@ def _captured(view: View, regions: Regions | None) -> tuple[Snapshot, WithRawLog
         listed,
         before,
         snapshot,
-        lambda: [_moment(each) for each in captured.regions],
+        lambda: [_offsets(each) for each in captured.regions],
         store=view.store,
         now_ms=view.log.clock.now_ms(),
         regions=None if chosen is None else frozenset(each.id for each in chosen),
@@ -128,11 +128,11 @@ def look(view: View, snapshot: Snapshot) -> list[Listed]:
     return [Listed.look(each, view.raw_store) for each in snapshot.config.raw_logs]
 
 
-def _moment(region: CapturedRegion) -> RegionMoment:
+def _offsets(region: CapturedRegion) -> RegionOffsets:
     manifest = region.manifest
     if manifest is None:
-        return RegionMoment(region=region.region, generation=0, distributed={})
-    return RegionMoment(
+        return RegionOffsets(region=region.region, generation=0, distributed={})
+    return RegionOffsets(
         region=region.region, generation=manifest.current_generation - 1, distributed=manifest.distributed
     )
 
