@@ -91,12 +91,16 @@ class RawReads:
         return RawReads({name: copy_of(each, name, clock) for name, each in self.stores.items()}, clock, self.seed)
 
     def expected(self, name: str) -> Answer:
-        """Return the rows when everything is distributed: what is closed now, then the rest."""
+        """Return the rows when everything is distributed."""
+        return self.distributed().settled(name)
+
+    def distributed(self) -> RawReads:
+        """Return a copy in which everything is distributed: what is closed now, then the rest."""
         other = self.copied()
         for closed_after_ms in (CLOSED_AFTER_MS, 0):
             other.clock.now += 1
             assert other.board().distribute(Terms(closed_after_ms=closed_after_ms)).failures == {}
-        return other.settled(name)
+        return other
 
     def settled(self, name: str) -> Answer:
         """Return the rows that the table has by itself, without the raw log."""
@@ -157,6 +161,11 @@ def by_history(table: Table, page_bytes: int = 2**30) -> Answer:
         return rows_of(found.drop_columns([fold.OPERATION, fold.FIELDS]).to_pylist())
     key = table.config.primary_key
     return rows_of(fold.apply(table.snapshot.schema.empty_table(), fold.fold(found, key), key).to_pylist())
+
+
+def records_of(table: Table) -> Answer:
+    """Return the records of the history, not folded: each row and acknowledged record that is not merged."""
+    return rows_of(table.read_history(page_bytes=2**30).records.to_pylist())
 
 
 def by_small_pages(table: Table) -> Answer:

@@ -29,8 +29,8 @@ from storage_core.rows.columns import FORMER_NAMES, LAST_COLUMN_ID
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
-from storage_core.settings.region_fields import RegionSpec
 from storage_core.settings.raw_logs import FeedingRawLog
+from storage_core.settings.region_fields import RegionSpec
 from storage_core.settings.table import TableConfig
 
 ROOT = Path(__file__).resolve().parents[2]
