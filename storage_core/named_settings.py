@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from storage_core.definition import index_definitions
 from storage_core.errors import InvalidInput
+from storage_core.objectstore.resolve import check_location
 from storage_core.rows.windows import parse_duration, parse_milliseconds
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
@@ -120,7 +121,10 @@ def _shown_index(index: IndexDefinition) -> dict[str, object]:
 
 
 def read_raw_logs(given: object) -> tuple[FeedingRawLog, ...]:
-    """Return the raw logs in a list of mappings, or in JSON text of one; durations are text such as `24h`."""
+    """Return the raw logs in a list of mappings, or in JSON text of one; durations are text such as `24h`.
+
+    Raises `InvalidInput`, also for a place with credentials in it.
+    """
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -128,7 +132,8 @@ def read_raw_logs(given: object) -> tuple[FeedingRawLog, ...]:
             raise InvalidInput(f"raw_logs are a JSON list of name, table and stores: {error}") from error
     if not isinstance(given, list | tuple):
         return raw_logs_of(given)
-    return raw_logs_of([_in_ms(each) if isinstance(each, Mapping) else each for each in given])
+    found = raw_logs_of([_in_ms(each) if isinstance(each, Mapping) else each for each in given])
+    return tuple(each.moved(check_location) for each in found)
 
 
 def _in_ms(raw_log: Mapping[str, Any]) -> dict[str, Any]:

@@ -324,6 +324,8 @@ def test_a_history_goes_on_in_another_process_and_begins_anew_when_its_chunks_we
         [{"name": "raw", "table": "t", "stores": ["memory://a"], "other": 1}],
         [{"name": "raw", "table": "t", "stores": ["memory://a"]}] * 2,
         [{"name": "raw", "table": "t", "stores": ["memory://a"], "unique_for": "soon"}],
+        [{"name": "raw", "table": "t", "stores": ["s3://key:secret@bucket/raw"]}],
+        [{"name": "raw", "table": "t", "stores": ["memory://a"], "optional": ["ftp://there"]}],
     ],
 )
 def test_what_is_no_raw_log_is_refused(given: object) -> None:
