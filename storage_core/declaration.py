@@ -23,6 +23,7 @@ from storage_core.declaration_parts import (
     LateDeclaration,
     Milliseconds,
     PartitionsDeclaration,
+    RawLogs,
     ScheduleDeclaration,
     arrow_field,
     below,
@@ -49,7 +50,7 @@ class TableDeclaration(Closed):
     time column is part of the key, and takes its rows from region writers, not from landed files. `map_columns` says of
     a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
-    `retention` says; how long versions can be read is `gc.retention`.
+    `retention` says; how long versions can be read is `gc.retention`. `raw_logs` are read at `latest`.
     """
 
     name: str
@@ -68,6 +69,7 @@ class TableDeclaration(Closed):
     landing: LandingDeclaration | None = None
     late_data: LateDeclaration | None = None
     retention: Milliseconds | None = None
+    raw_logs: RawLogs = ()
     idle_after: Milliseconds = TableConfig().idle_after_ms
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
@@ -99,6 +101,7 @@ class TableDeclaration(Closed):
             maintained_indexes=self.maintained_indexes,
             bloom_filters=self.bloom_filters,
             retention_ms=self.retention,
+            raw_logs=self.raw_logs,
             idle_after_ms=self.idle_after,
             late_data=self.late_data.setting() if self.late_data else None,
             map_columns=self.map_columns,
@@ -113,6 +116,8 @@ class TableDeclaration(Closed):
         changes: dict[str, object] = {"uri": below(root, self.uri)}
         if self.landing:
             changes["landing"] = self.landing.model_copy(update={"uri": below(root, self.landing.uri)})
+        if self.raw_logs:
+            changes["raw_logs"] = tuple(each.moved(lambda uri: below(root, uri)) for each in self.raw_logs)
         return self.model_copy(update=changes)
 
     def landing_spec(self) -> LandingSpec | None:

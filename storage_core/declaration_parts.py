@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from storage_core.errors import InvalidInput
 from storage_core.ingest.landing import LandingFormat, LandingSpec
-from storage_core.named_settings import INSTANT_FORMAT, parse_instant
+from storage_core.named_settings import INSTANT_FORMAT, parse_instant, read_raw_logs
 from storage_core.objectstore.resolve import check_location
 from storage_core.rows import windows
 from storage_core.rows.schema import from_schema_string
@@ -22,6 +22,7 @@ from storage_core.rows.vectors import dimensions_of, vector_type
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition, IndexKind
 from storage_core.settings.late_data import LateData, LatePolicy
+from storage_core.settings.raw_logs import FeedingRawLog
 from storage_core.settings.sizes import parse_size
 from storage_core.settings.vector_options import VectorOptions, beside_kind
 
@@ -49,6 +50,10 @@ def _bytes(text: object) -> object:
     return parse_size(text) if isinstance(text, str) else text
 
 
+def _raw_logs(given: object) -> tuple[FeedingRawLog, ...]:
+    return tuple(each.moved(place) for each in read_raw_logs(given))
+
+
 def _cron(text: str) -> str:
     parts = text.split()
     if len(parts) != 5 or not all(_CRON_FIELD.fullmatch(part) for part in parts):
@@ -59,6 +64,7 @@ def _cron(text: str) -> str:
 Milliseconds = Annotated[int, BeforeValidator(_milliseconds), Field(ge=0)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
+RawLogs = Annotated[tuple[FeedingRawLog, ...], BeforeValidator(_raw_logs)]
 Cron = Annotated[str, BeforeValidator(_cron)]
 
 

@@ -38,6 +38,14 @@ def late_records(rule: LateRule, records: pa.Table, arrived_ms: Arrival) -> pa.B
     return pa.array(np.asarray(late) & ~deletes)
 
 
+def in_time(rule: LateRule | None, rows: pa.Table, arrived_ms: Arrival, *, are_records: bool) -> pa.Table:
+    """Return what a `LateRowFilter` of this rule admits of rows, or of records, and keep nothing of the others."""
+    if rule is None or rule.late_data.policy == "accept" or not rows.num_rows:
+        return rows
+    late = late_records(rule, rows, arrived_ms) if are_records else rule.is_late(rows, arrived_ms)
+    return rows.filter(pc.invert(late))
+
+
 class LateRowFilter:
     """What every row of one way in passes before it is acknowledged: late ones are accepted, quarantined or dropped.
 

@@ -14,10 +14,12 @@ from typing import Any, Final
 
 from storage_core.definition import index_definitions
 from storage_core.errors import InvalidInput
+from storage_core.objectstore.resolve import check_location
 from storage_core.rows.windows import parse_duration, parse_milliseconds
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
+from storage_core.settings.raw_logs import FeedingRawLog, raw_logs_of
 from storage_core.settings.sizes import parse_size, size_text
 from storage_core.settings.table import CHANGEABLE, TableConfig
 
@@ -118,12 +120,42 @@ def _shown_index(index: IndexDefinition) -> dict[str, object]:
     return {"name": index.name, "kind": index.kind, "columns": list(index.columns), "options": dict(index.options)}
 
 
+def read_raw_logs(given: object) -> tuple[FeedingRawLog, ...]:
+    """Return the raw logs in a list of mappings, or in JSON text of one; durations are text such as `24h`.
+
+    Raises `InvalidInput`, also for a place with credentials in it.
+    """
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise InvalidInput(f"raw_logs are a JSON list of name, table and stores: {error}") from error
+    if not isinstance(given, list | tuple):
+        return raw_logs_of(given)
+    found = raw_logs_of([_in_ms(each) if isinstance(each, Mapping) else each for each in given])
+    return tuple(each.moved(check_location) for each in found)
+
+
+def _in_ms(raw_log: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        _RAW_MS.get(name, name): parse_milliseconds(value) if name in _RAW_MS else value
+        for name, value in raw_log.items()
+    }
+
+
+def _shown_raw_log(raw_log: FeedingRawLog) -> dict[str, object]:
+    found = raw_log.shown()
+    return found | {name: _duration_text(found.pop(field)) for name, field in _RAW_MS.items() if field in found}
+
+
+_RAW_MS: Final[Mapping[str, str]] = {"unique_for": "unique_for_ms", "closed_after": "closed_after_ms"}
 _TEXT = _Form(_text, str)
 _COUNT = _Form(_whole, int)
 _SIZE = _Form(parse_size, size_text)
 _MS = _Form(parse_milliseconds, _duration_text)
 _SECONDS = _Form(parse_duration, lambda seconds: _duration_text(1000 * seconds))
 _COLUMNS = _Form(_names, list)
+_RAW_LOGS = _Form(read_raw_logs, lambda found: [_shown_raw_log(each) for each in found])
 _INDEXES = _Form(_indexes, lambda found: [_shown_index(each) for each in found])
 
 NAMED: Final[Mapping[str, _Named]] = {
@@ -135,6 +167,7 @@ NAMED: Final[Mapping[str, _Named]] = {
     "bloom_filters": _Named(_COLUMNS, "bloom_filters"),
     "indexes": _Named(_INDEXES, "indexes"),
     "maintained_indexes": _Named(_COLUMNS, "maintained_indexes"),
+    "raw_logs": _Named(_RAW_LOGS, "raw_logs"),
     "splits.target_size": _Named(_SIZE, "target_split_bytes"),
     "splits.compression": _Named(_TEXT, "split_compression"),
     "splits.compression_level": _Named(_COUNT, "split_compression_level"),

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from storage_core.read.lookup_plan import LookupPlan
     from storage_core.read.plan import Plan, Watched
     from storage_core.read.predicate import Filter, Predicate
+    from storage_core.read.raw_rows import WithRawLogs
     from storage_core.read.scan import Scan
     from storage_core.read.sql import Opened, TableView
     from storage_core.read.sql_result import SqlResult
@@ -437,15 +438,18 @@ class Table:
     def _matching(
         self, condition: object, verb: str, limits: QueryLimits | None, columns: Sequence[str] | None = None
     ) -> Matching:
-        """What reads the rows of a keyed table that meet a condition now."""
+        """What reads the rows of a keyed table that meet a condition now, none of which raw logs may change later."""
         from storage_core.dml.statements import required_filter
+        from storage_core.read.raw_rows import require_distributed
 
         self._require_writable()
         wanted = required_filter(condition, verb)
 
         def matching() -> tuple[Snapshot, pa.Table]:
             found = self.scan(columns, wanted, consistency=Consistency.LATEST, limits=limits)
-            return found.snapshot, found.to_arrow()
+            rows = found.to_arrow()
+            require_distributed(found, rows)
+            return found.snapshot, rows
 
         return matching
 
@@ -482,18 +486,19 @@ class Table:
         """Return a scan of the chosen columns and rows; nothing is read until it is converted.
 
         `filter` is an expression (`col("status") >= 500`) or a SQL condition as text. `at` reads an older version.
-        `consistency` is `snapshot`, or for keyed tables `committed` (flushed generations too) or `latest` (every
-        acknowledged row). Raises `InvalidInput` for an unknown column, and for no column. A filter that takes more time
-        or memory than `limits` allow, by default those of `QueryLimits`, is `Unavailable` when rows are read.
+        `consistency` is `snapshot`, or `committed` (of keyed tables flushed generations too) or `latest` (every
+        acknowledged row, also those in `raw_logs` of the table that are not distributed yet). Raises `InvalidInput` for
+        an unknown column, and for no column. A filter that takes more time or memory than `limits` allow, by default
+        those of `QueryLimits`, is `Unavailable` when rows are read.
         """
         from storage_core.read.regions import matching_regions
         from storage_core.read.scan import Scan, chosen_columns, wanted_filter
 
         wanted = wanted_filter(filter)
         regions = partial(matching_regions, self._store, predicate=None if wanted is None else wanted.predicate)
-        snapshot, records = self._view.records(at, consistency, regions)
+        snapshot, records, raw = self._view.records(at, consistency, regions)
         chosen = chosen_columns(columns, snapshot.schema)
-        return Scan(self._store, snapshot, chosen, wanted, records, self._verified, limits)
+        return Scan(self._store, snapshot, chosen, wanted, records, self._verified, limits, raw)
 
     @_loading
     def sql(
@@ -533,8 +538,8 @@ class Table:
         from storage_core.read.sql import TableView
 
         regions = partial(matching_regions, self._store, predicate=predicate)
-        snapshot, records = self._view.records(at, consistency, regions)
-        return TableView(self._store, snapshot, self._verified, records)
+        snapshot, records, raw = self._view.records(at, consistency, regions)
+        return TableView(self._store, snapshot, self._verified, records, raw)
 
     def get(self, key: object, *, at: At | None = None, consistency: str | None = None) -> dict[str, object] | None:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
@@ -564,7 +569,7 @@ class Table:
         if not wanted.num_rows:
             return []
 
-        def answer(snapshot: Snapshot, captured: Captured | None) -> list[dict[str, object] | None]:
+        def answer(snapshot: Snapshot, captured: Captured | WithRawLogs | None) -> list[dict[str, object] | None]:
             own = lookup.keys_in(snapshot, wanted)
             records = None if captured is None else captured.above(snapshot, keys=own)
             return lookup.get_many(
@@ -735,6 +740,7 @@ class Table:
             store=self._store,
             snapshot=snapshot,
             unmerged=() if captured is None else captured.parts(snapshot),
+            raw=() if captured is None else captured.raw_parts,
             filter=wanted,
             limits=limits,
             cache_dir=cache_dir,

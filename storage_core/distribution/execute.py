@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from storage_core.clock import Clock
 from storage_core.distribution import rejects
-from storage_core.distribution.fitting import by_region, fit
+from storage_core.distribution.fitting import by_region, fit, fit_puts, of_table
 from storage_core.distribution.parts import Part, read_part, write_part
 from storage_core.distribution.unique import NONE, find_duplicates, note_ids
 from storage_core.distribution.work import Divided, DivideResult, DivideWork, FillResult, FillWork, Target
@@ -32,7 +32,6 @@ from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.read import RejectedRecord, TypedRecords
 from storage_core.region import distributor
 from storage_core.rows.late import LateMetrics, LateRule
-from storage_core.rows.schema import conform
 from storage_core.settings.region_fields import Region
 from storage_core.split.write import sort_and_write
 
@@ -70,7 +69,7 @@ def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, cloc
         for name in pc.unique(records.column("table")).to_pylist():
             share = taken.get(name)
             if share is not None and share.target.takes(ref):
-                share.take(ref, _of_table(records, name), opened)
+                share.take(ref, of_table(records, name), opened)
     tables = {name: share.finish(opened, clock=clock, ids=ids) for name, share in taken.items()}
     return DivideResult(
         tables=tables,
@@ -148,12 +147,9 @@ class _Taken:
             self._regions.setdefault(region, []).append(rows)
 
     def _append(self, ref: RawChunkRef, records: pa.Table, store: ObjectStore) -> None:
-        schema = self.target.context.schema
-        is_put = pc.equal(records.column("operation"), "put")
-        fitting = fit(records.filter(is_put), self.target)
-        others = tuple(map(_no_put, records.filter(pc.invert(is_put)).to_pylist()))
+        fitting, rows = fit_puts(records, self.target)
+        others = tuple(map(_no_put, records.filter(pc.not_equal(records.column("operation"), "put")).to_pylist()))
         self._quarantine(ref, (*fitting.rejected, *others), store)
-        rows = conform(fitting.records.select(schema.names), schema)
         self._parts.append(self._admitted(ref, fitting, rows, store))
 
     def _admitted(self, ref: RawChunkRef, fitting: TypedRecords, rows: pa.Table, store: ObjectStore) -> pa.Table:
@@ -168,12 +164,6 @@ class _Taken:
     def _quarantine(self, ref: RawChunkRef, rejected: Sequence[RejectedRecord], store: ObjectStore) -> None:
         rejects.keep(store, self.source, ref, rejected)
         self._rejected = tally(self._rejected, Counter(each.reason for each in rejected))
-
-
-def _of_table(records: pa.Table, name: str) -> pa.Table:
-    own = pc.equal(records.column("table"), name)
-    # Most chunks are of one table, and a copy of all their text is dear.
-    return records if pc.all(own).as_py() else records.filter(own)
 
 
 def _no_put(record: dict[str, Any]) -> RejectedRecord:

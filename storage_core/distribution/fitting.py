@@ -6,12 +6,21 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_core.distribution.work import Target
 from storage_core.raw_log.chunks import RawChunkRef
 from storage_core.raw_log.read import TypedRecords, typed_records
 from storage_core.region.spec import Routed, route
+from storage_core.rows.schema import conform
 from storage_core.settings.region_fields import Region, RegionSpec
+
+
+def of_table(records: pa.Table, name: str) -> pa.Table:
+    """Return the records that name the table. No request."""
+    own = pc.equal(records.column("table"), name)
+    # Most chunks are of one table, and a copy of all their text is dear.
+    return records if pc.all(own).as_py() else records.filter(own)
 
 
 def fit(records: pa.Table, target: Target) -> TypedRecords:
@@ -24,6 +33,13 @@ def fit(records: pa.Table, target: Target) -> TypedRecords:
         merged_maps=config.merged_maps,
         nonzero=config.nonzero_vectors,
     )
+
+
+def fit_puts(records: pa.Table, target: Target) -> tuple[TypedRecords, pa.Table]:
+    """Return what fits of the puts among records of an append table, which takes no others, and as rows of it."""
+    schema = target.context.schema
+    fitting = fit(records.filter(pc.equal(records.column("operation"), "put")), target)
+    return fitting, conform(fitting.records.select(schema.names), schema)
 
 
 def by_region(records: pa.Table, ref: RawChunkRef, target: Target) -> Iterator[tuple[Region, pa.Table]]:

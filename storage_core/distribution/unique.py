@@ -12,7 +12,7 @@ earlier in the history.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,11 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core.distribution.noted_ids import keys_in_reach, read_all
 from storage_core.distribution.work import DivideWork, RoundIds, Target
-from storage_core.errors import Corrupt, NotFound, Unavailable
+from storage_core.errors import Unavailable
 from storage_core.formats import raw_ids
+from storage_core.formats.raw_columns import RawColumns
 from storage_core.formats.raw_ids import ID_COLUMNS, RecordIds
-from storage_core.formats.raw_keys import IDS_PREFIX, ChunkKey, IdsKey, ids_key, parse
+from storage_core.formats.raw_keys import ChunkKey
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_derived
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
@@ -60,22 +62,21 @@ def note_ids(work: DivideWork, raw: Sequence[ObjectStore]) -> str:
 
     A GET per chunk, and a PUT per mandatory store. Raises `Unavailable` or `CommitUnknown` where one does not take it.
     """
-    chunks: list[ChunkKey] = []
-    tables: dict[str, int] = {}
-    parts = []
     damaged: set[str] = set()
-    for ref in work.chunks:
-        chunk = read_columns(raw, ref) if ref.writer not in damaged else None
-        if isinstance(chunk, Damage):
-            damaged.add(ref.writer)
-        elif chunk is not None and chunk.unique_ids is not None:
-            parts.append(_entries(chunk.records, chunk.unique_ids, len(chunks), tables))
-            chunks.append(ChunkKey(writer=ref.writer, number=ref.number, segment_ms=ref.segment_ms))
-    if not parts:
+
+    def sound() -> Iterator[tuple[RawChunkRef, RawColumns]]:
+        for ref in work.chunks:
+            chunk = read_columns(raw, ref) if ref.writer not in damaged else None
+            if isinstance(chunk, Damage):
+                damaged.add(ref.writer)
+            elif chunk is not None:
+                yield ref, chunk
+
+    found = ids_of(sound())
+    if found is None:
         raise Unavailable(
             f"chunks of {work.source.name} could be read a moment ago and not now; distribute again later"
         )
-    found = RecordIds(chunks=tuple(chunks), tables=tuple(tables), entries=pa.concat_tables(parts))
     key, data = raw_ids.encode(found)
     for store in raw[: work.source.mandatory]:
         create_derived(store, key, data, advice="distribute again")
@@ -89,14 +90,54 @@ def find_duplicates(work: DivideWork, ids: RoundIds, raw: Sequence[ObjectStore])
     Memory: the ids of the work, and one object at a time. Raises `Unavailable` when no mandatory store answers, or has
     an object of the round.
     """
+
+    def all_ids() -> Iterator[RecordIds]:
+        return read_all([*dict.fromkeys((*ids.keys, *keys_in_reach(work, raw)))], raw, must_exist=False)
+
+    return _compared(work, ids.offsets, lambda: read_all(ids.keys, raw, must_exist=True), all_ids)
+
+
+def find_in(
+    work: DivideWork, own: RecordIds, offsets: Mapping[str, Mapping[str, int]], raw: Sequence[ObjectStore]
+) -> Duplicates:
+    """Return what `find_duplicates` does, where `own` has the ids of the work and of what goes before it in memory.
+
+    Requests: those of `find_duplicates`. Raises what it raises.
+    """
+
+    def all_ids() -> Iterator[RecordIds]:
+        yield own
+        yield from read_all([*dict.fromkeys(keys_in_reach(work, raw))], raw, must_exist=False)
+
+    return _compared(work, offsets, lambda: iter([own]), all_ids)
+
+
+def ids_of(chunks: Iterable[tuple[RawChunkRef, RawColumns]]) -> RecordIds | None:
+    """Return the ids that the records of these chunks have, None where none has one. No request."""
+    keys: list[ChunkKey] = []
+    tables: dict[str, int] = {}
+    parts = []
+    for ref, chunk in chunks:
+        if chunk.unique_ids is not None:
+            parts.append(_entries(chunk.records, chunk.unique_ids, len(keys), tables))
+            keys.append(ChunkKey(writer=ref.writer, number=ref.number, segment_ms=ref.segment_ms))
+    return RecordIds(chunks=tuple(keys), tables=tuple(tables), entries=pa.concat_tables(parts)) if parts else None
+
+
+def _compared(
+    work: DivideWork,
+    offsets: Mapping[str, Mapping[str, int]],
+    own_ids: Callable[[], Iterator[RecordIds]],
+    all_ids: Callable[[], Iterator[RecordIds]],
+) -> Duplicates:
     own = [(ref.writer, ref.number) for ref in work.chunks]
-    wanted = {each.name: _Wanted(each, ids.offsets.get(each.name, {})) for each in work.targets}
-    for found in _read_all(ids.keys, raw, must_exist=True):
+    wanted = {each.name: _Wanted(each, offsets.get(each.name, {})) for each in work.targets}
+    for found in own_ids():
         for name, each in wanted.items():
             each.take_own(found, name, own)
     for each in wanted.values():
         each.begin()
-    for found in _read_all([*dict.fromkeys((*ids.keys, *_window(work, raw)))], raw, must_exist=False):
+    for found in all_ids():
         for name, each in wanted.items():
             each.compare(found, name)
     positions: dict[tuple[str, int], list[_Ranks]] = {}
@@ -217,49 +258,3 @@ def _entries(records: pa.Table, ids: pa.ChunkedArray, chunk: int, tables: dict[s
         ids.take(pa.array(given)).combine_chunks(),
     ]
     return pa.Table.from_arrays(columns, schema=ID_COLUMNS)
-
-
-def _window(work: DivideWork, raw: Sequence[ObjectStore]) -> Iterator[str]:
-    """The keys of objects that may have an id of a record before ours, as any store lists them."""
-    since = min(ref.segment_ms for ref in work.chunks) - work.source.unique_for_ms
-    reasons: list[str] = []
-    mandatory = raw[: work.source.mandatory]
-    for store in raw:
-        try:
-            for info in store.list(IDS_PREFIX):
-                key = parse(info.key)
-                if isinstance(key, IdsKey) and key.last_ms >= since:
-                    yield info.key
-        except Unavailable as error:
-            if store in mandatory:
-                reasons.append(f"{store.uri}: {error}")
-    if len(reasons) == len(mandatory):
-        raise Unavailable(f"which ids were taken is not known: {'; '.join(reasons)}; distribute again later")
-
-
-def _read_all(keys: Sequence[str], raw: Sequence[ObjectStore], *, must_exist: bool) -> Iterator[RecordIds]:
-    """Yield the objects; one that a collector took since it was listed is none any more, unless it must be there."""
-    for key in keys:
-        parsed = parse(key)
-        found = _read(parsed, raw) if isinstance(parsed, IdsKey) else None
-        if found is not None:
-            yield found
-        elif must_exist:
-            raise Unavailable(f"{key}: was written in this round and is in no store; distribute again", key=key)
-
-
-def _read(key: IdsKey, raw: Sequence[ObjectStore]) -> RecordIds | None:
-    """Return the object from the first store that has it whole; None when no store has it."""
-    reasons: list[str] = []
-    for store in raw:
-        try:
-            return raw_ids.decode(store.get(ids_key(key)).data, key)
-        except NotFound:
-            continue
-        except (Corrupt, Unavailable) as error:
-            reasons.append(f"{store.uri}: {error.found}")
-    if reasons:
-        raise Unavailable(
-            f"{ids_key(key)}: no store has it whole: {'; '.join(reasons)}; heal the raw log, or try later"
-        )
-    return None

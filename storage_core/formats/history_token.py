@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Any, TypeAlias
 
 import xxhash
@@ -19,6 +19,8 @@ from storage_core.errors import InvalidInput, Unsupported
 from storage_core.formats.json_fields import number, text
 
 FORMAT_VERSION = 1
+WITH_RAW_LOGS = 2
+"""The format of a token with chunks of raw logs."""
 _CHECKSUM_BYTES = 8
 
 
@@ -34,6 +36,27 @@ class RegionPosition:
     flushed: int
     first: int
     last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRun:
+    """Chunks `first` to `last` of a writer of a raw log."""
+
+    writer: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawPosition:
+    """What of a raw log a history reads: its name, chunks in order, in rounds as they would have been distributed.
+
+    `further` are by region and writer the chunks that regions have beyond the offset of the table's log.
+    """
+
+    name: str
+    rounds: tuple[tuple[RawRun, ...], ...]
+    further: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +86,17 @@ class InTail:
     record: int
 
 
-Place: TypeAlias = InBase | InGenerations | InTail
+@dataclass(frozen=True, slots=True)
+class InRaw:
+    """Before a record of those of a raw log for the table; `log` is its place in the token."""
 
-_PLACES: tuple[type[Place], ...] = (InBase, InGenerations, InTail)
+    log: int
+    record: int
+
+
+Place: TypeAlias = InBase | InGenerations | InTail | InRaw
+
+_PLACES: tuple[type[Place], ...] = (InBase, InGenerations, InTail, InRaw)
 
 START = InBase("", 0)
 
@@ -81,13 +112,14 @@ class HistoryToken:
     version: int
     consistency: str
     regions: tuple[RegionPosition, ...] = ()
+    raw: tuple[RawPosition, ...] = ()
     place: Place = START
     restarts: int = 0
 
 
 def encode(token: HistoryToken) -> str:
     """Return the text; equal tokens give equal text."""
-    body = {
+    body: dict[str, Any] = {
         "t": token.table_id,
         "v": token.version,
         "c": token.consistency,
@@ -95,7 +127,10 @@ def encode(token: HistoryToken) -> str:
         "p": [_PLACES.index(type(token.place)), *astuple(token.place)],
         "n": token.restarts,
     }
-    return _with_checksum(bytes([FORMAT_VERSION]) + json.dumps(body, separators=(",", ":")).encode())
+    if token.raw:
+        body["w"] = [[each.name, [_runs(own) for own in each.rounds], each.further] for each in token.raw]
+    version = WITH_RAW_LOGS if token.raw else FORMAT_VERSION
+    return _with_checksum(bytes([version]) + json.dumps(body, separators=(",", ":")).encode())
 
 
 def decode(text: str) -> HistoryToken:
@@ -107,14 +142,14 @@ def decode(text: str) -> HistoryToken:
     content = data[:-_CHECKSUM_BYTES]
     if not content or _with_checksum(content) != text:
         raise _refused("it does not match its checksum")
-    if content[0] != FORMAT_VERSION:
+    if content[0] not in (FORMAT_VERSION, WITH_RAW_LOGS):
         raise Unsupported(
-            f"the history token has format {content[0]}, this release reads {FORMAT_VERSION}; upgrade, or begin "
+            f"the history token has format {content[0]}, this release reads up to {WITH_RAW_LOGS}; upgrade, or begin "
             "without a token"
         )
     try:
         return _token(json.loads(content[1:]))
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise _refused(repr(error)) from error
 
 
@@ -122,9 +157,12 @@ def _token(body: dict[str, Any]) -> HistoryToken:
     kind, *fields = body["p"]
     place = _PLACES[number(kind)](*fields)
     positions = tuple(_position(each) for each in body["r"])
+    raw = tuple(_raw_position(*each) for each in body.get("w", ()))
     match place:
         case InBase(path, row):
             text(path), number(row)
+        case InRaw(log, record):
+            number(record), raw[number(log)]
         case _:
             numbers = [number(each) for each in astuple(place)]
             positions[numbers[0]]  # an index error says that there is no such region
@@ -133,9 +171,29 @@ def _token(body: dict[str, Any]) -> HistoryToken:
         version=number(body["v"]),
         consistency=text(body["c"]),
         regions=positions,
+        raw=raw,
         place=place,
         restarts=number(body["n"]),
     )
+
+
+def _runs(runs: Sequence[RawRun]) -> list[tuple[Any, ...]]:
+    return [astuple(each) for each in runs]
+
+
+def _raw_position(name: Any, rounds: Any, further: Any) -> RawPosition:
+    return RawPosition(
+        name=text(name),
+        rounds=tuple(tuple(_run(*each) for each in runs) for runs in rounds),
+        further={
+            text(region): {text(writer): number(last) for writer, last in own.items()}
+            for region, own in further.items()
+        },
+    )
+
+
+def _run(writer: Any, first: Any, last: Any) -> RawRun:
+    return RawRun(writer=text(writer), first=number(first), last=number(last))
 
 
 def _position(fields: Sequence[Any]) -> RegionPosition:

@@ -1,9 +1,10 @@
 """Reading a table's records page by page, with tokens to go on from (docs/architecture/reads.md).
 
-One moment of the table is captured when a history begins: the log tails and manifests of the regions, then the head of
-the log. All pages are of that moment. What they hold, one after the other, are the records of the base as puts, of the
-generations that are not merged, and of the log tails; those of one key in the order in which they count. So folding
-them (`rows.fold`) gives the table at that moment, and they are the same records however they are cut into pages.
+One moment of the table is captured when a history begins: what raw logs list, the log tails and manifests of the
+regions, then the head of the log. All pages are of that moment. What they hold, one after the other, are the records of
+the base as puts, of the generations that are not merged, of the log tails, and of the raw logs; those of one key in the
+order in which they count. So folding them (`rows.fold`) gives the table at that moment, and they are the same records
+however they are cut into pages.
 
 A token names the moment and holds nothing back from the collector. While the version is retained
 (`version_retention_ms`, or a tag), so is what the moment needs, but for what a sort replaced: that stays for the
@@ -13,15 +14,17 @@ newest base, once, and says so: decision 0058.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired
 from storage_core.foreign_text import quoted
-from storage_core.formats.history_token import HistoryToken, Place, RegionPosition, decode, encode
+from storage_core.formats.history_token import HistoryToken, Place, RawPosition, RegionPosition, decode, encode
+from storage_core.log.snapshot import Snapshot
 from storage_core.read.history_sources import Piece, ReadPosition
 from storage_core.read.view import PAGE_BYTES, Consistency, View
 from storage_core.region.read_position import region_positions, was_collected
@@ -86,7 +89,12 @@ def _read(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[Histor
 
 def _pages(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[HistoryPage]:
     snapshot = view.at_version(reading.version)
-    position = ReadPosition(store=view.store, snapshot=snapshot, regions=reading.regions)
+    raw: list[Callable[[], Iterable[pa.Table]]] = []
+    if reading.raw:
+        from storage_core.read.history_raw import records  # which tables without raw logs do not need
+
+        raw = [partial(records, view, snapshot, each) for each in reading.raw]
+    position = ReadPosition(store=view.store, snapshot=snapshot, regions=reading.regions, raw=raw)
     empty = bare(record_schema(snapshot.schema)).empty_table()
     for parts, place in _cut(position.pieces(reading.place), page_bytes):
         following = None if place is None else encode(replace(reading, place=place))
@@ -119,9 +127,11 @@ def _begin(view: View, consistency: str, *, restarts: int = 0) -> HistoryToken:
     """Capture this moment. What a merge moves meanwhile is read once: from the base, whose head comes last."""
     snapshot = view.refresh() if restarts else view.snapshot
     positions: list[RegionPosition] = []
-    if consistency != Consistency.SNAPSHOT:
-        include_wal = consistency == Consistency.LATEST
-        snapshot, positions = view.after(lambda before: region_positions(view.store, before, include_wal=include_wal))
+    raw: tuple[RawPosition, ...] = ()
+    if consistency == Consistency.COMMITTED:
+        snapshot, positions = view.after(lambda before: region_positions(view.store, before, include_wal=False))
+    elif consistency == Consistency.LATEST:
+        snapshot, positions, raw = _latest(view)
     merged = snapshot.merged_generations
     return HistoryToken(
         table_id=snapshot.table_id,
@@ -130,8 +140,23 @@ def _begin(view: View, consistency: str, *, restarts: int = 0) -> HistoryToken:
         regions=tuple(
             each for each in positions if each.flushed > merged.get(each.region, 0) or each.last >= each.first
         ),
+        raw=raw,
         restarts=restarts,
     )
+
+
+def _latest(view: View) -> tuple[Snapshot, list[RegionPosition], tuple[RawPosition, ...]]:
+    while True:
+        if view.snapshot.config.raw_logs:
+            from storage_core.read.history_raw import positions_with  # which tables without raw logs do not need
+
+            found = positions_with(view)
+            if found is not None:
+                return found
+        else:
+            snapshot, positions = view.after(lambda before: region_positions(view.store, before, include_wal=True))
+            if not snapshot.config.raw_logs:
+                return snapshot, positions, ()
 
 
 def _resumed(view: View, text: str, consistency: str | None) -> HistoryToken:

@@ -2,14 +2,15 @@
 reading").
 
 First the base, split by split in the order of their paths, then the generations that it has not merged, region by
-region and in each by number (sorted ones are older than unsorted ones), then the durable log tail of each region.
+region and in each by number (sorted ones are older than unsorted ones), then the durable log tail of each region, and
+then what raw logs have and the table has not.
 Nothing is captured here: what a place comes before is read from objects that never change, so reading from a place
 gives what reading through it would have given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.formats.history_token import InBase, InGenerations, InTail, Place, RegionPosition
+from storage_core.formats.history_token import InBase, InGenerations, InRaw, InTail, Place, RegionPosition
 from storage_core.log.actions import Add
 from storage_core.log.files.columns import adds_of
 from storage_core.log.snapshot import Snapshot
@@ -46,6 +47,8 @@ class ReadPosition:
     store: ObjectStore
     snapshot: Snapshot
     regions: tuple[RegionPosition, ...]
+    raw: Sequence[Callable[[], Iterable[pa.Table]]] = ()
+    """Of each raw log, what reads its records for the table, in order."""
     whole_split_bytes: int = WHOLE_SPLIT_BYTES
 
     def pieces(self, place: Place) -> Iterator[Piece]:
@@ -53,8 +56,8 @@ class ReadPosition:
 
         Requests, as they are needed: the manifests of the state that are not read yet; per split one GET, of a large
         one ranged GETs per row group, and one more for a stored deletion vector; per region with generations one, per
-        generation one and those of `generation.read_parts`; one per entry of a tail. The sources before the place are
-        not asked for.
+        generation one and those of `generation.read_parts`; one per entry of a tail; those of `raw`. The sources before
+        the place are not asked for.
 
         Raises `SnapshotExpired` or `NotFound` for what is gone of the base or is no manifest of a region any more,
         `Corrupt` for what is damaged, and for records of a region that are gone (`region.read_position.was_collected`
@@ -65,11 +68,16 @@ class ReadPosition:
                 yield from self._base(place)
                 yield from self._generations(InGenerations(0, 0, 0, 0))
                 yield from self._tails(InTail(0, 0, 0))
+                yield from self._raw(InRaw(0, 0))
             case InGenerations():
                 yield from self._generations(place)
                 yield from self._tails(InTail(0, 0, 0))
+                yield from self._raw(InRaw(0, 0))
             case InTail():
                 yield from self._tails(place)
+                yield from self._raw(InRaw(0, 0))
+            case InRaw():
+                yield from self._raw(place)
             case _:
                 assert_never(place)
 
@@ -111,6 +119,16 @@ class ReadPosition:
                 if wal.belonging(logged, position.flushed + 1).entry.generation > merged:
                     yield _piece(conformed(logged.entry.records, schema), skipped, _before_logged(region, logged.id))
 
+    def _raw(self, place: InRaw) -> Iterator[Piece]:
+        for log in range(place.log, len(self.raw)):
+            skipped = place.record if log == place.log else 0
+            begin = 0
+            for records in self.raw[log]():
+                here = min(max(0, skipped - begin), records.num_rows)
+                if here < records.num_rows:
+                    yield _piece(records, here, _before_raw(log, begin))
+                begin += records.num_rows
+
     def _merged(self, region: int) -> int:
         return self.snapshot.merged_generations.get(self.regions[region].region, 0)
 
@@ -133,6 +151,10 @@ def _before_row(path: str, places: npt.NDArray[np.int64]) -> Callable[[int], Pla
 
 def _before_flushed(region: int, number: int, part: int) -> Callable[[int], Place]:
     return lambda record: InGenerations(region, number, part, record)
+
+
+def _before_raw(log: int, begin: int) -> Callable[[int], Place]:
+    return lambda record: InRaw(log, begin + record)
 
 
 def _before_logged(region: int, entry: int) -> Callable[[int], Place]:

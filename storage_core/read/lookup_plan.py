@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from storage_core.read.plan import Analysis, TablePlan, Watched, analysis
+from storage_core.read.plan import Analysis, RawPart, TablePlan, Watched, analysis
 from storage_core.wording import counted
 
 
@@ -50,6 +50,7 @@ class LookupPlan:
     unmerged_requests: int
     regions: tuple[RegionPlan, ...]
     base: TablePlan
+    raw_logs: tuple[RawPart, ...] = ()
     analysis: Analysis | None = field(default=None)
 
     @property
@@ -61,7 +62,7 @@ class LookupPlan:
         """Return it as lines of text: the regions, the base, and at the end a line of what the run did."""
         newer = f"{self.consistency}: {counted(self.unmerged_requests, 'request')} for what is newer than the base"
         done = [] if self.analysis is None else [str(self.analysis)]
-        return "\n".join([newer, *map(str, self.regions), str(self.base), *done])
+        return "\n".join([newer, *map(str, self.regions), *map(str, self.raw_logs), str(self.base), *done])
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -70,6 +71,7 @@ class LookupPlan:
             "requests": self.requests,
             "unmerged_requests": self.unmerged_requests,
             "regions": [asdict(each) for each in self.regions],
+            "raw_logs": [asdict(each) for each in self.raw_logs],
             "base": self.base.to_dict(),
             "analysis": None if self.analysis is None else asdict(self.analysis),
         }

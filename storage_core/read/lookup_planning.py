@@ -64,6 +64,7 @@ def plan(
             for admitted in [each.admitting(snapshot, wanted)]
         ),
         base=_Base(store, snapshot, verified, apart.kept).plan(left_to_base(records, wanted), records),
+        raw_logs=() if captured is None else captured.raw_parts,
     )
 
 

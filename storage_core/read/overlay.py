@@ -96,6 +96,8 @@ def take_apart(
     Raises `InvalidInput` when a row lacks the value of a required column, `Corrupt` for a damaged split.
     """
     key, schema = snapshot.config.primary_key, snapshot.schema
+    if not key:
+        return _of_append_table(schema, unmerged, footers)
     empty = fold.record_schema(schema).empty_table() if unmerged else schema.empty_table()
     folded = [_folded(each, empty, key) for each in unmerged]
     records = (each.select(empty.column_names) for each in folded)
@@ -133,6 +135,13 @@ def take_apart(
         touched=frozenset(each.path for each in _holding(snapshot, deletes)),
         footers=footers,
     )
+
+
+def _of_append_table(schema: pa.Schema, unmerged: Sequence[Unmerged], footers: Footers) -> Overlay:
+    """Puts of an append table, which raw logs have: each is a row beside those of the base, and hides none."""
+    records = [fold.record_schema(schema).empty_table(), *(part for each in unmerged for part in each.records)]
+    rows = whole_rows(pa.concat_tables(records), schema)
+    return Overlay(generations=(), logs=(), rest=rows, deletes=rows.slice(0, 0), touched=frozenset(), footers=footers)
 
 
 def _folded(unmerged: Unmerged, empty: pa.Table, key: Sequence[str]) -> pa.Table:

@@ -19,6 +19,19 @@ from storage_core.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RawPart:
+    """How many records of how many chunks of a raw log, not distributed yet, a read lays over what the table has."""
+
+    name: str
+    chunks: int
+    records: int
+
+    def __str__(self) -> str:
+        """Return it as a line."""
+        return f"raw log {self.name}: {counted(self.records, 'record')} of {counted(self.chunks, 'chunk')} among them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
     """What is read of one table, which a query calls `name`, at `version`.
 
@@ -30,7 +43,7 @@ class TablePlan:
     condition are fetched before the others (`read.late_materialization`), both are the most that it may take.
 
     `newer_records` lie over the base and are held in memory. Finding the rows that they supersede takes further
-    requests: those of their keys' columns in splits that may hold them.
+    requests: those of their keys' columns in splits that may hold them. Those that `raw_logs` have are among them.
     """
 
     name: str
@@ -45,6 +58,7 @@ class TablePlan:
     read_bytes: int
     requests: int
     newer_records: int = 0
+    raw_logs: tuple[RawPart, ...] = ()
 
     def __str__(self) -> str:
         """Return it as a few lines."""
@@ -54,6 +68,7 @@ class TablePlan:
         what += f", {counted(self.row_groups, 'row group')}, {counted(self.read_bytes, 'byte')}"
         read = f"  reads {what}, by {counted(self.requests, 'request')}: {', '.join(self.columns) or 'no column'}"
         newer = [f"  lays {counted(self.newer_records, 'record')} over it"] if self.newer_records else []
+        newer += [f"  {each}" for each in self.raw_logs]
         return "\n".join([f"{self.name} at version {self.version}: {live}", *steps, read, *newer])
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,6 +86,7 @@ class TablePlan:
             "read_bytes": self.read_bytes,
             "requests": self.requests,
             "newer_records": self.newer_records,
+            "raw_logs": [asdict(each) for each in self.raw_logs],
             "read": [_split(add) for add in self.splits],
         }
 

@@ -19,7 +19,7 @@ from storage_core.read.fetching import SPLITS_AT_ONCE
 from storage_core.read.first_rows import First, first_splits
 from storage_core.read.late_materialization import first_and_rest
 from storage_core.read.narrowed import Narrowed
-from storage_core.read.plan import TablePlan
+from storage_core.read.plan import RawPart, TablePlan
 from storage_core.read.predicate import Predicate, renamed
 from storage_core.read.pruning import PruneStep
 from storage_core.read.row_group_pruning import groups_left, groups_with
@@ -42,6 +42,7 @@ def table_plan(
     columns: Collection[str] | None,
     verified: Verified,
     records: pa.Table | None = None,
+    raw: tuple[RawPart, ...] = (),
     first: First | None = None,
     asked: Collection[str] | None = None,
 ) -> TablePlan:
@@ -81,6 +82,7 @@ def table_plan(
         read_bytes=left.bytes + sum(each.bytes for each in parts),
         requests=left.requests + sum(each.requests for each in parts),
         newer_records=newer,
+        raw_logs=raw,
     )
 
 

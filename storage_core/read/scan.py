@@ -22,7 +22,7 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_of
 from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, reader_of, require_rows
-from storage_core.read.plan import Plan, Watched
+from storage_core.read.plan import Plan, RawPart, Watched
 from storage_core.read.planning import table_plan
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.query_errors import query_errors
@@ -51,6 +51,8 @@ class Scan(Conversions):
     records: pa.Table | None = None
     verified: Verified = field(default_factory=Verified)
     limits: QueryLimits | None = None
+    raw: tuple[RawPart, ...] = ()
+    """What of the records is in raw logs."""
 
     def __repr__(self) -> str:
         """Say what is scanned, in a line; nothing is read."""
@@ -71,6 +73,7 @@ class Scan(Conversions):
             columns=self._columns_read,
             verified=self.verified,
             records=self.records,
+            raw=self.raw,
         )
         if not analyze:
             return Plan((planned,))

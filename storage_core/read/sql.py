@@ -19,7 +19,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_read
-from storage_core.read.plan import Plan, TablePlan, Watched
+from storage_core.read.plan import Plan, RawPart, TablePlan, Watched
 from storage_core.read.planning import table_plan
 from storage_core.read.predicate import Predicate
 from storage_core.read.query_errors import query_errors
@@ -34,12 +34,13 @@ from storage_core.settings.query import QueryLimits
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """A table as a query reads it. With `records`, they are folded over the base first."""
+    """A table as a query reads it. With `records`, they are folded over the base first; some are of `raw` logs."""
 
     store: ObjectStore
     snapshot: Snapshot
     verified: Verified
     records: pa.Table | None = None
+    raw: tuple[RawPart, ...] = ()
 
 
 Opened = Callable[[Predicate | None], TableView]
@@ -141,6 +142,7 @@ def _plan(view: TableView, tree: Node, name: str, schemas: Mapping[str, pa.Schem
         columns=columns,
         verified=view.verified,
         records=view.records,
+        raw=view.raw,
         first=first_of(tree, name, view.snapshot.schema.names),
         asked=metrics_asked(tree, name, view.snapshot.schema.names),
     )

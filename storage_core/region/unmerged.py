@@ -124,6 +124,11 @@ class Captured:
 
     regions: tuple[CapturedRegion, ...]
 
+    @property
+    def raw_parts(self) -> tuple[()]:
+        """None of the records are of raw logs (`read.raw_rows`)."""
+        return ()
+
     def above(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> pa.Table:
         """Return the records that the snapshot has not merged, those of one region in the order they were acknowledged.
 

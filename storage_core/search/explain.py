@@ -74,7 +74,7 @@ def search_plan(
     is_run, is_filtered = done is not None, trace.filter is not None or any(each.weight == 0 for each in indexes)
     plans = [_index(searched, each, trace, is_run=is_run, is_filtered=is_filtered) for each in indexes]
     wanted = None if trace.filter is None else _filter(searched.snapshot, trace.filter, is_run=is_run)
-    return SearchPlan(indexes=plans, filter=wanted, analysis=done)
+    return SearchPlan(indexes=plans, filter=wanted, analysis=done, raw_logs=searched.raw)
 
 
 def covered(snapshot: Snapshot, *, index: str) -> dict[str, Any]:

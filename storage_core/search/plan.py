@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from storage_core.foreign_text import escaped
-from storage_core.read.plan import Analysis
+from storage_core.read.plan import Analysis, RawPart
 from storage_core.search.source import Place
 from storage_core.wording import MOST_LISTED, counted, first_of
 
@@ -146,14 +146,17 @@ class SearchPlan:
     indexes: Sequence[IndexPlan]
     filter: FilterPlan | None = None
     analysis: Analysis | None = None
+    raw_logs: tuple[RawPart, ...] = ()
 
     def __str__(self) -> str:
         """Return it as lines of text: the indexes, the filter, and at the end a line of what the run did."""
-        return "\n".join(str(each) for each in (*self.indexes, self.filter, self.analysis) if each is not None)
+        parts = (*self.indexes, *self.raw_logs, self.filter, self.analysis)
+        return "\n".join(str(each) for each in parts if each is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data: of one index its fields, of several `parts`; `filter` and `analysis`, or null."""
+        """Return it as plain data: fields of one index, or `parts`; `raw_logs`; `filter` and `analysis`, or null."""
         found = [each.to_dict() for each in self.indexes]
         parts = found[0] if len(found) == 1 else {"parts": found}
         rest = {"filter": self.filter, "analysis": self.analysis}
+        parts |= {"raw_logs": [asdict(each) for each in self.raw_logs]}
         return {**parts, **{name: None if each is None else asdict(each) for name, each in rest.items()}}

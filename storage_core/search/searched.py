@@ -20,6 +20,7 @@ from storage_core.search.sources import sources
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
+    from storage_core.read.plan import RawPart
     from storage_core.read.predicate import Filter
     from storage_core.region.unmerged import Unmerged
     from storage_core.settings.query import QueryLimits
@@ -32,12 +33,13 @@ class Searched:
     """What is searched: the rows of a snapshot and of what is not merged into it that meet a filter, within limits.
 
     Unpacked segments stay in `cache_dir`; None keeps them for one search only. What `kept` has of earlier searches is
-    neither fetched, opened nor decoded again.
+    neither fetched, opened nor decoded again. Some of what is not merged is in `raw` logs.
     """
 
     store: ObjectStore
     snapshot: Snapshot
     unmerged: Sequence[Unmerged] = ()
+    raw: tuple[RawPart, ...] = ()
     filter: Filter | None = None
     limits: QueryLimits | None = None
     cache_dir: Path | None = None

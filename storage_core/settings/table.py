@@ -25,6 +25,9 @@ from storage_core.settings.json_text import (
     whole_numbers,
 )
 from storage_core.settings.late_data import LATE_DATA_KEY, LONGEST_ACCEPTANCE_MS, LateData
+from storage_core.settings.raw_logs import RAW_LOGS_KEY, FeedingRawLog
+from storage_core.settings.raw_logs import from_text as raw_logs_from_text
+from storage_core.settings.raw_logs import to_text as raw_logs_to_text
 from storage_core.settings.region_fields import (
     REGIONS_KEY,
     WHOLE_TABLE,
@@ -65,6 +68,7 @@ _MODES = _Form(lambda modes: json_text(dict(sorted(modes.items()))), json_object
 _LATE = _Form(LateData.to_text, lambda _, text: LateData.from_text(text))
 _COMPACTION = _Form(CompactionSettings.to_text, lambda _, text: CompactionSettings.from_text(text))
 _REGIONS = _Form(specs_to_text, lambda _, text: specs_from_text(text))
+_RAW_LOGS = _Form(raw_logs_to_text, lambda _, text: raw_logs_from_text(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class TableConfig:
     there ever were, the current one last. A checkpoint aims at `manifest_entries` splits in a manifest, and the newest
     `retained_states` stay whatever their age. Bounds of strings in the log are cut after `string_cut` code points.
     `maintained_indexes` names the indexes of which generations get segments;
-    None are all of them.
+    None are all of them. Of `raw_logs` readers at `latest` see the rows that are not distributed yet (decision 0145).
     """
 
     time_column: Annotated[str | None, _Stored("tidemark.timeColumn")] = None
@@ -147,6 +151,7 @@ class TableConfig:
     maintained_indexes: Annotated[
         tuple[str, ...] | None, _Stored("tidemark.maintainedIndexes", _NAMES, changeable=True)
     ] = None
+    raw_logs: Annotated[tuple[FeedingRawLog, ...], _Stored(RAW_LOGS_KEY, _RAW_LOGS, changeable=True)] = ()
     map_columns: Annotated[Mapping[str, MapMode], _Stored("tidemark.mapColumns", _MODES)] = field(default_factory=dict)
     indexes: tuple[IndexDefinition, ...] = ()
 

@@ -116,7 +116,7 @@ def test_the_command_prints_it_and_its_json_has_the_fields_of_the_specification(
     assert "newer records leaves out 1 split" in shown
     assert main(["get", uri, "8", "--analyze", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {*found} == {"consistency", "requests", "unmerged_requests", "regions", "base", "analysis"}
+    assert {*found} == {"consistency", "requests", "unmerged_requests", "regions", "raw_logs", "base", "analysis"}
     assert found["analysis"]["rows"] == 1
     assert found["regions"][0]["admitted_by_filters"] == 1
 

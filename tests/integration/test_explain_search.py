@@ -282,7 +282,7 @@ def test_the_command_prints_it_and_its_json_has_the_fields_of_the_specification(
 
     asked = ("--text", "tide", "--vector", f"@{tmp_path / 'q.npy'}", "--filter", "tag = 'odd'")
     plan = json.loads(run(*asked, "--analyze", "--json"))
-    assert plan.keys() == {"parts", "filter", "analysis"}
+    assert plan.keys() == {"parts", "raw_logs", "filter", "analysis"}
     assert [set(part) for part in plan["parts"]] == [{each.name for each in fields(IndexPlan)}] * 2
     assert set(plan["parts"][0]["sources"][0]) == {each.name for each in fields(SourcePlan)}
     assert set(plan["filter"]) == {each.name for each in fields(FilterPlan)}

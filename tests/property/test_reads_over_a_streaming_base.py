@@ -138,7 +138,7 @@ def test_of_the_base_only_the_keys_of_records_are_held(tmp_path: Path) -> None:
         writer.delete([{"k": 8}])
         writer.put([{"k": 2000, "v": -2}])
     opened = tm.Table.open(table.uri)
-    snapshot, records = opened._view.records(None, "latest")
+    snapshot, records, _ = opened._view.records(None, "latest")
     splits, source = source_of(
         opened.store, snapshot, None, verified=Verified(), records=records, columns=None, query="a test"
     )

@@ -17,7 +17,10 @@ from storage_core.formats.history_token import (
     HistoryToken,
     InBase,
     InGenerations,
+    InRaw,
     InTail,
+    RawPosition,
+    RawRun,
     RegionPosition,
     decode,
     encode,
@@ -25,6 +28,13 @@ from storage_core.formats.history_token import (
 
 NUMBERS = st.integers(0, 2**63 - 1)
 MARKS = st.builds(RegionPosition, region=st.text(), manifest=NUMBERS, flushed=NUMBERS, first=NUMBERS, last=NUMBERS)
+RUNS = st.lists(st.builds(RawRun, writer=st.text(), first=NUMBERS, last=NUMBERS), max_size=3).map(tuple)
+RAW = st.builds(
+    RawPosition,
+    name=st.text(),
+    rounds=st.lists(RUNS, max_size=2).map(tuple),
+    further=st.dictionaries(st.text(), st.dictionaries(st.text(), NUMBERS, max_size=2), max_size=2),
+)
 PLACES = st.one_of(
     st.builds(InBase, st.text(), NUMBERS),
     st.builds(InGenerations, st.just(0), NUMBERS, NUMBERS, NUMBERS),
@@ -38,6 +48,12 @@ TOKENS = st.builds(
     regions=st.lists(MARKS, min_size=1, max_size=3).map(tuple),
     place=PLACES,
     restarts=NUMBERS,
+)
+WITH_RAW = st.builds(
+    replace,
+    TOKENS,
+    raw=st.lists(RAW, min_size=1, max_size=2).map(tuple),
+    place=PLACES | st.builds(InRaw, st.just(0), NUMBERS),
 )
 TOKEN = HistoryToken(
     table_id="t",
@@ -60,7 +76,7 @@ def body() -> dict[str, object]:
     return found
 
 
-@given(TOKENS)
+@given(TOKENS | WITH_RAW)
 def test_what_was_encoded_comes_back(token: HistoryToken) -> None:
     text = encode(token)
     assert decode(text) == token
@@ -70,6 +86,10 @@ def test_what_was_encoded_comes_back(token: HistoryToken) -> None:
 def test_the_bytes_of_a_token_are_those_of_this_format() -> None:
     text = b'{"t":"t","v":3,"c":"latest","r":[["r",4,2,7,9]],"p":[1,0,2,1,5],"n":0}'
     assert encode(TOKEN) == with_checksum(b"\x01" + text)
+    chunks = RawPosition(name="raw", rounds=((RawRun(writer="w", first=3, last=5),),), further={"r": {"w": 4}})
+    raw = b',"w":[["raw",[[["w",3,5]]],{"r":{"w":4}}]]}'
+    place = text.replace(b"[1,0,2,1,5]", b"[3,0,7]")[:-1]
+    assert encode(replace(TOKEN, raw=(chunks,), place=InRaw(0, 7))) == with_checksum(b"\x02" + place + raw)
 
 
 def test_a_character_that_is_another_one_missing_or_too_many_is_refused() -> None:
@@ -89,8 +109,8 @@ def test_text_that_is_no_token_is_refused(text: str) -> None:
 
 
 def test_a_token_of_a_newer_release_is_unsupported() -> None:
-    with pytest.raises(Unsupported, match="format 2, this release reads 1"):
-        decode(with_checksum(b"\x02anything"))
+    with pytest.raises(Unsupported, match="format 3, this release reads up to 2"):
+        decode(with_checksum(b"\x03anything"))
 
 
 @pytest.mark.parametrize(
@@ -112,6 +132,11 @@ def test_a_token_of_a_newer_release_is_unsupported() -> None:
         {"p": [2, 0, 1.5, 0]},
         {"p": [2, 0, 1, 0, 0]},
         {"n": None},
+        {"p": [3, 0, 0]},
+        {"w": [["raw", [[["w", 1]]], {}]]},
+        {"w": [["raw", [[["w", 1, -1]]], {}]]},
+        {"w": [["raw", [], []]]},
+        {"w": [["raw", [], {"r": 1}]]},
     ],
 )
 def test_a_checksummed_token_that_none_of_us_made_is_refused(change: dict[str, object]) -> None:

@@ -57,6 +57,10 @@ OTHER: Mapping[str, object] = {
     "gc.states": 5,
     "late_data.policy": "drop",
     "late_data.acceptance_window": "3h",
+    "raw_logs": [
+        {"name": "raw", "table": "t", "stores": ["memory://a", "memory://b"], "closed_after": "5m"},
+        {"name": "more", "table": "t", "stores": ["memory://c"], "optional": ["memory://d"], "unique_for": "2h"},
+    ],
     "compaction.factor": 5,
     "compaction.most_inputs": 20,
     "compaction.generations": 3,
@@ -82,7 +86,7 @@ def alter(place: Path, name: str, value: object) -> Table:
 
 def command(place: Path, name: str, value: object) -> Table:
     Table.create(str(place), SCHEMA, time_column="at", window="1h")
-    of_names = isinstance(value, list) and name != "indexes"
+    of_names = isinstance(value, list) and name not in ("indexes", "raw_logs")
     given = ",".join(value) if of_names else value if isinstance(value, str) else json.dumps(value)  # type: ignore[arg-type]  # names
     assert main(["alter", str(place), "set", f"{name}={given}"]) == 0
     return Table.open(str(place))

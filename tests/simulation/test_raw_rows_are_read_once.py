@@ -1,0 +1,132 @@
+"""Rows of a raw log are read once at every instant of a distribution, whoever comes in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache, partial
+from itertools import product
+
+import pytest
+
+from storage_core.distribution.remaining import Terms
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.meter import RequestKind
+from storage_core.raw_log.limits import RawLimits
+from storage_core.raw_log.raw_log import RawLog
+from storage_core.raw_log.records import RawRecord
+from tests.support.clock import START_MS, ManualClock
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+from tests.support.meanwhile import Meanwhile
+from tests.support.raw_reads import RAW, READS, TABLES, Answer, RawReads, by_history, by_scan, records_of
+
+
+@cache
+def start() -> RawReads:
+    """Some rows are distributed and merged, a newer one of the same key waits, and ids come again."""
+    reads = RawReads.create()
+    _append(reads, 1, [1, 2, 3, 4], "first row", at=START_MS)
+    reads.board().distribute(Terms(closed_after_ms=0))
+    for name in ("users", "parts"):
+        KeyedTable(reads.stores[name], ids=SeededIds(3), clock=reads.clock).merge_all()
+    with KeyedTable(reads.stores["users"], ids=SeededIds(4), clock=reads.clock).writer() as writer:
+        writer.put([{"n": 2, "text": "direct row"}, {"n": 9, "text": "direct row"}])
+    _append(reads, 5, [2, 3, 5], "second row", at=START_MS + 5)
+    _append(reads, 6, [3, 6, 7], "third row", at=START_MS + 3)
+    return reads
+
+
+def _append(reads: RawReads, seed: int, numbers: list[int], text: str, *, at: int) -> None:
+    clock = ManualClock(at)
+    stores = [reads.stores[each] for each in RAW]
+    with RawLog(stores, clock=clock, ids=SeededIds(seed), limits=RawLimits(segment_ms=1)) as log:
+        for n in numbers:
+            rows = [RawRecord(table=name, fields={"n": n, "text": text}) for name in TABLES]
+            with_ids = [RawRecord(table=name, fields={"n": 100 + n, "text": "a row"}, id=f"{n}") for name in TABLES]
+            log.append_many([*rows, *with_ids, RawRecord(table="users", fields={"n": "bad"})])
+            clock.now += 1
+        log.append_many([RawRecord(table=name, operation="delete", fields={"n": 1}) for name in ("users", "parts")])
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("round_bytes", [1, 10**9])
+def test_at_every_request_of_a_distribution_and_a_merge_each_row_is_there_once(name: str, round_bytes: int) -> None:
+    reads = start().copied()
+    expected = reads.expected(name)
+    records, looks = records_of(reads.table(name)), 0
+
+    def look(kind: RequestKind, key: str) -> None:
+        nonlocal looks
+        if kind == "put" and "/manifests/" not in key:
+            looks += 1
+            table = reads.table(name)
+            assert by_scan(table) == expected, (kind, key)
+            assert by_history(table) == expected, (kind, key)
+            assert records_of(table) == records or is_merging, (kind, key)
+
+    is_merging = False
+    over: dict[str, ObjectStore] = {each: FaultStore(reads.stores[each], watch=look) for each in (*RAW, name)}
+    done = reads.board(over).distribute(Terms(round_bytes=round_bytes, closed_after_ms=0))
+    assert done.failures == {}
+    is_merging = True
+    if name != "events":
+        KeyedTable(over[name], ids=SeededIds(77), clock=reads.clock).merge_all()
+    assert looks > 3
+    assert reads.settled(name) == expected
+    assert by_scan(reads.table(name)) == expected
+
+
+def distribute(own: RawReads, _: str) -> None:
+    """All that waits."""
+    own.board().distribute(Terms(closed_after_ms=0))
+
+
+def distribute_and_merge(own: RawReads, name: str) -> None:
+    """All that waits, and merge it into the base."""
+    distribute(own, name)
+    if name != "events":
+        KeyedTable(own.stores[name], ids=SeededIds(5_000), clock=own.clock).merge_all()
+
+
+def break_off_write_and_merge(own: RawReads, name: str) -> None:
+    """End when the regions have the rows and the log does not say so; then a newer row comes, and all is merged."""
+    ending = FaultStore(own.stores[name])
+    for _ in range(2):
+        ending.on_put("_transaction_log/", CrashFault.BEFORE)
+    with suppress(Crash):
+        own.board({name: ending}).distribute(Terms(closed_after_ms=0))
+    table = KeyedTable(own.stores[name], ids=SeededIds(5_001), clock=own.clock)
+    with table.routing_writer() as writer:
+        writer.put([{"n": n, "text": "newest row"} for n in (2, 3, 5)])
+    table.merge_all()
+
+
+ACTS = (distribute, distribute_and_merge, break_off_write_and_merge)
+USUAL = ("by_scan", "by_keys", "by_history")
+CASES = [*product(ACTS, USUAL), *product([distribute_and_merge], sorted(READS.keys() - {*USUAL}))]
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(("act", "how"), CASES)
+def test_whatever_is_done_between_two_requests_of_a_read_it_has_the_rows_before_or_after(
+    name: str, act: Callable[[RawReads, str], None], how: str
+) -> None:
+    if name == "events" and act is break_off_write_and_merge:
+        act = distribute  # nothing lies between its rows and its offset
+    before, after = start().expected(name), _after(act, name)
+    for instant in range(500):
+        reads = start().copied()
+        watch = Meanwhile(instant, partial(act, reads, name))
+        over: Mapping[str, ObjectStore] = {each: FaultStore(reads.stores[each], watch=watch) for each in (*RAW, name)}
+        assert READS[how](reads.table(name, over)) in (before, after), instant
+        if not watch.acted:
+            break
+    assert 3 < instant < 499
+
+
+def _after(act: Callable[[RawReads, str], None], name: str) -> Answer:
+    reads = start().copied()
+    act(reads, name)
+    return reads.expected(name)

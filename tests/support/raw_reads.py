@@ -1,0 +1,178 @@
+"""Tables that take rows of a raw log, read at `latest` in every way, and what distribution makes of the same stores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from storage_core.distribution.remaining import Terms
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.raw_log.history import CLOSED_AFTER_MS
+from storage_core.region.spec import first_specs
+from storage_core.rows import fold
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.raw_logs import FeedingRawLog
+from storage_core.settings.table import TableConfig
+from storage_core.split.conform import conform_split
+from storage_core.split.read import read_split
+from storage_core.table import Table
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.distribution import EVENTS, Board
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+
+Answer = Counter[str]
+"""Rows as text, each with how often it is there."""
+
+TABLES = ("events", "users", "parts")
+RAW = ("one", "two")
+WORDS = IndexDefinition(name="words", kind="fulltext", columns=("text",))
+_THREE = ({"transform": "bucket", "source": "n", "n": 3},)
+
+
+def _feeding(table: str) -> tuple[FeedingRawLog, ...]:
+    return (FeedingRawLog(name="raw", table=table, stores=tuple(f"memory://{each}" for each in RAW)),)
+
+
+def configs() -> dict[str, TableConfig]:
+    """Return an append table, a keyed one and a keyed one of three regions, all of one raw log."""
+    return {
+        "events": TableConfig(raw_logs=_feeding("events"), indexes=(WORDS,)),
+        "users": TableConfig(primary_key=("n",), raw_logs=_feeding("users"), indexes=(WORDS,)),
+        "parts": TableConfig(
+            primary_key=("n",), region_specs=first_specs(_THREE, EVENTS), raw_logs=_feeding("parts"), indexes=(WORDS,)
+        ),
+    }
+
+
+@dataclass(slots=True)
+class RawReads:
+    """The stores of a raw log and of its tables by name, and the clock of everybody who reads and distributes."""
+
+    stores: dict[str, ObjectStore]
+    clock: ManualClock = field(default_factory=lambda: ManualClock(START_MS + 10_000))
+    seed: int = 1
+
+    @classmethod
+    def create(cls) -> RawReads:
+        """Make the tables, empty."""
+        clock = ManualClock(START_MS + 10_000)
+        made = cls({name: MemoryStore(name, clock=clock) for name in (*RAW, *TABLES)}, clock)
+        made.board().create(**configs())
+        return made
+
+    def board(self, over: Mapping[str, ObjectStore] | None = None) -> Board:
+        """Return a distributor's board, with some stores in the place of ours."""
+        self.seed += 1
+        stores = {**self.stores, **(over or {})}
+        tables = {name: stores[name] for name in TABLES}
+        return Board([stores[name] for name in RAW], tables, seed=10_000 * self.seed, clock=self.clock)
+
+    def table(self, name: str, over: Mapping[str, ObjectStore] | None = None) -> Table:
+        """Open a table as a reader does, with some stores in the place of ours."""
+        self.seed += 1
+        stores = {**self.stores, **(over or {})}
+        store = MeteredStore(stores[name])
+        log = TransactionLog(store, clock=self.clock, ids=SeededIds(10_000 * self.seed))
+        table = Table(store, log, log.snapshot())
+        table._view.open_raw = {f"memory://{each}": stores[each] for each in RAW}.__getitem__
+        return table
+
+    def copied(self) -> RawReads:
+        """Return the same once more, in stores of its own."""
+        clock = ManualClock(self.clock.now)
+        return RawReads({name: copy_of(each, name, clock) for name, each in self.stores.items()}, clock, self.seed)
+
+    def expected(self, name: str) -> Answer:
+        """Return the rows when everything is distributed."""
+        return self.distributed().settled(name)
+
+    def distributed(self) -> RawReads:
+        """Return a copy in which everything is distributed: what is closed now, then the rest."""
+        other = self.copied()
+        for closed_after_ms in (CLOSED_AFTER_MS, 0):
+            other.clock.now += 1
+            assert other.board().distribute(Terms(closed_after_ms=closed_after_ms)).failures == {}
+        return other
+
+    def settled(self, name: str) -> Answer:
+        """Return the rows that the table has by itself, without the raw log."""
+        table = KeyedTable(self.stores[name])
+        if name != "events":
+            return rows_of(table.rows().values())
+        snapshot = table.snapshot
+        splits = (read_split(self.stores[name], each) for each in snapshot.splits.values())
+        parts = [snapshot.schema.empty_table(), *(conform_split(each, snapshot.schema) for each in splits)]
+        return rows_of(pa.concat_tables([each.cast(snapshot.schema) for each in parts]).to_pylist())
+
+
+def rows_of(rows: object) -> Answer:
+    """Return rows as they are counted."""
+    assert hasattr(rows, "__iter__")
+    return Counter(repr(sorted(row.items())) for row in rows)
+
+
+def by_scan(table: Table) -> Answer:
+    """Read every row by a scan."""
+    return rows_of(table.scan(consistency="latest").to_arrow().to_pylist())
+
+
+def by_sql(table: Table) -> Answer:
+    """Read every row by a query, and count them by another."""
+    found = rows_of(table.sql("SELECT * FROM t", consistency="latest").to_arrow().to_pylist())
+    [count] = table.sql("SELECT count(*) AS n FROM t", consistency="latest").to_arrow().to_pylist()
+    assert count == {"n": found.total()}
+    return found
+
+
+def by_keys(table: Table) -> Answer:
+    """Look every key up that rows may have, or scan a table without one."""
+    if table.config.kind == "append":
+        return by_scan(table)
+    return rows_of(row for row in table.get_many(list(range(-1, 200))) if row is not None)
+
+
+def by_search(table: Table) -> Answer:
+    """Search for the word that every text has, and count what is found."""
+    found = table.search("row", index="words", limit=1_000, consistency="latest").to_arrow().drop_columns(["score"])
+    assert table.search_count("row", index="words", consistency="latest") == found.num_rows
+    return rows_of(found.to_pylist())
+
+
+def by_history(table: Table, page_bytes: int = 2**30) -> Answer:
+    """Fold the history, page by page."""
+    records: list[pa.Table] = []
+    token: str | None = None
+    while True:
+        page = table.read_history(token=token, page_bytes=page_bytes)
+        records = [page.records] if page.restarted else [*records, page.records]
+        token = page.token
+        if token is None:
+            break
+    found = pa.concat_tables(records)
+    if table.config.kind == "append":
+        return rows_of(found.drop_columns([fold.OPERATION, fold.FIELDS]).to_pylist())
+    key = table.config.primary_key
+    return rows_of(fold.apply(table.snapshot.schema.empty_table(), fold.fold(found, key), key).to_pylist())
+
+
+def records_of(table: Table) -> Answer:
+    """Return the records of the history, not folded: each row and acknowledged record that is not merged."""
+    return rows_of(table.read_history(page_bytes=2**30).records.to_pylist())
+
+
+def by_small_pages(table: Table) -> Answer:
+    """Fold the history, a record or two at a time."""
+    return by_history(table, 100)
+
+
+READS: Mapping[str, Callable[[Table], Answer]] = {
+    each.__name__: each for each in (by_scan, by_sql, by_keys, by_search, by_history, by_small_pages)
+}
