@@ -34,6 +34,7 @@ from storage_core.formats.keys import KeyKind
 from storage_core.gc.forgotten import forgotten_chunks, note_forgotten
 from storage_core.gc.mark import mark
 from storage_core.gc.plan import read_plan
+from storage_core.gc.raw_log import HORIZON_MS
 from storage_core.log.checkpoints.compact import compact_state
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -47,7 +48,7 @@ MOST_STATES = 10
 
 @dataclass(slots=True, eq=False)
 class Forgetting:
-    """The rows of one table that meet a condition, and where its rows may lie. `raw_logs` are those that it takes from."""
+    """The rows of one table that meet a condition; `raw_logs` are those that it takes rows from."""
 
     target: Target
     wanted: Filter
@@ -66,7 +67,7 @@ class Forgetting:
         if matching is not None:
             head = self._merged(head)
         judge, found = self._searched(head)
-        ended = Rewriting(log, lambda version: self._ending(version, found)).run(head, found.regions)
+        ended = Rewriting(log, lambda version: self._ending(version, found)).run(head, found)
         head = self._with_states(ended.head)
         self._note(found, judge)
         return Forgotten(
@@ -90,7 +91,9 @@ class Forgetting:
         metadata = Metadata(store, head, marked.roots.retained, judge, found, since)
         keys = {*found.splits, *found.entries, *found.quarantine, *found.unread, *metadata.holding()}
         keys |= {
-            each.key for each in found.of_kind(KeyKind.GENERATION_FILE) if (each.region, each.directory) in found.directories
+            each.key
+            for each in found.of_kind(KeyKind.GENERATION_FILE)
+            if (each.region, each.directory) in found.directories
         }
         holders = Holders(log, marked, found, metadata.versions, now_ms)
         held = [one for key in sorted(keys & found.parsed.keys()) for one in holders.of(found.parsed[key])]
@@ -165,7 +168,6 @@ class Forgetting:
     def _of_raw_store(self, raw: RawTable, found: RawFound, store: ObjectStore) -> list[Held]:
         plan = read_plan(store)
         noted = forgotten_chunks([plan])
-        horizon_ms = self.target.head.config.gc_horizon_ms
         held: list[Held] = []
         for key, (writer, number) in sorted(found.keys[store.uri].items()):
             by, until_ms = By.COLLECTOR, None
@@ -177,7 +179,7 @@ class Forgetting:
                 by, why = By.RAW_LOG, f"{raw.table} has not taken it, and its rows would come: distribute, forget again"
             elif number <= noted.get(writer, 0):
                 known = plan.candidates.get(key)
-                until_ms = None if known is None else known.first_seen_ms + horizon_ms
+                until_ms = None if known is None else known.first_seen_ms + HORIZON_MS
                 why = "the collector takes it and those before it when every table has them"
             else:
                 by, why = By.RAW_LOG, "it waits for its retention: forget again"

@@ -81,6 +81,10 @@ class Holders:
         versions = {one.version for one in naming if self._is_retained(one)}
         if versions:
             yield self._numbered(each, max(versions))
+        going = [self._collected_ms(one.key) for one in naming if one.key in self._unreachable]
+        if going and not versions:
+            until_ms = max(going) + self._horizon_ms
+            yield self._held(each, By.COLLECTOR, "a state names it that the collector takes first", until_ms=until_ms)
 
     def _is_retained(self, checkpoint: Checkpointed) -> bool:
         """Whether a checkpoint is kept by more than tags."""
@@ -164,7 +168,7 @@ class Holders:
 
     def _collected_ms(self, key: str) -> int:
         known = self._plan.get(key)
-        return (self.now_ms if known is None else known) + self.marked.roots.retained.head.config.gc_horizon_ms
+        return (self.now_ms if known is None else known) + self._horizon_ms
 
     def _held(
         self,
@@ -180,6 +184,10 @@ class Holders:
         return Held(
             store=uri, key=each.key, kind=str(each.kind), by=by, why=why, until_ms=until_ms, tag=tag, version=version
         )
+
+    @property
+    def _horizon_ms(self) -> int:
+        return self.marked.roots.retained.head.config.gc_horizon_ms
 
     @cached_property
     def _unreachable(self) -> Mapping[str, str]:

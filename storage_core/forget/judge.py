@@ -119,7 +119,8 @@ class Judge:
             left = rows.filter(pa.array(mask))
             mask[mask] = self._filter.mask(left, left.num_rows)
         if self.key and mask.any():
-            self._keys = [pa.concat_tables([*self._keys, rows.select(self.key).filter(pa.array(mask))])]
+            met = rows.filter(pa.array(mask))
+            self._keys.append(pa.table({name: met.column(name) for name in self.key}))
         return mask
 
 

@@ -30,6 +30,11 @@ OPERATION = "FORGET"
 _APP = "tidemark:forgotten"
 
 
+def is_forgetting(actions: Iterable[Action]) -> bool:
+    """Return whether these are of a version that forgot rows."""
+    return any(isinstance(each, CommitInfo) and each.operation == OPERATION for each in actions)
+
+
 @dataclass(frozen=True, slots=True)
 class Since:
     """Up to which version of a table, and which generation of a region, rows were forgotten last; None for never."""
@@ -74,7 +79,7 @@ class Metadata:
     def holding(self) -> Iterator[str]:
         """Yield the keys of metadata and segments that may hold values of rows.
 
-        One GET per version file, manifest, JSON checkpoint and region manifest that is there. Raises what a read raises.
+        One GET per version file, manifest, JSON checkpoint and region manifest there is. Raises what a read raises.
         """
         for each in self.found.of_kind(KeyKind.VERSION):
             if (actions := read_version(self.store, each.version or 0)) is not None:
@@ -150,13 +155,9 @@ class Metadata:
             return True
         removal = self.retained.removals.get(key)
         if removal is not None:  # one that outlived the last time was clean then
-            return removal.version <= self.since.version or self._operation(removal.version) == OPERATION
+            return removal.version <= self.since.version or is_forgetting(self.versions.get(removal.version, ()))
         written_ms = self.found.objects[key].last_modified_ms
         return written_ms <= self.since.at_ms + self.head.config.gc_horizon_ms  # of a job that began before
-
-    def _operation(self, version: int) -> str:
-        actions = self.versions.get(version, ())
-        return next((each.operation for each in actions if isinstance(each, CommitInfo)), "")
 
     @cached_property
     def _actions(self) -> dict[str, IndexSegment]:

@@ -8,16 +8,19 @@ answers for what takes its place: that is indexed anew by the next catch-up. The
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from storage_core.compaction.planner import contexts_of
 from storage_core.compaction.rewindow import RewindowTask, execute
 from storage_core.compaction.scope import scope_of
 from storage_core.errors import CommitConflict
-from storage_core.forget.metadata import OPERATION, Since
-from storage_core.log.actions import Action, Add, IndexSegment, RemoveIndexSegment
+from storage_core.forget.metadata import OPERATION, Since, is_forgetting
+from storage_core.forget.search import Found
+from storage_core.log.actions import Action, Add, IndexSegment, MergedGenerations, Remove, RemoveIndexSegment
+from storage_core.log.advance import read_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import SplitContext, context_of
@@ -38,7 +41,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What was committed: the version after it, its id, and how many splits left; nothing where `commit_id` is empty."""
+    """What was committed: the version after it, its id, and how many splits left; `commit_id` is empty for nothing."""
 
     head: Snapshot
     commit_id: str = ""
@@ -53,17 +56,18 @@ class Rewriting:
     look: Callable[[Snapshot], Ending]
     _written: dict[str, tuple[Add, Rewrite]] = field(default_factory=dict)
 
-    def run(self, head: Snapshot, regions: Iterable[str]) -> Ended:
+    def run(self, head: Snapshot, found: Found) -> Ended:
         """End what `head` or a later version has, and record that it was forgotten there, also where it has nothing.
 
-        Nothing is committed where that is recorded already and nothing is left to end. In memory are the rows of a
-        split. Requests: those of `look`, one GET and one PUT or more per split, those of a commit. Raises
-        `CommitConflict` when others changed these splits each of 10 times.
+        Nothing is committed where nothing is left to end, and none of what was `found` left after that was recorded.
+        In memory are the rows of a split. Requests: those of `look`, one GET and one PUT or more per split, those of a
+        commit. Raises `CommitConflict` when others changed these splits each of 10 times.
         """
-        regions = sorted(regions)
+        regions = sorted(found.regions)
         for attempt in range(1, _ATTEMPTS + 1):
             ending, since = self.look(head), Since.of(head)
-            if since.version is not None and not ending.splits and not ending.segments:
+            is_new = since.version is None or self._left_after(since.version, head, found)
+            if not is_new and not ending.splits and not ending.segments:
                 return Ended(head)
             try:
                 return self._committed(head, ending, since.recorded(head, self.log.clock.now_ms(), regions))
@@ -72,6 +76,22 @@ class Rewriting:
                     raise
                 head = self.log.refresh(head)
         raise AssertionError("unreachable")
+
+    def _left_after(self, version: int, head: Snapshot, found: Found) -> bool:
+        """Whether a later version than that which forgot names a split with rows, or merged such a region.
+
+        One GET per version.
+        """
+        versions = (read_version(self.log.store, each) or () for each in range(version + 1, head.version + 1))
+        for action in chain.from_iterable(each for each in versions if not is_forgetting(each)):
+            match action:
+                case Add(path=path) | Remove(path=path) if path in found.splits:
+                    return True
+                case MergedGenerations(region=region) if region in found.regions:
+                    return True
+                case _:
+                    pass
+        return False
 
     def _committed(self, head: Snapshot, ending: Ending, records: Sequence[Action]) -> Ended:
         rewrites = self._rewritten(head, ending.splits)

@@ -64,4 +64,3 @@ def _of_generation(path: str, found: Found) -> bool | None:
     region, directory, *rest = path.removeprefix(REGIONS_PREFIX).split("/")
     is_there = (region, directory) in found.generations
     return None if rest or not is_there else (region, directory) in found.directories
-

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from storage_core.forget.metadata import OPERATION, Since
+from storage_core.forget.metadata import Since, is_forgetting
 from storage_core.forget.search import listed
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import KeyKind
-from storage_core.log.actions import CommitInfo
 from storage_core.log.advance import read_version
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.root import read_state
@@ -17,7 +16,7 @@ from storage_core.objectstore.contract import ObjectStore
 
 
 def are_clean_states(store: ObjectStore, head: Snapshot, wanted: int) -> bool:
-    """Return whether the newest `wanted` states are of versions that forgot, or later ones, and list no split that left.
+    """Return whether the newest `wanted` states are of the version that forgot, or later ones, and list no dead split.
 
     One LIST per 1,000 objects, a GET per version file up to that commit, and one per state.
     """
@@ -30,8 +29,7 @@ def _forgetting_version(store: ObjectStore, head: Snapshot) -> int:
     """The version that forgot last, or where its file is gone a later one."""
     version = first = (Since.of(head).version or 0) + 1
     while version <= head.version:
-        actions = read_version(store, version) or ()
-        if any(isinstance(each, CommitInfo) and each.operation == OPERATION for each in actions):
+        if is_forgetting(read_version(store, version) or ()):
             return version
         version += 1
     return first

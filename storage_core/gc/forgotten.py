@@ -23,9 +23,7 @@ _ATTEMPTS: Final = 5
 
 def forgotten_keys(plans: Iterable[Plan]) -> frozenset[str]:
     """Return the keys that these plans note as forgotten. No request."""
-    return frozenset(
-        each.key for plan in plans for each in plan.candidates.values() if each.reason is Reason.FORGOTTEN
-    )
+    return frozenset(each.key for plan in plans for each in plan.candidates.values() if each.reason is Reason.FORGOTTEN)
 
 
 def forgotten_chunks(plans: Iterable[Plan]) -> Mapping[str, int]:

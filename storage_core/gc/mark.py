@@ -57,14 +57,19 @@ def mark(store: ObjectStore, log: TransactionLog, *, now_ms: int) -> Marked:
     forgotten = forgotten_keys([read_plan(store)]) if quarantined else frozenset[str]()
     return Marked(
         roots=found,
-        unreachable=tuple(_unreachable(found, objects, known, now_ms, forgotten)),
+        unreachable=tuple(_unreachable(found, objects, known, now_ms=now_ms, forgotten=forgotten)),
         unknown_keys=tuple(sorted(set(objects) - set(known))),
         newest_modification_ms=max((info.last_modified_ms for info in objects.values()), default=0),
     )
 
 
 def _unreachable(
-    found: Roots, objects: dict[str, ObjectInfo], known: dict[str, ParsedKey], now_ms: int, forgotten: frozenset[str]
+    found: Roots,
+    objects: dict[str, ObjectInfo],
+    known: dict[str, ParsedKey],
+    *,
+    now_ms: int,
+    forgotten: frozenset[str],
 ) -> Iterable[Unreachable]:
     region_cutoff_ms = now_ms - found.retained.head.config.version_retention_ms
     for key in sorted(known):

@@ -117,7 +117,7 @@ class RawLogCollector:
             written[number] = min(info.last_modified_ms, written.get(number, info.last_modified_ms))
         offsets = self.offsets()
         forgotten = forgotten_chunks(plans.values())
-        old = set(self._old(history, offsets, written, forgotten, now_ms))
+        old = set(self._old(history, offsets, written, forgotten=forgotten, now_ms=now_ms))
         due = {
             uri: {info.key: info for key, info in several if (key.writer, key.number) in old}
             for uri, several in listed.items()
@@ -137,6 +137,7 @@ class RawLogCollector:
         history: History,
         offsets: ByTable,
         written: Mapping[_Number, int],
+        *,
         forgotten: Mapping[str, int],
         now_ms: int,
     ) -> Iterator[_Number]:
@@ -278,20 +279,15 @@ def _old_ids(store: ObjectStore, before_ms: int) -> Iterator[tuple[str, ObjectIn
             yield info.key, info
 
 
-def _candidates(
-    due: Mapping[str, ObjectInfo], listed: frozenset[str], plan: Plan, now_ms: int
-) -> dict[str, Candidate]:
+def _candidates(due: Mapping[str, ObjectInfo], listed: frozenset[str], plan: Plan, now_ms: int) -> dict[str, Candidate]:
     """The plan of now: what was known keeps its first sight, what is protected again or gone is dropped.
 
     What is forgotten stays in it as long as it is there, also while a table lacks it.
     """
     newest_ms = max((each.last_modified_ms for each in due.values()), default=0)
-    forgotten = forgotten_keys([plan])
-    found = {key: plan.candidates[key] for key in forgotten & listed}
-    for key, info in due.items():
-        known = plan.candidates.get(key)
-        if key in found:
-            continue
+    found = {key: plan.candidates[key] for key in forgotten_keys([plan]) & listed}
+    for key in due.keys() - found.keys():
+        info, known = due[key], plan.candidates.get(key)
         found[key] = Candidate(
             key=key,
             reason=Reason.OLD_RECORD_IDS if key.startswith(IDS_PREFIX) else Reason.DISTRIBUTED_CHUNK,

@@ -35,9 +35,9 @@ def compact_state(
 ) -> CheckpointResult:
     """Make sure that this version, or one after it that changes nothing, has a compact state; the hint leads there.
 
-    Idempotent: of a compact state nothing is written, unless `another` one is wanted. One GET per manifest that is not read yet, one PUT per manifest
-    and for the state, those of the hint; where the version has a state, those of a commit before. Raises what a commit
-    and `write_checkpoint` raise.
+    Idempotent: of a compact state nothing is written, unless `another` one is wanted. One GET per manifest that is not
+    read yet, one PUT per manifest and for the state, those of the hint; where the version has a state, those of a
+    commit before. Raises what a commit and `write_checkpoint` raise.
     """
     require_writable(snapshot)
     if has_compact_state(snapshot) and not another:
