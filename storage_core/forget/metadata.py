@@ -97,11 +97,11 @@ class Metadata:
             if each.kind is KeyKind.SEGMENT:
                 holds = each.key in live if each.key in self.head.segments else self._of_segment(each.key)
             else:
-                holds = self._told(each, looks[each.kind])
+                holds = self._looked(each, looks[each.kind])
             if holds:
                 yield each.key
 
-    def _told(self, each: ParsedKey, look: Callable[[ParsedKey], bool]) -> bool:
+    def _looked(self, each: ParsedKey, look: Callable[[ParsedKey], bool]) -> bool:
         try:
             return look(each)
         except NotFound:  # collected since it was listed

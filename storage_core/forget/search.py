@@ -82,14 +82,14 @@ def search(store: ObjectStore, judge: Judge) -> Found:
     for each in found.of_kind(KeyKind.SPLIT):
         if each.key in live.ruled_out:
             continue
-        if each.key in live.holding or _told(found, each.key, partial(_split_holds, store, each.key, judge)):
+        if each.key in live.holding or _looked(found, each.key, partial(_split_holds, store, each.key, judge)):
             found.splits.add(each.key)
     for _ in range(2):
         _search_records(store, judge, found)
         if not judge.needs_keys:
             break
     for each in found.of_kind(KeyKind.QUARANTINE):
-        if _told(found, each.key, partial(_entry_holds, store, each.key, judge)):
+        if _looked(found, each.key, partial(_entry_holds, store, each.key, judge)):
             found.quarantine.add(each.key)
     return found
 
@@ -126,7 +126,7 @@ def holding_splits(store: ObjectStore, judge: Judge, head: Snapshot) -> list[Add
     return [head.splits[path] for path in left if path in live.holding or _split_holds(store, path, judge)]
 
 
-def _told(found: Found, key: str, look: Callable[[], bool | None]) -> bool:
+def _looked(found: Found, key: str, look: Callable[[], bool | None]) -> bool:
     """Whether an object holds rows; what cannot be told is noted. What is gone holds none."""
     try:
         answer = look()
@@ -157,14 +157,14 @@ def _entry_holds(store: ObjectStore, key: str, judge: Judge) -> bool | None:
 
 def _search_records(store: ObjectStore, judge: Judge, found: Found) -> None:
     for each in found.of_kind(KeyKind.WAL_ENTRY):
-        if each.key not in found.entries and _told(found, each.key, partial(_wal_holds, store, each, judge)):
+        if each.key not in found.entries and _looked(found, each.key, partial(_wal_holds, store, each, judge)):
             found.entries.add(each.key)
     for each in found.of_kind(KeyKind.GENERATION_FILE):
         at = (each.region or "", each.directory or "")
         if each.name == RECORDS_FILE and at not in found.directories:
-            if _told(found, each.key, partial(_file_holds, store, each.key, judge)):
+            if _looked(found, each.key, partial(_file_holds, store, each.key, judge)):
                 found.directories.add(at)
-        elif each.name == MANIFEST_FILE and _told(found, each.key, partial(_opens, store, each, found)):
+        elif each.name == MANIFEST_FILE and _looked(found, each.key, partial(_opens, store, each, found)):
             found.directories.add(at)
 
 

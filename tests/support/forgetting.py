@@ -1,4 +1,4 @@
-"""Where a value is in a store, byte by byte, whatever form and codec it is in; and a table that has it in every part."""
+"""Where a value is in a store, byte by byte, in whatever form and codec; and a table that has it in every part."""
 
 from __future__ import annotations
 
