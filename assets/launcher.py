@@ -28,6 +28,7 @@ from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
 from jobs.requests.audit import AuditRequest
 from jobs.requests.distribute import DistributeRequest
+from jobs.requests.forget import ForgetRequest
 from jobs.requests.raw_log import RawLogRequest
 from jobs.requests.request import JobRequest, to_argv
 from jobs.spark.code_archive import first_on_path
@@ -48,8 +49,9 @@ JobName = Literal[
     "audit",
     "collect_raw",
     "heal_raw",
+    "forget",
 ]
-Request = JobRequest | AuditRequest | DistributeRequest | RawLogRequest
+Request = JobRequest | AuditRequest | DistributeRequest | RawLogRequest | ForgetRequest
 Report = Mapping[str, object]
 Context = AssetExecutionContext | OpExecutionContext
 """Of an asset, or of the op that runs asset checks."""

@@ -7,6 +7,7 @@ from dagster import AssetSpec, Definitions, in_process_executor
 from assets.checks import build_table_checks
 from assets.distribution import distributed_key
 from assets.factory import build_table_assets
+from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
 from pipelines.distribution import build_raw_log
 from pipelines.jobs import build_jobs
@@ -46,14 +47,15 @@ def _left_out(problem: Problem) -> AssetSpec:
 def _of_table(table: DeclaredTable, raw_logs: DeclaredRawLogs, clock: Clock | None) -> Definitions:
     declaration = table.declaration
     file = str(table.file) if table.file else None
-    feeding = [each.declaration for each in raw_logs.raw_logs if each.declaration.feeds(declaration.name)]
-    distributed = [distributed_key(each.name) for each in feeding]
+    feeding = [each for each in raw_logs.raw_logs if each.declaration.feeds(declaration.name)]
+    distributed = [distributed_key(each.declaration.name) for each in feeding]
     return Definitions.merge(
         Definitions(
             assets=build_table_assets(declaration, file=file, clock=clock, distributed=distributed),
             asset_checks=build_table_checks(declaration),
             schedules=build_schedules(declaration),
             sensors=build_sensors(declaration),
+            jobs=[build_forget_job(declaration, [each.request for each in feeding])],
         ),
         build_jobs(declaration),
     )

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from storage_core.dml.keyed import Matching
     from storage_core.dml.statements import Target
     from storage_core.engine.parameters import Parameters
+    from storage_core.forget.raw import RawTable
+    from storage_core.forget.report import Forgotten, Report
     from storage_core.formats.tags import Tag
     from storage_core.history.restore import Restored
     from storage_core.ingest.landing import LandingSpec
@@ -426,6 +428,51 @@ class Table:
             self._require_writable()
             return statements.put_by_key(self._log, self.snapshot, rows, on)
         return self._ran(statements.upsert(self._target(None), rows, on))
+
+    @_loading
+    def forget(
+        self,
+        filter: Filter | str,  # noqa: A002  # as of scan
+        *,
+        raw_logs: Sequence[RawTable] = (),
+        limits: QueryLimits | None = None,
+    ) -> Forgotten:
+        """Erase the rows that meet a condition: out of the table now, and out of every store as the collector goes.
+
+        They are deleted as by `delete`, the splits and index segments that hold them are ended, and quarantine entries
+        and chunks of `raw_logs`, those that the table takes rows from, become due. What waits for the retention of
+        versions or for a tag is in the report, object by object and until when; `forgotten` makes it again later.
+        Running it again is right at any time. Rows that are written later, landed again or distributed later are not
+        forgotten. Raises what `delete` raises.
+        """
+        from storage_core.forget import forget
+
+        target = self._target(limits)
+        keyed = self.config.kind == "keyed"
+        matching = self._matching(filter, "forget", limits, self.config.primary_key) if keyed else None
+        done = forget.of(target, filter, raw_logs).forget(matching)
+        self._view.refresh()
+        return done
+
+    @_loading
+    def forgotten(
+        self,
+        filter: Filter | str,  # noqa: A002  # as of scan
+        *,
+        raw_logs: Sequence[RawTable] = (),
+        limits: QueryLimits | None = None,
+    ) -> Report:
+        """Return what still holds rows that meet a condition, by a search of every object; `forget` forgets them.
+
+        Nothing is written. Arguments as of `forget`. It reads all splits that no version names, or only older ones.
+        """
+        from storage_core.dml.statements import Target
+        from storage_core.forget import forget
+        from storage_core.settings.query import QueryLimits
+
+        head = self._view.refresh()
+        target = Target(self._log, head, self._verified, limits or QueryLimits())
+        return forget.of(target, filter, raw_logs).report(head)
 
     def _target(self, limits: QueryLimits | None) -> Target:
         """What a statement works on: the newest version."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from storage_core.bringing.run import Imported
     from storage_core.dml.assignments import Expression, expr
     from storage_core.dml.changed import Changed
+    from storage_core.forget.raw import RawTable
+    from storage_core.forget.report import Forgotten
     from storage_core.log.history import HistoryEntry
     from storage_core.raw_log.raw_log import RawLog
     from storage_core.raw_log.stores import RawStore
@@ -42,6 +44,7 @@ _HOMES = {
     "Consistency": "storage_core.read.view",
     "Expression": "storage_core.dml.assignments",
     "Filter": "storage_core.read.predicate",
+    "Forgotten": "storage_core.forget.report",
     "HistoryEntry": "storage_core.log.history",
     "HistoryPage": "storage_core.read.history_pages",
     "Imported": "storage_core.bringing.run",
@@ -51,6 +54,7 @@ _HOMES = {
     "QueryLimits": "storage_core.settings.query",
     "RawLog": "storage_core.raw_log.raw_log",
     "RawStore": "storage_core.raw_log.stores",
+    "RawTable": "storage_core.forget.raw",
     "Scan": "storage_core.read.scan",
     "SqlResult": "storage_core.read.sql_result",
     "Table": "storage_core.table",
@@ -67,6 +71,7 @@ __all__ = [
     "Consistency",
     "Expression",
     "Filter",
+    "Forgotten",
     "HistoryEntry",
     "HistoryPage",
     "Imported",
@@ -76,6 +81,7 @@ __all__ = [
     "QueryLimits",
     "RawLog",
     "RawStore",
+    "RawTable",
     "Scan",
     "SqlResult",
     "Table",

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     LEFT_BY_PROBE = "left_by_probe"
     DISTRIBUTED_CHUNK = "distributed_chunk"
     OLD_RECORD_IDS = "old_record_ids"
+    FORGOTTEN = "forgotten"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

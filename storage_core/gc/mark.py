@@ -10,6 +10,8 @@ from typing import assert_never
 
 from storage_core.formats.gc_plan import Reason
 from storage_core.formats.keys import KeyKind, ParsedKey, parse
+from storage_core.gc.forgotten import forgotten_keys
+from storage_core.gc.plan import read_plan
 from storage_core.gc.roots import Roots, roots
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectInfo, ObjectStore
@@ -45,26 +47,35 @@ def mark(store: ObjectStore, log: TransactionLog, *, now_ms: int) -> Marked:
     """Return what is unreachable at `now_ms`, in key order. Writes nothing.
 
     The listing is taken before the roots: what is committed in between is among the roots. One LIST per 1,000 objects,
-    and the requests of `roots`. Any read error is raised.
+    and the requests of `roots`; one GET of the plan where there is quarantine. Any read error is raised.
     """
     objects = {info.key: info for info in store.list("")}
     parsed = {key: parse(key) for key in objects}
     known = {key: each for key, each in parsed.items() if each is not None}
     found = roots(store, log, known.values(), now_ms=now_ms)
+    quarantined = any(each.kind is KeyKind.QUARANTINE for each in known.values())
+    forgotten = forgotten_keys([read_plan(store)]) if quarantined else frozenset[str]()
     return Marked(
         roots=found,
-        unreachable=tuple(_unreachable(found, objects, known, now_ms)),
+        unreachable=tuple(_unreachable(found, objects, known, now_ms=now_ms, forgotten=forgotten)),
         unknown_keys=tuple(sorted(set(objects) - set(known))),
         newest_modification_ms=max((info.last_modified_ms for info in objects.values()), default=0),
     )
 
 
 def _unreachable(
-    found: Roots, objects: dict[str, ObjectInfo], known: dict[str, ParsedKey], now_ms: int
+    found: Roots,
+    objects: dict[str, ObjectInfo],
+    known: dict[str, ParsedKey],
+    *,
+    now_ms: int,
+    forgotten: frozenset[str],
 ) -> Iterable[Unreachable]:
     region_cutoff_ms = now_ms - found.retained.head.config.version_retention_ms
     for key in sorted(known):
         reason = _reason(found, known[key], old=objects[key].last_modified_ms < region_cutoff_ms)
+        if known[key].kind is KeyKind.QUARANTINE and key in forgotten:
+            reason = Reason.FORGOTTEN
         if reason is None:
             continue
         removal = found.retained.removals.get(key)

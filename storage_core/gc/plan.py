@@ -9,13 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.gc_plan import Candidate, Plan, decode, encode
 from storage_core.formats.keys import gc_candidates_key
-from storage_core.gc.mark import Unreachable
 from storage_core.gc.replace import replace_state
 from storage_core.objectstore.contract import ObjectStore
+
+if TYPE_CHECKING:
+    from storage_core.gc.mark import Unreachable
 
 _logger = logging.getLogger(__name__)
 

@@ -3,7 +3,8 @@
 Two passes per store, as for tables: each store has a plan of its own, and a copy goes when it has been in it for the
 horizon and every table's offset, read again, is still beyond it. Before a chunk goes it is read once more: one without
 a sound copy stays, and records of tables that are none go to quarantine, so that nothing ends unseen. What is missing
-is never given up here, and what some table lacks is never touched. Notes of record ids go when no record can come any
+is never given up here, and what some table lacks is never touched. Chunks that hold forgotten rows are old at once, and
+so are those before them (`gc.forgotten`). Notes of record ids go when no record can come any
 more that is compared with them (decision 0135).
 """
 
@@ -23,6 +24,7 @@ from storage_core.formats.gc_plan import Candidate, Plan, Reason
 from storage_core.formats.keys import gc_candidates_key
 from storage_core.formats.raw_collected import Collected
 from storage_core.formats.raw_keys import IDS_PREFIX, LIVE_PREFIX, ChunkKey, IdsKey, parse
+from storage_core.gc.forgotten import forgotten_chunks, forgotten_keys
 from storage_core.gc.plan import read_plan, write_plan
 from storage_core.gc.raw_collected import note_collected
 from storage_core.ids import Ids
@@ -83,9 +85,10 @@ class RawLogCollector:
         a delete. Raises what a read raises, before anything is deleted; `CommitConflict` when two collectors meet.
         """
         now_ms = self.clock.now_ms()
-        marked = self._mark(now_ms)
-        plans = {store.uri: read_plan(store) for store in marked.history.stores}
-        found = {uri: _candidates(marked.due[uri], plan, now_ms) for uri, plan in plans.items()}
+        history = union(self.stores)
+        plans = {store.uri: read_plan(store) for store in history.stores}
+        marked = self._mark(history, plans, now_ms)
+        found = {uri: _candidates(marked.due[uri], marked.listed[uri], plan, now_ms) for uri, plan in plans.items()}
         report = RawLogCollection(
             backlog=marked.backlog,
             candidates={uri: tuple(each[key] for key in sorted(each)) for uri, each in found.items()},
@@ -105,8 +108,7 @@ class RawLogCollector:
                 ready[store.uri] = self._ready(noted[store.uri], now_ms)
         return self._swept(report, noted, ready, now_ms) if any(ready.values()) else report
 
-    def _mark(self, now_ms: int) -> _Marked:
-        history = union(self.stores)
+    def _mark(self, history: History, plans: Mapping[str, Plan], now_ms: int) -> _Marked:
         listed = {store.uri: list(_chunks(store)) for store in history.stores}
         written: dict[_Number, int] = {}
         for key, info in (each for several in listed.values() for each in several):
@@ -114,7 +116,8 @@ class RawLogCollector:
             # The oldest copy: one that was healed or restored makes no chunk younger.
             written[number] = min(info.last_modified_ms, written.get(number, info.last_modified_ms))
         offsets = self.offsets()
-        old = set(self._old(history, offsets, written, now_ms))
+        forgotten = forgotten_chunks(plans.values())
+        old = set(self._old(history, offsets, written, forgotten=forgotten, now_ms=now_ms))
         due = {
             uri: {info.key: info for key, info in several if (key.writer, key.number) in old}
             for uri, several in listed.items()
@@ -126,21 +129,33 @@ class RawLogCollector:
             first_ms = coming_ms if found.oldest_waiting_ms is None else min(found.oldest_waiting_ms, coming_ms)
             for store in history.stores:
                 due[store.uri].update(_old_ids(store, first_ms - self.source.unique_for_ms))
-        return _Marked(history, found, due)
+        there = {uri: frozenset(info.key for _, info in several) for uri, several in listed.items()}
+        return _Marked(history, found, due, there)
 
     def _old(
-        self, history: History, offsets: ByTable, written: Mapping[_Number, int], now_ms: int
+        self,
+        history: History,
+        offsets: ByTable,
+        written: Mapping[_Number, int],
+        *,
+        forgotten: Mapping[str, int],
+        now_ms: int,
     ) -> Iterator[_Number]:
         """The chunks that every table has and that are old enough: of each writer the first ones, without a break."""
-        if self.retention_ms is None:
-            return
         for writer, reached in everywhere(history, offsets).items():
             for ref in history.chunks_of(writer):
                 began_ms = max(ref.segment_ms, written.get((writer, ref.number), now_ms))
-                # Zero means now, also where two clocks disagree by some milliseconds about what now is.
-                if ref.number > reached or (self.retention_ms and now_ms - began_ms < self.retention_ms):
+                # Of what was collected a copy is left where a store was away.
+                known = max(forgotten.get(writer, 0), history.collected_up_to(writer))
+                is_old = ref.number <= known or self._is_past(now_ms - began_ms)
+                if ref.number > reached or not is_old:
                     break
                 yield writer, ref.number
+
+    def _is_past(self, age_ms: int) -> bool:
+        """Whether a chunk of this age is past the retention."""
+        # Zero means now, also where two clocks disagree by some milliseconds about what now is.
+        return self.retention_ms is not None and (not self.retention_ms or age_ms >= self.retention_ms)
 
     def _ready(self, plan: Plan, now_ms: int) -> set[str]:
         return {
@@ -152,7 +167,7 @@ class RawLogCollector:
     def _swept(
         self, report: RawLogCollection, plans: Mapping[str, Plan], ready: Mapping[str, set[str]], now_ms: int
     ) -> RawLogCollection:
-        marked = self._mark(now_ms)
+        marked = self._mark(union(self.stores), plans, now_ms)
         going = {
             uri: {key: info for key, info in due.items() if key in ready.get(uri, ())}
             for uri, due in marked.due.items()
@@ -183,11 +198,12 @@ class RawLogCollector:
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """The history, what tables lack of it, and by store what may go, by key."""
+    """The history, what tables lack of it, and by store what may go, by key, and the keys of all chunks."""
 
     history: History
     backlog: Backlog
     due: Mapping[str, Mapping[str, ObjectInfo]]
+    listed: Mapping[str, frozenset[str]]
 
 
 @dataclass(slots=True)
@@ -263,12 +279,15 @@ def _old_ids(store: ObjectStore, before_ms: int) -> Iterator[tuple[str, ObjectIn
             yield info.key, info
 
 
-def _candidates(due: Mapping[str, ObjectInfo], plan: Plan, now_ms: int) -> dict[str, Candidate]:
-    """The plan of now: what was known keeps its first sight, what is protected again or gone is dropped."""
+def _candidates(due: Mapping[str, ObjectInfo], listed: frozenset[str], plan: Plan, now_ms: int) -> dict[str, Candidate]:
+    """The plan of now: what was known keeps its first sight, what is protected again or gone is dropped.
+
+    What is forgotten stays in it as long as it is there, also while a table lacks it.
+    """
     newest_ms = max((each.last_modified_ms for each in due.values()), default=0)
-    found: dict[str, Candidate] = {}
-    for key, info in due.items():
-        known = plan.candidates.get(key)
+    found = {key: plan.candidates[key] for key in forgotten_keys([plan]) & listed}
+    for key in due.keys() - found.keys():
+        info, known = due[key], plan.candidates.get(key)
         found[key] = Candidate(
             key=key,
             reason=Reason.OLD_RECORD_IDS if key.startswith(IDS_PREFIX) else Reason.DISTRIBUTED_CHUNK,

@@ -95,11 +95,11 @@ def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -
     ]
     assert sorted(name for name in repository.job_names if not name.startswith("__")) == [
         *(f"access_log_{each}" for each in ("backfill", "catch_up", "check", "checkpoint", "collect", "compact")),
-        *("access_log_ingest", "access_log_upkeep"),
-        *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact", "upkeep")),
-        *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge")),
-        *("planes_sort", "planes_upkeep"),
-        *(f"words_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "upkeep")),
+        *("access_log_forget", "access_log_ingest", "access_log_upkeep"),
+        *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact", "forget", "upkeep")),
+        *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "forget")),
+        *("planes_merge", "planes_sort", "planes_upkeep"),
+        *(f"words_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "forget", "upkeep")),
     ]
     assert sorted(schedule.name.removesuffix("_schedule") for schedule in repository.schedule_defs) == [
         *(f"access_log_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "ingest")),

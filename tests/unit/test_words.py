@@ -44,8 +44,6 @@ RETIRED_NAMES = {
     "asked": "requested",
     "figure": "metric",
     "figures": "metrics",
-    "forget": "prune",
-    "forgotten": "pruned",
     "gone": "deleted",
     "moment": "instant, or read position",
     "told": "what it holds: output, message, answer",

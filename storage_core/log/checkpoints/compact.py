@@ -30,15 +30,17 @@ def has_compact_state(snapshot: Snapshot) -> bool:
     return not listed.tombstones and len(listed.parts) <= fewest
 
 
-def compact_state(log: TransactionLog, snapshot: Snapshot, *, job_run_id: str | None = None) -> CheckpointResult:
+def compact_state(
+    log: TransactionLog, snapshot: Snapshot, *, job_run_id: str | None = None, another: bool = False
+) -> CheckpointResult:
     """Make sure that this version, or one after it that changes nothing, has a compact state; the hint leads there.
 
-    Idempotent: of a compact state nothing is written. One GET per manifest that is not read yet, one PUT per manifest
-    and for the state, those of the hint; where the version has a state, those of a commit before. Raises what a commit
-    and `write_checkpoint` raise.
+    Idempotent: of a compact state nothing is written, unless `another` one is wanted. One GET per manifest that is not
+    read yet, one PUT per manifest and for the state, those of the hint; where the version has a state, those of a
+    commit before. Raises what a commit and `write_checkpoint` raise.
     """
     require_writable(snapshot)
-    if has_compact_state(snapshot):
+    if has_compact_state(snapshot) and not another:
         return CheckpointResult(snapshot.version, len(snapshot.splits), 0, written=False, snapshot=snapshot)
     if snapshot.checkpoint_version == snapshot.version:
         # Not through the log's own commit, which may write a state of its own for the version.

@@ -1,0 +1,1 @@
+"""Forgetting rows: deleted, rewritten away, due for collection, and searched for (docs/architecture/collection.md)."""

@@ -1,0 +1,192 @@
+"""Forgetting rows: out of the table now, out of all stores as the collector goes, with a report at every stage.
+
+In this order, each step of which does nothing where it is done already, so that what was cut off is run again:
+
+1. The rows are deleted as `delete` does it. Of a keyed table regions that hold records of them are flushed and merged.
+2. One commit ends every split and every index segment that holds them, and records that it did.
+3. As many states as the table retains are written behind it, of which none lists what left.
+4. Quarantine entries that hold them are written anew without them, and noted for the collector with the old ones, as
+   are chunks of raw logs.
+
+Nothing is deleted here, and nothing that is written says what the rows were (decision 0143).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from storage_core.dml.keyed import Matching
+from storage_core.dml.statements import Target, delete, delete_by_key, required_filter
+from storage_core.forget.holding import Holders
+from storage_core.forget.judge import Judge
+from storage_core.forget.metadata import Metadata, Since
+from storage_core.forget.quarantine import without_rows
+from storage_core.forget.raw import RawFound, RawSearch, RawTable, has_raw_log, note_chunks
+from storage_core.forget.regions import merge_regions
+from storage_core.forget.report import By, Forgotten, Held, Report
+from storage_core.forget.rewriting import Ending, Rewriting
+from storage_core.forget.search import Found, holding_splits, search
+from storage_core.forget.segments import holding_segments
+from storage_core.forget.states import are_clean_states
+from storage_core.formats.keys import KeyKind
+from storage_core.gc.forgotten import forgotten_chunks, note_forgotten
+from storage_core.gc.mark import mark
+from storage_core.gc.plan import read_plan
+from storage_core.gc.raw_log import HORIZON_MS
+from storage_core.log.checkpoints.compact import compact_state
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.predicate import Filter
+
+_logger = logging.getLogger(__name__)
+
+MOST_STATES = 10
+"""So many states are written behind the commit at most, where a table retains more of them."""
+
+
+@dataclass(slots=True, eq=False)
+class Forgetting:
+    """The rows of one table that meet a condition; `raw_logs` are those that it takes rows from."""
+
+    target: Target
+    wanted: Filter
+    raw_logs: Sequence[RawTable] = ()
+    _raw: list[tuple[RawTable, RawFound]] = field(default_factory=list)
+
+    def forget(self, matching: Matching | None) -> Forgotten:
+        """Forget the rows that match now, and return what was done and what still holds them. Run it again anywhere.
+
+        Of a keyed table `matching` reads them. Requests: those of `delete`, of `search` twice, of the steps above, and
+        of `report`. Raises `CommitConflict` when others were faster each time; what was done by then stays done.
+        """
+        log = self.target.log
+        rows = self._deleted(matching)
+        head = log.refresh(self.target.head)
+        if matching is not None:
+            head = self._merged(head)
+        judge, found = self._searched(head)
+        ended = Rewriting(log, lambda version: self._ending(version, found)).run(head, found)
+        head = self._with_states(ended.head)
+        self._note(found, judge)
+        return Forgotten(
+            version=head.version,
+            commit_id=ended.commit_id,
+            rows=rows,
+            splits=ended.splits,
+            report=self.report(log.refresh(head)),
+        )
+
+    def report(self, head: Snapshot) -> Report:
+        """Return what holds the rows at this version, the newest. Writes nothing.
+
+        Requests: those of `search`, of `Metadata.holding` and of `gc.mark`, those of each tag's snapshot, and of each
+        raw log those of `RawSearch.run`. Raises what a read raises, for then nothing can be said.
+        """
+        log, store = self.target.log, self.target.log.store
+        now_ms = log.clock.now_ms()
+        judge, found = self._searched(head)
+        marked, since = mark(store, log, now_ms=now_ms), Since.of(head)
+        metadata = Metadata(store, head, marked.roots.retained, judge, found, since)
+        keys = {*found.splits, *found.entries, *found.quarantine, *found.unread, *metadata.holding()}
+        keys |= {
+            each.key
+            for each in found.of_kind(KeyKind.GENERATION_FILE)
+            if (each.region, each.directory) in found.directories
+        }
+        holders = Holders(log, marked, found, metadata.versions, now_ms)
+        held = [one for key in sorted(keys & found.parsed.keys()) for one in holders.of(found.parsed[key])]
+        raw = [one for each in self._raw for one in self._of_raw_log(*each)]
+        if not self.raw_logs and has_raw_log(head):
+            raw.append(
+                Held(
+                    store=store.uri,
+                    key="",
+                    kind="raw_log",
+                    by=By.RAW_LOG,
+                    why="rows of the table came from a raw log that was not looked through: say where it is",
+                )
+            )
+        return Report(
+            version=head.version,
+            since=since.version,
+            at_ms=now_ms,
+            objects=len(found.objects) + sum(len(keys) for _, each in self._raw for keys in each.keys.values()),
+            held=(*held, *raw),
+        )
+
+    def _deleted(self, matching: Matching | None) -> int:
+        if matching is None:
+            return delete(self.target, self.wanted)[0].rows
+        return delete_by_key(self.target.log, self.target.head, matching).rows
+
+    def _searched(self, head: Snapshot) -> tuple[Judge, Found]:
+        """What holds rows, in the table and in raw logs: keys of rows that either shows count in both."""
+        store = self.target.log.store
+        judge = Judge(store, head, self.wanted, self.target.limits, self.target.verified)
+        self._raw = [(each, RawSearch(each, judge).run()) for each in self.raw_logs]
+        return judge, search(store, judge)
+
+    def _merged(self, head: Snapshot) -> Snapshot:
+        _, found = self._searched(head)
+        return merge_regions(self.target.log, head, found)
+
+    def _ending(self, head: Snapshot, found: Found) -> Ending:
+        """What a version has that holds rows; of splits that came since the search their files are looked at."""
+        judge = Judge(self.target.log.store, head, self.wanted, self.target.limits, self.target.verified)
+        splits = holding_splits(self.target.log.store, judge, head)
+        found.splits |= {add.path for add in splits}
+        return Ending(splits, [*holding_segments(head, found, strict=True).values()])
+
+    def _with_states(self, head: Snapshot) -> Snapshot:
+        """Return the version after which the states that the table retains list nothing of what was forgotten."""
+        wanted = min(head.config.retained_states, MOST_STATES)
+        for _ in range(wanted):
+            if are_clean_states(self.target.log.store, head, wanted):
+                break
+            head = compact_state(self.target.log, head, another=True).snapshot
+        return head
+
+    def _note(self, found: Found, judge: Judge) -> None:
+        log = self.target.log
+        now_ms = log.clock.now_ms()
+        without_rows(log.store, sorted(found.quarantine), judge)
+        note_forgotten(log.store, sorted(found.quarantine), ids=log.ids, now_ms=now_ms)
+        for _, raw in self._raw:
+            note_chunks(raw, ids=log.ids, now_ms=now_ms)
+
+    def _of_raw_log(self, raw: RawTable, found: RawFound) -> list[Held]:
+        held = [
+            Held(store=uri, key="", kind="raw_log", by=By.NOT_READ, why="the store does not answer: look again later")
+            for uri in found.unreachable
+        ]
+        for store in found.stores:
+            held += self._of_raw_store(raw, found, store)
+        return held
+
+    def _of_raw_store(self, raw: RawTable, found: RawFound, store: ObjectStore) -> list[Held]:
+        plan = read_plan(store)
+        noted = forgotten_chunks([plan])
+        held: list[Held] = []
+        for key, (writer, number) in sorted(found.keys[store.uri].items()):
+            by, until_ms = By.COLLECTOR, None
+            if (writer, number) in found.unread:
+                by, why = By.NOT_READ, found.unread[writer, number]
+            elif (writer, number) not in found.holding:
+                continue
+            elif found.offsets.get(writer, 0) < number:
+                by, why = By.RAW_LOG, f"{raw.table} has not taken it, and its rows would come: distribute, forget again"
+            elif number <= noted.get(writer, 0):
+                known = plan.candidates.get(key)
+                until_ms = None if known is None else known.first_seen_ms + HORIZON_MS
+                why = "the collector takes it and those before it when every table has them"
+            else:
+                by, why = By.RAW_LOG, "it waits for its retention: forget again"
+            held.append(Held(store=store.uri, key=key, kind="raw_chunk", by=by, why=why, until_ms=until_ms))
+        return held
+
+
+def of(target: Target, condition: object, raw_logs: Sequence[RawTable]) -> Forgetting:
+    """Return what forgets the rows that meet a condition. Raises `InvalidInput` for none."""
+    return Forgetting(target, required_filter(condition, "forget"), tuple(raw_logs))

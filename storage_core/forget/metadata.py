@@ -1,0 +1,165 @@
+"""Objects that hold no rows but say something of them: bounds, row keys, expressions, keys of generations.
+
+They speak of a split or a generation. Of one that is there a search says whether it holds rows. What is gone and was
+named by the version on which the rows were forgotten, or before it, may have held some, and then they may say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from storage_core.errors import NotFound
+from storage_core.forget.judge import Judge
+from storage_core.forget.search import Found
+from storage_core.forget.segments import holding_segments, sources
+from storage_core.formats.avro_state import decode_entries
+from storage_core.formats.keys import KeyKind, ParsedKey
+from storage_core.gc.retention import Retained
+from storage_core.log.actions import Action, Add, CommitInfo, IndexSegment, Txn
+from storage_core.log.advance import read_version
+from storage_core.log.encoding.codec import decode_version
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region.manifest import read_version as read_region_manifest
+
+OPERATION = "FORGET"
+"""What its commits call themselves in the log."""
+
+_APP = "tidemark:forgotten"
+
+
+def is_forgetting(actions: Iterable[Action]) -> bool:
+    """Return whether these are of a version that forgot rows."""
+    return any(isinstance(each, CommitInfo) and each.operation == OPERATION for each in actions)
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Up to which version of a table, and which generation of a region, rows were forgotten last; None for never."""
+
+    version: int | None
+    at_ms: int
+    generations: Mapping[str, int]
+
+    @staticmethod
+    def of(head: Snapshot) -> Since:
+        """Return what the table's log has recorded. The requests of its transactions."""
+        recorded = head.txns.every("tidemark")
+        last = recorded.get(_APP)
+        own = {app: txn.version for app, txn in recorded.items() if app.startswith(f"{_APP}:")}
+        generations = {app.removeprefix(f"{_APP}:"): version for app, version in own.items()}
+        if last is None:
+            return Since(None, head.timestamp, {})
+        return Since(last.version, last.lastUpdated or head.timestamp, generations)
+
+    def recorded(self, head: Snapshot, now_ms: int, regions: Iterable[str]) -> list[Txn]:
+        """Return what a commit planned on `head` records: that version, and of these regions what it has merged."""
+        merged = {region: head.merged_generations.get(region, 0) for region in regions}
+        new = {region: last for region, last in merged.items() if last > self.generations.get(region, 0)}
+        return [
+            Txn(appId=_APP, version=head.version, lastUpdated=now_ms),
+            *(Txn(appId=f"{_APP}:{region}", version=last, lastUpdated=now_ms) for region, last in new.items()),
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Metadata:
+    """Looks through what speaks of the objects that were found, in the versions that are retained."""
+
+    store: ObjectStore
+    head: Snapshot
+    retained: Retained
+    judge: Judge
+    found: Found
+    since: Since
+    versions: dict[int, list[Action]] = field(default_factory=dict)
+
+    def holding(self) -> Iterator[str]:
+        """Yield the keys of metadata and segments that may hold values of rows.
+
+        One GET per version file, manifest, JSON checkpoint and region manifest there is. Raises what a read raises.
+        """
+        for each in self.found.of_kind(KeyKind.VERSION):
+            if (actions := read_version(self.store, each.version or 0)) is not None:
+                self.versions[each.version or 0] = actions
+        live = holding_segments(self.head, self.found, strict=self.since.version is None)
+        looks = {
+            KeyKind.VERSION: self._of_version,
+            KeyKind.MANIFEST: self._of_manifest,
+            KeyKind.JSON_CHECKPOINT: self._of_checkpoint,
+            KeyKind.JSON_CHECKPOINT_PART: self._of_checkpoint,
+            KeyKind.REGION_MANIFEST: self._of_region,
+            KeyKind.REGION_REGISTRY: self._of_registry,
+        }
+        for each in self.found.of_kind(*looks, KeyKind.SEGMENT):
+            if each.kind is KeyKind.SEGMENT:
+                holds = each.key in live if each.key in self.head.segments else self._of_segment(each.key)
+            else:
+                holds = self._looked(each, looks[each.kind])
+            if holds:
+                yield each.key
+
+    def _looked(self, each: ParsedKey, look: Callable[[ParsedKey], bool]) -> bool:
+        try:
+            return look(each)
+        except NotFound:  # collected since it was listed
+            return False
+
+    def _speaks_of(self, split: str, version: int) -> bool:
+        """Whether a split that was added on a version may have held rows."""
+        if split in self.found.objects:
+            return split in self.found.splits or split in self.found.unread
+        return self.since.version is None or version <= self.since.version
+
+    def _of_version(self, each: ParsedKey) -> bool:
+        version = each.version or 0
+        actions = self.versions.get(version, ())
+        return any(isinstance(action, Add) and self._speaks_of(action.path, version) for action in actions)
+
+    def _of_manifest(self, each: ParsedKey) -> bool:
+        entries = decode_entries(self.store.get(each.key).data, each.key)
+        added = zip(entries.column("path").to_pylist(), entries.column("addedAtVersion").to_pylist(), strict=True)
+        return any(self._speaks_of(path, version or 0) for path, version in added)
+
+    def _of_checkpoint(self, each: ParsedKey) -> bool:
+        data = self.store.get(each.key).data
+        if b'"checkpointId"' in data[:4096]:  # a list of parts
+            return False
+        adds = [action for action in decode_version(data, each.key) if isinstance(action, Add)]
+        return any(self._speaks_of(add.path, each.version or 0) for add in adds)
+
+    def _of_region(self, each: ParsedKey) -> bool:
+        region = each.region or ""
+        known = self.since.generations.get(region)
+        for flushed in read_region_manifest(self.store, region, each.version or 0).flushed_generations:
+            at = (region, flushed.path)
+            if at in self.found.directories:
+                return True
+            if at not in self.found.generations and (known is None or flushed.generation <= known):
+                return True
+        return False
+
+    def _of_registry(self, each: ParsedKey) -> bool:
+        return self.judge.text(self.store.get(each.key).data.decode(errors="replace")) is True
+
+    def _of_segment(self, key: str) -> bool:
+        """Whether a segment that the newest version does not name may hold rows."""
+        action = self._actions.get(key)
+        if action is not None:
+            told = [*sources(action, self.found)]
+            if True in told or None not in told:
+                return True in told
+        if self.since.version is None:
+            return True
+        removal = self.retained.removals.get(key)
+        if removal is not None:  # one that outlived the last time was clean then
+            return removal.version <= self.since.version or is_forgetting(self.versions.get(removal.version, ()))
+        written_ms = self.found.objects[key].last_modified_ms
+        return written_ms <= self.since.at_ms + self.head.config.gc_horizon_ms  # of a job that began before
+
+    @cached_property
+    def _actions(self) -> dict[str, IndexSegment]:
+        named = [action for actions in self.versions.values() for action in actions if isinstance(action, IndexSegment)]
+        return {each.path: each for each in (*self.retained.base.segments.values(), *named)}

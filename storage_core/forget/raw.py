@@ -1,0 +1,123 @@
+"""Raw logs from which a table takes rows: which of their chunks hold rows that are to be forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.distribution.offsets import log_offsets
+from storage_core.forget.judge import Judge
+from storage_core.formats.raw_keys import LIVE_PREFIX, ChunkKey, parse
+from storage_core.gc.forgotten import note_forgotten
+from storage_core.ids import Ids
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
+from storage_core.raw_log.history import union
+from storage_core.raw_log.read import typed_records
+from storage_core.raw_log.stores import Place, RawStore, opened
+
+_Chunk = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RawTable:
+    """A raw log by all of its stores, and what its records call the table."""
+
+    table: str
+    stores: Sequence[Place | RawStore]
+
+    def opened(self) -> list[ObjectStore]:
+        """Return the stores. No request."""
+        return [store for store, _ in opened(self.stores)]
+
+
+@dataclass(frozen=True, slots=True)
+class RawFound:
+    """Chunks that hold rows, or cannot be read, with why; `keys` are those of all chunks by store.
+
+    `offsets` say up to which chunk of a writer the table has them. `unreachable` are stores that did not answer.
+    """
+
+    holding: frozenset[_Chunk]
+    unread: Mapping[_Chunk, str]
+    offsets: Mapping[str, int]
+    stores: Sequence[ObjectStore]
+    keys: Mapping[str, Mapping[str, _Chunk]]
+    unreachable: tuple[str, ...] = ()
+
+
+def has_raw_log(snapshot: Snapshot) -> bool:
+    """Return whether rows of the table came from a raw log. The requests of `log_offsets`."""
+    return any(writer != "ids" for writer in log_offsets(snapshot))
+
+
+@dataclass(slots=True, eq=False)
+class RawSearch:
+    """Looks through a raw log for a table."""
+
+    raw: RawTable
+    judge: Judge
+    holding: set[_Chunk] = field(default_factory=set)
+    unread: dict[_Chunk, str] = field(default_factory=dict)
+
+    def run(self) -> RawFound:
+        """Return what holds rows. Two LISTs per store and 1,000 chunks, and a GET of each chunk, of the first copy.
+
+        Of a keyed table chunks with patches or deletes are read again. Memory: one chunk. Raises what `union` raises.
+        """
+        history = union(self.raw.opened())
+        for ref in history.chunks:
+            self._look(history.stores, ref)
+        if self.judge.needs_keys:
+            for ref in history.chunks:
+                self._look(history.stores, ref)
+        return RawFound(
+            holding=frozenset(self.holding),
+            unread=self.unread,
+            offsets=log_offsets(self.judge.snapshot),
+            stores=history.stores,
+            keys={store.uri: _chunks(store) for store in history.stores},
+            unreachable=history.unreachable,
+        )
+
+    def _look(self, stores: Sequence[ObjectStore], ref: RawChunkRef) -> None:
+        name = (ref.writer, ref.number)
+        if name in self.holding or name in self.unread:
+            return
+        chunk = read_columns(stores, ref)
+        if isinstance(chunk, Damage):
+            self.unread[name] = "; ".join(chunk.reasons)
+        elif self._holds(chunk.records.filter(pc.equal(chunk.records.column("table"), self.raw.table))):
+            self.holding.add(name)
+
+    def _holds(self, records: pa.Table) -> bool:
+        if not records.num_rows:
+            return False
+        config, schema = self.judge.snapshot.config, self.judge.snapshot.schema
+        typed = typed_records(
+            records, schema, key=config.primary_key, merged_maps=config.merged_maps, nonzero=config.nonzero_vectors
+        )
+        rejected = any(self.judge.text(f"{each.key} {each.fields}") is not False for each in typed.rejected)
+        return rejected or bool(typed.records.num_rows and self.judge.records(typed.records).any())
+
+
+def note_chunks(found: RawFound, *, ids: Ids, now_ms: int) -> None:
+    """Note in every store that answers that the chunks that hold rows may go, and of their writers those before them.
+
+    They go together: what is collected of a raw log is, of each writer, all up to a chunk. See `note_forgotten`.
+    """
+    last: dict[str, int] = {}
+    for writer, number in found.holding:
+        last[writer] = max(number, last.get(writer, 0))
+    for store in found.stores:
+        keys = [key for key, (writer, number) in found.keys[store.uri].items() if number <= last.get(writer, 0)]
+        note_forgotten(store, sorted(keys), ids=ids, now_ms=now_ms)
+
+
+def _chunks(store: ObjectStore) -> dict[str, _Chunk]:
+    found = ((info.key, parse(info.key)) for info in store.list(LIVE_PREFIX))
+    return {key: (each.writer, each.number) for key, each in found if isinstance(each, ChunkKey)}

@@ -1,0 +1,82 @@
+"""What still holds rows that are to be forgotten: object by object, why it is there, and until when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class By(StrEnum):
+    """What keeps an object that holds rows."""
+
+    TABLE = "table"
+    """The newest version names it, or a region has not merged it: forget again."""
+    VERSION = "version"
+    """A version that is retained needs it."""
+    TAG = "tag"
+    """A tag keeps its version."""
+    COLLECTOR = "collector"
+    """Nothing needs it: the collector takes it when it has been so for long enough."""
+    RAW_LOG = "raw_log"
+    """A table has not taken the chunk yet, or nobody said where the raw log is."""
+    NOT_READ = "not_read"
+    """It cannot be read, or the condition cannot tell whether it holds a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An object of the table or a raw log that holds rows, or may hold values of them, and what keeps it.
+
+    `until_ms` is the earliest time at which a collection that runs daily deletes it; None where that waits for somebody
+    to do what `why` says. Of `tag` and `version` those that show the rows.
+    """
+
+    store: str
+    key: str
+    kind: str
+    by: By
+    why: str
+    until_ms: int | None = None
+    tag: str | None = None
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a search of all objects found at `at_ms`; at `version` of the table, the newest.
+
+    `since` is the version on which it was last forgotten, None where it never was: what is gone and was named up to it
+    may have held rows, so metadata about it counts as holding values of them. `objects` were there, in all stores.
+    """
+
+    version: int
+    since: int | None
+    at_ms: int
+    objects: int
+    held: tuple[Held, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing holds any of the rows."""
+        return not self.held
+
+    @property
+    def until_ms(self) -> int | None:
+        """When the last of it can be gone by itself; None where something waits for somebody, or nothing is held."""
+        times = [each.until_ms for each in self.held]
+        known = [each for each in times if each is not None]
+        return max(known) if known and len(known) == len(times) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """What `forget` did: `rows` were deleted now, and `splits` rewritten; the newest version holds none of them.
+
+    `version` is that of its last commit, of id `commit_id` (empty where it committed nothing).
+    """
+
+    version: int
+    commit_id: str = ""
+    rows: int = 0
+    splits: int = 0
+    report: Report

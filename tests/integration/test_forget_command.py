@@ -1,0 +1,97 @@
+"""`tidemark forget` and the job, on tables in a folder whose every file is read at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tidemark as tm
+from jobs import forget
+from pipelines.cli import main
+from storage_core.objectstore.local import LocalStore
+from tests.support.forgetting import CANARY, WHERE, places_of
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("person", pa.string())])
+Run = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """A table that retains nothing for long, with a person in two of its splits."""
+    table = tm.Table.create(
+        str(tmp_path / "people"), SCHEMA, settings={"gc.retention": "0s", "gc.horizon": "0s"}, time_column=None
+    )
+    for number in range(3):
+        person = CANARY if number else "ann"
+        table.append([{"id": 10 * number, "person": person}, {"id": 10 * number + 1, "person": "bob"}])
+    return str(tmp_path / "people")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command with `--json` and return what it printed, line by line; it has to end with `code`."""
+
+    def run(*words: str, code: int = 0) -> list[dict[str, Any]]:
+        capsys.readouterr()
+        found = main([*words, "--json"])
+        printed = capsys.readouterr()
+        assert found == code, printed
+        return [json.loads(line) for line in printed.out.splitlines()]
+
+    return run
+
+
+def _files(uri: str) -> set[tuple[str, str]]:
+    return places_of(LocalStore(Path(uri)), [CANARY.encode()])
+
+
+def test_it_says_what_holds_the_rows_until_the_collector_has_taken_it(run: Run, uri: str) -> None:
+    (done,) = run("forget", uri, "--where", WHERE)
+    assert (done["status"], done["rows"], done["splits"], done["is_clean"]) == ("committed", 2, 2, False)
+    held = {each["key"] for each in done["held"]}
+    assert {key for _, key in _files(uri)} <= held
+    found, failed = run("forget", uri, "--where", WHERE, "--report", code=5)
+    assert {each["key"] for each in found["held"]} == held
+    assert failed["error"] == "unavailable"
+    for _ in range(3):
+        run("gc", uri, "--horizon", "0s")
+    (clean,) = run("forget", uri, "--where", WHERE, "--report")
+    assert (clean["is_clean"], clean["held"], _files(uri)) == (True, [], set())
+    rows = run("sql", uri, "select id from t order by id")
+    assert [each["id"] for each in rows] == [0, 1, 11, 21]
+
+
+def test_people_are_told_why_each_object_is_there(run: Run, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("tag", uri, "audit")
+    capsys.readouterr()
+    assert main(["forget", uri, "--where", WHERE]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("2 rows deleted (version ")
+    assert "the tag 'audit' keeps version 3" in shown
+
+
+def test_the_job_reports_what_it_did_and_what_is_left(uri: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert forget.main(["--table-uri", uri, "--where", WHERE, "--json"]) == 0
+    report = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (report["job"], report["status"], report["rows_in"], report["splits_in"]) == ("forget", "committed", 2, 2)
+    assert report["details"]["held"]
+    assert forget.main(["--table-uri", uri, "--where", WHERE, "--dry-run", "--json"]) == 0
+    again = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (again["status"], again["details"]["is_clean"]) == ("planned", False)
+
+
+def test_a_raw_log_is_given_with_what_it_calls_the_table(run: Run, uri: str, tmp_path: Path) -> None:
+    with tm.RawLog([str(tmp_path / "raw")]) as log:
+        log.append("people", {"id": 7, "person": CANARY})
+    (failed,) = run("forget", uri, "--where", WHERE, "--raw", str(tmp_path / "raw"), code=2)
+    assert "--raw-table" in failed["message"]
+    given = ("--raw", str(tmp_path / "raw"), "--raw-table", "people")
+    (done,) = run("forget", uri, "--where", WHERE, *given)
+    (chunk,) = [each for each in done["held"] if each["kind"] == "raw_chunk"]
+    assert chunk["by"] == "raw_log"
+    assert "distribute, forget again" in chunk["why"]

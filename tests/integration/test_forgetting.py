@@ -1,0 +1,154 @@
+"""A person asks to be forgotten: their rows leave the table at once, and every store as the collector goes.
+
+At every stage each object of every store is read, decoded whatever it is, and compared with what the report says.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from storage_core.errors import InvalidInput
+from storage_core.forget.report import By
+from tests.support.forgetting import (
+    APPENDED,
+    CANARY,
+    HORIZON_MS,
+    KEYED,
+    RETENTION_MS,
+    WHERE,
+    Forgetful,
+    require_true,
+)
+
+
+def _appended() -> Forgetful:
+    """The person is in the base, indexes, older versions, quarantine and a raw log on three stores."""
+    made = Forgetful.create(APPENDED)
+    table = made.opened()
+    table.append(made.rows(range(10)) + made.rows([100, 101], CANARY))
+    made.index()
+    table.append(made.rows(range(20, 24)) + made.rows([120], CANARY))
+    made.keyed.compact()
+    made.index()
+    made.opened().append(made.rows(range(30, 33)))
+    made.produce(range(200, 203))
+    made.produce([300], CANARY)
+    made.produce(range(310, 312))
+    made.distribute()
+    made.index()
+    made.reject(f"7,{CANARY}", "8,somebody else")
+    made.reject("9,only others", source="other.csv")
+    return made
+
+
+def _keyed() -> Forgetful:
+    """The person is in the base, generations, the log of a region, and superseded by other rows of the same key."""
+    made = Forgetful.create(KEYED)
+    table = made.opened()
+    table.append(made.rows(range(10)) + made.rows([100, 101, 102], CANARY))
+    made.keyed.merge_all()
+    made.index()
+    table = made.opened()
+    table.append(made.rows(range(20, 24)) + made.rows([120, 121], CANARY))
+    made.produce(range(200, 203))
+    made.produce([300], CANARY)
+    made.distribute()
+    with made.opened().writer() as writer:
+        writer.put(made.rows([30, 31]) + made.rows([130], CANARY))
+        writer.patch({"id": 100, "note": f"of {CANARY}"})
+        writer.put(made.rows([121]))  # that key is somebody else by now
+    made.reject(f'{{"id": 7, "person": "{CANARY}"}}')
+    return made
+
+
+def _retained(made: Forgetful) -> None:
+    """Wait for the retention, and collect until nothing more goes."""
+    for _ in range(6):
+        made.clock.now += RETENTION_MS + HORIZON_MS
+        made.collect()
+        made.report()
+
+
+@pytest.mark.parametrize("make", [_appended, _keyed])
+def test_no_byte_of_a_person_is_left_and_the_report_is_true_at_every_stage(make: object) -> None:
+    made: Forgetful = make()  # type: ignore[operator]
+    before = made.places()
+    kinds = {key.split("/")[0] for _, key in before}
+    assert {"splits", "_indices", "_transaction_log", "quarantine", "live"} <= kinds
+    done = made.opened().forget(WHERE, raw_logs=[made.raw])
+    assert done.rows > 0
+    assert made.numbers() == sorted(made.others)
+    require_true(done.report, made.places())
+    assert not [each for each in done.report.held if each.by is By.TABLE]
+    assert not [each for each in done.report.held if each.until_ms is None]
+    made.index()
+    made.report()
+    made.clock.now += HORIZON_MS
+    made.collect()
+    made.report()
+    _retained(made)
+    assert made.places() == set()
+    assert made.report().is_clean
+    assert made.numbers() == sorted(made.others)
+
+
+def test_what_a_tag_protects_is_named_until_it_is_dropped() -> None:
+    made = _appended()
+    tag = made.opened().tag("audit")
+    made.opened().forget(WHERE, raw_logs=[made.raw])
+    _retained(made)
+    report = made.report()
+    assert not report.is_clean
+    assert {(each.by, each.tag, each.version) for each in report.held} == {(By.TAG, "audit", tag.version)}
+    assert "remove the tag" in report.held[0].why
+    made.opened().untag("audit")
+    _retained(made)
+    assert made.report().is_clean
+    assert made.places() == set()
+
+
+def test_a_chunk_that_is_not_distributed_yet_is_named_and_its_rows_are_forgotten_after_it() -> None:
+    made = _appended()
+    made.produce([400], CANARY)
+    report = made.opened().forget(WHERE, raw_logs=[made.raw]).report
+    waiting = [each for each in report.held if each.by is By.RAW_LOG]
+    assert len(waiting) == len(made.raw_stores)
+    assert all("distribute, forget again" in each.why for each in waiting)
+    _retained(made)
+    assert not made.report().is_clean
+    made.distribute()
+    assert 400 in made.numbers(), "as the report said"
+    made.opened().forget(WHERE, raw_logs=[made.raw])
+    _retained(made)
+    assert made.report().is_clean
+    assert made.numbers() == sorted(made.others)
+
+
+def test_a_raw_log_that_nobody_named_keeps_the_report_from_being_clean() -> None:
+    made = _appended()
+    held = made.opened().forget(WHERE).report.held
+    assert [each.kind for each in held if each.by is By.RAW_LOG] == ["raw_log"]
+
+
+def test_forgetting_again_changes_nothing() -> None:
+    made = _appended()
+    made.opened().forget(WHERE, raw_logs=[made.raw])
+    objects = {info.key for info in made.table_store.list("")}
+    again = made.opened().forget(WHERE, raw_logs=[made.raw])
+    assert (again.rows, again.splits, again.commit_id) == (0, 0, "")
+    assert {info.key for info in made.table_store.list("")} == objects
+
+
+def test_others_in_a_quarantine_entry_stay_in_quarantine() -> None:
+    made = _appended()
+    made.opened().forget(WHERE, raw_logs=[made.raw])
+    _retained(made)
+    texts = [made.table_store.get(info.key).data.decode() for info in made.table_store.list("quarantine/")]
+    assert sorted("somebody else" in each for each in texts) == [False, True]
+    assert sorted("only others" in each for each in texts) == [False, True]
+
+
+def test_a_condition_is_needed() -> None:
+    made = Forgetful.create(APPENDED, raw_stores=0)
+    with pytest.raises(InvalidInput, match="forget needs a condition"):
+        made.opened().forget(None)  # type: ignore[arg-type]

@@ -1,0 +1,177 @@
+"""Forgetting ends at any of its requests and is run again; others commit at any of its requests, or it at theirs.
+
+Whatever comes first, the person is out of the table, everybody else is in it, and the report is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import pytest
+
+from storage_core.errors import CommitConflict
+from storage_core.objectstore.meter import RequestKind
+from tests.support.clock import ManualClock
+from tests.support.copies import copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.forgetting import (
+    APPENDED,
+    CANARY,
+    HORIZON_MS,
+    KEYED,
+    RETENTION_MS,
+    WHERE,
+    Forgetful,
+    require_true,
+    row,
+)
+
+Act = Callable[[Forgetful], object]
+
+
+@cache
+def _start(kind: str) -> Forgetful:
+    made = Forgetful.create(KEYED if kind == "keyed" else APPENDED, raw_stores=0)
+    made.opened().append(made.rows(range(6)) + made.rows([100], CANARY))
+    if kind == "keyed":
+        made.keyed.merge_all()
+    made.index()
+    made.opened().append(made.rows(range(10, 14)) + made.rows([110], CANARY))
+    made.reject(f"7,{CANARY}", "8,somebody else")
+    return made
+
+
+def _copy(kind: str) -> Forgetful:
+    start = _start(kind)
+    clock = ManualClock(start.clock.now, step_ms=1)
+    store = copy_of(start.table_store, start.table_store.uri.removeprefix("memory://"), clock)
+    return Forgetful(start.config, store, [], clock, seed=50, others={*start.others})
+
+
+def _forget(made: Forgetful, store: FaultStore | None = None) -> object:
+    return made.opened(store).forget(WHERE)
+
+
+def _require_forgotten(made: Forgetful, others: set[int]) -> None:
+    """Fail unless only these others are there, and nothing of the person is once all retention is over."""
+    assert made.numbers() == sorted(others)
+    made.report()
+    for _ in range(6):
+        made.clock.now += RETENTION_MS + HORIZON_MS
+        made.collect()
+    assert made.report().is_clean
+    assert made.places() == set()
+    assert made.numbers() == sorted(others)
+
+
+@pytest.mark.parametrize("side", CrashFault)
+@pytest.mark.parametrize("kind", ["append", "keyed"])
+def test_it_may_end_at_any_request_and_be_run_again(kind: str, side: CrashFault) -> None:
+    left: list[Forgetful] = []
+    for number in _puts(kind):  # a request that only reads leaves what the one before it left
+        made = _copy(kind)
+        store = FaultStore(made.table_store)
+        store.at(number, side)
+        with pytest.raises(Crash):
+            _forget(made, store)
+        left.append(made)
+    assert len(left) > 5
+    for made in left:
+        require_true(made.opened().forgotten(WHERE), made.places())
+        _forget(made)
+        _require_forgotten(made, made.others)
+
+
+def _append(made: Forgetful) -> None:
+    made.opened().append([row(500)])
+
+
+def _restore(made: Forgetful) -> None:
+    made.opened().restore(1)
+
+
+def _merge(made: Forgetful) -> None:
+    made.keyed.merge_all()
+
+
+OTHERS: Mapping[str, Act] = {
+    "append": _append,
+    "delete": lambda made: made.opened().delete("id = 3"),
+    "compact": lambda made: made.keyed.compact(),
+    "index": lambda made: made.index(),
+    "forget": lambda made: made.opened().forget("id = 3"),
+    "merge": _merge,
+    "columns": lambda made: made.opened().add_column("more", "int"),
+}
+KINDS = {name: ("keyed",) if name == "merge" else ("append",) for name in OTHERS}
+GONE = {"delete": {3}, "forget": {3}}
+CAME = {"append": {500}}
+
+
+@pytest.mark.parametrize(("theirs", "kind"), [(name, kind) for name in OTHERS for kind in KINDS[name]])
+def test_others_commit_at_any_of_its_requests(theirs: str, kind: str) -> None:
+    """The row of the conflict table: it is planned again, and both are done."""
+    for number in _puts(kind):
+        made = _copy(kind)
+        meanwhile = _At(number, lambda made=made: OTHERS[theirs](made))  # type: ignore[misc]
+        _forget(made, FaultStore(made.table_store, watch=meanwhile))
+        assert meanwhile.acted
+        others = (made.others - GONE.get(theirs, set())) | CAME.get(theirs, set())
+        assert made.numbers() == sorted(others)
+        require_true(made.opened().forgotten(WHERE), made.places())
+
+
+# ok: theirs commits all the same. abort: theirs commits nothing where it came in between, and is planned again; of an
+# index where all that it indexed is rewritten.
+COLUMN = {"append": "ok", "delete": "ok", "compact": "abort", "index": "abort", "forget": "ok", "merge": "abort"}
+
+
+@pytest.mark.parametrize("mine", COLUMN)
+def test_it_commits_at_any_request_of_others(mine: str) -> None:
+    """The column of the conflict table."""
+    kind, aborted = KINDS[mine][0], 0
+    for number in _puts(kind, mine):
+        made = _copy(kind)
+        meanwhile = _At(number, lambda made=made: _forget(made))  # type: ignore[misc]
+        try:
+            OTHERS[mine](_through(made, FaultStore(made.table_store, watch=meanwhile)))
+        except CommitConflict:
+            aborted += 1
+        assert meanwhile.acted
+        _forget(made)
+        numbers = set(made.numbers())
+        assert numbers - GONE.get(mine, set()) - CAME.get(mine, set()) == made.others - GONE.get(mine, set())
+        require_true(made.opened().forgotten(WHERE), made.places())
+    assert (aborted > 0) == (COLUMN[mine] == "abort")
+
+
+class _At:
+    """A watch that acts once, before a request of this number."""
+
+    def __init__(self, number: int, act: Callable[[], object]) -> None:
+        self._left, self._act = number, act
+        self.acted = False
+
+    def __call__(self, kind: RequestKind, key: str) -> None:
+        del kind, key
+        self._left -= 1
+        if self._left < 0 and not self.acted:
+            self.acted = True
+            self._act()
+
+
+def _through(made: Forgetful, store: FaultStore) -> Forgetful:
+    """The same table, of which every request goes through another store."""
+    return Forgetful(made.config, store, [], made.clock, seed=90)  # type: ignore[arg-type]
+
+
+@cache
+def _puts(kind: str, name: str = "") -> tuple[int, ...]:
+    """The numbers of its requests that write, or of those of somebody else."""
+    made = _copy(kind)
+    kinds: list[RequestKind] = []
+    store = FaultStore(made.table_store, watch=lambda request, _: kinds.append(request))
+    beside = _through(made, store)
+    (OTHERS[name] if name else _forget)(beside)
+    return tuple(number for number, each in enumerate(kinds) if each == "put")
