@@ -13,6 +13,7 @@ from storage_core.log.actions import (
     KEY_INDEXES_FEATURE,
     OWN_FEATURE,
     PACKED_METADATA_FEATURE,
+    PARTITIONS_FEATURE,
     PRUNED_FEATURE,
     REGIONS_FEATURE,
     TRANSLATIONS_FEATURE,
@@ -29,6 +30,7 @@ from storage_core.log.actions import (
 from storage_core.rows.columns import COLUMN_ID
 from storage_core.rows.vectors import VECTOR
 from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
+from storage_core.settings.partition_fields import PARTITION_BY_KEY
 from storage_core.settings.region_fields import REGIONS_KEY
 from storage_core.settings.table import FORMER_WINDOWS_KEY, SPLIT_METADATA_KEY
 
@@ -69,6 +71,8 @@ def _needed_by(action: Action) -> Iterable[str]:
                 yield PACKED_METADATA_FEATURE  # without it checksums of new splits are not found
             if VECTOR in action.schemaString:
                 yield VECTOR_COLUMNS_FEATURE  # without it writers let in lists of any length
+            if PARTITION_BY_KEY in action.configuration:
+                yield PARTITIONS_FEATURE  # without it splits are of no partition, and those of several are merged
             if COLUMN_ID in action.schemaString:
                 yield CHANGED_COLUMNS_FEATURE  # without it splits of earlier schemas are damaged, or of other values
             if any(_is_of_the_key(*entry) for entry in action.configuration.items()):
