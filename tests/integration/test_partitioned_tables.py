@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import gzip
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,16 +15,24 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidemark as tm
+from storage_core.audit.audit import audit
+from storage_core.audit.splits import AuditedTable, audit_split
+from storage_core.clock import SystemClock
 from storage_core.compaction import invariants, rewindow
 from storage_core.compaction.scope import scope_of
 from storage_core.errors import InvalidInput, Unsupported
+from storage_core.formats import avro_state
 from storage_core.ids import SystemIds
 from storage_core.log import actions, snapshot
 from storage_core.log.files.live import Added, LiveFiles
 from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import IfAbsent
+from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import explain, prune
+from storage_core.repair.repair import repair
 from storage_core.rows.partitions import by_partition
 from storage_core.table import Table
 from tests.support.merge_plan import plan
@@ -335,9 +345,9 @@ def test_a_keyed_table_is_merged_patched_and_deleted_within_partitions(request: 
     model: dict[tuple[str, int], str] = {}
     for step in range(4):
         with table.writer() as writer:
-            rows = [{"tenant": f"t{n % 3}", "id": n, "name": f"word{step}"} for n in range(step, 30, step + 1)]
-            writer.put(rows)
-            model |= {(each["tenant"], each["id"]): each["name"] for each in rows}
+            put = {(f"t{n % 3}", n): f"word{step}" for n in range(step, 30, step + 1)}
+            writer.put([{"tenant": tenant, "id": id_, "name": name} for (tenant, id_), name in put.items()])
+            model |= put
             writer.patch([{"tenant": "t0", "id": 0, "name": f"patched{step}"}])
             model["t0", 0] = f"patched{step}"
             writer.delete([{"tenant": "t1", "id": 4}])
@@ -397,6 +407,80 @@ def test_a_release_before_refuses_and_tables_without_partitions_need_no_feature(
     with pytest.raises(Unsupported, match="partitions"):
         Table.open(table.uri)
     assert Table.open(without.uri).version == 0
+
+
+def test_an_audit_finds_a_split_whose_values_are_not_those_of_its_rows(table: Table) -> None:
+    assert audit(table.store, table.snapshot).violations == ()
+    add = next(each for each in table.snapshot.splits.values() if each.partitionValues.get("tenant") == "a")
+    faults = audit_split(table.store, add, AuditedTable.of(table.snapshot))
+    wrong = replace(add, partitionValues={"tenant": "b"})
+    found = [each for each in audit_split(table.store, wrong, AuditedTable.of(table.snapshot)) if each not in faults]
+    assert {each.invariant for each in found} == {"SS-5"}
+    assert any("expected rows of the partition {'tenant': 'b'} only, found" in each.message for each in found)
+
+
+def parts_of(head: Snapshot) -> dict[str, object]:
+    return {add.path: (add.partitionValues, add.sourceId, add.partitionId) for add in head.splits.values()}
+
+
+def test_a_repair_finds_partitions_again_by_the_splits(table: Table) -> None:
+    table.append([row("a", 50, 9)])
+    expected = {
+        add.path: (add.partitionValues, add.sourceId, add.partitionId) for add in table.snapshot.splits.values()
+    }
+    lost, target = MemoryStore("lost"), MemoryStore("target")
+    for info in table.store.list(""):
+        if not info.key.startswith("_transaction_log/"):
+            lost.put(info.key, table.store.get(info.key).data, IfAbsent())
+    repair(lost, target, clock=SystemClock(), ids=SystemIds())
+    found = TransactionLog(target).snapshot()
+    assert found.metadata.partitionColumns == ("tenant",)
+    assert found.config.partition_by == ("tenant", "day(time)")
+    assert parts_of(found) == expected
+
+
+def test_a_reader_by_the_rules_of_the_protocol_finds_each_partition(table: Table) -> None:
+    """The rules of the reference: schema, partition columns and values of actions, and nothing else of ours."""
+    compact(table)
+    checkpoint(table)
+    metadata, live = _by_the_protocol(table.store)
+    columns = {each["name"] for each in json.loads(metadata["schemaString"])["fields"]}
+    assert metadata["partitionColumns"] == ["tenant"]
+    assert {*metadata["partitionColumns"]} <= columns
+    for tenant in TENANTS:
+        own = [path for path, values in live.items() if values.get("tenant") == tenant]
+        found = [
+            pq.read_table(pa.BufferReader(table.store.get(path).data), columns=["tenant", "n"]).to_pylist()
+            for path in own
+        ]
+        assert sorted(each["n"] for rows in found for each in rows) == [0, 0, 1, 1, 2, 2]
+        assert {each["tenant"] for rows in found for each in rows} == {tenant}
+        assert all(
+            f"tenant={values.get('tenant')}" in path for path, values in live.items() if tenant == "a" and path in own
+        )
+    (state,) = (info.key for info in table.store.list("_transaction_log/state-v"))
+    manifests = avro_state.decode_state(table.store.get(state).data, state).manifests
+    assert [each.partition_bounds for each in manifests] == [{"time_day": ("2024-01-01", "2024-01-02")}]
+
+
+def _by_the_protocol(store: MeteredStore) -> tuple[Mapping[str, Any], dict[str, Mapping[str, str]]]:
+    metadata: Mapping[str, Any] = {}
+    live: dict[str, Mapping[str, str]] = {}
+    for key in sorted(info.key for info in store.list("_transaction_log/") if re.search(r"/\d{20}\.json$", info.key)):
+        data = store.get(key).data
+        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        for line in text.splitlines():
+            ((name, body),) = json.loads(line).items()
+            match name:
+                case "metaData":
+                    metadata = body
+                case "add":
+                    live[body["path"]] = body["partitionValues"]
+                case "remove":
+                    del live[body["path"]]
+                case _:
+                    pass
+    return metadata, live
 
 
 def test_partitions_are_described_and_never_change(table: Table) -> None:
