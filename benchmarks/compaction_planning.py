@@ -28,7 +28,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.local import LocalStore
 from tests.support.many_splits import snapshot_of_many
 
-CASES = ((921_600, 1), (1_000_000, 10_000))
+CASES = ((921_600, 1, 0), (1_000_000, 100, 10_000), (1_000_000, 10_000, 0))
+"""Splits, windows, and partitions in each window."""
 MOST_SECONDS, MOST_MIB = 2.0, 1024.0
 
 
@@ -42,12 +43,13 @@ class Cost:
 
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield the metrics of one case after the other; as ratios, how far below the bound they are."""
-    for splits, some in CASES[-1:] if small else CASES:
+    for splits, some, partitions in CASES[-1:] if small else CASES:
         count, windows = (splits // 100, min(100, some)) if small else (splits, some)
         case = f"{count:,} splits in {windows:,} window{'s' * (windows > 1)}"
+        case += f" of {partitions:,} partitions" if partitions else ""
         with tempfile.TemporaryDirectory() as folder:
             with _process() as process:
-                process.submit(_write, folder, count, windows).result()
+                process.submit(_write, folder, count, windows, partitions).result()
             with _process() as process:
                 opened, planned, owed, before, peak = process.submit(_plan, folder, count * 1000).result()
         yield Metric(name=f"open {case}", value=opened.wall, unit="s")
@@ -59,10 +61,10 @@ def measure(*, small: bool) -> Iterator[Metric]:
         yield _bounded(f"peak memory, {case}", peak, "MiB", MOST_MIB)
 
 
-def _write(folder: str, splits: int, windows: int) -> None:
+def _write(folder: str, splits: int, windows: int, partitions: int) -> None:
     """Make a table whose checkpoint lists the splits; none of them was committed one by one."""
     log = TransactionLog(LocalStore(Path(folder)))
-    many = snapshot_of_many(splits, windows)
+    many = snapshot_of_many(splits, windows, partitions=partitions)
     head = log.create(many.metadata)
     write_checkpoint(log.store, replace(head, splits=many.splits), log.ids.uuid, compact=True)
 

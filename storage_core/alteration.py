@@ -91,6 +91,12 @@ def widen_column(name: str, type_: ColumnType) -> Change:
                 f"a date a timestamp; add a column of type {type_text(wider)} and write the values into that",
                 column=name,
             )
+        if pa.types.is_date(field.type) and name in _partition_sources(snapshot):
+            raise InvalidInput(
+                f"column {name!r} is a date that the table is partitioned by, and its partitions are not those of a "
+                "timestamp; make a table with the other type and copy the rows",
+                column=name,
+            )
         if pa.types.is_date(field.type) and name in snapshot.config.primary_key:
             raise InvalidInput(
                 f"column {name!r} is a date in the primary key, and its hash is not that of a timestamp; make a table "
@@ -157,7 +163,7 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
         f"a column that regions divide the table by; {copy}": any(
             name in field.source_ids for spec in config.region_specs for field in spec.fields
         ),
-        f"a partition column; {copy}": name in snapshot.metadata.partitionColumns,
+        f"a column that the table is partitioned by; {copy}": name in _partition_sources(snapshot),
         f"a column of the index {next(iter(indexes), '')!r}; declare the table without that first": bool(indexes),
         "named in bloom_filters; declare the table without it there first": name in config.bloom_filters,
         "named in map_columns, by which patches merge it; put whole rows of another column": name in config.map_columns,
@@ -171,6 +177,10 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
         used = "in the sort schema of splits that were written before; wait until retention has taken them, or " + copy
     if used is not None:
         raise InvalidInput(f"column {name!r} cannot be {change}: it is {used}", column=name)
+
+
+def _partition_sources(snapshot: Snapshot) -> set[str]:
+    return {*snapshot.metadata.partitionColumns, *(each.column for each in snapshot.config.partition_fields)}
 
 
 def _sorted_by(snapshot: Snapshot) -> set[str]:

@@ -47,6 +47,7 @@ def create(
     metadata = Metadata(
         id=log.ids.uuid(),
         schemaString=to_schema_string(schema),
+        partitionColumns=config.partition_columns,
         configuration={**config.to_configuration(), **extra},
         createdTime=log.clock.now_ms(),
     )

@@ -1,8 +1,7 @@
 """Tables as declared in `tables/*.yaml`: checked completely on load, each error with its file, line and field.
 
-A declaration says what a table is (columns, keys, windows, order, indexes), where its rows land, and when its upkeep
-runs. Adding a file adds a table. Every scalar is read as text and converted by the field that takes
-it, so a column called `on` or `no` is not a boolean.
+A declaration says what a table is, where its rows land, and when its upkeep runs. Adding a file adds a table. Every
+scalar is read as text and converted by the field that takes it, so a column called `on` or `no` is not a boolean.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from storage_core.ingest.landing import LandingSpec, captured_columns
 from storage_core.region.spec import check_spec, first_specs
 from storage_core.rows import sort_schema as sort_schemas
 from storage_core.rows import windows
+from storage_core.rows.partitions import check_partitions
 from storage_core.rows.sort_order import bind
 from storage_core.settings.table import MapMode, TableConfig
 
@@ -66,6 +66,7 @@ class TableDeclaration(Closed):
     indexes: tuple[IndexDeclaration, ...] = ()
     maintained_indexes: tuple[str, ...] | None = None
     bloom_filters: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
     landing: LandingDeclaration | None = None
     late_data: LateDeclaration | None = None
     retention: Milliseconds | None = None
@@ -100,6 +101,7 @@ class TableDeclaration(Closed):
             indexes=tuple(index.definition() for index in self.indexes),
             maintained_indexes=self.maintained_indexes,
             bloom_filters=self.bloom_filters,
+            partition_by=self.partition_by,
             retention_ms=self.retention,
             raw_logs=self.raw_logs,
             idle_after_ms=self.idle_after,
@@ -156,10 +158,10 @@ class TableDeclaration(Closed):
                 raise InvalidInput(f"column {name!r} is a {columns[name].type}; a time column must be a timestamp")
         return name
 
-    @field_validator("primary_key", mode="before")
+    @field_validator("primary_key", "partition_by", mode="before")
     @classmethod
-    def _one_key_column_needs_no_list(cls, key: object) -> object:
-        return [key] if isinstance(key, str) else key
+    def _one_needs_no_list(cls, given: object) -> object:
+        return [given] if isinstance(given, str) else given
 
     @field_validator("primary_key")
     @classmethod
@@ -234,6 +236,14 @@ class TableDeclaration(Closed):
             check_maintained(TableConfig(primary_key=key, indexes=definitions, maintained_indexes=names))
         return names
 
+    @field_validator("partition_by")
+    @classmethod
+    def _partitions_are_of_columns(cls, texts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if {"columns", "time_column", "primary_key"} <= info.data.keys():
+            schema = cls.model_construct(**info.data).schema()
+            check_partitions(TableConfig(partition_by=texts).partition_fields, schema, info.data["primary_key"])
+        return texts
+
     @field_validator("landing")
     @classmethod
     def _landed_files_fill_the_columns(
@@ -275,10 +285,9 @@ class TableDeclaration(Closed):
     ) -> PartitionsDeclaration | None:
         if partitions is None or "window" not in info.data:
             return partitions
-        seconds = info.data["window"]
+        seconds, start, end = info.data["window"], partitions.start, partitions.end
         if seconds is None:
             raise InvalidInput("only a table with a window has partitions")
-        start, end = partitions.start, partitions.end
         if any(each.timestamp() % seconds for each in (start, end) if each):
             raise InvalidInput(f"start and end must be starts of windows of {seconds} s")
         if end and not 0 < (end - start).total_seconds() / seconds <= MOST_PARTITIONS:

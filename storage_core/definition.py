@@ -16,6 +16,7 @@ from storage_core.region.spec import check_spec
 from storage_core.rows import sort_order, sort_schema
 from storage_core.rows.columns import former_names, stored_name
 from storage_core.rows.fold import merging
+from storage_core.rows.partitions import check_partitions
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.vectors import type_text
 from storage_core.rows.windows import parse_duration, validate_duration
@@ -46,6 +47,7 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
         kind = type_text(schema.field(nested[0]).type)
         raise InvalidInput(f"primary_key names {nested[0]!r} of type {kind}, which has no order", column=nested[0])
     check_spec(config.region_spec, schema, config.primary_key)
+    check_partitions(config.partition_fields, schema, config.primary_key)
     check_maps(schema, config)
     _check_bloom_filters(schema, config)
     for index in config.indexes:
@@ -197,13 +199,13 @@ def _setting(config: TableConfig, name: str) -> object:
     return config.region_spec.fields if name == "region_specs" else getattr(config, name)
 
 
-def key_columns(primary_key: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns of the key in order, none for an append table."""
-    if primary_key is None or isinstance(primary_key, str):
-        return () if primary_key is None else (primary_key,)
-    if not isinstance(primary_key, list | tuple):
-        raise InvalidInput(f"primary_key is a column's name or a list of them, found {primary_key!r}")
-    return tuple(primary_key)
+def key_columns(given: str | Sequence[str] | None, setting: str = "primary_key") -> tuple[str, ...]:
+    """Return the columns of a key, or of another setting that takes one alone, in order; none for None."""
+    if given is None or isinstance(given, str):
+        return () if given is None else (given,)
+    if not isinstance(given, list | tuple):
+        raise InvalidInput(f"{setting} is a column's name or a list of them, found {given!r}")
+    return tuple(given)
 
 
 def listed_names(setting: str, names: Sequence[str]) -> tuple[str, ...]:

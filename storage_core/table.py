@@ -120,6 +120,7 @@ class Table:
         retention: str | int | None = None,
         map_columns: Mapping[str, MapMode] | None = None,
         bloom_filters: Sequence[str] = (),
+        partition_by: str | Sequence[str] = (),
         maintained_indexes: Sequence[str] | None = None,
         settings: Mapping[str, object] | None = None,
     ) -> Table:
@@ -131,10 +132,11 @@ class Table:
         `late_data` (`{"policy": "quarantine", "acceptance_window": "1h"}`) says what becomes of rows that arrive late;
         without it none is late. Whole windows leave when they ended as long ago as `retention` says, such as `"30d"`,
         or seconds. Splits have a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single
-        values. Generations of a keyed table get segments of `maintained_indexes`, of all `indexes` where it is not
-        said. `settings` are those of `alter`, such as `{"splits.target_size": "64MiB"}`. Raises `InvalidInput` when the
-        location holds a table already or the parts contradict each other, `Unsupported` when the store cannot hold a
-        table. One LIST and one PUT; on S3 the store is probed before.
+        values. Splits are of one partition each of `partition_by`: columns, or transforms of them such as `day(ts)`,
+        `bucket[16](id)` and `truncate[4](name)`. Generations of a keyed table get segments of `maintained_indexes`, of
+        all `indexes` where it is not said. `settings` are those of `alter`, such as `{"splits.target_size": "64MiB"}`.
+        Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
+        `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
         from storage_core import creation
         from storage_core.definition import check_definition, index_definitions, key_columns, late_setting, listed_names
@@ -160,6 +162,7 @@ class Table:
             region_specs=first_specs(regions, schema),
             map_columns=map_columns or {},
             bloom_filters=listed_names("bloom_filters", bloom_filters),
+            partition_by=key_columns(partition_by, "partition_by"),
             maintained_indexes=None
             if maintained_indexes is None
             else listed_names("maintained_indexes", maintained_indexes),

@@ -38,6 +38,9 @@ def init(
     ] = None,
     sort_schema: Annotated[str | None, typer.Option(metavar="TEXT", help=f"{_FROM_SCHEMA}order of rows.")] = None,
     primary_key: Annotated[str | None, typer.Option(metavar="COLUMNS", help=f"{_FROM_SCHEMA}makes it keyed.")] = None,
+    partition_by: Annotated[
+        str | None, typer.Option(metavar="FIELDS", help=f"{_FROM_SCHEMA}such as tenant,day(ts).")
+    ] = None,
     index: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME:KIND:COLUMNS", help=f"{_FROM_SCHEMA}such as text:fulltext:message."),
@@ -65,6 +68,7 @@ def init(
         sort_schema=sort_schema,
         window=window or "auto",
         primary_key=None if primary_key is None else primary_key.split(","),
+        partition_by=() if partition_by is None else partition_by.split(","),
         indexes=[_index(each) for each in index or ()],
     )
     _made(table, None, "created", as_json=as_json)

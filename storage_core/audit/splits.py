@@ -22,6 +22,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import column_regex, statistics
 from storage_core.rows.columns import is_of_earlier, stored_schema
 from storage_core.rows.order import is_sorted
+from storage_core.rows.partitions import by_partition
 from storage_core.rows.schema import from_schema_string, to_schema_string
 from storage_core.rows.sort_order import SortOrder, bind, nameless, recorded_order
 from storage_core.rows.windows import validate_duration, window_starts
@@ -84,6 +85,7 @@ def audit_split(store: ObjectStore, add: Add, table: AuditedTable) -> list[Fault
 def _faults(split: OpenSplit, table: AuditedTable, written: AuditedTable) -> Iterator[Fault]:
     add = split.add
     yield from _window_faults(split, written.config)
+    yield from _partition_faults(split, written.config)
     yield from _duration_faults(add, coarse=written.config.coarse_window or table.config.coarse_window)
     order = written.order_of(add)
     if order is not None:
@@ -110,6 +112,17 @@ def _window_faults(split: OpenSplit, config: TableConfig) -> Iterator[Fault]:
     if starts - {add.windowStart}:
         shown = sorted(starts, key=lambda start: (start is None, start))[:_MOST_SHOWN]
         yield Fault("TW-1", f"expected rows of the window {add.windowStart} only, found {shown}")
+
+
+def _partition_faults(split: OpenSplit, config: TableConfig) -> Iterator[Fault]:
+    fields = config.partition_fields
+    if not fields or not split.rows:
+        return
+    found = [dict(values) for values, _ in by_partition(split.read({each.column for each in fields}), fields)]
+    if found != [dict(split.add.partitionValues)]:
+        wanted = dict(split.add.partitionValues)
+        expected, shown = (shortened(str(each), 1000) for each in (wanted, found[:_MOST_SHOWN]))
+        yield Fault("SS-5", f"expected rows of the partition {expected} only, found {shown}")
 
 
 def _duration_faults(add: Add, *, coarse: bool) -> Iterator[Fault]:

@@ -59,7 +59,7 @@ def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) 
         splits = [split.of_table(context.schema) for split in opened]
         schema = invariants.union_schema([(split.add.path, split.schema) for split in splits])
         head = SplitHead(
-            context=context,
+            context=replace(context, partition_values=adds[0].partitionValues),
             window=task.window,
             now_ms=now_ms,
             num_merge_ops=task.merge_ops,

@@ -29,7 +29,7 @@ from storage_core.read.column_names import in_columns
 from storage_core.read.key_splits import bounds_of_keys
 from storage_core.read.late_materialization import may_match
 from storage_core.read.predicate import Compare, Filter, IsNull, Or, Predicate, negate
-from storage_core.read.pruning import conditions, manifest_filter, prune_table
+from storage_core.read.pruning import conditions, manifests_for, prune_of
 from storage_core.read.row_filter import RowFilter
 from storage_core.read.row_group_pruning import groups_left, groups_with
 from storage_core.read.verified import Verified
@@ -86,12 +86,9 @@ class ByCondition:
     def candidates(self, snapshot: Snapshot) -> Candidates:
         """See `Finder`."""
         predicate = self._predicate(snapshot)
-        schema, time_column = snapshot.schema, snapshot.config.time_column
-        partitions = snapshot.metadata.partitionColumns
-        reads = manifest_filter(predicate, schema=schema, time_column=time_column, partition_columns=partitions)
-        files = snapshot.splits.table(reads)
-        files = files.filter(prune_table(files, predicate, schema=schema, time_column=time_column).keep)
-        doubtful = prune_table(files, _not_true(predicate), schema=schema, time_column=time_column).keep
+        files = snapshot.splits.table(manifests_for(snapshot, predicate))
+        files = files.filter(prune_of(snapshot, files, predicate).keep)
+        doubtful = prune_of(snapshot, files, _not_true(predicate)).keep
         counted = files.column("numRecords").is_valid()
         adds = snapshot.splits.records_at(files, np.arange(files.num_rows))
         certain = pc.and_(pc.invert(doubtful), counted).to_pylist()

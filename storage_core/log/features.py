@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from storage_core.log.actions import (
     CHANGED_COLUMNS_FEATURE,
     KEY_INDEXES_FEATURE,
     OWN_FEATURE,
     PACKED_METADATA_FEATURE,
+    PARTITIONS_FEATURE,
     PRUNED_FEATURE,
     REGIONS_FEATURE,
     SHARED_FEATURE,
@@ -31,10 +33,19 @@ from storage_core.log.sharing import SOURCE
 from storage_core.rows.columns import COLUMN_ID
 from storage_core.rows.vectors import VECTOR
 from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
+from storage_core.settings.partition_fields import PARTITION_BY_KEY
 from storage_core.settings.region_fields import REGIONS_KEY
 from storage_core.settings.table import FORMER_WINDOWS_KEY, SPLIT_METADATA_KEY
 
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
+
+_OF_SETTINGS: Final = {
+    REGIONS_KEY: REGIONS_FEATURE,  # without it writers claim, and readers look into, the region of the whole table
+    FORMER_WINDOWS_KEY: WINDOW_CHANGES_FEATURE,  # without it what was ingested under other windows is ingested again
+    SOURCE: SHARED_FEATURE,  # without it splits of the source are missed
+    PARTITION_BY_KEY: PARTITIONS_FEATURE,  # without it splits are of no partition, and those of several are merged
+}
+"""What a table needs that has one of these settings."""
 
 
 def first_protocol(metadata: Metadata) -> Protocol:
@@ -71,16 +82,11 @@ def _needed_by(action: Action) -> Iterable[str]:
         case Add() if action.deletionVector is not None:
             yield VECTORS_FEATURE  # without it rows that are gone are returned, and written back
         case Metadata():
-            if REGIONS_KEY in action.configuration:
-                yield REGIONS_FEATURE  # without it writers claim, and readers look into, the region of the whole table
-            if FORMER_WINDOWS_KEY in action.configuration:
-                yield WINDOW_CHANGES_FEATURE  # without it what was ingested under other windows is ingested again
+            yield from (feature for key, feature in _OF_SETTINGS.items() if key in action.configuration)
             if action.configuration.get(SPLIT_METADATA_KEY, "plain") != "plain":
                 yield PACKED_METADATA_FEATURE  # without it checksums of new splits are not found
             if VECTOR in action.schemaString:
                 yield VECTOR_COLUMNS_FEATURE  # without it writers let in lists of any length
-            if SOURCE in action.configuration:
-                yield SHARED_FEATURE  # without it splits of the source are missed
             if COLUMN_ID in action.schemaString:
                 yield CHANGED_COLUMNS_FEATURE  # without it splits of earlier schemas are damaged, or of other values
             if any(_is_of_the_key(*entry) for entry in action.configuration.items()):

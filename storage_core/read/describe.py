@@ -41,6 +41,7 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, recalls: Ma
         "time_column": config.time_column,
         "sort_schema": config.sort_schema,
         "window_seconds": config.window_seconds,
+        "partition_by": list(config.partition_by),
         "checkpoint_version": snapshot.checkpoint_version,
         "columns": [_column(each) for each in snapshot.schema],
         "windows": _windows(snapshot),

@@ -16,7 +16,7 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.predicate import And, Compare, Comparison, Or
-from storage_core.read.pruning import manifest_filter, prune_table
+from storage_core.read.pruning import manifests_for, prune_of
 from storage_core.read.verified import Verified
 from storage_core.region.memtable import matching
 from storage_core.rows.columns import stored_name
@@ -106,17 +106,12 @@ def rows(
 
 def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:
     """The splits of the manifests that have room for a key, and of all others that cost nothing to look at."""
-    splits, time_column = snapshot.splits, snapshot.config.time_column
-    bounded = {*snapshot.metadata.partitionColumns, time_column}
+    splits, config = snapshot.splits, snapshot.config
+    partitions = {each.column for each in config.partition_fields}
+    bounded = {*snapshot.metadata.partitionColumns, *partitions, config.time_column}
     if splits.is_read or bounded.isdisjoint(wanted.column_names):
         return splits.table()
-    keep = manifest_filter(
-        _equal(wanted),
-        schema=snapshot.schema,
-        time_column=time_column,
-        partition_columns=snapshot.metadata.partitionColumns,
-    )
-    return splits.table(keep)
+    return splits.table(manifests_for(snapshot, _equal(wanted)))
 
 
 def bounds_of_keys(files: pa.Table, key: pa.Schema) -> Sequence[Range]:
@@ -140,7 +135,7 @@ def _admitting(snapshot: Snapshot, files: pa.Table, wanted: pa.Table) -> set[str
     keep = np.zeros(files.num_rows, np.bool_)
     for start in range(0, wanted.num_rows, _KEYS_AT_ONCE):
         equal = _equal(wanted.slice(start, _KEYS_AT_ONCE))
-        pruned = prune_table(files, equal, schema=snapshot.schema, time_column=snapshot.config.time_column)
+        pruned = prune_of(snapshot, files, equal)
         keep |= pruned.keep.to_numpy(zero_copy_only=False)
     return set(files["path"].filter(pa.array(keep)).to_pylist())
 

@@ -14,13 +14,11 @@ from typing import assert_never
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage_core.log.actions import Add
 from storage_core.log.files.columns import ManifestBounds
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.bounds import (
-    ColumnBounds,
     Source,
     expressions_of,
     manifest_source,
@@ -28,11 +26,12 @@ from storage_core.read.bounds import (
     statistics_of,
     windows_of,
 )
-from storage_core.read.literals import Interval, at_least, at_most, interval
+from storage_core.read.compared_bounds import may_hold
+from storage_core.read.partition_pruning import by_partition_values, texts_of, texts_of_manifest
 from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque, Or, Predicate
 from storage_core.rows.codes import Mask
 from storage_core.rows.column_regex import may_match
-from storage_core.rows.sortable import unless_false
+from storage_core.settings.partition_fields import PartitionField
 
 # Enough rows to make a call of Arrow cheap, few enough that a batch's columns stay in the processor's cache.
 _BATCH_ROWS = 65_536
@@ -86,10 +85,7 @@ def prune(snapshot: Snapshot, predicate: Predicate | None) -> tuple[Add, ...]:
     """
     if predicate is None:
         return tuple(snapshot.splits.values())
-    schema, time_column = snapshot.schema, snapshot.config.time_column
-    partition_columns = snapshot.metadata.partitionColumns
-    reads = manifest_filter(predicate, schema=schema, time_column=time_column, partition_columns=partition_columns)
-    return _chosen(snapshot.splits.table(reads), predicate, snapshot).splits
+    return _chosen(snapshot.splits.table(manifests_for(snapshot, predicate)), predicate, snapshot).splits
 
 
 def explain(snapshot: Snapshot, predicate: Predicate | None) -> Pruned:
@@ -99,17 +95,46 @@ def explain(snapshot: Snapshot, predicate: Predicate | None) -> Pruned:
     return _chosen(snapshot.splits.table(), predicate, snapshot)
 
 
+def prune_of(snapshot: Snapshot, files: pa.Table, predicate: Predicate | None) -> PrunedTable:
+    """Tell which rows of a table of splits of the snapshot may hold a row that matches. No request is made."""
+    config = snapshot.config
+    return prune_table(
+        files,
+        predicate,
+        schema=snapshot.schema,
+        time_column=config.time_column,
+        partition_by=config.partition_fields,
+    )
+
+
+def manifests_for(snapshot: Snapshot, predicate: Predicate) -> Callable[[ManifestBounds], bool]:
+    """Return the `manifest_filter` of the snapshot."""
+    return manifest_filter(
+        predicate,
+        schema=snapshot.schema,
+        time_column=snapshot.config.time_column,
+        partition_columns=snapshot.metadata.partitionColumns,
+        partition_by=snapshot.config.partition_fields,
+    )
+
+
 def prune_table(
-    files: pa.Table, predicate: Predicate | None, *, schema: pa.Schema, time_column: str | None
+    files: pa.Table,
+    predicate: Predicate | None,
+    *,
+    schema: pa.Schema,
+    time_column: str | None,
+    partition_by: Sequence[PartitionField] = (),
 ) -> PrunedTable:
     """Tell which rows of a table of splits (`FILES_SCHEMA`) may hold a row that matches. No request is made.
 
-    `schema` is the table's: it types the texts of bounds and partition values. Steps run in the order `partition`
+    `schema` is the table's: it types the texts of bounds and partition values, which are those of the fields
+    `partition_by`, or in a table of others values of columns. Steps run in the order `partition`
     (where splits have partition values), `window`, `min/max`, `regex`, each on what the ones before it left.
     """
     if predicate is None:
         return PrunedTable(pa.array(np.ones(files.num_rows, dtype=bool)), ())
-    steps = _steps(files, schema, time_column)
+    steps = _steps(files, schema, time_column, partition_by)
     batches = [_prune_batch(each, predicate, steps) for each in files.select(_READ).to_batches(_BATCH_ROWS)]
     # -1 stands for a split that no step removed.
     removed_by = np.concatenate([np.empty(0, dtype=np.int8), *batches])
@@ -119,36 +144,49 @@ def prune_table(
 
 
 def manifest_filter(
-    predicate: Predicate | None, *, schema: pa.Schema, time_column: str | None, partition_columns: Iterable[str]
+    predicate: Predicate | None,
+    *,
+    schema: pa.Schema,
+    time_column: str | None,
+    partition_columns: Iterable[str],
+    partition_by: Sequence[PartitionField] = (),
 ) -> Callable[[ManifestBounds], bool]:
     """Return a function that tells from a manifest's bounds whether a split of it can hold a row that matches.
 
-    False only when none can. Bounds of columns other than `partition_columns` and the time column are not looked at.
+    False only when none can. Bounds of columns other than `partition_columns`, the fields `partition_by` and the time
+    column are not looked at.
     """
-    trusted = frozenset(partition_columns)
+    # Of ours a text may be cut, which only its field knows.
+    trusted = frozenset[str]() if partition_by else frozenset(partition_columns)
 
     def may_match(manifest: ManifestBounds) -> bool:
         if predicate is None:
             return True
         partitions = {column: bounds for column, bounds in manifest.partitions.items() if column in trusted}
-        source = manifest_source(replace(manifest, partitions=partitions), schema, time_column)
-        return bool(possible(predicate, by_bounds(source), 1)[0])
+        leaf = by_bounds(manifest_source(replace(manifest, partitions=partitions), schema, time_column))
+        by_value = by_partition_values(partition_by, schema, texts_of_manifest(manifest))
+        return bool(possible(predicate, _both(leaf, by_value), 1)[0])
 
     return may_match
 
 
 def _chosen(files: pa.Table, predicate: Predicate, snapshot: Snapshot) -> Pruned:
-    pruned = prune_table(files, predicate, schema=snapshot.schema, time_column=snapshot.config.time_column)
+    pruned = prune_of(snapshot, files, predicate)
     return Pruned(snapshot.splits.records_at(files, np.flatnonzero(pruned.keep)), pruned.steps)
 
 
-def _steps(files: pa.Table, schema: pa.Schema, time_column: str | None) -> Sequence[Step]:
+def _steps(
+    files: pa.Table, schema: pa.Schema, time_column: str | None, partition_by: Sequence[PartitionField]
+) -> Sequence[Step]:
     always: Sequence[Step] = (
         ("window", lambda batch: by_bounds(windows_of(batch, schema, time_column))),
         ("min/max", lambda batch: by_bounds(statistics_of(batch, schema))),
         ("regex", lambda batch: _by_expressions(expressions_of(batch, schema))),
     )
     by_partition: Step = ("partition", lambda batch: by_bounds(partitions_of(batch, schema)))
+    if partition_by:
+        own: Step = ("partition", lambda batch: by_partition_values(partition_by, schema, texts_of(batch)))
+        return (own, *always)
     partitioned = any(len(chunk.items) for chunk in files.column("partitionValues").chunks)
     return (by_partition, *always) if partitioned else always
 
@@ -216,14 +254,17 @@ def by_bounds(source: Source) -> Leaf:
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
         bounds = source(condition.column)
-        if bounds is None:
-            return None
-        if isinstance(condition, IsNull):
-            return _nullness_may_match(bounds, negated=condition.negated)
-        # A comparison with null is never true, whatever it compares with.
-        some = _nullness_may_match(bounds, negated=True)
-        wanted = interval(condition.value, bounds.type)
-        return some if wanted is None else some & _compare_may_match(bounds, condition.comparison, wanted)
+        return None if bounds is None else may_hold(bounds, condition)
+
+    return leaf
+
+
+def _both(one: Leaf, other: Leaf) -> Leaf:
+    """What neither of the answers excludes."""
+
+    def leaf(condition: Compare | IsNull) -> Mask | None:
+        found = [mask for mask in (one(condition), other(condition)) if mask is not None]
+        return np.logical_and.reduce(found) if found else None
 
     return leaf
 
@@ -245,36 +286,3 @@ def _by_expressions(expressions: Callable[[str], pa.Array | None]) -> Leaf:
         return found
 
     return leaf
-
-
-def _nullness_may_match(bounds: ColumnBounds, *, negated: bool) -> Mask:
-    """Whether some row may be null, or with `negated` may not be."""
-    some = pc.not_equal(bounds.nulls, bounds.rows) if negated else pc.greater(bounds.nulls, 0)
-    return unless_false(some)
-
-
-def _compare_may_match(bounds: ColumnBounds, comparison: Comparison, wanted: Interval) -> Mask:
-    match comparison:
-        case Comparison.EQ:
-            return at_most(bounds.low(), wanted.greatest) & at_least(bounds.high(), wanted.least)
-        case Comparison.LT:
-            return at_most(bounds.low(), wanted.greatest, strictly=True)
-        case Comparison.LE:
-            return at_most(bounds.low(), wanted.greatest)
-        case Comparison.GT:
-            return at_least(bounds.high(), wanted.least, strictly=True)
-        case Comparison.GE:
-            return at_least(bounds.high(), wanted.least)
-        case Comparison.NE:
-            return ~_is_everywhere(bounds, wanted)
-        case _:
-            assert_never(comparison)
-
-
-def _is_everywhere(bounds: ColumnBounds, wanted: Interval) -> Mask:
-    """Whether every value of the split is certainly the literal's."""
-    low, high = bounds.low(), bounds.high()
-    if wanted.least != wanted.greatest:
-        return np.zeros(len(low), dtype=bool)
-    known: Mask = pc.and_(low.is_valid(), high.is_valid()).to_numpy(zero_copy_only=False)
-    return known & at_least(low, wanted.least) & at_most(high, wanted.least)

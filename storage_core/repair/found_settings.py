@@ -35,7 +35,12 @@ def metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
             uri=store.uri,
         )
     origin = newest.origin
-    return Metadata(id=origin.table_id, schemaString=origin.table_schema, configuration=origin.configuration)
+    return Metadata(
+        id=origin.table_id,
+        schemaString=origin.table_schema,
+        partitionColumns=TableConfig.from_configuration(origin.configuration).partition_columns,
+        configuration=origin.configuration,
+    )
 
 
 def spec_ids_of_merges(found: Iterable[FoundSplit]) -> dict[str, int]:

@@ -81,14 +81,14 @@ def _hash_array(array: pa.Array, seeds: Hashes) -> Hashes:
     if kinds.is_boolean(type_) or kinds.is_date32(type_):
         return _hash_int(_filled(array.cast(pa.int32())).view(np.uint32), seeds)
     if kinds.is_integer(type_):
-        return _hash_long(_filled(array.cast(pa.int64())), seeds)
+        return hash_long(_filled(array.cast(pa.int64())), seeds)
     if kinds.is_timestamp(type_):
         zoneless = pa.timestamp("us", tz=type_.tz)
-        return _hash_long(_filled(array.cast(zoneless).cast(pa.int64())), seeds)
+        return hash_long(_filled(array.cast(zoneless).cast(pa.int64())), seeds)
     if kinds.is_floating(type_):
         # Adding zero turns -0.0 into 0.0; every NaN becomes the quiet one.
         floats = _filled(array.cast(pa.float64())).astype(np.float64) + 0.0
-        return _hash_long(np.where(np.isnan(floats), np.nan, floats).view(np.int64), seeds)
+        return hash_long(np.where(np.isnan(floats), np.nan, floats).view(np.int64), seeds)
     if kinds.is_decimal128(type_):
         return _hash_decimal(array, seeds)
     if is_hashable(type_):
@@ -106,36 +106,57 @@ def _hash_int(words: Hashes, seeds: Hashes) -> Hashes:
     return _finish(_mix(seeds, words), np.full(len(words), _WORD_BYTES, dtype=np.uint32))
 
 
-def _hash_long(values: npt.NDArray[np.generic], seeds: Hashes) -> Hashes:
+def hash_long(values: npt.NDArray[np.generic], seeds: Hashes) -> Hashes:
+    """Return the hash of each 64-bit value."""
     bits = np.ascontiguousarray(values).view(np.uint64)
     low, high = bits.astype(np.uint32), (bits >> np.uint64(32)).astype(np.uint32)
     return _finish(_mix(_mix(seeds, low), high), np.full(len(bits), 2 * _WORD_BYTES, dtype=np.uint32))
 
 
 def _hash_texts(array: pa.Array, seeds: Hashes) -> Hashes:
+    if not len(array):
+        return seeds
+    return hash_bytes(*text_bytes(array), seeds)
+
+
+def text_bytes(array: pa.Array) -> tuple[Bytes, Positions, Positions]:
+    """Return the bytes of texts or binary values, and where each begins and how long it is. Of one value at least."""
     texts = array.cast(pa.large_binary())
     _, offset_buffer, data_buffer = texts.buffers()
-    if not len(texts):
-        return seeds
     offsets = np.frombuffer(offset_buffer, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(data_buffer, dtype=np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
-    return _hash_bytes(data, offsets[:-1], np.diff(offsets), seeds)
+    return data, offsets[:-1], np.diff(offsets)
 
 
 def _hash_decimal(array: pa.Array, seeds: Hashes) -> Hashes:
     """128 bits per value, little-endian: as a long where the upper half only repeats the sign, else as bytes."""
     if not len(array):
         return seeds
-    halves = np.frombuffer(array.buffers()[1], dtype="<i8").reshape(-1, 2)[array.offset : array.offset + len(array)]
+    halves = _halves(array)
     low, high = halves[:, 0], halves[:, 1]
-    hashes = _hash_long(low, seeds)
+    hashes = hash_long(low, seeds)
     wide = np.flatnonzero((high != low >> np.int64(63)) & _valid(array))
     if len(wide):
-        data = np.ascontiguousarray(halves[wide]).view(np.uint8).reshape(-1, 16)[:, ::-1]
-        skipped = _sign_bytes(data)
-        starts = np.arange(len(wide), dtype=np.int64) * 16 + skipped
-        hashes[wide] = _hash_bytes(np.ascontiguousarray(data).reshape(-1), starts, 16 - skipped, seeds[wide])
+        hashes[wide] = hash_bytes(*_shortest(halves[wide]), seeds[wide])
     return hashes
+
+
+def decimal_bytes(array: pa.Array) -> tuple[Bytes, Positions, Positions]:
+    """Return the unscaled values as `text_bytes` does texts: big-endian two's complement in as few bytes as hold it."""
+    return _shortest(_halves(array))
+
+
+def _halves(array: pa.Array) -> npt.NDArray[np.int64]:
+    words = np.frombuffer(array.buffers()[1], dtype="<i8").reshape(-1, 2)
+    found: npt.NDArray[np.int64] = words[array.offset : array.offset + len(array)]
+    return found
+
+
+def _shortest(halves: npt.NDArray[np.int64]) -> tuple[Bytes, Positions, Positions]:
+    data = np.ascontiguousarray(halves).view(np.uint8).reshape(-1, 16)[:, ::-1]
+    skipped = _sign_bytes(data)
+    starts = np.arange(len(halves), dtype=np.int64) * 16 + skipped
+    return np.ascontiguousarray(data).reshape(-1), starts, 16 - skipped
 
 
 def _sign_bytes(data: Bytes) -> Positions:
@@ -146,8 +167,13 @@ def _sign_bytes(data: Bytes) -> Positions:
     return skipped
 
 
-def _hash_bytes(data: Bytes, starts: Positions, lengths: Positions, seeds: Hashes) -> Hashes:
-    """Hash the stretches of `data`: one step per word position, over the rows that reach so far while they are many."""
+def hash_bytes(
+    data: Bytes, starts: Positions, lengths: Positions, seeds: Hashes, *, tail_by_bytes: bool = True
+) -> Hashes:
+    """Hash the stretches of `data`: one step per word position, over the rows that reach so far while they are many.
+
+    What is left behind the last whole word is mixed byte by byte as Spark does it, or else as murmur3 has it.
+    """
     hashes = seeds.copy()
     words = lengths // _WORD_BYTES
     active = np.flatnonzero(words)
@@ -163,11 +189,15 @@ def _hash_bytes(data: Bytes, starts: Positions, lengths: Positions, seeds: Hashe
     for row in active:
         start = starts[row] + position * _WORD_BYTES
         hashes[row] = _hash_words(data[start : starts[row] + words[row] * _WORD_BYTES], int(hashes[row]))
+    tails = np.zeros(len(lengths), np.uint32)
     for byte in range(_WORD_BYTES - 1):
         active = np.flatnonzero(lengths % _WORD_BYTES > byte)
-        at = starts[active] + words[active] * _WORD_BYTES + byte
-        hashes[active] = _mix(hashes[active], data[at].view(np.int8).astype(np.int32).view(np.uint32))
-    return _finish(hashes, lengths.astype(np.uint32))
+        found = data[starts[active] + words[active] * _WORD_BYTES + byte]
+        if tail_by_bytes:
+            hashes[active] = _mix(hashes[active], found.view(np.int8).astype(np.int32).view(np.uint32))
+        else:
+            tails[active] |= found.astype(np.uint32) << np.uint32(8 * byte)
+    return _finish(hashes ^ _scrambled(tails), lengths.astype(np.uint32))
 
 
 def _hash_words(data: Bytes, seed: int) -> int:

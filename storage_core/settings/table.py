@@ -25,6 +25,7 @@ from storage_core.settings.json_text import (
     whole_numbers,
 )
 from storage_core.settings.late_data import LATE_DATA_KEY, LONGEST_ACCEPTANCE_MS, LateData
+from storage_core.settings.partition_fields import PARTITION_BY_KEY, PartitionField, partition_fields
 from storage_core.settings.raw_logs import RAW_LOGS_KEY, FeedingRawLog
 from storage_core.settings.raw_logs import from_text as raw_logs_from_text
 from storage_core.settings.raw_logs import to_text as raw_logs_to_text
@@ -95,9 +96,10 @@ class TableConfig:
     `version_retention_ms`, which says how long versions can be read.
     A merge flushes the rows of a region whose writer was silent for `idle_after_ms` (`region.idle`).
     `map_columns` says what a patch does to a map column: `replace` it, as where nothing is said, or `merge` its keys
-    (`rows.fold`). Splits have a Parquet Bloom filter of each of the `bloom_filters` columns. `region_specs` are all
-    there ever were, the current one last. A checkpoint aims at `manifest_entries` splits in a manifest, and the newest
-    `retained_states` stay whatever their age. Bounds of strings in the log are cut after `string_cut` code points.
+    (`rows.fold`). `partition_by` are texts of `settings.partition_fields`, in their canonical form. Splits have a
+    Parquet Bloom filter of each of the `bloom_filters` columns. `region_specs` are all there ever were, the current
+    one last. A checkpoint aims at `manifest_entries` splits in a manifest, and the newest `retained_states` stay
+    whatever their age. Bounds of strings in the log are cut after `string_cut` code points.
     `maintained_indexes` names the indexes of which generations get segments;
     None are all of them. Of `raw_logs` readers at `latest` see the rows that are not distributed yet (decision 0145).
     """
@@ -142,6 +144,7 @@ class TableConfig:
     idle_after_ms: Annotated[int, _Stored("tidemark.idleAfterMs", _NUMBER, least=0, changeable=True)] = 300_000
     coarse_window: Annotated[bool, _Stored("tidemark.coarseWindow", _FLAG, changeable=True)] = False
     primary_key: Annotated[tuple[str, ...], _Stored("tidemark.primaryKey", _NAMES)] = ()
+    partition_by: Annotated[tuple[str, ...], _Stored(PARTITION_BY_KEY, _NAMES)] = ()
     bloom_filters: Annotated[tuple[str, ...], _Stored("tidemark.bloomFilters", _NAMES, changeable=True)] = ()
     late_data: Annotated[LateData | None, _Stored(LATE_DATA_KEY, _LATE, changeable=True)] = None
     compaction: Annotated[CompactionSettings, _Stored(COMPACTION_KEY, _COMPACTION, changeable=True)] = field(
@@ -171,6 +174,8 @@ class TableConfig:
         if self.retention_ms is not None:
             _check_retention(self.retention_ms, self.window_seconds)
         _distinct("former window", tuple(map(str, self.former_windows)))
+        if self.partition_by:
+            object.__setattr__(self, "partition_by", tuple(each.text for each in partition_fields(self.partition_by)))
         SplitCodec(self.split_compression, self.split_compression_level)
         check_specs(self.region_specs)
         _distinct("primary key column", self.primary_key)
@@ -182,6 +187,16 @@ class TableConfig:
     def kind(self) -> TableKind:
         """`keyed` when rows have a primary key, else `append`."""
         return "keyed" if self.primary_key else "append"
+
+    @property
+    def partition_fields(self) -> tuple[PartitionField, ...]:
+        """What the table is partitioned by."""
+        return partition_fields(self.partition_by)
+
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        """The fields that are columns of the table as they are: those that `metaData` names."""
+        return tuple(each.name for each in self.partition_fields if each.name == each.column)
 
     @property
     def region_spec(self) -> RegionSpec:

@@ -66,6 +66,7 @@ def describe(add: Add, *, table_id: str, schema_string: str) -> dict[str, str]:
         "window_seconds": _number(add.windowSeconds),
         "source_id": add.sourceId,
         "partition_id": add.partitionId,
+        "partition_values": _json(add.partitionValues or None),
         "schema_ref": add.docMappingRef,
         "num_merge_ops": _number(add.numMergeOps),
         "num_records": _number(add.numRecords),
@@ -119,6 +120,7 @@ def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms
             sortSchema=text["sort_schema"],
             sourceId=text["source_id"],
             partitionId=text["partition_id"],
+            partitionValues=json_object(metadata, "partition_values") or {},
             docMappingRef=text["schema_ref"],
         )
     except (ValueError, RecursionError) as error:

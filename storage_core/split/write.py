@@ -31,25 +31,25 @@ def sort_and_write(
     lineage: Lineage = APPENDED,
     placed: list[Positions] | None = None,
 ) -> list[Add]:
-    """Write rows in any order as sorted splits: one window each, about the target size each, ids fresh.
+    """Write rows in any order as sorted splits: one partition and window each, about the target size, ids fresh.
 
     `placed` is given the places in `rows` that the rows of the splits had, in the order of the splits.
 
     Rows that arrive get the `timeseries_id` that they lack (`rows.timeseries_id`); rows of a merge have it or not.
-    A batch that straddles window boundaries is split before anything is written. No rows, no splits. One PUT per split;
+    A batch of several partitions or windows is split before anything is written. No rows, no splits. One PUT per split;
     when one fails the earlier ones are orphans. Raises what `write_split` raises.
     """
     adds: list[Add] = []
     arrived = with_series(rows, context.order) if lineage.operation == APPENDED.operation else rows
     if placed is not None:
         arrived = with_places(arrived)
-    for window, part in arranged(arrived, context):
+    for own, window, part in arranged(arrived, context):
         ordered = part
         if placed is not None:
             placed.append(part.column(PLACE).to_numpy())
             ordered = part.drop_columns([PLACE])
         ordered = stored_rows(ordered, context.schema)
-        head = SplitHead(context=context, window=window, now_ms=now_ms, lineage=lineage)
+        head = SplitHead(context=own, window=window, now_ms=now_ms, lineage=lineage)
         expected = Expected(
             rows=ordered.num_rows,
             most_bytes=ordered.nbytes,

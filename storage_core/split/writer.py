@@ -146,7 +146,8 @@ class SplitWriter:
         if self._ends is None:
             raise InvalidInput(f"split {self._id} would be empty; write no split instead", split_id=self._id)
         self._encode(is_all=True)
-        add = self._described(split_key(head.window, context.window_seconds is not None, self._id), *self._ends)
+        key = split_key(head.window, context.window_seconds is not None, self._id, context.partition_folder)
+        add = self._described(key, *self._ends)
         schema_string = to_schema_string(plain_schema(self._schema))
         metadata = describe(add, table_id=context.table_id, schema_string=schema_string)
         own = write_origin(_origin(context, head.lineage)) | record(self._encodings) | self._bounds.metadata()
@@ -162,6 +163,7 @@ class SplitWriter:
             path=key,
             size=0,
             modificationTime=head.now_ms,
+            partitionValues=dict(context.partition_values),
             numMergeOps=head.num_merge_ops,
             windowStart=head.window,
             numRecords=self._rows,

@@ -1,6 +1,6 @@
-"""Write the golden table of the present formats, once: python -m tests.golden.make_golden NAME [columns]
+"""Write the golden table of the present formats, once: python -m tests.golden.make_golden NAME [columns|partitions]
 
-With `columns` it is one whose columns changed.
+With `columns` it is one whose columns changed, with `partitions` one that is partitioned.
 
 A golden file is what a release wrote. It is never written again: a new format gets a new name, and the old one must
 keep opening (`tests/integration/test_golden_tables.py`).
@@ -13,7 +13,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from tests.support.every_kind import answers, changed_columns, every_kind
+from tests.support.every_kind import answers, changed_columns, every_kind, partitioned
 
 FOLDER = Path(__file__).parent
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
@@ -24,7 +24,7 @@ def main(name: str, kind: str = "") -> None:
     target = FOLDER / f"{name}.zip"
     if target.exists():
         raise SystemExit(f"{target} exists, and golden files are never written again; choose another name")
-    table = changed_columns() if kind == "columns" else every_kind()
+    table = {"columns": changed_columns, "partitions": partitioned}.get(kind, every_kind)()
     found = answers(table.store, table.clock, table.older)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for info in sorted(table.store.list(""), key=lambda each: each.key):

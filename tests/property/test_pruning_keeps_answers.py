@@ -7,6 +7,7 @@ import math
 import operator
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from itertools import compress
 from typing import Any
@@ -29,7 +30,9 @@ from storage_core.read.pruning import manifest_filter, prune_table
 from storage_core.read.sql_predicate import from_sql
 from storage_core.read.sql_tables import where_of
 from storage_core.rows import statistics
+from storage_core.rows.partitions import value_schema
 from storage_core.rows.sort_order import bind
+from storage_core.settings.partition_fields import PartitionField, partition_field, partition_fields
 from storage_core.settings.table import TableConfig
 from storage_core.split.conform import conform_split
 from storage_core.split.context import SplitContext
@@ -264,11 +267,57 @@ def test_a_pruned_read_returns_the_rows_of_a_full_read(groups: list[list[dict[st
     assert sum(step.splits for step in pruned.steps) == len(splits) - len(left)
 
 
-def written(groups: list[list[dict[str, object]]]) -> tuple[MemoryStore, list[Add]]:
+FIELDS = [
+    *("n", "i", "s", "d", "w", "z", "day", "moment", "naive", "b"),
+    *(f"bucket[3]({name})" for name in ("n", "i", "s", "d", "w", "z", "day", "moment", "naive")),
+    *("truncate[10](n)", "truncate[7](i)", "truncate[1](s)", "truncate[2](s)"),
+    *(f"{part}({name})" for part in ("year", "month", "day", "hour") for name in ("moment", "naive", "day")),
+]
+
+
+@settings(max_examples=scaled(100), deadline=None)
+@given(GROUPS, st.lists(st.sampled_from([each for each in FIELDS if each != "hour(day)"]), max_size=3), conditions())
+def test_values_of_partitions_leave_no_matching_row_out(
+    groups: list[list[dict[str, object]]], texts: list[str], wanted: Filter
+) -> None:
+    fields = partition_fields(list({partition_field(text).name: text for text in texts}.values()))
+    store, splits = written(groups, fields)
+    files = table_of([_of_partition(add) for add in splits])
+    pruned = prune_table(files, wanted.predicate, schema=SCHEMA, time_column=None, partition_by=fields)
+    left = list(compress(splits, pruned.keep.to_pylist()))
+    matched = matching(store, splits, wanted.expression)
+    assert matching(store, left, wanted.expression) == matched
+
+    values = value_schema(fields, SCHEMA)
+    may_match = manifest_filter(
+        wanted.predicate, schema=SCHEMA, time_column=None, partition_columns=["n", "s", "day"], partition_by=fields
+    )
+    kept = []
+    for first in range(0, len(splits), 2):
+        part = files.slice(first, 2)
+        if may_match(bounds_of(part, schema=values, partition_columns=values.names, is_exact=True)):
+            kept += splits[first : first + 2]
+    assert matching(store, kept, wanted.expression) == matched
+
+
+def _of_partition(add: Add) -> Add:
+    """Nothing but its partition is known of the split."""
+    bare = replace(add, minValues=None, maxValues=None, nullCounts=None, columnRegexes=None)
+    return replace(bare, windowStart=None, windowSeconds=None)
+
+
+def written(
+    groups: list[list[dict[str, object]]], partition_by: tuple[PartitionField, ...] = ()
+) -> tuple[MemoryStore, list[Add]]:
     store, ids = MemoryStore("pruning"), SeededIds(1)
     config = TableConfig(time_column="moment", sort_schema="s|n|timestamp/V2", window_seconds=HOUR)
     context = SplitContext(
-        table_id="t", schema=SCHEMA, order=bind(config, SCHEMA), time_column="moment", window_seconds=HOUR
+        table_id="t",
+        schema=SCHEMA,
+        order=bind(config, SCHEMA),
+        time_column="moment",
+        window_seconds=HOUR,
+        partition_by=partition_by,
     )
     now = SystemClock().now_ms()
     tables = [pa.Table.from_pylist(group, schema=SCHEMA) for group in groups]

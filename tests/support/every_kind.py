@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -56,11 +56,11 @@ class EveryKind:
     older: int
 
 
-def every_kind() -> EveryKind:
+def every_kind(config: TableConfig = CONFIG) -> EveryKind:
     """Return a table with collected, merged, compacted, indexed, tagged, flushed and unflushed parts, and the rest."""
     clock = ManualClock(step_ms=1)
     store = MemoryStore("every-kind", clock=clock)
-    table = KeyedTable(store, clock=clock).create(SCHEMA, CONFIG)
+    table = KeyedTable(store, clock=clock).create(SCHEMA, config)
     head = table.snapshot
     for start in (0, 20):  # so many that a state has them in an object of their own
         landed = [Txn(appId=f"landed:{each}", version=each, lastUpdated=each) for each in range(start, start + 20)]
@@ -106,6 +106,11 @@ def every_kind() -> EveryKind:
     store.put(FOREIGN, b"not ours", IfAbsent())
     collect(store, table.log, clock=clock)
     return EveryKind(store, clock, older.version)
+
+
+def partitioned() -> EveryKind:
+    """Return a table of every kind, partitioned by what its keys begin with and by their hash."""
+    return every_kind(replace(CONFIG, partition_by=("truncate[1](id)", "bucket[2](id)")))
 
 
 def changed_columns() -> EveryKind:
@@ -185,9 +190,9 @@ def _delete_many(table: KeyedTable) -> None:
 
 def _compact(table: KeyedTable) -> None:
     snapshot = table.snapshot
-    (operation,) = plan_compaction(snapshot)
-    done = compaction.execute(table.store, operation, ids=table.ids, now_ms=table.clock.now_ms())
-    table.log.commit(snapshot, done.actions, operation=OPERATION)
+    operations = plan_compaction(snapshot)
+    done = [compaction.execute(table.store, each, ids=table.ids, now_ms=table.clock.now_ms()) for each in operations]
+    table.log.commit(snapshot, [action for each in done for action in each.actions], operation=OPERATION)
 
 
 def _catch_up(table: KeyedTable) -> None:

@@ -64,7 +64,10 @@ class KeyedTable:
         """Create the table and return it."""
         chosen = config or TableConfig(primary_key=("tailnum",))
         metadata = Metadata(
-            id=self.ids.uuid(), schemaString=to_schema_string(schema), configuration=chosen.to_configuration()
+            id=self.ids.uuid(),
+            schemaString=to_schema_string(schema),
+            partitionColumns=chosen.partition_columns,
+            configuration=chosen.to_configuration(),
         )
         self.log.create(metadata)
         return self

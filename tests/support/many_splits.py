@@ -14,20 +14,26 @@ from storage_core.log.files.columns import FILES_SCHEMA
 from storage_core.log.files.listed import ListedFiles, Part
 from storage_core.log.files.live import LiveFiles
 from storage_core.log.snapshot import Snapshot
+from storage_core.settings.table import TableConfig
 from tests.support.events import CONFIG, HOUR_SECONDS, snapshot
 
 SPLIT_BYTES = 10_000_000
 
 
-def snapshot_of_many(splits: int, windows: int, *, configuration: Mapping[str, str] | None = None) -> Snapshot:
+def snapshot_of_many(
+    splits: int, windows: int, *, partitions: int = 0, configuration: Mapping[str, str] | None = None
+) -> Snapshot:
     """Return a snapshot of the events table with so many splits, spread over so many windows, a commit per round.
 
-    Each has the statistics, row keys and expressions that a split of ours has.
+    With `partitions` so many values of `service` are spread over each window. Each split has the statistics, row keys
+    and expressions that a split of ours has.
     """
     head = snapshot([], timestamp=splits * 1000)
-    settings = {**head.metadata.configuration, **(configuration or {})}
+    own = TableConfig(partition_by=("service",) if partitions else ()).to_configuration()
+    settings = {**head.metadata.configuration, **own, **(configuration or {})}
     head = replace(head, metadata=replace(head.metadata, configuration=settings))
-    return with_splits(head, _files(splits, windows))
+    files = _files(splits, windows)
+    return with_splits(head, _partitioned(files, windows, partitions) if partitions else files)
 
 
 def with_splits(head: Snapshot, *tables: pa.Table) -> Snapshot:
@@ -64,6 +70,20 @@ def _files(splits: int, windows: int) -> pa.Table:
     }
     arrays = [columns[each.name] if each.name in columns else pa.nulls(splits, each.type) for each in FILES_SCHEMA]
     return pa.Table.from_arrays(arrays, schema=FILES_SCHEMA)
+
+
+def _partitioned(files: pa.Table, windows: int, partitions: int) -> pa.Table:
+    """The splits of a window are of one partition after the other."""
+    number = pc.utf8_lpad(pc.cast(pa.array(np.arange(len(files)) // windows % partitions), pa.string()), 6, "0")
+    folder = pc.binary_join_element_wise("service=", number, "")
+    columns = {
+        "path": pc.binary_join_element_wise(folder, files.column("path").combine_chunks(), "/"),
+        "partitionValues": _maps("service", number),
+        "partitionId": folder,
+    }
+    for name, values in columns.items():
+        files = files.set_column(FILES_SCHEMA.get_field_index(name), FILES_SCHEMA.field(name), values)
+    return files
 
 
 def _maps(key: str, values: pa.Array) -> pa.MapArray:

@@ -70,6 +70,28 @@ def test_scopes_and_equal_ages_cost_no_step_per_split() -> None:
     assert _per_split(_of_many_sources, partial(_debts, mode=Mode.POLICY)) < 1 / 2
 
 
+@pytest.mark.parametrize("mode", list(Mode))
+def test_partitions_cost_no_step_per_split(mode: Mode) -> None:
+    def of_partitions(splits: int) -> Snapshot:
+        return snapshot_of_many(splits, 100, partitions=20)
+
+    assert _per_split(of_partitions, partial(_debts, mode=mode)) < 1 / 2
+    assert _per_split(of_partitions, partial(plan, mode=mode, most_inputs=FEW_INPUTS)) < 1 / 2
+
+
+def test_ten_thousand_partitions_in_a_hundred_windows_take_steps_per_partition_and_not_per_split() -> None:
+    """A million groups, of which a thousand have two splits and are merged: a step per group would be a million."""
+    groups = 10_000 * 100
+    many = snapshot_of_many(groups + 1_000, 100, partitions=10_000)
+    operations = plan(many, mode=Mode.FINALIZE)
+    assert len(operations) == 1_000
+    assert {len(each.inputs) for each in operations} == {2}
+    assert all(len({add.partitionId for add in each.inputs}) == 1 for each in operations)
+    steps = steps_of(lambda: plan(many, mode=Mode.FINALIZE, most_inputs=FEW_INPUTS))
+    assert steps.made(Add) <= FEW_INPUTS + 256
+    assert steps.count < 200 * 10_000
+
+
 def _of_many_sources(splits: int) -> Snapshot:
     """Of twenty scopes, all from one commit."""
     many = snapshot_of_many(splits, 1)

@@ -269,6 +269,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         region_specs=(RegionSpec(id=2),),
         map_columns={"tags": "merge"},
         bloom_filters=("host",),
+        partition_by=("host",),
         maintained_indexes=("text",),
         target_split_bytes=1,
         checkpoint_interval=1,

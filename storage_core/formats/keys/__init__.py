@@ -16,6 +16,7 @@ from storage_core.formats.keys.grammar import parse
 from storage_core.formats.keys.indices import segment_key, translation_key
 from storage_core.formats.keys.names import validate_table_name, validate_tag_name
 from storage_core.formats.keys.parsed import KeyKind, ParsedKey
+from storage_core.formats.keys.partitions import folder_value, partition_folder
 from storage_core.formats.keys.regions import (
     GENERATION_FILES,
     REGIONS_PREFIX,
@@ -62,6 +63,7 @@ __all__ = [
     "VERSIONS_PREFIX",
     "KeyKind",
     "ParsedKey",
+    "folder_value",
     "gc_boundary_key",
     "gc_candidates_key",
     "generation_file_key",
@@ -73,6 +75,7 @@ __all__ = [
     "manifest_key",
     "near_prefix",
     "parse",
+    "partition_folder",
     "probe_key",
     "progress_key",
     "quarantine_key",

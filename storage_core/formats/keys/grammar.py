@@ -8,7 +8,7 @@ from storage_core.errors import InvalidInput
 from storage_core.formats.keys.indices import parse_index
 from storage_core.formats.keys.parsed import ParsedKey
 from storage_core.formats.keys.regions import parse_region
-from storage_core.formats.keys.splits import parse_split
+from storage_core.formats.keys.splits import parse_partitioned_split, parse_split
 from storage_core.formats.keys.transaction_log import parse_log
 from storage_core.formats.keys.upkeep import (
     parse_gc,
@@ -38,9 +38,9 @@ def parse(key: str) -> ParsedKey | None:
     """Return the kind and parts of a key that one of the builders makes, and None for every other text."""
     parts = key.split("/")
     parser = _PARSERS.get(parts[0])
-    if parser is None:
-        return None
     try:
+        if parser is None:
+            return parse_partitioned_split(key)
         return parser(key, parts[1:])
     except InvalidInput:
         return None

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from storage_core.log.files.columns import FILES_SCHEMA, without_paths
 from storage_core.log.files.listed import ListedFiles, Part
 from storage_core.log.files.live import LiveFiles
+from storage_core.rows.sortable import bound_keys
 
 MAX_DEAD_FRACTION = 0.1
 MAX_SMALL_MANIFESTS = 20
@@ -37,37 +38,36 @@ class Layout:
         return [self.entries.slice(start, end - start) for start, end in pairwise(edges)]
 
 
-def layout(
-    files: LiveFiles, partition_columns: tuple[str, ...], *, manifest_entries: int, compact: bool = False
-) -> Layout:
+def layout(files: LiveFiles, partitions: pa.Schema, *, manifest_entries: int, compact: bool = False) -> Layout:
     """Return how to list `files`: from what their state lists, or all anew without one or with `compact`.
 
-    A manifest that is written has at most `manifest_entries`: of the usual number one opens in about 30 ms.
+    A manifest that is written has at most `manifest_entries`: of the usual number one opens in about 30 ms. They are in
+    the order of `partitions`, the names and types of partition values.
 
     A path that was removed and came back must be alive in one manifest and dead in none: what lists it is rewritten.
     """
     listed = files.listed
     if listed is None or compact or not listed.closed or not listed.is_intact:
-        return _anew(files, partition_columns, manifest_entries)
+        return _anew(files, partitions, manifest_entries)
     dead, returned = _dead(files, listed)
     rewritten = [part for part in listed.parts if not returned.isdisjoint(part.rows)] if returned else []
     rewritten += _small(listed.parts, rewritten, manifest_entries)
     buried = {path for path in dead if any(path in part.rows for part in rewritten)} if rewritten else set()
     entries = sum(part.info.num_entries for part in listed.parts)
     if len(dead - buried) > MAX_DEAD_FRACTION * entries:
-        return _anew(files, partition_columns, manifest_entries)
+        return _anew(files, partitions, manifest_entries)
     # Only tombstones that are applied here are dropped: the others still hide entries of parts that stay (lesson 31).
     old = [without_paths(part.table, buried) for part in rewritten]
     return Layout(
         kept=tuple(part for part in listed.parts if part not in rewritten),
         tombstones=frozenset(dead - buried),
-        entries=_sorted(pa.concat_tables([*old, files.added_table()]), partition_columns),
+        entries=_sorted(pa.concat_tables([*old, files.added_table()]), partitions),
         manifest_entries=manifest_entries,
     )
 
 
-def _anew(files: LiveFiles, partition_columns: tuple[str, ...], manifest_entries: int) -> Layout:
-    entries = _sorted(files.table(), partition_columns)
+def _anew(files: LiveFiles, partitions: pa.Schema, manifest_entries: int) -> Layout:
+    entries = _sorted(files.table(), partitions)
     return Layout(kept=(), tombstones=frozenset(), entries=entries, manifest_entries=manifest_entries)
 
 
@@ -84,9 +84,10 @@ def _small(parts: tuple[Part, ...], rewritten: list[Part], manifest_entries: int
     return small if len(small) >= MAX_SMALL_MANIFESTS else []
 
 
-def _sorted(table: pa.Table, partition_columns: tuple[str, ...]) -> pa.Table:
-    """Order by partition, window and path: neighbours in a query are neighbours in a manifest."""
-    keys = [pc.map_lookup(table.column("partitionValues"), column, "first") for column in partition_columns]
+def _sorted(table: pa.Table, partitions: pa.Schema) -> pa.Table:
+    """Order by partition as its type has it, window and path: neighbours in a query are neighbours in a manifest."""
+    texts = ((pc.map_lookup(table.column("partitionValues"), each.name, "first"), each.type) for each in partitions)
+    keys = [bound_keys(pa.concat_arrays([pa.array([], pa.string()), *found.chunks]), type_) for found, type_ in texts]
     keys += [table.column("windowStart"), table.column("path")]
     names = [f"key{number}" for number in range(len(keys))]
     order = pc.sort_indices(pa.table(keys, names=names), [(name, "ascending") for name in names])

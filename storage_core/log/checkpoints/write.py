@@ -23,7 +23,7 @@ from storage_core.formats.keys import LOG_PREFIX, manifest_key, state_key
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.hint import advance_hint
 from storage_core.log.checkpoints.load import load_checkpoint
-from storage_core.log.checkpoints.manifest_info import manifest_info
+from storage_core.log.checkpoints.manifest_info import manifest_info, partition_schema
 from storage_core.log.checkpoints.recovery import NOWHERE, Recovery
 from storage_core.log.checkpoints.state import Listing, state_of
 from storage_core.log.checkpoints.state_layout import Layout, layout
@@ -97,7 +97,7 @@ def write_checkpoint(
 
 
 def _planned(snapshot: Snapshot, *, compact: bool) -> Layout:
-    by, entries = snapshot.metadata.partitionColumns, snapshot.config.manifest_entries
+    by, entries = partition_schema(snapshot), snapshot.config.manifest_entries
     try:
         return layout(snapshot.splits, by, manifest_entries=entries, compact=compact)
     except Corrupt as error:
