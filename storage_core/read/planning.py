@@ -19,6 +19,7 @@ from storage_core.read.fetching import SPLITS_AT_ONCE
 from storage_core.read.first_rows import First, first_splits
 from storage_core.read.late_materialization import first_and_rest
 from storage_core.read.narrowed import Narrowed
+from storage_core.read.places import requests_for_hidden
 from storage_core.read.plan import RawPart, TablePlan
 from storage_core.read.predicate import Predicate, renamed
 from storage_core.read.pruning import PruneStep
@@ -128,7 +129,7 @@ class _Splits:
     def part(self, add: Add) -> _Part:
         """What is read of a split. One GET for its footer, unless it is held or the split is read whole."""
         is_local = self.store.local_path(add.path) is not None
-        vectors = int(add.deleted_rows is not None and add.deleted_rows.path is not None)
+        vectors = requests_for_hidden(add, self.verified.vectors if is_local else None)
         if add.footerXxh3 is None or (is_small(add, self._share) and not is_local):
             return _Part(vectors if is_local else vectors + 1, add.size)
         footer = self.verified.footers.held(add)

@@ -24,6 +24,7 @@ from storage_core.engine.statement import TABLE
 from storage_core.engine.types import sql_type
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
+from storage_core.read.places import Places
 from storage_core.read.verified import UNKNOWN, Columns
 from storage_core.rows.columns import default_of, has_changed, is_of_earlier, stored_name
 from storage_core.rows.vectors import is_vector, listed
@@ -50,7 +51,6 @@ _WITHOUT_DELETED = (
     "AND split.file_row_number = gone.row"
 )
 PLACES = frozenset({"file_index", "file_row_number"})
-DELETED_SCHEMA = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Source:
     splits: tuple[tuple[Add, Path], ...] = ()
     columns: tuple[Columns, ...] = ()
     """Of each split; those with the same, and deleted rows or none, follow one another."""
-    deleted: pa.Table | None = None
+    deleted: Places | None = None
     """The places of deleted rows: of a split in `splits`, and of the row in it."""
     unread: int = 0
     ends: pa.Table | None = None
@@ -113,7 +113,7 @@ class Source:
         )
 
     def _relation(self, name: str, *, has_template: bool) -> Relation:
-        template, deleted = f"{_TEMPLATE}{name}", f"{_DELETED}{name}"
+        template, deleted = f"{_TEMPLATE}{name}", self._deleted_name(name)
         parts = [f"FROM {_quoted(template)}"] if has_template else []
         parts += [self._unread(name)] if self.unread else []
         parts += self._files(_quoted(deleted))
@@ -124,12 +124,17 @@ class Source:
             rows = f"SELECT * REPLACE ({', '.join(casts)}) FROM ({rows})"  # noqa: S608  # names are quoted
         return Relation(
             rows={template: self.rows}
-            | ({} if self.deleted is None else {deleted: self.deleted})
+            | ({} if self.deleted is None else {deleted: self.deleted.rows})
             | ({} if self.ends is None else {f"{_ENDS}{name}{at}": self.ends.slice(at, 1) for at in (0, 1)}),
             files=tuple(path for _, path in self.splits),
             views=(f"CREATE VIEW {_quoted(name)} AS {rows}",),
             same_types=((name, template),),
+            lasting=(deleted,) if self.deleted is not None and self.deleted.digest else (),
         )
+
+    def _deleted_name(self, name: str) -> str:
+        """Of places that may be kept the name tells which they are."""
+        return f"{_DELETED}{name}{'' if self.deleted is None else self.deleted.digest}"
 
     def _unread(self, name: str) -> str:
         """Rows as a table of SQL: of a column first its least value, then the greatest as often as it has another."""
@@ -147,7 +152,7 @@ class Source:
     def _files(self, deleted: str) -> Iterator[str]:
         """The rows of the splits, as tables of SQL: of those with the same columns at a time."""
         first, schema = 0, self.rows.schema if has_changed(self.rows.schema) else None
-        marked = set[int]() if self.deleted is None else {*self.deleted.column("file").unique().to_pylist()}
+        marked = frozenset[int]() if self.deleted is None else self.deleted.files
         each_split = zip(range(len(self.splits)), self.splits, self.columns, strict=True)
         for (is_marked, columns), found in groupby(each_split, lambda each: (each[0] in marked, each[2])):
             paths = [path for _, (_, path), _ in found]

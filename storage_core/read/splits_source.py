@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
@@ -23,15 +22,15 @@ from storage_core.read.exact_metrics import exact_metrics
 from storage_core.read.fetching import fetched
 from storage_core.read.first_rows import First, first_splits
 from storage_core.read.narrowed import Narrowed
+from storage_core.read.places import hidden_rows, places_of
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
-from storage_core.read.source import DELETED_SCHEMA, PLACES, Source
+from storage_core.read.source import PLACES, Source
 from storage_core.read.verified import UNKNOWN, Columns, Verified
 from storage_core.rows.columns import has_changed
-from storage_core.rows.positions import positions
 from storage_core.split.read import share_of
-from storage_core.split.vectors import PARALLEL_READS, deleted_rows
+from storage_core.split.vectors import PARALLEL_READS
 
 _MOST_KINDS = 16
 
@@ -62,7 +61,7 @@ def splits_source(
     Of columns other than `columns` the values may be null.
 
     The rows that lie `over` them are the source's too, and those are not that they or deletion vectors hide; one GET
-    per vector that is stored.
+    per vector that is stored, but for local files those that `verified` has.
 
     Rows that cannot make `predicate` true may be left out, and row groups without one of the `rows` that are wanted of
     a split, by its path. What is used of a split is verified before: on a local store its file, against its length and
@@ -71,12 +70,9 @@ def splits_source(
     Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone; so does a reading.
     """
     newer = schema.empty_table() if over is None else pa.Table.from_arrays(over.rows.columns, schema=schema)
-    hides = partial(deleted_rows, store) if over is None else over.deleted
-    touched = frozenset[str]() if over is None else over.touched
     paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
     is_local = len(paths) == len(splits)
-    marked = [add for add in splits if add.path in touched or add.deleted_rows is not None] if is_local else []
-    hidden = {add.path: gone for add, gone in zip(marked, all_of(hides, marked, PARALLEL_READS), strict=True) if gone}
+    hidden = _hidden(store, splits, over, verified) if is_local else {}
     kinds = [verified.columns(add) for add in splits] if is_local else []
     if len(set(kinds)) > _MOST_KINDS and not has_changed(schema):
         kinds = [UNKNOWN] * len(kinds)
@@ -109,7 +105,7 @@ def splits_source(
         newer,
         splits=tuple((add, paths[add.path]) for add, _ in found),
         columns=tuple(each for _, each in found),
-        deleted=_places({place: hidden[add.path] for place, (add, _) in enumerate(found) if add.path in hidden}),
+        deleted=places_of([add for add, _ in found], hidden, verified.vectors if over is None else None),
     )
 
 
@@ -201,10 +197,10 @@ def _can_stream(hidden: Mapping[str, BitMap], kinds: Sequence[Columns], schema: 
     return are_known and (PLACES.isdisjoint(map(str.lower, schema.names)) or not hidden)
 
 
-def _places(hidden: Mapping[int, BitMap]) -> pa.Table | None:
-    """The deleted rows of splits, each of which is given by its place; None where there are none."""
-    if not hidden:
-        return None
-    rows = {place: positions(each) for place, each in hidden.items()}
-    files = np.repeat(np.array([*rows], np.uint64), [len(each) for each in rows.values()])
-    return pa.table([pa.array(files), pa.array(np.concatenate([*rows.values()]))], schema=DELETED_SCHEMA)
+def _hidden(store: ObjectStore, splits: Sequence[Add], over: Over | None, verified: Verified) -> Mapping[str, BitMap]:
+    """The rows of each split that are not the source's, where there are any."""
+    if over is None:
+        return hidden_rows(store, splits, verified.vectors)
+    marked = [add for add in splits if add.path in over.touched or add.deleted_rows is not None]
+    found = zip(marked, all_of(over.deleted, marked, PARALLEL_READS), strict=True)
+    return {add.path: rows for add, rows in found if rows}

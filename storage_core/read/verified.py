@@ -19,9 +19,11 @@ from storage_core.objectstore.contract import ObjectStore
 
 if TYPE_CHECKING:
     from storage_core.index.bitmap_parts import BitmapParts
+    from storage_core.split.kept_values import KeptValues
     from storage_core.split.ranges import Footers
 
 _HASH_BLOCK_BYTES = 4 * 2**20
+_VECTOR_BYTES = 64 * 2**20
 _TAIL = 8
 """Bytes after the footer of a Parquet file: its length, and the magic number."""
 
@@ -68,6 +70,13 @@ class Verified:
         from storage_core.split.ranges import Footers  # and Parquet
 
         return Footers(self.cached)
+
+    @cached_property
+    def vectors(self) -> KeptValues:
+        """Deletion vectors that were read, and what was made of them."""
+        from storage_core.split.kept_values import KeptValues  # which tables without deleted rows do not need
+
+        return KeptValues(_VECTOR_BYTES)
 
     @cached_property
     def bitmaps(self) -> BitmapParts:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -131,6 +133,26 @@ def test_stored_deletion_vectors_are_requests_on_a_local_disk_too(
         assert plan.requests == requests
         assert plan.analysis is not None
         assert plan.analysis.requests["get"] == plan.requests
+
+
+def test_a_table_that_stays_open_has_the_deletion_vectors_of_local_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
+    table = filled(str(tmp_path / "t"))
+    for rest in (0, 1):
+        delete_where(table.log, partial(_has_rest, rest))
+        table.refresh()
+        for requests in (1, 0):
+            plan = table.explain("select count(n) from t where n < 1000", analyze=True)
+            assert plan.analysis is not None
+            assert plan.analysis.requests["get"] == plan.requests == requests
+        left = sum(n % 7 > rest for n in range(1000))
+        assert table.sql("select count(n) as n from t where n < 1000").to_pylist() == [{"n": left}]
+
+
+def _has_rest(rest: int, row: Mapping[str, Any]) -> bool:
+    return bool(row["n"] % 7 == rest)
 
 
 @pytest.mark.parametrize("consistency", ["snapshot", "latest"])

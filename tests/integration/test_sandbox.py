@@ -425,8 +425,10 @@ def test_a_process_that_lives_and_answers_nothing_is_ended(
 def test_sessions_are_kept_for_files_and_not_for_rows_in_memory(tmp_path: Path) -> None:
     sessions, empty = Sessions(tmp_path), pa.table({"a": pa.array([], pa.int64())})
 
-    def has_views(rows: pa.Table, seconds: float = 1, memory_mib: int = 64, name: str = "t") -> bool:
-        relation = Relation(rows={name: rows})
+    def has_views(
+        rows: pa.Table, seconds: float = 1, memory_mib: int = 64, name: str = "t", lasting: tuple[str, ...] = ()
+    ) -> bool:
+        relation = Relation(rows={name: rows}, lasting=lasting)
         limits = {"memory_bytes": memory_mib * 2**20, "spill_bytes": 0}
         query = Query(text="", relation=relation, seconds=seconds, batch_rows=1, **limits)
         with sessions.opened(query) as (connection, found):
@@ -445,6 +447,14 @@ def test_sessions_are_kept_for_files_and_not_for_rows_in_memory(tmp_path: Path) 
         assert has_views(empty)
     assert not has_views(empty, memory_mib=128)
     assert [has_views(empty, name=name) for name in ("v", "u")] == [True, False]
+    one, other = (pa.table({"a": [each]}) for each in (1, 2))
+    for rows, name, is_kept in (
+        (one, "one", False),
+        (other, "other", False),
+        (one, "one", True),
+        (other, "other", True),
+    ):
+        assert has_views(rows, name=name, lasting=(name,)) == is_kept
 
 
 def test_a_process_with_limits_of_its_own_is_answered_within_them(table: Table) -> None:

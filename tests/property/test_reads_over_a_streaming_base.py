@@ -148,7 +148,7 @@ def test_of_the_base_only_the_keys_of_records_are_held(tmp_path: Path) -> None:
         {"k": 2000, "v": -2, "name": None},
     ]
     assert source.deleted is not None
-    assert source.deleted.column("row").to_pylist() == [7, 8]
+    assert source.deleted.rows.column("row").to_pylist() == [7, 8]
     assert opened.sql("select count(*) as n, min(v) as v from t", consistency="latest").to_pylist() == [
         {"n": 1000, "v": -2}
     ]

@@ -129,6 +129,7 @@ def encoded(query: Query) -> bytes:
         "files": [os.fsdecode(path) for path in relation.files],
         "views": relation.views,
         "same_types": relation.same_types,
+        "lasting": relation.lasting,
     }
     asked = {name: getattr(query, name) for name in _PLAIN_FIELDS}
     return b"\n".join(json.dumps(each).encode() for each in (asked, read))
@@ -156,6 +157,7 @@ def _relation(content: bytes) -> tuple[list[str], dict[str, pa.Schema], Relation
         files=tuple(map(Path, given["files"])),
         views=tuple(given["views"]),
         same_types=tuple((view, other) for view, other in given["same_types"]),
+        lasting=tuple(given["lasting"]),
     )
     return given["rows"], schemas, relation
 

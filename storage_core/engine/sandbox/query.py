@@ -54,6 +54,8 @@ class Relation:
     """Statements that create views over `rows`, `streams`, `files` and each other, in this order."""
     same_types: tuple[tuple[str, str], ...] = ()
     """Pairs of views, of which the first begins with the columns of the second."""
+    lasting: tuple[str, ...] = ()
+    """Names of `rows` that are the same wherever they have this name, and may stay with a session."""
 
     def bind(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Create the views. Raises `TypesDiffer`."""
@@ -76,6 +78,7 @@ def joined(relations: Iterable[Relation]) -> Relation:
         files=tuple(file for each in parts for file in each.files),
         views=tuple(view for each in parts for view in each.views),
         same_types=tuple(pair for each in parts for pair in each.same_types),
+        lasting=tuple(name for each in parts for name in each.lasting),
     )
 
 

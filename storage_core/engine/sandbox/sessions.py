@@ -30,7 +30,7 @@ class Sessions:
     def opened(self, query: Query) -> Iterator[tuple[duckdb.DuckDBPyConnection, bool]]:
         """Yield a session for the query, and whether its views are there; if not, the caller creates them.
 
-        It is kept unless rows in memory are in it, something was spilled, or there was an error.
+        It is kept unless rows in memory are in it that do not last, something was spilled, or there was an error.
         """
         key = _key(query)
         kept = self._kept.pop(key, None)
@@ -40,7 +40,9 @@ class Sessions:
         except BaseException:
             connection.close()
             raise
-        if any(rows.num_rows for rows in query.relation.rows.values()) or any(self._folder.iterdir()):
+        relation = query.relation
+        passing = (rows for name, rows in relation.rows.items() if name not in relation.lasting)
+        if any(rows.num_rows for rows in passing) or any(self._folder.iterdir()):
             connection.close()
             return
         self._kept[key] = connection
@@ -56,7 +58,7 @@ class Sessions:
 
 
 def _key(query: Query) -> _Key:
-    """Equal for queries of the same views and limits. Rows in memory count by their number, and are never kept."""
+    """Equal for queries of the same views and limits. Rows in memory count by name and number: others are not kept."""
     relation = query.relation
     rows = tuple((name, each.num_rows, each.schema.serialize().to_pybytes()) for name, each in relation.rows.items())
     streams = tuple((name, each.schema.serialize().to_pybytes()) for name, each in relation.streams.items())

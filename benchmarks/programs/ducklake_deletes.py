@@ -1,0 +1,59 @@
+"""Statements of a DuckLake, timed: a program for the Python that `peers.ducklake_python` returns.
+
+python -m benchmarks.programs.ducklake_deletes FOLDER RUNS STATEMENTS_AS_JSON QUERY FILE... registers the files for each
+run of each statement in a new lake as its table `t`. It prints as JSON the median seconds of each statement, in their
+order, and the median milliseconds of the query before and after the first of them.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+
+from benchmarks.programs.ducklake import add_files, attached, create_like
+
+
+def main(folder: str, runs: str, statements: str, query: str, *files: str) -> None:
+    """Print what the statements took, and the query."""
+    lakes = (Path(folder) / str(number) for number in range(1_000_000))
+    taken = [
+        statistics.median(_seconds(_lake(next(lakes), files), statement) for _ in range(int(runs)))
+        for statement in json.loads(statements)
+    ]
+    connection = _lake(next(lakes), files)
+    before = _milliseconds(connection, query)
+    _seconds(connection, json.loads(statements)[0])
+    print(json.dumps([taken, before, _milliseconds(connection, query)]))
+
+
+def _lake(folder: Path, files: tuple[str, ...]) -> duckdb.DuckDBPyConnection:
+    folder.mkdir(parents=True)
+    connection = attached(folder, threads=2)
+    create_like(connection, "t", files[0])
+    add_files(connection, "t", files)
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("USE lake")
+    return connection
+
+
+def _seconds(connection: duckdb.DuckDBPyConnection, statement: str) -> float:
+    return _taken(lambda: connection.execute(statement))
+
+
+def _milliseconds(connection: duckdb.DuckDBPyConnection, query: str) -> float:
+    times = [_taken(lambda: connection.sql(query).execute()) for _ in range(10)]  # type: ignore[operator]
+    return 1000 * statistics.median(times[1:])
+
+
+def _taken(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
