@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,10 +10,9 @@ import pyarrow as pa
 from jobs.running.run import JobRun
 from jobs.running.window_groups import Executed, GroupsOutcome, settle
 from jobs.spark import tasks
-from storage_core.compaction.ranges import divide, require_whole
+from storage_core.compaction.ranges import Sample, divide, require_whole
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Fenced, TidemarkError
-from storage_core.formats.arrow_stream import read_stream
 
 
 def merge_in_parts(job: JobRun, planned: Sequence[CompactionTask]) -> GroupsOutcome:
@@ -48,10 +46,10 @@ def _executed(job: JobRun, task: CompactionTask) -> list[Executed]:
     return failed or merges
 
 
-def _sampled(job: JobRun, inputs: int, several: Sequence[CompactionTask]) -> list[pa.Table]:
+def _sampled(job: JobRun, inputs: int, several: Sequence[CompactionTask]) -> list[Sample]:
     items = [{"task": each.to_json(), "inputs": inputs} for each in several]
     answers = job.map(tasks.sample_keys, items, writes=False)
-    return [read_stream(base64.b64decode(each["keys"]), "keys", "a sample")[0] for each in answers]
+    return [Sample(tasks.of_text(each["keys"]), tasks.of_text(each["columns"]).schema) for each in answers]
 
 
 def _located(job: JobRun, several: Sequence[CompactionTask], keys: pa.Table) -> list[list[list[int]]]:

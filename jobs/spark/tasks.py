@@ -25,7 +25,6 @@ from storage_core.compaction.work import CompactionTask
 from storage_core.distribution import execute as distribution
 from storage_core.distribution.work import DivideWork, FillWork
 from storage_core.errors import Corrupt, NotFound, TidemarkError, as_tidemark_error
-from storage_core.formats.arrow_stream import read_stream
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up, segment_merge
 from storage_core.index.segment_merge_work import SegmentMerge
@@ -66,15 +65,15 @@ def compact(item: Item) -> Answer:
 def sample_keys(item: Item) -> Answer:
     """Sample the keys of some inputs of a merge that is too large for one task. Writes nothing."""
     store = MeteredStore(open_store(item["table_uri"]))
-    keys = ranges.sample(store, CompactionTask.from_json(item["task"]), item["inputs"])
-    return {"keys": as_text(keys), "requests": store.requests}
+    found = ranges.sample(store, CompactionTask.from_json(item["task"]), item["inputs"])
+    columns = as_text(found.columns.empty_table())
+    return {"keys": as_text(found.keys), "columns": columns, "requests": store.requests}
 
 
 def locate_keys(item: Item) -> Answer:
     """Say where some inputs of such a merge have keys. Writes nothing."""
     store = MeteredStore(open_store(item["table_uri"]))
-    keys, _ = read_stream(base64.b64decode(item["keys"]), "keys", "the keys of a merge")
-    places = ranges.locate(store, CompactionTask.from_json(item["task"]), keys)
+    places = ranges.locate(store, CompactionTask.from_json(item["task"]), of_text(item["keys"]))
     return {"places": places, "requests": store.requests}
 
 
@@ -84,6 +83,11 @@ def as_text(rows: pa.Table) -> str:
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
     return base64.b64encode(sink.getvalue()).decode()
+
+
+def of_text(text: str) -> pa.Table:
+    """Return the rows of which `as_text` made this text."""
+    return pa.ipc.open_stream(base64.b64decode(text)).read_all()
 
 
 def rewindow(item: Item) -> Answer:

@@ -59,7 +59,8 @@ def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) 
     invariants.require_one_scope(context.table_id, task.window, adds, start=config.compaction.start)
     with _opened(store, task) as opened:
         splits = [split.of_table(context.schema) for split in opened]
-        schema = invariants.union_schema([(split.add.path, split.schema) for split in splits])
+        schemas = [(split.add.path, split.schema) for split in splits]
+        schema = invariants.union_schema(schemas) if task.part is None else task.part.columns
         head = SplitHead(
             context=context,
             window=task.window,

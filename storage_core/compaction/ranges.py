@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from storage_core.compaction.invariants import union_schema
 from storage_core.compaction.kernel import merge_order
 from storage_core.compaction.merges import Ints
 from storage_core.compaction.policy import MOST_RUN_TARGETS
@@ -71,7 +72,15 @@ def is_too_large(task: CompactionTask) -> bool:
     return len(task.inputs) > MOST_RUN_INPUTS or not Bounds.of(task.context).holds(rows, size)
 
 
-Sampled = Callable[[Sequence[CompactionTask]], Sequence[pa.Table]]
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The keys of some rows of some inputs of a merge, and the columns of these inputs."""
+
+    keys: pa.Table
+    columns: pa.Schema
+
+
+Sampled = Callable[[Sequence[CompactionTask]], Sequence[Sample]]
 """Calls `sample` for each of these tasks, and returns what it returns."""
 
 Located = Callable[[Sequence[CompactionTask], pa.Table], Sequence[Sequence[Sequence[int]]]]
@@ -86,24 +95,28 @@ def divide(task: CompactionTask, sampled: Sampled, located: Located, *, operatio
     size = -(-len(task.inputs) // _MOST_TASKS)
     starts = range(0, len(task.inputs), size)
     several = [replace(task, inputs=task.inputs[start : start + size]) for start in starts]
-    keys = cuts(task, sampled(several))
+    samples = sampled(several)
+    columns = union_schema([(one.inputs[0].path, each.columns) for one, each in zip(several, samples, strict=True)])
+    keys = cuts(task, [each.keys for each in samples])
     places = [each for one in located(several, keys) for each in one]
-    return parts(task, places, operation_id=operation_id)
+    return parts(task, places, columns=columns, operation_id=operation_id)
 
 
-def sample(store: ObjectStore, task: CompactionTask, inputs: int) -> pa.Table:
+def sample(store: ObjectStore, task: CompactionTask, inputs: int) -> Sample:
     """Return the keys of some rows of the splits of a task, which are some of so many inputs of a merge.
 
     Ranged GETs of the sort columns. Raises what `open_split` raises.
     """
     bounds, found = Bounds.of(task.context), [_keys(None, task.context)]
+    schemas: list[tuple[str, pa.Schema]] = []
     for add in task.inputs:
         step = bounds.step(add, inputs)
         places = np.arange(step - 1, add.numRecords or 0, step, dtype=np.int64)
         split = _all_of(store, add, task.context)
+        schemas.append((add.path, split.schema))
         if len(places):
             found.append(_keys(split.take(places, sort_columns(split, task.context.order)), task.context))
-    return pa.concat_tables(found)
+    return Sample(pa.concat_tables(found), union_schema(schemas))
 
 
 def cuts(task: CompactionTask, samples: Sequence[pa.Table]) -> pa.Table:
@@ -116,11 +129,15 @@ def cuts(task: CompactionTask, samples: Sequence[pa.Table]) -> pa.Table:
     stride = max(1, min(_at_once(inputs), bounds.rows // (_STEPS * longest)))
     sorted_ = merge_order([keys], order)
     keys = keys.take(pa.array(sorted_.runs.positions([keys.num_rows])[stride - 1 :: stride]))
-    return keys.filter(pa.array(merge_order([keys], order).begins)) if keys.num_rows else keys
+    if not keys.num_rows:
+        return keys
+    is_new = merge_order([keys], order).begins
+    is_new[0] = True
+    return keys.filter(pa.array(is_new))
 
 
 def locate(store: ObjectStore, task: CompactionTask, keys: pa.Table) -> list[list[int]]:
-    """Return, per split of the task, how many of its rows come before each of these keys, and not after it, in turn.
+    """Return, per split of the task, how many of its rows come before each of these keys, and how many not after it.
 
     Rows of the file are counted, deleted ones too. Ranged GETs of the sort columns; a row group is in memory. Raises
     `Corrupt` (SS-1) for a split that is not sorted, and what `open_split` raises.
@@ -128,7 +145,9 @@ def locate(store: ObjectStore, task: CompactionTask, keys: pa.Table) -> list[lis
     return [_located(_all_of(store, add, task.context), task.context, keys) for add in task.inputs]
 
 
-def parts(task: CompactionTask, located: Sequence[Sequence[int]], *, operation_id: str) -> list[CompactionTask]:
+def parts(
+    task: CompactionTask, located: Sequence[Sequence[int]], *, columns: pa.Schema, operation_id: str
+) -> list[CompactionTask]:
     """Return the merge as the tasks of its parts, in their order, given where its inputs have the keys of `cuts`.
 
     Each is within the bounds of a merge, if rows of one part of the order between two cuts are.
@@ -147,6 +166,7 @@ def parts(task: CompactionTask, located: Sequence[Sequence[int]], *, operation_i
         part = Part(
             places=tuple((int(first[each]), int(end[each])) for each in chosen),
             leaving=tuple(task.inputs[each].path for each in np.flatnonzero(leaving).tolist()),
+            columns=columns,
             operation_id=operation_id,
             replaces=replaces,
         )

@@ -5,10 +5,13 @@ Tasks of Spark import this and what `execute` needs; how the work was chosen (`p
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
 
 from storage_core.log.actions import Add
 from storage_core.log.encoding.action_json import read_actions, write_actions
@@ -26,20 +29,23 @@ SKIP_OPERATION = "compact"
 class Part:
     """What one task does of a merge that is too large for one: a range of its rows, in the order of the sort schema.
 
-    Of each input of the task it has the rows of the file that lie in its `places`. The outputs of all parts carry one
-    `operation_id` and name all that the merge `replaces`, with their rows. `leaving` are the inputs whose last rows
-    these are: they are removed once, and all parts are committed together or none (decision 0148).
+    Of each input of the task it has the rows of the file that lie in its `places`. The outputs of all parts have the
+    `columns` of all inputs, carry one `operation_id`, and name all that the merge `replaces`, with their rows.
+    `leaving` are the inputs whose last rows these are: each is removed once, and all parts are committed together or
+    none (decision 0148).
     """
 
     places: tuple[Place, ...]
     leaving: tuple[str, ...]
+    columns: pa.Schema
     operation_id: str
     replaces: Mapping[str, int]
 
     def to_object(self) -> dict[str, Any]:
         """Return the JSON object from which `from_object` makes an equal record."""
         places = [list(each) for each in self.places]
-        said = {"operationId": self.operation_id, "replaces": dict(self.replaces)}
+        columns = base64.b64encode(self.columns.serialize()).decode()
+        said = {"columns": columns, "operationId": self.operation_id, "replaces": dict(self.replaces)}
         return {"places": places, "leaving": list(self.leaving), **said}
 
     @staticmethod
@@ -48,6 +54,7 @@ class Part:
         return Part(
             places=tuple((first, end) for first, end in body["places"]),
             leaving=tuple(body["leaving"]),
+            columns=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(body["columns"]))),
             operation_id=body["operationId"],
             replaces=body["replaces"],
         )

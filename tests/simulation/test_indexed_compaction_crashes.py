@@ -41,7 +41,12 @@ def index(table: IndexedTable) -> None:
     table.catch_up()
 
 
-RUNS: Mapping[str, Run] = {"compaction": compact, "compaction in parts": compact, "catch-up after it": index, "merge of segments": index}
+RUNS: Mapping[str, Run] = {
+    "compaction": compact,
+    "compaction in parts": compact,
+    "catch-up after it": index,
+    "merge of segments": index,
+}
 
 
 @cache
