@@ -28,7 +28,7 @@ class CompactionSettings:
     `factor` splits of one generation make a merge, of at most `most_inputs`; a split that went through `generations`
     merges is mature. A window is cold `cold_after_ms` after its end; a split waits for younger ones to be merged with
     for `mature_after_ms`. A cold window is finalized when more than `most_files` of its splits are outside its sorted
-    run. A merge reads at most `run_rows` rows, each of which takes its task about 120 bytes of memory (decision 0073).
+    run. A task reads at most `run_rows` rows, each of which takes about 120 bytes of memory (decision 0073).
     Windows that start before `start` (seconds since the epoch) are never compacted (CS-3).
     """
 

@@ -22,6 +22,7 @@ from storage_core.split.encode import has_float
 from storage_core.split.group_bounds import Recorded, recorded
 from storage_core.split.leaves import decoded_bytes, leaves_of
 from storage_core.split.ranges import VerifiedChunks
+from storage_core.split.row_groups import shown, stretches
 from storage_core.split.vectors import visible
 from storage_core.system_errors import raise_refused
 
@@ -130,7 +131,7 @@ class OpenSplit:
     def _batches_from(self, group: int, batch_rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows of the shown row groups from this one on, each batch with the place of its first row."""
         chosen, first_rows = self._shown(group), self.first_rows
-        for groups in _stretches(chosen) if self._chunks is None else [[each] for each in chosen]:
+        for groups in stretches(chosen) if self._chunks is None else [[each] for each in chosen]:
             if self._chunks is not None:
                 self._chunks.fetch(groups[0], range(self._file.metadata.num_columns))
             first = int(first_rows[groups[0]])
@@ -238,28 +239,6 @@ class OpenSplit:
         names = self.schema.names if columns is None else self._wanted(columns)
         wanted = pa.schema([self._table.field(name) for name in names])
         return pa.table(list(of_earlier(rows, wanted)), names=names) if names else rows.select([])
-
-
-def shown(footer: pq.FileMetaData, deleted: BitMap) -> list[int]:
-    """Return the row groups of a file that have a row which is not deleted."""
-    found, first = list[int](), 0
-    for group in range(footer.num_row_groups):
-        end = first + footer.row_group(group).num_rows
-        if not deleted or deleted.range_cardinality(first, end) < end - first:
-            found.append(group)
-        first = end
-    return found
-
-
-def _stretches(groups: Sequence[int]) -> list[list[int]]:
-    """Ascending row groups, those that follow one another together."""
-    found: list[list[int]] = []
-    for each in groups:
-        if found and found[-1][-1] + 1 == each:
-            found[-1].append(each)
-        else:
-            found.append([each])
-    return found
 
 
 def _may_hold_nan(field: pa.Field, unbounded: Collection[str]) -> bool:
