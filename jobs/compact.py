@@ -52,7 +52,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     """
     wanted = request.windows
     job = JobRun("compact", request, spark, tells_windows=wanted != EVERY_WINDOW)
-    wanted.require_fits(job.before.config.window_seconds, job.before.config.former_windows)
+    wanted.require_fits(job.before.config.window_seconds, job.before.config.other_windows)
     resource = resource_of(wanted, job.before.config.window_seconds)
     if request.mode is Mode.REWINDOW:
         with job.leased(partial(_plan_of_former, wanted, job.table.log.clock), [resource]) as former:
