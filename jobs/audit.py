@@ -41,7 +41,7 @@ def run(request: AuditRequest, spark: Spark) -> JobReport:
     """
     job = JobRun("audit", request, spark)
     require_ours(job.before)
-    request.windows.require_fits(job.before.config.window_seconds, job.before.config.former_windows)
+    request.windows.require_fits(job.before.config.window_seconds, job.before.config.other_windows)
     holds = request.windows.holds
     which = Selection(holds=holds, since=request.since, commits=request.commits, last_run=request.last_run)
     found = audit(job.table.store, job.before, which, run=partial(_execute, job))

@@ -14,6 +14,7 @@ from jobs.reports.report import JobReport, with_report
 from jobs.requests.request import JobRequest
 from jobs.requests.window_range import EVERY_WINDOW, WindowRange
 from jobs.running.command import table_command
+from jobs.running.merge_in_parts import merge_in_parts
 from jobs.running.rewindow import rewindow
 from jobs.running.run import JobRun
 from jobs.running.window_groups import GroupsOutcome, compact_groups
@@ -24,6 +25,7 @@ from storage_core.compaction import rewindow as rewindowing
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.planner import Chosen
 from storage_core.compaction.policy import Mode
+from storage_core.compaction.ranges import is_too_large
 from storage_core.compaction.rewindow import RewindowTask
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import TidemarkError
@@ -40,6 +42,8 @@ SUMMARY = "Rewrite the splits of each window that holds several as one sorted ru
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Compact the requested windows, in one commit per group of them; with nothing to do, start no Spark at all.
 
+    A merge that is too large for one task has a commit of its own.
+
     Raises `Held` while another run compacts these windows, and `Fenced` when one took over: files that were not
     committed are orphans then. Rows that were deleted meanwhile are hidden in what was written. A window that fails
     does not stop the others: they are committed, and then the first error by window is raised, naming all windows that
@@ -48,7 +52,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     """
     wanted = request.windows
     job = JobRun("compact", request, spark, tells_windows=wanted != EVERY_WINDOW)
-    wanted.require_fits(job.before.config.window_seconds, job.before.config.former_windows)
+    wanted.require_fits(job.before.config.window_seconds, job.before.config.other_windows)
     resource = resource_of(wanted, job.before.config.window_seconds)
     if request.mode is Mode.REWINDOW:
         with job.leased(partial(_plan_of_former, wanted, job.table.log.clock), [resource]) as former:
@@ -64,7 +68,9 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
             return job.report("planned", metrics=_planned(tasks), details={"windows": list(windows)})
         outcome = GroupsOutcome()
         for tasks in chosen.parts():
-            outcome.take(compact_groups(job, tasks))
+            large = [task for task in tasks if is_too_large(task)]
+            outcome.take(compact_groups(job, [task for task in tasks if not is_too_large(task)]))
+            outcome.take(merge_in_parts(job, large))
         report = _report(job, outcome)
         if outcome.failed:
             raise with_report(_failure(outcome), report)

@@ -48,9 +48,8 @@ merge is taken to write as many bytes as it reads.
 One run replaces at most {MOST_INPUTS:,} splits, as a scheduled one does. Where more arrive from one run to the next,
 they pile up until fewer arrive, and compactions have to run more often: see the last two cases.
 
-One merge reads at most 256 splits, 64 target sizes and `run_rows` rows, by default 2^25 = 33.6 million (decision 0073):
-a window that holds more is left with mature splits that overlap, and stays so until its windows are shorter or its
-`run_rows` is greater.
+One task reads at most 256 splits, 64 target sizes and `run_rows` rows, by default 2^25 = 33.6 million (decision 0073):
+a window that holds more becomes one run in parts, of so many tasks (decision 0148).
 """
 
 

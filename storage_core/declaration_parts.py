@@ -62,6 +62,7 @@ def _cron(text: str) -> str:
 
 
 Milliseconds = Annotated[int, BeforeValidator(_milliseconds), Field(ge=0)]
+Seconds = Annotated[int, BeforeValidator(lambda text: windows.parse_duration(text) if isinstance(text, str) else text)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 RawLogs = Annotated[tuple[FeedingRawLog, ...], BeforeValidator(_raw_logs)]
@@ -183,6 +184,8 @@ class CompactionDeclaration(Closed):
     cold_after: Milliseconds = CompactionSettings().cold_after_ms
     mature_after: Milliseconds = CompactionSettings().mature_after_ms
     run_rows: int = CompactionSettings().run_rows
+    coarsen_after: Milliseconds = CompactionSettings().coarsen_after_ms
+    coarsen_to: Seconds | None = None
     start: Instant | None = None
 
     @model_validator(mode="after")
@@ -200,6 +203,8 @@ class CompactionDeclaration(Closed):
             cold_after_ms=self.cold_after,
             mature_after_ms=self.mature_after,
             run_rows=self.run_rows,
+            coarsen_after_ms=self.coarsen_after,
+            coarsen_to=self.coarsen_to,
             start=None if self.start is None else int(self.start.timestamp()),
         )
 

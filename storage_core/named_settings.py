@@ -189,6 +189,8 @@ NAMED: Final[Mapping[str, _Named]] = {
     "compaction.cold_after": _Named(_MS, "compaction", "cold_after_ms"),
     "compaction.mature_after": _Named(_MS, "compaction", "mature_after_ms"),
     "compaction.run_rows": _Named(_COUNT, "compaction", "run_rows"),
+    "compaction.coarsen_after": _Named(_MS, "compaction", "coarsen_after_ms"),
+    "compaction.coarsen_to": _Named(_SECONDS, "compaction", "coarsen_to"),
     "compaction.start": _Named(_Form(_instant, _instant_text), "compaction", "start"),
 }
 """Every setting that may change."""

@@ -7,14 +7,18 @@ the report. A task writes files under fresh ids; only those whose actions the dr
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Mapping
 from typing import Any
+
+import pyarrow as pa
 
 from jobs.reports.failure import Failed
 from storage_core.audit import audit as auditing
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
+from storage_core.compaction import ranges
 from storage_core.compaction import rewindow as rewindowing
 from storage_core.compaction.skips import LASTING
 from storage_core.compaction.work import CompactionTask
@@ -56,6 +60,34 @@ def compact(item: Item) -> Answer:
     else:
         return {"result": result.to_json(), "requests": store.requests}
     return {"failed": failed.to_object(), "requests": store.requests}
+
+
+def sample_keys(item: Item) -> Answer:
+    """Sample the keys of some inputs of a merge that is too large for one task. Writes nothing."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    found = ranges.sample(store, CompactionTask.from_json(item["task"]), item["inputs"])
+    columns = as_text(found.columns.empty_table())
+    return {"keys": as_text(found.keys), "columns": columns, "requests": store.requests}
+
+
+def locate_keys(item: Item) -> Answer:
+    """Say where some inputs of such a merge have keys. Writes nothing."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    places = ranges.locate(store, CompactionTask.from_json(item["task"]), of_text(item["keys"]))
+    return {"places": places, "requests": store.requests}
+
+
+def as_text(rows: pa.Table) -> str:
+    """Return rows as items and answers carry them: an Arrow stream in base64."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def of_text(text: str) -> pa.Table:
+    """Return the rows of which `as_text` made this text."""
+    return pa.ipc.open_stream(base64.b64decode(text)).read_all()
 
 
 def rewindow(item: Item) -> Answer:

@@ -26,6 +26,7 @@ from storage_core.rows.partitions import by_partition
 from storage_core.rows.schema import from_schema_string, to_schema_string
 from storage_core.rows.sort_order import SortOrder, bind, nameless, recorded_order
 from storage_core.rows.windows import validate_duration, window_starts
+from storage_core.settings.compaction import is_coarse
 from storage_core.settings.table import TableConfig
 from storage_core.split.lineage import read_origin
 from storage_core.split.metadata import PREFIX, differences
@@ -72,21 +73,23 @@ def audit_split(store: ObjectStore, add: Add, table: AuditedTable) -> list[Fault
     split = open_split(store, add.as_written)
     origin = read_origin(split.metadata, add.path)
     if origin is None:
-        return list(_faults(split, table, table))
+        return list(_faults(split, table, table, joined=False))
     written = AuditedTable(
         table.table_id,
         TableConfig.from_configuration(origin.configuration),
         from_schema_string(origin.table_schema),
     )
-    kept = [] if origin.lineage.operation == "compact" else _resorted(add, written)
-    return [*_faults(split, table, written), *kept]
+    compacted = origin.lineage.operation == "compact"
+    kept = [] if compacted else _resorted(add, written)
+    return [*_faults(split, table, written, joined=compacted), *kept]
 
 
-def _faults(split: OpenSplit, table: AuditedTable, written: AuditedTable) -> Iterator[Fault]:
+def _faults(split: OpenSplit, table: AuditedTable, written: AuditedTable, *, joined: bool) -> Iterator[Fault]:
     add = split.add
     yield from _window_faults(split, written.config)
     yield from _partition_faults(split, written.config)
-    yield from _duration_faults(add, coarse=written.config.coarse_window or table.config.coarse_window)
+    if add.windowSeconds is None or not (joined and is_coarse(add.windowSeconds)):
+        yield from _duration_faults(add, coarse=written.config.coarse_window or table.config.coarse_window)
     order = written.order_of(add)
     if order is not None:
         yield from _order_faults(split, order)

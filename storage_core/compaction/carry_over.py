@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.compaction.kernel import Runs, merge_order
+from storage_core.compaction.ranges import sort_columns
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.ids import Ids
@@ -30,9 +31,10 @@ from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import bitmap_of, positions
 from storage_core.split.opened import OpenSplit
+from storage_core.split.part import outside
 from storage_core.split.read import open_split
 from storage_core.split.rewrite import Rewrite
-from storage_core.split.vectors import deleted_rows_of_each, vector_for
+from storage_core.split.vectors import deleted_rows, deleted_rows_of_each, vector_for
 
 _logger = logging.getLogger(__name__)
 
@@ -163,7 +165,7 @@ class _Carried:
                     f"{self.task.context.planned_version} and {head.version}; plan again",
                     path=planned.path,
                 )
-            newly[number] = after - before
+            newly[number] = after - before - outside(planned, self.task.place(number))
         return {number: rows for number, rows in newly.items() if rows}
 
     def _add(self, number: int, rows: BitMap) -> Add:
@@ -192,17 +194,16 @@ class _Route:
 
     runs: Runs
     run_firsts: Positions
+    firsts: Sequence[int]
     deleted: Sequence[Positions]
     output_ends: Positions
 
     @staticmethod
     def of(store: ObjectStore, task: CompactionTask, outputs: Sequence[Add]) -> _Route:
         """Compute the order of the merge again, from the inputs as they were planned."""
-        order = task.context.order
-        names = {each.name for each in order.columns}
-        opened = (open_split(store, add, whole=False, as_dictionary=True) for add in task.inputs)
-        splits = [split.of_table(task.context.schema) for split in opened]
-        runs = merge_order([_sort_columns(split, names) for split in splits], order).runs
+        order, numbers = task.context.order, range(len(task.inputs))
+        splits = [_opened(store, task, number).of_table(task.context.schema) for number in numbers]
+        runs = merge_order([split.read(sort_columns(split, order)) for split in splits], order).runs
         written = [add.numRecords or 0 for add in outputs]
         ends = np.cumsum(written, dtype=np.int64)
         if runs.rows != sum(written):
@@ -211,7 +212,10 @@ class _Route:
                 f"{sum(written)}; nothing was committed"
             )
         firsts = np.cumsum(runs.count) - runs.count
-        return _Route(runs, firsts, [positions(split.deleted) for split in splits], ends)
+        places = [task.place(number) for number in numbers]
+        # of a part of a merge the rows around it count as one stretch: there may be millions of them
+        within = [split.deleted & BitMap(range(*place)) for split, place in zip(splits, places, strict=True)]
+        return _Route(runs, firsts, [first for first, _ in places], [positions(each) for each in within], ends)
 
     def outputs_of(self, rows: Places) -> dict[int, BitMap]:
         """Return the places in the outputs of rows of the inputs that were visible to the merge."""
@@ -227,7 +231,7 @@ class _Route:
 
     def _output_rows(self, number: int, places: Positions) -> Positions:
         # The merge did not see the rows that were gone, and counts without them.
-        visible = places - np.searchsorted(self.deleted[number], places)
+        visible = places - self.firsts[number] - np.searchsorted(self.deleted[number], places)
         own = np.flatnonzero(self.runs.input == number)
         own = own[np.argsort(self.runs.start[own], kind="stable")]
         run = own[np.searchsorted(self.runs.start[own], visible, side="right") - 1]
@@ -235,9 +239,11 @@ class _Route:
         return found
 
 
-def _sort_columns(split: OpenSplit, names: Collection[str]) -> pa.Table:
-    # Of a split that has none of them the rows count all the same, and a table without columns has none.
-    return split.read([name for name in split.schema.names if name in names] or split.schema.names[:1])
+def _opened(store: ObjectStore, task: CompactionTask, number: int) -> OpenSplit:
+    """An input with the rows that the merge saw."""
+    add = task.inputs[number]
+    hidden = None if task.part is None else deleted_rows(store, add) | outside(add, task.place(number))
+    return open_split(store, add, whole=False, as_dictionary=True, deleted=hidden)
 
 
 def _rows_at(store: ObjectStore, splits: Sequence[Add], places: Places, schema: pa.Schema) -> RowFingerprint:

@@ -31,6 +31,7 @@ from storage_core.split.encodings import Encodings, inherited
 from storage_core.split.hidden import removal
 from storage_core.split.lineage import Lineage
 from storage_core.split.opened import OpenSplit
+from storage_core.split.part import open_part
 from storage_core.split.read import open_split
 from storage_core.split.rewrite import Rewrite
 from storage_core.split.rolling_writer import Expected, RollingWriter
@@ -44,6 +45,7 @@ _IN_MEMORY_BYTES = 64 * 2**20
 def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) -> Rewrite:
     """Merge the inputs into as few sorted splits as the target size allows and return the actions that swap them.
 
+    Of a task that is a part of a merge, the rows of the part; the actions remove the inputs that leave with it.
     The rows stay the same multiset (MC-1), every value stays the same (MC-2), the output is sorted as the inputs were
     (MC-3) and has all their columns (MC-4), or those of the table where its columns have changed: checked piece by
     piece before it is written, so no result is returned in breach; an output that was written before is an orphan. One
@@ -55,19 +57,16 @@ def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) 
     context, adds = task.context, task.inputs
     config = TableConfig.from_configuration(context.configuration)
     invariants.require_one_scope(context.table_id, task.window, adds, start=config.compaction.start)
-    with _opened(store, adds) as opened:
+    with _opened(store, task) as opened:
         splits = [split.of_table(context.schema) for split in opened]
-        schema = invariants.union_schema([(split.add.path, split.schema) for split in splits])
+        schemas = [(split.add.path, split.schema) for split in splits]
+        schema = invariants.union_schema(schemas) if task.part is None else task.part.columns
         head = SplitHead(
             context=replace(context, partition_values=adds[0].partitionValues),
             window=task.window,
             now_ms=now_ms,
             num_merge_ops=task.merge_ops,
-            lineage=Lineage(
-                operation="compact",
-                operation_id=ids.uuid(),
-                replaces={split.add.path: split.rows for split in splits},
-            ),
+            lineage=_lineage(task, splits, ids),
         )
         merged = merge(splits, schema, context.order)
         rolling = RollingWriter(store, head, _expected(splits, merged), ids)
@@ -126,10 +125,19 @@ def require_merged(
     invariants.require_sorted(whole, task.context.order, inputs)
 
 
+def _lineage(task: CompactionTask, splits: Sequence[OpenSplit], ids: Ids) -> Lineage:
+    part = task.part
+    return Lineage(
+        operation="compact",
+        operation_id=ids.uuid() if part is None else part.operation_id,
+        replaces={split.add.path: split.rows for split in splits} if part is None else part.replaces,
+    )
+
+
 def _expected(splits: Sequence[OpenSplit], merged: MergedRows) -> Expected:
     return Expected(
         rows=merged.order.runs.rows,
-        most_bytes=sum(split.add.size for split in splits),
+        most_bytes=sum(split.add.size * split.rows // max(1, split.add.visible_rows) for split in splits),
         may_hold_nan=frozenset().union(*(split.may_hold_nan() for split in splits)),
         next_key=merged.order.next_key,
         encodings=merged.encodings,
@@ -137,8 +145,18 @@ def _expected(splits: Sequence[OpenSplit], merged: MergedRows) -> Expected:
 
 
 @contextmanager
-def _opened(store: ObjectStore, adds: Sequence[Add]) -> Iterator[list[OpenSplit]]:
-    """The inputs, checked whole; above `_IN_MEMORY_BYTES` on disk, for together they are as wide as the table."""
+def _opened(store: ObjectStore, task: CompactionTask) -> Iterator[list[OpenSplit]]:
+    """The inputs, checked whole; above `_IN_MEMORY_BYTES` on disk, for together they are as wide as the table.
+
+    Of a part of a merge, the row groups that have a row of it, on disk.
+    """
+    adds = task.inputs
+    if task.part is not None:
+        with scratch_folder("tidemark-compact-") as folder:
+            yield [
+                open_part(store, add, place, spool=folder) for add, place in zip(adds, task.part.places, strict=True)
+            ]
+        return
     if sum(add.size for add in adds) <= _IN_MEMORY_BYTES:
         yield [open_split(store, add, as_dictionary=True) for add in adds]
         return
@@ -149,7 +167,8 @@ def _opened(store: ObjectStore, adds: Sequence[Add]) -> Iterator[list[OpenSplit]
 def _result(
     task: CompactionTask, outputs: Sequence[Add], translation: Translation | None, *, rows_in: int, now_ms: int
 ) -> Rewrite:
-    removes = (removal(add, now_ms, changes_rows=False) for add in task.inputs)
+    leaving = [add for add in task.inputs if task.part is None or add.path in task.part.leaving]
+    removes = (removal(add, now_ms, changes_rows=False) for add in leaving)
     adds = (replace(add, dataChange=False) for add in outputs)
     translations = () if translation is None else (translation,)
     result = Rewrite(adds=tuple(adds), removes=tuple(removes), rows_in=rows_in, translations=translations)

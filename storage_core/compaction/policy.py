@@ -12,8 +12,10 @@ sorted run: all of it becomes one run of splits that do not overlap. Such a grou
 by a number of merges above every generation (decision 0069): the members of the run are the splits with the greatest
 number in the group, if that is above `generations`. Splits that arrive later have a smaller one.
 
-A merge of the generations that happens to take all of a group finalizes it as well. A group that one merge cannot read
-is never finalized: it is left with mature splits that overlap (decision 0073).
+A merge of the generations that happens to take all of a group finalizes it as well. What is too much for one task is
+merged in parts (`ranges`), which reads every *run* at once: a split, or all splits of one number above the generations.
+Of a group with more runs than that, the oldest splits become runs first, each with such a number of its own (decision
+0148). More than 300 lines: each step is a part of one decision on the same columns.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ FINALIZED = MOST_GENERATIONS + 1
 
 LATE_SHARE = 1 / 10
 """For what is late, a finalized group is finalized again when that rewrites at most ten bytes per late one."""
+
+MOST_RUNS = 256
+"""The most runs that are merged in parts. A run of several splits counts twice: a part may have two of them."""
 
 MOST_RUN_TARGETS = 64
 """The most target sizes that one merge reads: its task has them all on its disk, and works on them for minutes."""
@@ -88,7 +93,7 @@ def choose(splits: Splits, rules: Rules) -> Merges:
     groups = _metrics(splits, rules)
     free = ~splits.skipped
     found: list[Merges] = []
-    for step in (_finalized, _by_generation, _many_small_files):
+    for step in (_finalized, _in_parts, _by_generation, _many_small_files, _into_runs):
         merges = step(splits, groups, free, rules)
         free[merges.rows] = False
         found.append(merges)
@@ -166,6 +171,63 @@ def _finalized(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Me
         merges=groups.run_number()[chosen],
         reason=reason,
     )
+
+
+def _in_parts(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
+    """One merge, of several parts, per group that is too large for one task and becomes one run."""
+    large = _large(splits, groups, rules)
+    wanted = large & (_runs(splits, large) <= MOST_RUNS)
+    chosen = np.flatnonzero(wanted)
+    return Merges(
+        rows=np.flatnonzero(wanted[splits.group] & free),
+        count=groups.count[chosen],
+        group=chosen,
+        merges=groups.run_number()[chosen],
+        reason=np.full(len(chosen), _requested(rules, Reason.LATE)),
+    )
+
+
+def _into_runs(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
+    """Merges of the oldest splits of groups with too many runs: as few as it takes, and where nothing else is to do."""
+    large = _large(splits, groups, rules)
+    large[splits.group[~free & ~splits.skipped]] = False
+    excess = _runs(splits, large) - MOST_RUNS
+    rows: list[Ints] = []
+    numbers: list[int] = []
+    for group in np.flatnonzero(excess > 0):
+        begin, end = np.searchsorted(splits.group, [group, group + 1])
+        single = begin + np.flatnonzero((free & (splits.merges < FINALIZED))[begin:end])
+        fewer = MOST_RUN_INPUTS - 2  # by so many runs, for what comes of 256 splits counts as two
+        taken = single[: excess[group] + 2 * -(-excess[group] // fewer)]
+        found = [part for part in np.split(taken, range(MOST_RUN_INPUTS, len(taken), MOST_RUN_INPUTS)) if len(part) > 2]
+        rows += found
+        numbers += [int(groups.run_number()[group]) + place for place in range(len(found))]
+    if not rows:
+        return NO_MERGES
+    return Merges(
+        rows=np.concatenate(rows),
+        count=np.array([len(part) for part in rows], np.int64),
+        group=splits.group[[part[0] for part in rows]],
+        merges=np.array(numbers, np.int64),
+        reason=np.full(len(rows), _requested(rules, Reason.LATE)),
+    )
+
+
+def _large(splits: Splits, groups: _Groups, rules: Rules) -> Flags:
+    """The groups that are to become one run and are too large for one task."""
+    wanted = ~groups.is_whole(rules) & (groups.count > 1) & (groups.outside > 0) & groups.is_late()
+    return wanted & splits.cold if rules.mode is Mode.POLICY else wanted
+
+
+def _runs(splits: Splits, wanted: Flags) -> Ints:
+    """How many runs the splits of each of the wanted groups are; 0 of the others."""
+    rows = np.flatnonzero(wanted[splits.group] & ~splits.skipped)
+    group, number = splits.group[rows], splits.merges[rows]
+    in_run = number >= FINALIZED
+    runs, count = np.unique(np.stack([group[in_run], number[in_run]]), axis=1, return_counts=True)
+    found = np.bincount(group[~in_run], minlength=len(wanted))
+    np.add.at(found, runs[0], np.minimum(count, 2))
+    return found.astype(np.int64)
 
 
 def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:

@@ -1,4 +1,5 @@
-"""Splits of windows of a former duration, written anew in windows of the table's own (decision 0136).
+"""Splits of windows of another duration than they should have, written anew: of a former one, in windows of the table's
+own (decision 0136), and of cold windows, in the longer ones that these are joined to (decision 0149).
 
 A piece of work reads splits of one scope, about one target size of them, and writes their rows by window and sorted.
 Rows stay as they are, and so does the sort schema that they have; which windows become one run is the compaction's.
@@ -9,7 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,6 +29,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.columns import has_changed
 from storage_core.rows.windows import by_start
+from storage_core.settings.table import TableConfig
 from storage_core.split.conform import conform_split
 from storage_core.split.context import SplitContext
 from storage_core.split.hidden import removal
@@ -59,7 +63,9 @@ class RewindowTask:
 
 
 def plan(snapshot: Snapshot, *, windows: Collection[int | None] | None, now_ms: int) -> list[RewindowTask]:
-    """Return the work on splits whose windows have another duration than the table's, by window; none without windows.
+    """Return the work on splits whose windows have another duration than they should, by window; none without windows.
+
+    That is the table's, and where cold windows are joined the longer one of windows that ended so long ago.
 
     `windows` limits it to splits of windows that start there. As for a compaction those are left out that have no sort
     schema or one that does not fit the table now, that lie before the start of compaction, or that have left.
@@ -69,34 +75,58 @@ def plan(snapshot: Snapshot, *, windows: Collection[int | None] | None, now_ms: 
         return []
     files = snapshot.splits.table()
     start, seconds = files.column("windowStart"), files.column("windowSeconds")
-    former = pc.fill_null(pc.not_equal(seconds, config.window_seconds), fill_value=False)
-    keep = pc.and_(files.column("sortSchema").is_valid(), former)
+    wanted = _durations(start, seconds, config, now_ms)
+    other = pc.fill_null(pc.not_equal(seconds, wanted), fill_value=False)
+    keep = pc.and_(files.column("sortSchema").is_valid(), other)
     if config.compaction.start is not None:
         keep = pc.and_(keep, pc.fill_null(pc.greater_equal(start, config.compaction.start), fill_value=True))
     if config.retention_ms is not None:
         keep = pc.and_(keep, pc.invert(has_left(files, retention_ms=config.retention_ms, now_ms=now_ms)))
     if windows is not None:
         keep = pc.and_(keep, pc.is_in(start, value_set=pa.array(list(windows), pa.int64())))
-    by_scope: dict[Scope, list[Add]] = {}
-    for add in sorted(adds_of(files.filter(keep)), key=lambda add: (by_start(add.windowStart), add.path)):
+    by_scope: dict[tuple[Scope, int], list[Add]] = {}
+    chosen = zip(adds_of(files.filter(keep)), wanted.filter(keep).to_pylist(), strict=True)
+    for add, duration in sorted(chosen, key=lambda each: (by_start(each[0].windowStart), each[0].path)):
         if (scope := scope_of(snapshot.table_id, add)) is not None:
-            by_scope.setdefault(scope, []).append(add)
-    contexts = contexts_of(snapshot, list(by_scope))
+            by_scope.setdefault((scope, duration), []).append(add)
+    contexts = contexts_of(snapshot, [scope for scope, _ in by_scope])
     return [
-        RewindowTask(part, replace(context, window_seconds=config.window_seconds))
-        for context, adds in zip(contexts, by_scope.values(), strict=True)
+        RewindowTask(part, replace(context, window_seconds=duration))
+        for context, ((_, duration), adds) in zip(contexts, by_scope.items(), strict=True)
         if context is not None
-        for part in _parts(adds, config.target_split_bytes)
+        for part in _parts(adds, duration, config.target_split_bytes)
     ]
 
 
-def _parts(adds: list[Add], most_bytes: int) -> Iterator[tuple[Add, ...]]:
+def _durations(start: pa.ChunkedArray, seconds: pa.ChunkedArray, config: TableConfig, now_ms: int) -> pa.Array:
+    """The duration that the window of each split should have. One that was joined to a longer one stays it."""
+    own, settings = config.window_seconds, config.compaction
+    starts, lengths = (pc.fill_null(each, 0).to_numpy() for each in (start, seconds))
+    wanted = np.full(len(starts), own, np.int64)
+    if settings.coarsen_to is not None:
+        coarse = settings.coarsen_to
+        ends_ms = (starts - starts % coarse + coarse) * 1000
+        cold = start.is_valid().to_numpy() & (ends_ms + settings.coarsen_after_ms <= now_ms)
+        fits = (lengths > 0) & (coarse % np.maximum(1, lengths) == 0)
+        wanted[(cold & fits) | (lengths == coarse)] = coarse
+    return pa.array(wanted)
+
+
+def _parts(adds: list[Add], duration: int, most_bytes: int) -> Iterator[tuple[Add, ...]]:
+    """The splits by about so many bytes, those that begin in one window of the new duration together where they fit."""
     part: list[Add] = []
-    for add in adds:
-        if part and sum(each.size for each in part) + add.size > most_bytes:
+    size = 0
+    for _, group in groupby(adds, key=lambda add: (add.windowStart or 0) // duration):
+        together = list(group)
+        if part and size + sum(add.size for add in together) > most_bytes:
             yield tuple(part)
-            part = []
-        part.append(add)
+            part, size = [], 0
+        for add in together:
+            if part and size + add.size > most_bytes:
+                yield tuple(part)
+                part, size = [], 0
+            part.append(add)
+            size += add.size
     if part:
         yield tuple(part)
 

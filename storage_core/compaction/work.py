@@ -5,12 +5,18 @@ Tasks of Spark import this and what `execute` needs; how the work was chosen (`p
 
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
 
 from storage_core.log.actions import Add
 from storage_core.log.encoding.action_json import read_actions, write_actions
 from storage_core.split.context import SplitContext
+from storage_core.split.part import Place
 
 OPERATION = "COMPACT"
 """What the commits of compactions call themselves in the log."""
@@ -19,17 +25,57 @@ SKIP_OPERATION = "compact"
 """What a mergeskip names so that compactions leave its split out."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one task does of a merge that is too large for one: a range of its rows, in the order of the sort schema.
+
+    Of each input of the task it has the rows of the file that lie in its `places`. The outputs of all parts have the
+    `columns` of all inputs, carry one `operation_id`, and name all that the merge `replaces`, with their rows.
+    `leaving` are the inputs whose last rows these are: each is removed once, and all parts are committed together or
+    none (decision 0148).
+    """
+
+    places: tuple[Place, ...]
+    leaving: tuple[str, ...]
+    columns: pa.Schema
+    operation_id: str
+    replaces: Mapping[str, int]
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the JSON object from which `from_object` makes an equal record."""
+        places = [list(each) for each in self.places]
+        columns = base64.b64encode(self.columns.serialize()).decode()
+        said = {"columns": columns, "operationId": self.operation_id, "replaces": dict(self.replaces)}
+        return {"places": places, "leaving": list(self.leaving), **said}
+
+    @staticmethod
+    def from_object(body: Mapping[str, Any]) -> Part:
+        """Return the record that `to_object` wrote."""
+        return Part(
+            places=tuple((first, end) for first, end in body["places"]),
+            leaving=tuple(body["leaving"]),
+            columns=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(body["columns"]))),
+            operation_id=body["operationId"],
+            replaces=body["replaces"],
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class CompactionTask:
     """Rewrite `inputs`, all of one scope and one window, into as few splits as their size allows. Travels as JSON.
 
-    The outputs record `merge_ops` as their number of merges.
+    The outputs record `merge_ops` as their number of merges. With a `part` only that of their rows.
     """
 
     window: int | None
     inputs: tuple[Add, ...]
     context: SplitContext
     merge_ops: int = 1
+    part: Part | None = None
+
+    def place(self, number: int) -> Place:
+        """Return the rows of the file of an input that the task is about."""
+        return (0, self.inputs[number].numRecords or 0) if self.part is None else self.part.places[number]
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal task."""
@@ -38,6 +84,7 @@ class CompactionTask:
             "inputs": write_actions(self.inputs),
             "context": self.context.to_json(),
             "mergeOps": self.merge_ops,
+            "part": None if self.part is None else self.part.to_object(),
         }
         return json.dumps(body, sort_keys=True)
 
@@ -46,4 +93,5 @@ class CompactionTask:
         """Return the task that `to_json` wrote."""
         body = json.loads(text)
         inputs = read_actions(body["inputs"], Add, "compaction task")
-        return CompactionTask(body["window"], inputs, SplitContext.from_json(body["context"]), body["mergeOps"])
+        part = None if body["part"] is None else Part.from_object(body["part"])
+        return CompactionTask(body["window"], inputs, SplitContext.from_json(body["context"]), body["mergeOps"], part)

@@ -64,7 +64,7 @@ class TranslationMap:
     def size_bytes(self) -> int:
         """What it takes in memory, about."""
         rows = 0 if self.rows is None else self.rows.nbytes
-        return int(self.order.nbytes + rows) + sum(4 * len(each) for each in self.dropped) + 1
+        return int(self.order.nbytes + rows) + sum(map(_bytes_of, self.dropped)) + 1
 
     def places(self, source: int, rows: Rows) -> tuple[Rows, Rows]:
         """Return which of these rows of an input were moved, by their places in `rows`, and where each of them went.
@@ -86,6 +86,11 @@ class TranslationMap:
         known = np.flatnonzero(wanted < self.input_rows[source])
         there = at[wanted[known]]
         return known[there >= 0], there[there >= 0]
+
+
+def _bytes_of(rows: BitMap) -> int:
+    """What a bitmap takes: of a part of a merge, one with nearly all rows of an input in a few stretches."""
+    return sum(int(str(count)) for name, count in rows.get_statistics().items() if name.startswith("n_bytes_"))
 
 
 def pack(translation: TranslationMap, *, identity: str) -> Bundle:

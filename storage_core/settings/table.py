@@ -173,6 +173,12 @@ class TableConfig:
                 raise InvalidInput(f"map column {name!r}: {mode!r} is not one of {', '.join(get_args(MapMode))}")
         if self.retention_ms is not None:
             _check_retention(self.retention_ms, self.window_seconds)
+        coarse = self.compaction.coarsen_to
+        if coarse is not None and (self.window_seconds is None or coarse % self.window_seconds):
+            has = "none" if self.window_seconds is None else f"windows of {self.window_seconds} s"
+            raise InvalidInput(
+                f"compaction.coarsen_to is {coarse} s, no multiple of the windows of the table: it has {has}"
+            )
         _distinct("former window", tuple(map(str, self.former_windows)))
         if self.partition_by:
             object.__setattr__(self, "partition_by", tuple(each.text for each in partition_fields(self.partition_by)))
@@ -207,6 +213,12 @@ class TableConfig:
     def split_codec(self) -> SplitCodec:
         """How new splits are compressed."""
         return SplitCodec(self.split_compression, self.split_compression_level)
+
+    @property
+    def other_windows(self) -> tuple[int, ...]:
+        """Durations that windows of splits may have beside the table's own."""
+        coarse = self.compaction.coarsen_to
+        return self.former_windows if coarse is None else (*self.former_windows, coarse)
 
     @property
     def merged_maps(self) -> tuple[str, ...]:

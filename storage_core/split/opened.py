@@ -22,6 +22,7 @@ from storage_core.split.encode import has_float
 from storage_core.split.group_bounds import Recorded, recorded
 from storage_core.split.leaves import decoded_bytes, leaves_of
 from storage_core.split.ranges import VerifiedChunks
+from storage_core.split.row_groups import shown, stretches
 from storage_core.split.vectors import visible
 from storage_core.system_errors import raise_refused
 
@@ -70,7 +71,7 @@ class OpenSplit:
     def read(self, columns: Collection[str] | None = None) -> pa.Table:
         """Return the rows in file order with the columns in file order; names the split does not have are left out."""
         if not self._in_memory and self.row_groups:
-            return pa.concat_tables(self.batches(columns))
+            return pa.concat_tables(self.batches(columns, groups=self._shown() or [0]))
         with corrupt_on_failure(self.add):
             table = typed(self._file.read(columns=self._present(columns), use_threads=True), self.stored)
         return self._visible(self._of_table(table, columns), 0)
@@ -113,31 +114,34 @@ class OpenSplit:
     def since(self, place: int, batch_rows: int = BATCH_ROWS) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
         """Yield the rows from this place in the file on, and the place of each, in tables of at most `batch_rows`.
 
-        Reads the row group of the place from its start, and no other before it; of a row group only the encoded columns
-        and one table are in memory.
+        Reads the row group of the place from its start, no other before it, and none without a visible row; of a row
+        group only the encoded columns and one table are in memory.
         """
         # what `read` has set stays set: Arrow's `use_threads=False` below would not take it back
         self._file.reader.set_use_threads(False)
-        first_rows = self.first_rows
-        group = max(0, int(np.searchsorted(first_rows, place, side="right")) - 1)
-        first = int(first_rows[group]) if self.row_groups else 0
+        group = max(0, int(np.searchsorted(self.first_rows, place, side="right")) - 1)
         with corrupt_on_failure(self.add):
-            for batch in self._batches_from(group, batch_rows):
+            for first, batch in self._batches_from(group, batch_rows):
                 skipped = min(max(0, place - first), batch.num_rows)
                 rows = self._of_table(typed(pa.Table.from_batches([batch.slice(skipped)]), self.stored), None)
                 mask = visible(self.deleted, first + skipped, rows.num_rows)
                 places = np.arange(first + skipped, first + batch.num_rows)
-                first += batch.num_rows
                 yield (places, rows) if mask is None else (places[mask], rows.filter(pa.array(mask)))
 
-    def _batches_from(self, group: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        groups = range(group, self.row_groups)
-        if self._chunks is None:
-            yield from self._file.iter_batches(batch_rows, row_groups=groups, use_threads=False)
-            return
-        for each in groups:
-            self._chunks.fetch(each, range(self._file.metadata.num_columns))
-            yield from self._file.iter_batches(batch_rows, row_groups=[each], use_threads=False)
+    def _batches_from(self, group: int, batch_rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows of the shown row groups from this one on, each batch with the place of its first row."""
+        chosen, first_rows = self._shown(group), self.first_rows
+        for groups in stretches(chosen) if self._chunks is None else [[each] for each in chosen]:
+            if self._chunks is not None:
+                self._chunks.fetch(groups[0], range(self._file.metadata.num_columns))
+            first = int(first_rows[groups[0]])
+            for batch in self._file.iter_batches(batch_rows, row_groups=groups, use_threads=False):
+                yield first, batch
+                first += batch.num_rows
+
+    def _shown(self, first: int = 0) -> list[int]:
+        """The row groups from this one on that have a visible row."""
+        return [each for each in shown(self._file.metadata, self.deleted) if each >= first]
 
     def take(self, places: npt.NDArray[np.int64], columns: Collection[str] | None = None) -> pa.Table:
         """Return the rows at these ascending places in the file, whether they are gone or not; columns as of `read`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +111,11 @@ class VerifiedChunks(SeekableFile):
         self._store, self._add, self._footer, self._cached = store, add, footer, cached
         self._held: dict[int, memoryview] = {}
 
+    @property
+    def footer(self) -> pq.FileMetaData:
+        """The footer of the split."""
+        return self._footer.file
+
     def another(self) -> VerifiedChunks:
         """Return a file of the same split that holds nothing yet."""
         return VerifiedChunks(self._store, self._add, self._footer, self._cached)
@@ -146,6 +151,12 @@ class VerifiedChunks(SeekableFile):
             view = memoryview(data)
             for start, stop in places[(places[:, 0] >= first) & (places[:, 1] <= end)].tolist():
                 self._held[start] = view[start - first : stop - first]
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Write what is held into a file, at its place."""
+        for start, chunk in self._held.items():
+            file.seek(start)
+            file.write(chunk)
 
     def drop(self) -> None:
         """Hold nothing."""

@@ -100,7 +100,7 @@ def open_split(
         # No thread of Arrow may be the last to hold a Python object: where Python has ended it aborts the process. So
         # threads read what Arrow itself holds, and ranges are read in the calling thread, nothing of them ahead.
         if file_path is not None:
-            source = mapped(add, file_path)
+            footer, source = footers.held(add), mapped(add, file_path)
         elif whole:
             source = _source(store, add, spool, footers.cached)
         elif has_checksums:

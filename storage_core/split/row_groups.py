@@ -1,12 +1,14 @@
-"""How many rows a row group has (decision 0127)."""
+"""How many rows a row group has (decision 0127), and which of them have a row that is visible."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyroaring import BitMap
 
 ROWS_PER_GROUP: Final = 65_536
 """A lookup decodes whole column chunks of the row group that holds its key."""
@@ -45,3 +47,25 @@ def _decoded_bytes(column: pa.ChunkedArray) -> int:
         return int(column.nbytes)
     lengths = [pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in column.chunks]
     return sum(each.nbytes + (pc.sum(each).as_py() or 0) for each in lengths)
+
+
+def shown(footer: pq.FileMetaData, deleted: BitMap) -> list[int]:
+    """Return the row groups of a file that have a row which is not deleted."""
+    found, first = list[int](), 0
+    for group in range(footer.num_row_groups):
+        end = first + footer.row_group(group).num_rows
+        if not deleted or deleted.range_cardinality(first, end) < end - first:
+            found.append(group)
+        first = end
+    return found
+
+
+def stretches(groups: Sequence[int]) -> list[list[int]]:
+    """Return ascending row groups, those that follow one another together."""
+    found: list[list[int]] = []
+    for each in groups:
+        if found and found[-1][-1] + 1 == each:
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return found

@@ -37,6 +37,7 @@ loads = st.builds(
 def test_every_window_converges(load: Ingestion) -> None:
     done = simulate(load)
     assert done.converged
+    assert done.finalized_windows == len(done.splits_per_window), "however large a window is"
     assert sum(done.bytes_per_window) == done.bytes_ingested == sum(load.rates) * load.split_bytes
     for count, size in zip(done.splits_per_window, done.bytes_per_window, strict=True):
         # Mature splits have half the target size or half the rows at least; beside them there is what came late.

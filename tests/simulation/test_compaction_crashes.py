@@ -24,6 +24,7 @@ from storage_core.log.history import HistoryEntry
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.table import TableConfig
 from tests.support import merge_plan
 from tests.support.clock import START_MS, ManualClock
@@ -86,6 +87,9 @@ CASES: Mapping[str, Case] = {
     "windows with deletion vectors": Case(rows=LARGE, outputs=2, deleted=_most),
     "rows deleted meanwhile": Case(rows=SMALL, outputs=2, later=_few),
     "vectors, and many rows deleted meanwhile": Case(rows=LARGE, outputs=2, vectors=2, deleted=_few, later=_many),
+    "in parts, and rows deleted meanwhile": Case(
+        rows=150, outputs=6, config=replace(CONFIG, compaction=CompactionSettings(run_rows=60)), later=_few
+    ),
     "several outputs, and rows deleted meanwhile": Case(
         rows=LARGE, outputs=4, inputs=12, config=replace(CONFIG, target_split_bytes=4_800), later=_few
     ),

@@ -8,7 +8,7 @@ where nothing of its splits is left.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 
@@ -21,6 +21,7 @@ from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.table import TableConfig
 from storage_core.split.rewrite import Rewrite
 from tests.simulation.seeds import naming, run_until_met, seed_blocks
@@ -39,6 +40,8 @@ CONFIG = TableConfig(
     version_retention_ms=10**9,
     gc_horizon_ms=0,
 )
+FEW_ROWS = CompactionSettings(run_rows=50)
+"""Of a table with more rows, every second one here, compactions are merges in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ class World:
         self.random = Random(seed)
         self.clock = ManualClock(step_ms=1)
         self.objects = MemoryStore("world", clock=self.clock)
-        self.table = KeyedTable(self.objects, SeededIds(seed), self.clock).create(config=CONFIG)
+        config = CONFIG if seed % 2 else replace(CONFIG, compaction=FEW_ROWS)
+        self.table = KeyedTable(self.objects, SeededIds(seed), self.clock).create(config=config)
         self.base: dict[object, object] = {}
         self.waiting: dict[object, object] = {}
         self.batch: list[str] = []
@@ -130,7 +134,8 @@ class World:
         self._endanger(store, 30)
         try:
             snapshot = table.snapshot
-            operations = merge_plan.plan(snapshot)
+            planned = merge_plan.plan(snapshot)
+            operations = [part for each in planned for part in merge_plan.in_parts(store, each, ids=table.ids)]
             done = [(each, execute(store, each, ids=table.ids, now_ms=table.clock.now_ms())) for each in operations]
         except Crash:
             self.met["a compaction ended before its commit"] += 1
@@ -206,6 +211,7 @@ class World:
         splits = self.table.snapshot.splits
         self.met["a compaction committed"] += 1
         self.met["it had several outputs"] += len(outputs) > 1
+        self.met["it was a merge in parts"] += any(operation.part is not None for operation, _ in each.merges)
         self.met["deleted rows were carried over"] += any(
             path in splits and splits[path].deleted_rows for path in outputs
         )

@@ -17,6 +17,7 @@ from storage_core.gc.collect import collect
 from storage_core.index import catch_up, segment_merge_work
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.compaction import CompactionSettings
 from tests.support.clock import START_MS, ManualClock
 from tests.support.crashes import left_by_crashes
 from tests.support.fault_store import CrashFault
@@ -40,7 +41,12 @@ def index(table: IndexedTable) -> None:
     table.catch_up()
 
 
-RUNS: Mapping[str, Run] = {"compaction": compact, "catch-up after it": index, "merge of segments": index}
+RUNS: Mapping[str, Run] = {
+    "compaction": compact,
+    "compaction in parts": compact,
+    "catch-up after it": index,
+    "merge of segments": index,
+}
 
 
 @cache
@@ -48,6 +54,8 @@ def start(name: str) -> MemoryStore:
     """Three splits, of which one is not indexed and one has deleted rows; compacted where that went before."""
     store = MemoryStore("indexed")
     config = replace(CONFIG, indexes=(*CONFIG.indexes, NEAR), version_retention_ms=0, gc_horizon_ms=0)
+    if name == "compaction in parts":
+        config = replace(config, compaction=CompactionSettings(run_rows=15))
     table = IndexedTable(store, config, schema=WITH_PLACES)
     for split in range(2):
         table.append([(0, TAG_VALUES[row % 4], ("ebb", "tide", "flood tide")[row % 3]) for row in range(9 + split)])
@@ -55,7 +63,7 @@ def start(name: str) -> MemoryStore:
     table.append([(0, "x", "tide") for _ in range(5)])
     first = min(table.snapshot.splits)
     table.delete({first: [2]})
-    if name != "compaction":
+    if not name.startswith("compaction"):
         compact(table)
     if name == "merge of segments":
         with pytest.MonkeyPatch.context() as patched:

@@ -33,6 +33,7 @@ from tests.support.brute_force import distance
 from tests.support.clock import ManualClock
 from tests.support.deleted_rows import delete_places
 from tests.support.ids import SeededIds
+from tests.support.merge_plan import in_parts
 from tests.support.searching import search
 
 SCHEMA = pa.schema(
@@ -133,9 +134,9 @@ class IndexedTable:
         made = []
         for paths in inputs:
             adds = tuple(snapshot.splits[path] for path in paths)
-            task = CompactionTask.from_json(CompactionTask(adds[0].windowStart, adds, context).to_json())
-            done = compaction.execute(self.store, task, ids=self.ids, now_ms=self.clock.now_ms())
-            made.append((task, Rewrite.from_json(done.to_json())))
+            for task in in_parts(self.store, CompactionTask(adds[0].windowStart, adds, context), ids=self.ids):
+                done = compaction.execute(self.store, task, ids=self.ids, now_ms=self.clock.now_ms())
+                made.append((task, Rewrite.from_json(done.to_json())))
         return Moving(snapshot, made)
 
     def commit_merge(self, moving: Moving) -> Snapshot:

@@ -124,7 +124,8 @@ class KeyedTable:
         `meanwhile` acts when everything is written and nothing committed.
         """
         snapshot = self.snapshot
-        operations = merge_plan.plan(snapshot)
+        planned = merge_plan.plan(snapshot)
+        operations = [part for each in planned for part in merge_plan.in_parts(self.store, each, ids=self.ids)]
         results = [execute(self.store, each, ids=self.ids, now_ms=self.clock.now_ms()) for each in operations]
         if not results:
             return None

@@ -142,14 +142,41 @@ def test_a_window_with_too_many_splits_for_one_merge_gets_there_in_steps() -> No
     assert [len(rows) for rows in _rows(choose(_splits([1] * (2 * count)), REQUESTED))] == [256, 256, 2]
 
 
-def test_a_window_of_too_many_rows_for_one_merge_is_left_with_mature_splits() -> None:
+def test_a_window_of_too_many_rows_for_one_task_becomes_one_run_all_the_same() -> None:
     few = replace(RULES, settings=CompactionSettings(run_rows=100))
-    assert _rows(choose(_splits([10] * 3, rows=33, cold=True), few)) == [(0, 1, 2)]
-    assert choose(_splits([10] * 3, rows=34, cold=True), few) == []
-    assert choose(_splits([10] * 12, rows=50), few) == [], "half the rows of a merge are mature"
+    for rows in (33, 34):
+        assert choose(_splits([10] * 3, rows=rows, cold=True), few) == [Merge((0, 1, 2), 0, FINALIZED, Reason.LATE)]
+    assert choose(_splits([10] * 12, rows=50), few) == [], "half the rows of a merge are mature, and it is not cold"
     assert _rows(choose(_splits([10] * 12, rows=49), few)) == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
     requested = replace(few, mode=Mode.FINALIZE)
-    assert _rows(choose(_splits([10] * 5, rows=40), requested)) == [(0, 1), (2, 3)]
+    assert choose(_splits([10] * 5, rows=40), requested) == [Merge(tuple(range(5)), 0, FINALIZED, Reason.REQUESTED)]
+    assert choose(_splits([10] * 5, rows=40, merges=FINALIZED), requested) == []
+
+
+def test_late_splits_of_a_large_run_wait_for_a_tenth_of_it() -> None:
+    few = replace(RULES, settings=CompactionSettings(run_rows=100))
+    run = [FINALIZED] * 9
+    assert choose(_splits([100] * 10, rows=60, merges=[*run, 0], cold=True), few) == []
+    (merge,) = choose(_splits([*[100] * 9, 101], rows=60, merges=[*run, 0], cold=True), few)
+    assert (len(merge.rows), merge.merges) == (10, FINALIZED + 1)
+
+
+def test_of_more_runs_than_are_merged_at_once_the_oldest_become_runs_first() -> None:
+    mature = _splits([600] * 300, cold=True)
+    (first,) = choose(mature, RULES)
+    assert (first.rows, first.merges) == (tuple(range(46)), FINALIZED)
+    left = _splits([600] * 300, merges=[*[FINALIZED] * 46, *[0] * 254], cold=True)
+    (second,) = choose(left, RULES)
+    assert (len(second.rows), second.merges) == (300, FINALIZED + 1)
+    many = choose(_splits([600] * 1000, cold=True), RULES)
+    assert [(len(each.rows), each.merges) for each in many] == [
+        (256, FINALIZED),
+        (256, FINALIZED + 1),
+        (238, FINALIZED + 2),
+    ], "each has a number of its own"
+    three = [*[FINALIZED] * 256, *[FINALIZED + 1] * 256, *[FINALIZED + 2] * 238, *[0] * 250]
+    assert [len(each.rows) for each in choose(_splits([600] * 1000, merges=three, cold=True), RULES)] == [1000]
+    assert choose(_splits([600] * 300), RULES) == [], "not before the window is cold"
 
 
 def test_what_is_left_of_a_lane_waits_whatever_lane_comes_after_it() -> None:

@@ -30,6 +30,9 @@ def test_only_what_differs_from_the_defaults_is_stored() -> None:
         '{"most_inputs":257}',
         '{"generations":1000000}',
         '{"run_rows":0}',
+        '{"coarsen_after_ms":-1}',
+        '{"coarsen_to":5400}',
+        '{"coarsen_to":31708800}',
     ],
 )
 def test_senseless_metrics_are_refused(text: str) -> None:

@@ -68,6 +68,8 @@ OTHER: Mapping[str, object] = {
     "compaction.cold_after": "2h",
     "compaction.mature_after": "5d",
     "compaction.run_rows": 1000,
+    "compaction.coarsen_after": "90d",
+    "compaction.coarsen_to": "7d",
     "compaction.start": "2020-01-01T00:00",
 }
 """A value of each setting that is not its default."""

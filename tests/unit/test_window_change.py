@@ -13,6 +13,7 @@ import yaml
 from assets.partitions import partition_key, span_of
 from jobs.requests.window_range import WindowRange
 from storage_core import declaration
+from storage_core.audit.audit import audit
 from storage_core.compaction import expiry, rewindow
 from storage_core.compaction.planner import choose
 from storage_core.errors import CommitConflict, InvalidInput, Unsupported
@@ -94,6 +95,68 @@ def test_longer_windows_become_shorter_ones_and_back(table: Table) -> None:
     table.alter({"window": "20m"})
     assert windows(rewindowed(table)) == [(0, 20), (20, 20), (40, 20)]
     assert table.snapshot.rows == 6
+
+
+DAY = 86_400
+
+
+@pytest.fixture
+def hours(request: pytest.FixtureRequest) -> Table:
+    """A split for each of 60 hours, that is of three days, and the setting by which old hours are joined to days."""
+    place = re.sub("[^a-z0-9]", "-", request.node.name.lower())
+    table = Table.create(f"memory://{place}", SCHEMA, time_column="time", window="1h")
+    table.append(rows(*(60 * each - TEN // MINUTE for each in range(60))))
+    table.alter({"compaction.coarsen_to": "1d", "compaction.coarsen_after": "7d"})
+    return table
+
+
+def rewindowed_at(table: Table, now_seconds: int) -> list[tuple[int | None, int | None]]:
+    """What a rewrite at this time leaves: the start and the duration of the window of each split, in hours."""
+    works = rewindow.plan(table.snapshot, windows=None, now_ms=now_seconds * 1000)
+    done = [rewindow.execute(table.store, work, ids=SystemIds(), now_ms=1) for work in works]
+    if done:
+        table.log.commit(table.snapshot, [each for result in done for each in result.actions], operation="REWINDOW")
+    found = [(add.windowStart, add.windowSeconds) for add in table.refresh().snapshot.splits.values()]
+    return sorted(((start or 0) // 3600, (seconds or 0) // 3600) for start, seconds in found)
+
+
+def test_windows_that_ended_long_ago_are_joined_to_longer_ones(hours: Table) -> None:
+    before = hours.scan().to_arrow().sort_by("time")
+    single = [(each, 1) for each in range(60)]
+    assert rewindowed_at(hours, 8 * DAY - 1) == single, "no day ended a week ago"
+    assert rewindowed_at(hours, 8 * DAY) == sorted([(0, 24), *single[24:]])
+    assert rewindowed_at(hours, 20 * DAY) == [(0, 24), (24, 24), (48, 24)]
+    assert rewindow.plan(hours.snapshot, windows=None, now_ms=0) == [], "they stay joined"
+    assert hours.scan().to_arrow().sort_by("time") == before
+    assert audit(hours.store, hours.snapshot).violations == ()
+    about: Any = hours.explain("select * from t where time >= '1970-01-02 23:30:00+00'").to_dict()
+    assert [each["rows"] for each in about["tables"][0]["read"]] == [12]
+
+
+def test_rows_that_come_late_for_joined_windows_join_them_with_the_next_rewrite(hours: Table) -> None:
+    rewindowed_at(hours, 20 * DAY)
+    hours.append(rows(*(60 * each - TEN // MINUTE + 1 for each in (3, 4))))
+    assert rewindowed_at(hours, 20 * DAY) == [(0, 24), (0, 24), (24, 24), (48, 24)]
+    compact(hours)
+    assert len(hours.refresh().snapshot.splits) == 3
+    assert audit(hours.store, hours.snapshot).violations == ()
+
+
+def test_without_the_setting_joined_windows_are_divided_again(hours: Table) -> None:
+    rewindowed_at(hours, 20 * DAY)
+    hours.alter({"compaction.coarsen_to": None})
+    assert audit(hours.store, hours.snapshot).violations == ()
+    assert rewindowed_at(hours, 20 * DAY) == [(each, 1) for each in range(60)]
+
+
+def test_a_joined_window_is_a_multiple_of_the_windows_of_the_table(hours: Table) -> None:
+    with pytest.raises(InvalidInput, match="coarsen_to is 5400 s; it must be whole hours"):
+        hours.alter({"compaction.coarsen_to": "90m"})
+    with pytest.raises(InvalidInput, match="no multiple of the windows of the table: it has windows of 7200 s"):
+        hours.alter({"window": "2h", "coarse_window": True, "compaction.coarsen_to": "3h"})
+    flat = Table.create("memory://no-windows-to-join", pa.schema([("a", pa.int64())]))
+    with pytest.raises(InvalidInput, match="it has none"):
+        flat.alter({"compaction.coarsen_to": "1d"})
 
 
 def test_a_query_of_a_time_prunes_the_windows_of_every_duration(table: Table) -> None:

@@ -1,0 +1,85 @@
+"""A window that is too large for one task, on Spark: parts that are killed leave nothing, and the next run does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from jobs import compact
+from jobs.reports.report import JobReport
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Answer, Item, Spark
+from storage_core.audit.audit import audit
+from storage_core.compaction.policy import FINALIZED
+from storage_core.errors import Unavailable
+from storage_core.table import Table
+from tests.support.deleted_rows import delete_where
+from tests.support.events import SCHEMA, events
+
+pytestmark = pytest.mark.spark
+
+MASTER = "local[2]"
+
+
+@pytest.fixture
+def table(tmp_path: object) -> Table:
+    """Six splits of 150 rows, in one window."""
+    made = Table.create(
+        f"{tmp_path}/events",
+        SCHEMA,
+        time_column="at",
+        sort_schema="service|host|timestamp/V2",
+        window="1h",
+        settings={"compaction.run_rows": 200},
+    )
+    for first in range(0, 900, 150):
+        made.append(
+            events(
+                {"at": n % 600, "service": f"s{n * 7 % 11}", "host": f"h{n % 3}", "count": n}
+                for n in range(first, first + 150)
+            )
+        )
+    return made.refresh()
+
+
+def numbers(table: Table) -> list[int]:
+    return sorted(table.refresh().scan().to_arrow().column("count").to_pylist())
+
+
+class Disturbed(Spark):
+    """Joins the session; somebody acts when the parts have ended, before the job goes on."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__(MASTER)
+        self._act = act
+
+    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        answers = super().map(execute, items)
+        if execute.__name__ == "compact":
+            self._act()
+        return answers
+
+
+def ended() -> None:
+    raise Unavailable("the driver was killed when its parts had written")
+
+
+def run(table: Table, spark: Spark) -> JobReport:
+    return compact.run(JobRequest(table_uri=table.uri, master=MASTER), spark)
+
+
+def test_a_run_that_ends_after_its_parts_is_run_again_and_keeps_what_was_deleted(table: Table, spark: Spark) -> None:
+    with Disturbed(ended) as disturbed, pytest.raises(Unavailable, match="killed when its parts had written"):
+        run(table, disturbed)
+    assert (numbers(table), len(table.snapshot.splits)) == (list(range(900)), 6)
+    with Disturbed(lambda: delete_where(table.log, lambda row: row["count"] % 10 == 3)) as beside:
+        report = run(table, beside)
+    assert (report.status, report.metrics.splits_in, report.metrics.rows_in) == ("committed", 6, 900)
+    assert report.metrics.splits_out >= 5, "each part has 200 rows at most"
+    assert numbers(table) == [n for n in range(900) if n % 10 != 3]
+    live = list(table.snapshot.splits.values())
+    assert {add.numMergeOps for add in live} == {FINALIZED}
+    assert max(add.numRecords or 0 for add in live) <= 200
+    assert audit(table.store, table.snapshot).violations == ()
+    assert run(table, spark).status == "nothing_to_do"
