@@ -7,7 +7,10 @@ import numpy.typing as npt
 
 LEAST_PROBES = 16
 SHARE, RANGED_SHARE = 3 / 16, 1 / 12
-"""A search looks into the nearest clusters, until they hold this share of the rows; of fetched ones the smaller."""
+"""A search looks into the nearest clusters, until they hold this share of the rows; of fetched ones the smaller.
+
+With a filter rows that count: a share of these, or where each costs by itself as many as without it.
+"""
 
 REQUESTS = 12
 """So many a search sends to its segments, where it can: one to open each, the others for blocks."""
@@ -17,9 +20,12 @@ LEAST_PIECES = 3
 Rows = npt.NDArray[np.int64]
 
 
-def probes(held: Rows, *, is_ranged: bool) -> int:
-    """Return into how many clusters a search looks where nothing else is said; they hold `held`, nearest first."""
-    share = (RANGED_SHARE if is_ranged else SHARE) * held.sum()
+def probes(held: Rows, of: int, *, is_ranged: bool) -> int:
+    """Return into how many clusters a search looks where nothing else is said; they hold `held`, nearest first.
+
+    Until that is the share of so many rows.
+    """
+    share = (RANGED_SHARE if is_ranged else SHARE) * of
     return max(LEAST_PROBES, int(np.searchsorted(np.cumsum(held), share)) + 1)
 
 
