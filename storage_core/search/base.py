@@ -203,10 +203,11 @@ class Base:
         if not found.num_columns:  # of a split that is older than all of these columns
             found = pa.table({"": pa.nulls(len(places))})
         wanted = chosen(self.snapshot.schema, columns)
-        taken = conform_split(found, wanted).take(pa.array(order))
+        taken = conform_split(found, wanted)
+        if len(places) < len(rows) or np.any(order[1:] < order[:-1]):
+            taken = taken.take(pa.array(order))
         self._kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
-        # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
-        return cast("pa.Table", taken.cast(wanted))
+        return taken
 
     def foresee(self, split: str) -> None:
         """Have at hand the footer of a split that `take` will read by ranges, if it is sound. One GET at most."""

@@ -34,7 +34,11 @@ FIRST_WINDOW = 10
 
 FEW_ROWS = 10_000
 FEW_SHARE = 0.02
-"""A source of which a filter leaves no more rows, or no greater share of them, is scored exactly."""
+FEW_NUMBERS = 2**18
+"""A source of which a filter leaves no more rows, or no greater share of them, is scored exactly.
+
+Unless their vectors have more numbers: then their codes are less to look at.
+"""
 
 BLOCK_BYTES = 2**26
 _BLOCK_ROWS = 65_536  # those of a row group, which is decoded as a whole
@@ -67,9 +71,9 @@ class Nearest:
         self._segments = sum(each.origin.segment is not None for each in live.sources)
         self._exact: dict[int, Found] = {}
 
-    def add_to(self, best: Best, window: int) -> None:
+    def add(self, found: Sequence[Found], best: Best) -> None:
         """Add the `rows` of a window to the best; of each the score is -distance."""
-        for source, each in zip(self._live.sources, self.rows(window), strict=True):
+        for source, each in zip(self._live.sources, found, strict=True):
             for at in range(0, len(each.rows), _ADDED_ROWS):
                 part = slice(at, at + _ADDED_ROWS)
                 rows = best.taken(source, each.rows[part].tolist())
@@ -115,7 +119,7 @@ class Nearest:
         if not allowed:
             return _NOTHING
         count = source.count()
-        is_few = self._live.is_filtered and len(allowed) <= most_scored(count)
+        is_few = self._live.is_filtered and len(allowed) <= most_scored(count, len(query.vector))
         if is_few or source.origin.segment is None:
             self._live.looked[number] = replace(before, ranked=before.ranked + len(allowed))
             self._exact[number] = exactly(source, query, positions(allowed), self._most)
@@ -144,6 +148,7 @@ def exactly(source: Source, query: VectorQuery, rows: Positions, most: int) -> F
     """Return which of these rows are the `most` nearest, or as near as the last, by exact vectors, block by block."""
     kept = _NOTHING
     step = block_rows(len(query.vector))
+    rows = np.sort(rows)  # as they are in the files, where no row has moved
     for at in range(0, len(rows), step):
         block = rows[at : at + step]
         column = source.take(block.tolist(), [query.column]).column(query.column)
@@ -177,6 +182,12 @@ def _up_to(found: Sequence[Found], most: int, bound: Callable[[Distances, int], 
     return [Found(each.rows[own], each.distances[own], each.is_exact) for each, own in zip(found, kept, strict=True)]
 
 
+def has_ties(found: Sequence[Found]) -> bool:
+    """Whether two of the rows are equally far."""
+    distances = np.concatenate([each.distances for each in found] or [np.zeros(0)])
+    return len(np.unique(distances)) < len(distances)
+
+
 def with_distance(rows: pa.Table, metric: Metric, *, score: str, distance: str) -> pa.Table:
     """Return the rows, whose score is -distance, with the score of the metric and with the distance."""
     distances = 0.0 - rows.column(score).to_numpy()
@@ -185,9 +196,9 @@ def with_distance(rows: pa.Table, metric: Metric, *, score: str, distance: str) 
     return scored.append_column(distance, pa.array(distances))
 
 
-def most_scored(rows: int) -> int:
+def most_scored(rows: int, dimensions: int) -> int:
     """Return of how many rows that a filter leaves a source of so many is scored exactly."""
-    return max(FEW_ROWS, int(FEW_SHARE * rows))
+    return min(max(FEW_ROWS, int(FEW_SHARE * rows)), FEW_NUMBERS // dimensions)
 
 
 def _usable_if_ranged(ranged: vector.Ranged | None) -> AbstractContextManager[None]:

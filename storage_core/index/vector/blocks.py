@@ -38,6 +38,9 @@ KEPT_BYTES: Final = 256 * 2**20
 _GATHERED_BYTES: Final = 2**18
 """Codes that are copied together at a time: they stay in the cache of the processor."""
 
+_GATHERED_PART: Final = 4
+"""Where fewer rows count than one in so many, their codes are copied together, else all are multiplied."""
+
 Rows = npt.NDArray[np.int64]
 
 _Loaded = TypeVar("_Loaded")
@@ -101,14 +104,17 @@ class Blocks:
             products = np.concatenate([dots(code, each.whole) for each in found])
             return offsets[held], leans[held], products[held]
         codes, places = self._with(blocks), self.places(blocks)
-        if counts is None:
-            products = np.concatenate([dots(code, codes.whole[begin:end]) for begin, end in self._runs(blocks)])
-        else:
+        if counts is not None and _GATHERED_PART * np.count_nonzero(counts) < len(places):
             places = places[counts]
             step = max(1, _GATHERED_BYTES // self._width)
             parts = [dots(code, codes.whole[places[at : at + step]]) for at in range(0, len(places), step)]
-            products = np.concatenate(parts or [np.zeros(0, np.float32)])
-        return codes.offsets[places], codes.leans[places], products
+            return codes.offsets[places], codes.leans[places], np.concatenate(parts or [np.zeros(0, np.float32)])
+        products = np.concatenate([dots(code, codes.whole[begin:end]) for begin, end in self._runs(blocks)])
+        if counts is None and len(places) == self._head.rows:
+            return codes.offsets, codes.leans, products
+        held = slice(None) if counts is None else counts
+        places = places[held]
+        return codes.offsets[places], codes.leans[places], products[held]
 
     def fine(self, code: Whole, places: Rows) -> tuple[Floats, Floats]:
         """Return of ascending places the leans of their codes of 8 bits, and the dot products with a code."""
