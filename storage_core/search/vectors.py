@@ -43,7 +43,7 @@ Unless their vectors have more numbers: then their codes are less to look at.
 BLOCK_BYTES = 2**26
 _BLOCK_ROWS = 65_536  # those of a row group, which is decoded as a whole
 _ADDED_ROWS = 10_000
-_AT_ONCE = 2
+_AT_ONCE, _FAR_AT_ONCE = 2, 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,11 +73,14 @@ class Nearest:
 
     def add(self, found: Sequence[Found], best: Best) -> None:
         """Add the `rows` of a window to the best; of each the score is -distance."""
-        for source, each in zip(self._live.sources, found, strict=True):
-            for at in range(0, len(each.rows), _ADDED_ROWS):
-                part = slice(at, at + _ADDED_ROWS)
-                rows = best.taken(source, each.rows[part].tolist())
-                best.add(rows, (0.0 - each.distances[part]).tolist())
+        parts = [
+            (source, each.rows[at : at + _ADDED_ROWS], each.distances[at : at + _ADDED_ROWS])
+            for source, each in zip(self._live.sources, found, strict=True)
+            for at in range(0, len(each.rows), _ADDED_ROWS)
+        ]
+        rows = prefetch(lambda part: best.taken(part[0], part[1].tolist()), parts, self._read_at_once)
+        for taken, (_, _, distances) in zip(rows, parts, strict=True):
+            best.add(taken, (0.0 - distances).tolist())
 
     def rows(self, window: int) -> list[Found]:
         """Return of each source the rows of a window that are among the `most` nearest, or as near as the last of them.
@@ -85,17 +88,28 @@ class Nearest:
         Requests: those of `Source.directory` for each source with a segment; of the others, and for the vectors of
         candidates, those of `Source.take`. Memory: a few blocks of `BLOCK_BYTES`, beside segments.
         """
-        # A filter is asked of one source after the other: it has one process.
-        at_once = 1 if self._live.is_filtered else _AT_ONCE
-        wanted = max(FIRST_WINDOW, window)
-        found = list(prefetch(lambda each: self._candidates(each, wanted), range(len(self._live.sources)), at_once))
+        numbers, wanted = range(len(self._live.sources)), max(FIRST_WINDOW, window)
+        for number in numbers if self._live.is_filtered else ():
+            self._live.rows(number)  # of one source after the other: a filter has one process
+        found = list(prefetch(lambda each: self._candidates(each, wanted), numbers, _AT_ONCE))
         coded = [_NOTHING if each.is_exact else each for each in found]
-        for number, each in enumerate(_candidates_of(coded, vector.RANKED_PER_ROW * wanted)):
-            if not found[number].is_exact:
-                found[number] = exactly(self._live.sources[number], self._query, each.rows, len(each.rows))
-                looked = self._live.looked
-                looked[number] = replace(looked[number], ranked=looked[number].ranked + len(each.rows))
+        ranked = _candidates_of(coded, vector.RANKED_PER_ROW * wanted)
+
+        def by_vectors(number: int) -> Found:
+            rows = ranked[number].rows
+            return exactly(self._live.sources[number], self._query, rows, len(rows))
+
+        again = [number for number in numbers if not found[number].is_exact]
+        for number, each in zip(again, prefetch(by_vectors, again, self._read_at_once), strict=True):
+            looked = self._live.looked[number]
+            self._live.looked[number] = replace(looked, ranked=looked.ranked + len(ranked[number].rows))
+            found[number] = each
         return nearest_of(found, min(window, self._most))
+
+    @property
+    def _read_at_once(self) -> int:
+        """From so many sources rows are taken side by side."""
+        return 1 if all(each.is_near for each in self._live.sources) else _FAR_AT_ONCE
 
     def distances(self) -> Distances:
         """Return the distances of the `most` rows, window after window."""
@@ -136,7 +150,7 @@ class Nearest:
                 window,
                 None if len(allowed) == count else allowed,
                 query.nprobe,
-                pieces=vector.pieces_per_segment(self._segments),
+                budget=vector.Budget.of_one(self._segments),
                 note=note,
             )
         # What codes cannot tell apart is near until its vector says that it is not.

@@ -132,7 +132,9 @@ class _Taking:
                 for start, rows in zip(starts, np.split(inside, np.searchsorted(inside, starts[1:])), strict=True):
                     found[name].append((values[name, start], rows - start))
         fields = [footer.schema.field(name) for name in chosen]
-        arrays = [in_place[each.name] if each.name in in_place else _rows(found[each.name], each.type) for each in fields]
+        arrays = [
+            in_place[each.name] if each.name in in_place else _rows(found[each.name], each.type) for each in fields
+        ]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields)).combine_chunks()
 
     def leading_keys(self, places: Positions, field: pa.Field) -> Unsigned:

@@ -22,10 +22,11 @@ from storage_core.index.vector.layout import (
     Head,
     expected_bytes,
     not_a_segment,
+    row_bytes,
     table_of,
 )
 from storage_core.index.vector.parts import Parts
-from storage_core.index.vector.probing import in_pieces, pieces_per_segment, probes
+from storage_core.index.vector.probing import BUDGET_OF_ONE, FILTERED_BYTES, Budget, in_pieces, nearness, probes
 from storage_core.index.vector.segment import codebook_of, require_rows
 from storage_core.rows.positions import positions
 from storage_core.rows.vectors import Floats, Mask
@@ -62,6 +63,7 @@ class Reader:
         self._is_ranged = parts.is_ranged
         opened = parts.whole((HEAD, CLUSTERS, ROWS, CODEBOOK))
         self.head = Head.from_bytes(opened[HEAD], where=where)
+        self._row_bytes = row_bytes(self.head.quantization, self.head.dimensions)
         self._codebook = codebook_of(opened[CODEBOOK], self.head, where=where)
         if rows is not None and self.head.of != rows:
             raise not_a_segment(where, f"it is over {self.head.of} rows, expected {rows}")
@@ -69,6 +71,7 @@ class Reader:
             raise not_a_segment(where, f"{ROWS} has {len(opened[ROWS])} bytes")
         self._table = table_of(opened[CLUSTERS], self.head, where=where)
         self._blocks = Blocks(parts, self.head, self._codebook, self._table, where=where, kept_bytes=kept_bytes)
+        self._opened_bytes = sum(map(len, opened.values()))
         self._rows = np.frombuffer(opened[ROWS], "<u4").astype(np.int64)
         require_rows(self._rows.astype(np.uint32), self._blocks.sizes, self.head, where=where)
         centroids = in_bytes(self._codebook.centroids)
@@ -83,7 +86,7 @@ class Reader:
         allowed: BitMap | None = None,
         nprobe: int | None = None,
         *,
-        pieces: int = pieces_per_segment(1),
+        budget: Budget = BUDGET_OF_ONE,
         note: Callable[[Rows], object] = len,
     ) -> tuple[Rows, Distances]:
         """Return rows among which the `k` nearest to the query most probably are, nearest first, and their distances.
@@ -95,13 +98,13 @@ class Reader:
         more until they hold `COARSE` · k; all of a flat segment. `rotated` returns about `RANKED_PER_ROW` · k rows,
         after a second look that reads four times as much per row; where parts are ranged it takes none from
         `LEAST_SECOND` dimensions on. Without one, and under `scalar` and `product`, about `COARSE` · k are returned.
-        Ranged blocks lie in about `pieces` pieces (`in_pieces`). `note` gets the cluster of each block. Raises
+        Ranged blocks lie in pieces as of the `budget` (`in_pieces`). `note` gets the cluster of each block. Raises
         `InvalidInput` for a query that is no vector of the index, `Corrupt` for a block that is not what was written.
         Requests: those of `Parts.read`, once for the blocks and once for a second look.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `apart`
             wanted, counted = self._query(query, k), self._counted(allowed)
-            blocks = self._looked_into(wanted, counted, COARSE * k, nprobe=nprobe, pieces=pieces)
+            blocks = self._looked_into(wanted, counted, COARSE * k, nprobe=nprobe, budget=budget)
             note(self._table["cluster"][blocks])
             return self._found(wanted, k, counted, blocks)
 
@@ -156,32 +159,43 @@ class Reader:
         is_allowed[named[named < self.head.of]] = True
         return is_allowed[self._rows]
 
-    def _looked_into(self, query: _Query, counted: Mask | None, most: int, *, nprobe: int | None, pieces: int) -> Rows:
+    def _looked_into(
+        self, query: _Query, counted: Mask | None, most: int, *, nprobe: int | None, budget: Budget
+    ) -> Rows:
         """The blocks to look into, ascending."""
         per_block, sizes, ends = self._blocks.sizes, self._blocks.sizes, self._blocks.ends
         if counted is not None:
             sums = np.append(0, np.cumsum(counted))
             per_block = sums[ends] - sums[ends - sizes]
-        holding, needed = per_block > 0, 1
-        turns = np.zeros(len(holding), np.int64)
+        holding = per_block > 0
+        near, is_needed = np.ones(len(holding)), holding
         if self.head.clusters:
-            clusters = self._table["cluster"].astype(np.int64)
+            clusters, away = self._table["cluster"].astype(np.int64), self._away(query)
             per_cluster = np.bincount(clusters, weights=per_block, minlength=self.head.clusters)
-            order = np.argsort(self._away(query), kind="stable")
+            order = np.argsort(away, kind="stable")
             order = order[per_cluster[order] > 0]
             held = per_cluster[order]
             needed = max(nprobe or 0, int(np.searchsorted(np.cumsum(held), most)) + 1)
-            is_cheap = self._blocks.is_one_array and not self._is_ranged  # a row costs no more than itself
-            of = self.head.rows if is_cheap else int(held.sum())
-            usual = needed if nprobe else probes(held, of, is_ranged=self._is_ranged)
+            is_small = self.head.rows * self._row_bytes <= FILTERED_BYTES
+            of = self.head.rows if is_small else int(held.sum())
+            usual = needed if nprobe else probes(held, of, is_ranged=self._is_ranged and counted is None)
             turn = np.full(self.head.clusters, self.head.clusters)
             turn[order] = np.arange(len(order))
             turns = turn[clusters]
-            holding &= turns < max(usual, needed)
+            is_needed = holding & (turns < needed)
+            holding = holding & (turns < max(usual, needed))
+            near = np.where(holding, self._nearness(query, away, order)[clusters], 0.0)
         found = np.flatnonzero(holding)
         if not self._is_ranged or not len(found):
             return found
-        return in_pieces(found, sizes, turns, needed, pieces=pieces)
+        room = budget.bytes - self._opened_bytes
+        return in_pieces(found, sizes, near, is_needed, pieces=budget.pieces, most_rows=room // self._row_bytes)
+
+    def _nearness(self, query: _Query, away: Distances, order: Rows) -> Distances:
+        """How near each cluster is to the first of these."""
+        least = float(away[order[0]]) if len(order) else 0.0
+        of_query = 0.0 if self.head.metric == "dot" else float(query.placed.astype(np.float64) @ query.placed)
+        return nearness(away - least, least + of_query)
 
     def _away(self, query: _Query) -> Distances:
         """How far each centroid is from the query, in some unit. By bytes: threads of numpy may wait for each other."""
