@@ -292,7 +292,7 @@ def test_what_is_in_memory_is_searched_without_a_folder_and_a_known_filter_witho
     told = table.explain_search(vector=query, filter="id < 16", analyze=True)
     assert told.filter is not None
     assert told.filter.rows_read == 0
-    assert (told.indexes[0].judged, told.indexes[0].met) == (31, 16)
+    assert (told.indexes[0].judged, told.indexes[0].met) == (20, 16)
 
 
 @pytest.mark.parametrize("share", [2, 40, 4000])
