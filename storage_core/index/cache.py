@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -29,6 +29,7 @@ from storage_core.index import segments
 from storage_core.index.places import read_map
 from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.process import OwnLock
 from storage_core.settings.cache import USUAL_BYTES, CacheSettings
 from storage_core.settings.index import IndexDefinition
 
@@ -43,10 +44,20 @@ class SegmentCache:
     What it returns is in `root` and goes with it; in `kept` is what other searches find again.
     """
 
-    def __init__(self, root: Path, kept: BoundedFolder | None) -> None:
-        self.root = root
+    def __init__(self, root: Path | Callable[[], Path], kept: BoundedFolder | None) -> None:
+        """`root` may be what makes it, once it is needed: a search for what is in memory needs none."""
+        self._root = root
+        self._lock = OwnLock()
         self._kept = kept
         self._numbers = count()
+
+    @property
+    def root(self) -> Path:
+        """Where it is."""
+        with self._lock:
+            if not isinstance(self._root, Path):
+                self._root = self._root()
+            return self._root
 
     def segment(self, store: ObjectStore, segment: IndexSegment) -> Path:
         """Return the directory with the segment's files. One GET when it is not cached, verified against the log."""
@@ -143,18 +154,25 @@ class SegmentCache:
 
 @contextmanager
 def open_cache(directory: Path | None) -> Iterator[SegmentCache]:
-    """A cache in `directory`, which is created when missing, or, for None, in a temporary one that goes at the end.
+    """A cache in `directory`, or, for None, in a temporary one that goes at the end; either is created when needed.
 
     It keeps as much there as a cache may take, by the environment.
     """
     kept = None
     if directory is not None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         usual = CacheSettings.of(os.environ)
         kept = bounded_folder(CacheSettings(folder=directory, most_bytes=usual.most_bytes or USUAL_BYTES))
     prefix = "tidemark-segments-" if directory is None else TEMPORARY
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=directory, ignore_cleanup_errors=True) as temporary:
-        yield SegmentCache(Path(temporary), kept)
+
+    with ExitStack() as stack:
+
+        def made() -> Path:
+            if directory is not None:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary = tempfile.TemporaryDirectory(prefix=prefix, dir=directory, ignore_cleanup_errors=True)
+            return Path(stack.enter_context(temporary))
+
+        yield SegmentCache(made, kept)
 
 
 def _link(source: str | Path, target: str | Path) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Final
 
 from storage_core.engine.statement import TABLE, parse
 from storage_core.engine.tree import Node, called_on, nodes_of
 from storage_core.errors import InvalidInput
 from storage_core.read.predicate import Filter
+
+_REMEMBERED: Final = 2**12
+"""Characters of a condition that is asked again and again."""
 
 
 def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str] | None:
@@ -37,8 +42,14 @@ def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str]
 
 def columns_of(wanted: Filter, names: Iterable[str]) -> frozenset[str] | None:
     """Return those of a table's columns `names` that a filter reads; None for all, or where none can tell."""
+    condition, known = str(wanted.expression), tuple(names)
+    return (_columns_of if len(condition) <= _REMEMBERED else _columns_of.__wrapped__)(condition, known)
+
+
+@functools.lru_cache(maxsize=64)
+def _columns_of(condition: str, names: tuple[str, ...]) -> frozenset[str] | None:
     try:
-        tree = parse(f"SELECT 1 FROM {TABLE} WHERE {wanted.expression}", "filter")  # noqa: S608  # parsed, not run
+        tree = parse(f"SELECT 1 FROM {TABLE} WHERE {condition}", "filter")  # noqa: S608  # parsed, not run
     except InvalidInput:  # longer than a text from outside may be, as it was made of parts
         return None
     return columns_read(tree, names, TABLE)

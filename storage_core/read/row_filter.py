@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -37,10 +38,13 @@ _KNOWN_BYTES = 1_000  # of a name and the objects behind it
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Rows of a split about which the filter was asked, and those of them that meet it."""
+    """Rows of a split, or of what else has a name, about which the filter was asked, and those of them that meet it."""
 
     judged: BitMap
     met: BitMap
+
+
+NOTHING_KNOWN: Final = Known(BitMap(), BitMap())
 
 
 class RowFilter:
@@ -114,18 +118,21 @@ class RowFilter:
             self.answers[split] = self._bitmaps.of_split(self._snapshot.splits[split])
         return self.answers[split]
 
-    def known(self, split: str) -> Known:
-        """Return what `mask` said of rows of a split before."""
-        found = self._kept.get((*self._name, split))
-        return found if isinstance(found, Known) else Known(BitMap(), BitMap())
+    def known(self, name: str) -> Known:
+        """Return what was noted of rows of a split, or of what else has a name; what it was asked about is sound."""
+        found = self._kept.get((*self._name, name))
+        if not isinstance(found, Known):
+            return NOTHING_KNOWN
+        self._is_judged = True
+        return found
 
-    def note(self, split: str, rows: Positions, met: Mask) -> None:
-        """Keep what `mask` said of these rows of a split."""
-        before = self.known(split)
+    def note(self, name: str, rows: Positions, met: Mask) -> None:
+        """Keep which of these rows of a split meet the filter, or of what else has a name that fixes its rows."""
+        before = self.known(name)
         judged, meeting = bitmap_of(rows), bitmap_of(rows[met])
         now = Known(before.judged | judged, before.met | meeting)
         size = _KNOWN_BYTES + len(now.judged.serialize()) + len(now.met.serialize())
-        self._kept.keep((*self._name, split), now, size)
+        self._kept.keep((*self._name, name), now, size)
 
     def require_sound(self) -> None:
         """Raise as `mask` does for a filter that was asked of no row, because none was found."""

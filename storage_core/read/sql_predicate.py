@@ -6,11 +6,13 @@ closes the condition and goes on (`1=1) union select …`), or that holds a subq
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Final
 
 from storage_core.engine.statement import TABLE, check, parse
 from storage_core.engine.tree import Node, arguments, nodes_of
@@ -33,6 +35,9 @@ from storage_core.read.predicate import (
     are_alike,
     negate,
 )
+
+_REMEMBERED: Final = 2**12
+"""Characters of a condition that is asked again and again."""
 
 _COMPARISONS = {
     "COMPARE_EQUAL": Comparison.EQ,
@@ -57,8 +62,13 @@ _TEMPORAL_CASTS = {"DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE
 def from_sql(text: str) -> Filter:
     """Return the filter for a SQL condition such as `status >= 500 AND method = 'GET'`.
 
-    Raises `InvalidInput` when the text is not one condition over plain columns.
+    Raises `InvalidInput` when the text is not one condition over plain columns. What a short text says is remembered.
     """
+    return (_from_sql if len(text) <= _REMEMBERED else _from_sql.__wrapped__)(text)
+
+
+@functools.lru_cache(maxsize=64)
+def _from_sql(text: str) -> Filter:
     import duckdb
 
     query = f"SELECT * FROM {TABLE} WHERE {text}"  # noqa: S608  # parsed only, to be checked below

@@ -39,6 +39,7 @@ from storage_core.search.order import Between, first_column, least
 from storage_core.search.source import chosen, require_within, usable
 from storage_core.split import pages
 from storage_core.split.conform import conform_split
+from storage_core.split.kept_values import is_near
 from storage_core.split.opened import OpenSplit, corrupt_on_failure
 from storage_core.split.ranged_vectors import RangedVectors
 from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
@@ -79,6 +80,11 @@ class Base:
     def pieces(self) -> CachedPieces:
         """What is fetched of segments goes through this."""
         return self._kept.verified.footers.cached
+
+    @property
+    def is_near(self) -> bool:
+        """Whether splits and segments are files of this machine."""
+        return is_near(self.store, next(iter(self.snapshot.splits), ""), self._kept.values)
 
     def hidden(self, split: str) -> BitMap:
         """Return the rows of a split that are no answer; see `Overlay.deleted`, which is asked once per split."""
@@ -203,10 +209,11 @@ class Base:
         if not found.num_columns:  # of a split that is older than all of these columns
             found = pa.table({"": pa.nulls(len(places))})
         wanted = chosen(self.snapshot.schema, columns)
-        taken = conform_split(found, wanted).take(pa.array(order))
+        taken = conform_split(found, wanted)
+        if len(places) < len(rows) or np.any(order[1:] < order[:-1]):
+            taken = taken.take(pa.array(order))
         self._kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
-        # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
-        return cast("pa.Table", taken.cast(wanted))
+        return taken
 
     def foresee(self, split: str) -> None:
         """Have at hand the footer of a split that `take` will read by ranges, if it is sound. One GET at most."""

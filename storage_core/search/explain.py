@@ -106,7 +106,7 @@ def _index(searched: Searched, own: Searching, trace: Trace, *, is_run: bool, is
     return IndexPlan(
         **covered(searched.snapshot, index=own.definition.name),
         sources=[
-            _source(searched.snapshot, own.definition.kind, live, number, is_filtered=is_filtered)
+            _source(searched.snapshot, own.definition, live, number, is_filtered=is_filtered)
             for number in range(len(live.sources))
         ],
         weight=own.weight,
@@ -116,20 +116,22 @@ def _index(searched: Searched, own: Searching, trace: Trace, *, is_run: bool, is
     )
 
 
-def _source(snapshot: Snapshot, kind: str, live: Live, number: int, *, is_filtered: bool) -> SourcePlan:
+def _source(
+    snapshot: Snapshot, definition: IndexDefinition, live: Live, number: int, *, is_filtered: bool
+) -> SourcePlan:
     source, looked = live.sources[number], live.looked.get(number)
     origin, rows = source.origin, source.count()
     trained = None if origin.segment is None else snapshot.segments.get(origin.segment)
     training = None if trained is None else vector.Training.of(trained)
-    decides = kind == "vector" and is_filtered and origin.segment is not None
+    decides = definition.kind == "vector" and is_filtered and origin.segment is not None
     return SourcePlan(
         place=origin.place,
         name=origin.name,
         rows=rows,
-        how=_how(live, number, kind),
+        how=_how(live, number, definition.kind),
         segment=origin.segment,
         segment_bytes=source.segment_bytes,
-        exact_up_to=most_scored(rows) if decides else None,
+        exact_up_to=most_scored(rows, snapshot.schema.field(definition.columns[0]).type.list_size) if decides else None,
         clusters=None if training is None else training.clusters,
         matching=None if looked is None else looked.matching,
         probed=None if looked is None else looked.clusters,

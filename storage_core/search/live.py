@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from storage_core.index.fulltext import Hit
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.read.row_filter import RowFilter
+from storage_core.read.row_filter import NOTHING_KNOWN, RowFilter
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import Positions
 from storage_core.rows.positions import bitmap_of, positions
@@ -108,11 +108,22 @@ class Live:
         live = BitMap(range(own.count())) - own.deleted()
         if not self.is_filtered:
             return live
-        rows, met = positions(live), BitMap()
+        lasting = self._lasting(own)
+        known = NOTHING_KNOWN if lasting is None else lasting.known(own.name)
+        rows, met = positions(live - known.judged), live & known.met
+        self.judged += len(live) - len(rows)
+        self.met += len(met)
         for at in range(0, len(rows), _FILTERED_ROWS):
             block = rows[at : at + _FILTERED_ROWS]
-            met |= bitmap_of(block[self._meeting({source: block})[source]])
+            mask = self._meeting({source: block})[source]
+            met |= bitmap_of(block[mask])
+            if lasting is not None:
+                lasting.note(own.name, block, mask)
         return met
+
+    def _lasting(self, source: Source) -> RowFilter | None:
+        """What keeps which rows of a source meet the filter: of splits, and where nothing else is asked of them."""
+        return self._filter if source.splits and not self._matched else None
 
     def _wanted(self, hits: list[Hit]) -> list[Hit]:
         places: dict[int, list[int]] = {}

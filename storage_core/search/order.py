@@ -71,11 +71,22 @@ def least(add: Add, snapshot: Snapshot) -> Any:
 class Best:
     """The best `limit` of the rows that it is given. Memory is that of twice as many, and of those given last."""
 
-    def __init__(self, snapshot: Snapshot, limit: int, columns: Collection[str], *, is_named: bool = False) -> None:
-        """Hold no row yet; of a row `columns` are wanted. If `is_named` its `row_name` too, which orders equal rows."""
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        limit: int,
+        columns: Collection[str],
+        *,
+        is_named: bool = False,
+        has_ties: bool = True,
+    ) -> None:
+        """Hold no row yet; of a row `columns` are wanted. If `is_named` its `row_name` too, which orders equal rows.
+
+        Unless it `has_ties`, no two rows will have the same score, and what else orders them need not be read.
+        """
         self._name = tuple(each for each in row_name(snapshot) if each not in snapshot.schema.names) if is_named else ()
-        self._columns = (*tie_columns(snapshot), *self._name)
-        wanted = {*columns, *self._columns}
+        self._columns = (*(tie_columns(snapshot) if has_ties else ()), *self._name)
+        wanted = {*columns, *self._columns, *(row_name(snapshot) if is_named else ())}
         schema = pa.schema([each for each in snapshot.schema if each.name in wanted])
         self._read: Sequence[str] = tuple(schema.names)
         for name, kind in zip(self._name, (pa.string(), pa.int64()), strict=False):

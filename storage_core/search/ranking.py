@@ -32,7 +32,7 @@ from storage_core.search.question import IndexQuestion, SearchQuestion, VectorQu
 from storage_core.search.searched import Searched
 from storage_core.search.source import Source, by_source
 from storage_core.search.trace import Trace
-from storage_core.search.vectors import DISTANCE, FIRST_WINDOW, Nearest, with_distance
+from storage_core.search.vectors import DISTANCE, FIRST_WINDOW, Nearest, has_ties, with_distance
 from storage_core.search.windows import in_windows
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def add_best(live: Live, one: IndexQuestion, rows: Best, most: int, *, kept: Kep
             with kept.searchers.searcher(one.definition, live.sources, root) as searcher:
                 _add_best(live.sources, _text_matches(live, query, most, searcher), rows)
         case VectorQuery() as query:
-            Nearest(live, query, most, readers=kept.readers).add_to(rows, most)
+            nearest = Nearest(live, query, most, readers=kept.readers)
+            nearest.add(nearest.rows(most), rows)
         case condition:
             _add_best(live.sources, _bitmap_matches(live, condition, most), rows)
 
@@ -143,8 +144,9 @@ def _nearest(nearest: Nearest, snapshot: Snapshot, names: Sequence[str], most: i
     held = [*dict.fromkeys([*names, *name])]
 
     def ranked(window: int) -> tuple[pa.Table, bool]:
-        rows = Best(snapshot, min(window, most), names, is_named=True)
-        nearest.add_to(rows, window)
+        near = nearest.rows(window)
+        rows = Best(snapshot, min(window, most), names, is_named=True, has_ties=has_ties(near))
+        nearest.add(near, rows)
         found = rows.answer(held, score=score)
         return found, found.num_rows < window
 

@@ -62,6 +62,11 @@ class Source(Protocol):
         """The size of the segment that answers for the rows; None where none does."""
         ...
 
+    @property
+    def is_near(self) -> bool:
+        """Whether reading it waits for nothing, and a thread beside it costs more than it saves."""
+        ...
+
     def count(self) -> int:
         """Return the number of rows."""
         ...

@@ -102,6 +102,10 @@ class _Split:
         return (self.path,)
 
     @property
+    def is_near(self) -> bool:
+        return self.base.is_near
+
+    @property
     def segment_bytes(self) -> int | None:
         return None if self.segment is None else self.segment.size
 
@@ -164,6 +168,10 @@ class _Moved:
     @property
     def name(self) -> str:
         return f"{self.segment.path} {self.segment.xxh3}"
+
+    @property
+    def is_near(self) -> bool:
+        return self.base.is_near
 
     @property
     def segment_bytes(self) -> int:
@@ -234,6 +242,10 @@ class _PartOfSplit:
     @property
     def splits(self) -> tuple[str, ...]:
         return (self.path,)
+
+    @property
+    def is_near(self) -> bool:
+        return self.base.is_near
 
     @property
     def segment_bytes(self) -> None:

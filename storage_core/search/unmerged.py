@@ -64,6 +64,10 @@ class _Unmerged:
     def splits(self) -> tuple[str, ...]:
         return ()
 
+    @property
+    def is_near(self) -> bool:
+        return True
+
     def count(self) -> int:
         return int(self.rows.num_rows)
 

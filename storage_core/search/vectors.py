@@ -34,12 +34,16 @@ FIRST_WINDOW = 10
 
 FEW_ROWS = 10_000
 FEW_SHARE = 0.02
-"""A source of which a filter leaves no more rows, or no greater share of them, is scored exactly."""
+FEW_NUMBERS = 2**18
+"""A source of which a filter leaves no more rows, or no greater share of them, is scored exactly.
+
+Unless their vectors have more numbers: then their codes are less to look at.
+"""
 
 BLOCK_BYTES = 2**26
 _BLOCK_ROWS = 65_536  # those of a row group, which is decoded as a whole
 _ADDED_ROWS = 10_000
-_AT_ONCE = 2
+_AT_ONCE, _FAR_AT_ONCE = 2, 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,13 +71,16 @@ class Nearest:
         self._segments = sum(each.origin.segment is not None for each in live.sources)
         self._exact: dict[int, Found] = {}
 
-    def add_to(self, best: Best, window: int) -> None:
+    def add(self, found: Sequence[Found], best: Best) -> None:
         """Add the `rows` of a window to the best; of each the score is -distance."""
-        for source, each in zip(self._live.sources, self.rows(window), strict=True):
-            for at in range(0, len(each.rows), _ADDED_ROWS):
-                part = slice(at, at + _ADDED_ROWS)
-                rows = best.taken(source, each.rows[part].tolist())
-                best.add(rows, (0.0 - each.distances[part]).tolist())
+        parts = [
+            (source, each.rows[at : at + _ADDED_ROWS], each.distances[at : at + _ADDED_ROWS])
+            for source, each in zip(self._live.sources, found, strict=True)
+            for at in range(0, len(each.rows), _ADDED_ROWS)
+        ]
+        rows = prefetch(lambda part: best.taken(part[0], part[1].tolist()), parts, self._read_at_once)
+        for taken, (_, _, distances) in zip(rows, parts, strict=True):
+            best.add(taken, (0.0 - distances).tolist())
 
     def rows(self, window: int) -> list[Found]:
         """Return of each source the rows of a window that are among the `most` nearest, or as near as the last of them.
@@ -81,17 +88,28 @@ class Nearest:
         Requests: those of `Source.directory` for each source with a segment; of the others, and for the vectors of
         candidates, those of `Source.take`. Memory: a few blocks of `BLOCK_BYTES`, beside segments.
         """
-        # A filter is asked of one source after the other: it has one process.
-        at_once = 1 if self._live.is_filtered else _AT_ONCE
-        wanted = max(FIRST_WINDOW, window)
-        found = list(prefetch(lambda each: self._candidates(each, wanted), range(len(self._live.sources)), at_once))
+        numbers, wanted = range(len(self._live.sources)), max(FIRST_WINDOW, window)
+        for number in numbers if self._live.is_filtered else ():
+            self._live.rows(number)  # of one source after the other: a filter has one process
+        found = list(prefetch(lambda each: self._candidates(each, wanted), numbers, _AT_ONCE))
         coded = [_NOTHING if each.is_exact else each for each in found]
-        for number, each in enumerate(_candidates_of(coded, vector.RANKED_PER_ROW * wanted)):
-            if not found[number].is_exact:
-                found[number] = exactly(self._live.sources[number], self._query, each.rows, len(each.rows))
-                looked = self._live.looked
-                looked[number] = replace(looked[number], ranked=looked[number].ranked + len(each.rows))
+        ranked = _candidates_of(coded, vector.RANKED_PER_ROW * wanted)
+
+        def by_vectors(number: int) -> Found:
+            rows = ranked[number].rows
+            return exactly(self._live.sources[number], self._query, rows, len(rows))
+
+        again = [number for number in numbers if not found[number].is_exact]
+        for number, each in zip(again, prefetch(by_vectors, again, self._read_at_once), strict=True):
+            looked = self._live.looked[number]
+            self._live.looked[number] = replace(looked, ranked=looked.ranked + len(ranked[number].rows))
+            found[number] = each
         return nearest_of(found, min(window, self._most))
+
+    @property
+    def _read_at_once(self) -> int:
+        """From so many sources rows are taken side by side."""
+        return 1 if all(each.is_near for each in self._live.sources) else _FAR_AT_ONCE
 
     def distances(self) -> Distances:
         """Return the distances of the `most` rows, window after window."""
@@ -115,7 +133,7 @@ class Nearest:
         if not allowed:
             return _NOTHING
         count = source.count()
-        is_few = self._live.is_filtered and len(allowed) <= most_scored(count)
+        is_few = self._live.is_filtered and len(allowed) <= most_scored(count, len(query.vector))
         if is_few or source.origin.segment is None:
             self._live.looked[number] = replace(before, ranked=before.ranked + len(allowed))
             self._exact[number] = exactly(source, query, positions(allowed), self._most)
@@ -132,7 +150,7 @@ class Nearest:
                 window,
                 None if len(allowed) == count else allowed,
                 query.nprobe,
-                pieces=vector.pieces_per_segment(self._segments),
+                budget=vector.Budget.of_one(self._segments),
                 note=note,
             )
         # What codes cannot tell apart is near until its vector says that it is not.
@@ -144,6 +162,7 @@ def exactly(source: Source, query: VectorQuery, rows: Positions, most: int) -> F
     """Return which of these rows are the `most` nearest, or as near as the last, by exact vectors, block by block."""
     kept = _NOTHING
     step = block_rows(len(query.vector))
+    rows = np.sort(rows)  # as they are in the files, where no row has moved
     for at in range(0, len(rows), step):
         block = rows[at : at + step]
         column = source.take(block.tolist(), [query.column]).column(query.column)
@@ -177,6 +196,12 @@ def _up_to(found: Sequence[Found], most: int, bound: Callable[[Distances, int], 
     return [Found(each.rows[own], each.distances[own], each.is_exact) for each, own in zip(found, kept, strict=True)]
 
 
+def has_ties(found: Sequence[Found]) -> bool:
+    """Whether two of the rows are equally far."""
+    distances = np.concatenate([each.distances for each in found] or [np.zeros(0)])
+    return len(np.unique(distances)) < len(distances)
+
+
 def with_distance(rows: pa.Table, metric: Metric, *, score: str, distance: str) -> pa.Table:
     """Return the rows, whose score is -distance, with the score of the metric and with the distance."""
     distances = 0.0 - rows.column(score).to_numpy()
@@ -185,9 +210,9 @@ def with_distance(rows: pa.Table, metric: Metric, *, score: str, distance: str) 
     return scored.append_column(distance, pa.array(distances))
 
 
-def most_scored(rows: int) -> int:
+def most_scored(rows: int, dimensions: int) -> int:
     """Return of how many rows that a filter leaves a source of so many is scored exactly."""
-    return max(FEW_ROWS, int(FEW_SHARE * rows))
+    return min(max(FEW_ROWS, int(FEW_SHARE * rows)), FEW_NUMBERS // dimensions)
 
 
 def _usable_if_ranged(ranged: vector.Ranged | None) -> AbstractContextManager[None]:

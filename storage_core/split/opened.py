@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pyroaring import BitMap
 
 from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
 from storage_core.log.actions import Add
+from storage_core.objectstore.prefetch import prefetch
 from storage_core.rows.columns import bare, default_of, has_changed, of_earlier, stored_schema
 from storage_core.rows.sort_order import OrderColumn
 from storage_core.rows.vectors import typed
@@ -30,6 +32,10 @@ BATCH_ROWS = 8192
 """Rows that `OpenSplit.since` holds decoded at once."""
 
 
+TAKEN_BYTES = 64 * 2**20
+"""Of row groups that `OpenSplit.take` reads side by side; of a larger one at a time."""
+
+_TAKEN_AT_ONCE = 16
 _GROWN = 2
 """So many times the bytes of texts are held while Arrow decodes them: it does not know how many there will be."""
 
@@ -146,14 +152,21 @@ class OpenSplit:
     def take(self, places: npt.NDArray[np.int64], columns: Collection[str] | None = None) -> pa.Table:
         """Return the rows at these ascending places in the file, whether they are gone or not; columns as of `read`.
 
-        Reads the row groups that hold one of them; at most one and the result are in memory.
+        Reads the row groups that hold one of them: those that are fetched side by side, as many as take `TAKEN_BYTES`,
+        of others at most one in memory, beside the result.
         """
         first_rows = self.first_rows
         groups = np.searchsorted(first_rows, places, side="right") - 1
-        parts = [
-            self._row_group(int(index), columns).take(pa.array(places[groups == index] - first_rows[index]))
-            for index in np.unique(groups)
-        ]
+        wanted: list[int] = np.unique(groups).tolist()
+
+        def rows_of(index: int) -> pa.Table:
+            own = self if len(wanted) == 1 or not self.is_ranged else self._apart()
+            rows = own._row_group(index, columns)  # noqa: SLF001  # of the same split
+            return rows.take(pa.array(places[groups == index] - first_rows[index]))
+
+        size = functools.partial(self.chunk_bytes, columns)
+        at_once = _TAKEN_AT_ONCE if self.is_ranged else 1
+        parts = [*prefetch(rows_of, wanted, at_once, weight=size, most=TAKEN_BYTES)]
         return pa.concat_tables(parts) if parts else self.schema.empty_table()
 
     def _row_group(self, index: int, columns: Collection[str] | None) -> pa.Table:

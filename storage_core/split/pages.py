@@ -7,6 +7,7 @@ but a page of vectors, where none is null, has as many rows as its numbers make.
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage_core.errors import Corrupt
 from storage_core.formats import thrift
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
@@ -25,6 +27,7 @@ from storage_core.rows import sortable
 from storage_core.rows.codes import Unsigned
 from storage_core.rows.columns import before
 from storage_core.rows.keys import Positions
+from storage_core.rows.spans import spans_of
 from storage_core.rows.vectors import Floats, column_of, typed
 from storage_core.split import chunk_checksums, vector_pages
 from storage_core.split.conform import conform_split
@@ -32,9 +35,11 @@ from storage_core.split.kept_values import KeptValues
 from storage_core.split.opened import corrupt_on_failure
 from storage_core.split.read import mapped, open_split
 from storage_core.split.shifted_file import ShiftedFile
+from storage_core.system_errors import typed as typed_errors
 
 _FEW_ROWS: Final = 8
 _FEW_PAGES: Final = 4
+_FEW_VECTORS: Final = 256  # that take less to read one by one than to map the file
 _READ_BYTES: Final = 65_536
 _FOOTER_FACTOR: Final = 8  # what a footer takes in memory, to its bytes in the file
 # Numbers of fields in `PageHeader` of parquet.thrift, and in the structs of its two kinds of data pages.
@@ -45,7 +50,7 @@ _STORED_SIZE, _DATA_PAGE, _DATA_PAGE_V2, _NUM_VALUES = 3, 5, 8, 1
 class _Footer:
     """What is read of a file but once. `leaves` are the columns that are read by page, `vectors` those of vectors.
 
-    `pages` are those of vectors that the file records, by leaf column and row group.
+    `in_place` are the pages of vectors that are read from where they are, as the file records them.
     """
 
     metadata: pq.FileMetaData
@@ -53,7 +58,7 @@ class _Footer:
     first_rows: Positions
     leaves: dict[str, int]
     vectors: dict[str, int]
-    pages: Mapping[tuple[int, int], vector_pages.Pages]
+    in_place: Mapping[str, vector_pages.Pages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +115,12 @@ class _Taking:
 
     def take(self, places: Positions, columns: Collection[str] | None) -> pa.Table:
         footer = self._footer
-        names = [name for name in footer.schema.names if columns is None or name in columns]
+        chosen = [name for name in footer.schema.names if columns is None or name in columns]
+        in_place = {name: own for name in chosen if (own := self._in_place(name, places)) is not None}
+        names = [name for name in chosen if name not in in_place]
         found: dict[str, list[tuple[pa.Array, Positions]]] = {name: [] for name in names}
         groups = np.searchsorted(footer.first_rows, places, side="right") - 1
-        for group in np.unique(groups).tolist():
+        for group in np.unique(groups).tolist() if names else ():
             inside = places[groups == group] - footer.first_rows[group]
             vectors = {name: own for name in names if (own := self._vectors(group, name, inside)) is not None}
             for name, own in vectors.items():
@@ -124,8 +131,10 @@ class _Taking:
                 starts = [start for start, _ in each]
                 for start, rows in zip(starts, np.split(inside, np.searchsorted(inside, starts[1:])), strict=True):
                     found[name].append((values[name, start], rows - start))
-        fields = [footer.schema.field(name) for name in names]
-        arrays = [_rows(found[field.name], field.type) for field in fields]
+        fields = [footer.schema.field(name) for name in chosen]
+        arrays = [
+            in_place[each.name] if each.name in in_place else _rows(found[each.name], each.type) for each in fields
+        ]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields)).combine_chunks()
 
     def leading_keys(self, places: Positions, field: pa.Field) -> Unsigned:
@@ -151,6 +160,21 @@ class _Taking:
         name = (*self._name, group, field.name, str(field.type), start, stop)
         return self._kept.made(name, np.ndarray, made, lambda keys: keys.nbytes)
 
+    def _in_place(self, name: str, places: Positions) -> pa.Array | None:
+        """The vectors at these places, from where they are in the file; None of others, and of compressed ones."""
+        pages = self._footer.in_place.get(name)
+        if pages is None:
+            return None
+        size = self._footer.schema.field(name).type.list_size
+        starts = vector_pages.places(pages, places, size)
+        if len(starts) > _FEW_VECTORS:
+            return column_of(spans_of(np.frombuffer(self._data, np.uint8), starts, 4 * size).view("<f4"))
+        with typed_errors(self._add.path), self._path.open("rb", buffering=0) as file:
+            read = b"".join([os.pread(file.fileno(), 4 * size, start) for start in starts.tolist()])
+        if len(read) != 4 * size * len(places):
+            raise Corrupt(f"{self._add.path}: it has become shorter while it was read", key=self._add.path)
+        return column_of(np.frombuffer(read, "<f4").reshape(len(places), size))
+
     def _vectors(self, group: int, name: str, inside: Positions) -> pa.Array | None:
         """The vectors at these places of a row group; None of other columns, and where pages do not tell their rows."""
         leaf = self._footer.vectors.get(name)
@@ -159,10 +183,6 @@ class _Taking:
         kind, chunk = self._footer.schema.field(name).type, self._footer.metadata.row_group(group)
         if chunk.column(leaf).num_values != chunk.num_rows * kind.list_size:
             return None  # a null has one value as well
-        recorded = self._footer.pages.get((leaf, group))
-        if recorded is not None and chunk.column(leaf).compression == "UNCOMPRESSED":
-            taken = vector_pages.in_place(self._data, recorded, inside, kind.list_size)
-            return column_of(taken)
         pages = self._pages(group, name, kind.list_size)
         if pages.rows[-1] != chunk.num_rows:
             return None  # some page does not end with a row
@@ -249,7 +269,9 @@ class _Taking:
         leaves = {path: index for index, path in enumerate(paths) if path in flat}
         vectors = vector_pages.leaves(metadata, opened.schema)
         pages = vector_pages.recorded(opened.metadata, metadata, self._add.path)
-        return _Footer(metadata, opened.schema, opened.first_rows, leaves, vectors, pages)
+        joined = {name: vector_pages.of_file(pages, metadata, leaf) for name, leaf in vectors.items()}
+        in_place = {name: own for name, own in joined.items() if own is not None}
+        return _Footer(metadata, opened.schema, opened.first_rows, leaves, vectors, in_place)
 
     def _pages(self, group: int, name: str, width: int = 1) -> _Pages:
         """The pages of a column of which each row has `width` values, which is asked for first."""

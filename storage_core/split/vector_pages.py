@@ -101,16 +101,34 @@ def numbers(data: memoryview, position: int, codec: str) -> Floats | None:
     return np.frombuffer(whole[at:], "<f4")
 
 
-def in_place(data: memoryview, pages: Pages, rows: Positions, size: int) -> Floats:
-    """Return the vectors at these rows of a column chunk that is not compressed, from where they are in the file.
+def of_file(pages: Mapping[tuple[int, int], Pages], footer: pq.FileMetaData, leaf: int) -> Pages | None:
+    """Return the pages of a leaf column of all row groups as those of one; None where one has none, or is compressed.
 
-    What `data` holds was verified, and so was what is recorded of the pages: their numbers are the last of them.
+    Their numbers are where they are in the file then.
+    """
+    groups = range(footer.num_row_groups)
+    if not all(
+        (leaf, each) in pages and footer.row_group(each).column(leaf).compression == "UNCOMPRESSED" for each in groups
+    ):
+        return None
+    own = [pages[leaf, each] for each in groups]
+    firsts = np.cumsum([0, *(int(each.rows[-1]) for each in own)])
+    rows = [first + each.rows[:-1] for first, each in zip(firsts, own, strict=False)]
+    return Pages(
+        np.concatenate([*rows, firsts[-1:]]),
+        np.concatenate([np.zeros(0, np.int64), *(each.starts for each in own)]),
+        np.concatenate([np.zeros(0, np.int64), *(each.ends for each in own)]),
+        [checksum for each in own for checksum in each.checksums],
+    )
+
+
+def places(pages: Pages, rows: Positions, size: int) -> Positions:
+    """Return where in the file the vectors at these rows begin, of pages that are not compressed.
+
+    What is recorded of the pages was verified: their numbers are the last of them.
     """
     own = pages.of(rows)
-    starts = pages.ends[own] - (pages.rows[own + 1] - rows) * (4 * size)
-    found = np.empty((len(rows), size), np.float32)
-    for number, start in enumerate(starts.tolist()):
-        found[number] = np.frombuffer(data, "<f4", size, start)
+    found: Positions = pages.ends[own] - (pages.rows[own + 1] - rows) * (4 * size)
     return found
 
 

@@ -174,11 +174,13 @@ def near(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
         assert defaults
         monkeypatch.setitem(defaults, "flat_bytes", 2**16)
     monkeypatch.setattr(layout, "FLAT_BYTES", 2**16)
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", NEIGHBOURS)
+    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", NEIGHBOURS // 4)
     monkeypatch.setattr(ranged, "WHOLE_SEGMENT_BYTES", 2**16)
     monkeypatch.setattr(parts, "GAP_BYTES", 2**10)
     vectors = around_points()
-    rows = pa.table({"n": np.arange(NEIGHBOURS), "v": column_of(vectors)})
+    noise = np.random.default_rng(6).bytes(64 * NEIGHBOURS)
+    others = pa.array([noise[at : at + 64] for at in range(0, len(noise), 64)])
+    rows = pa.table({"n": np.arange(NEIGHBOURS), "other": others, "v": column_of(vectors)})
     table = Table.create(place.uri, rows.schema, indexes=[{"name": "near", "kind": "vector", "columns": ["v"]}])
     table.append(rows)
     catch_up(table)
@@ -207,7 +209,37 @@ def test_a_cold_search_by_vector_fetches_a_part_of_its_segment_and_pages_of_vect
     assert len({*found.column("n").to_pylist()} & {*np.argsort(away)[:10].tolist()}) >= 9
     with near.costing(store) as again:
         assert table.search(vector=query, columns=["n"]).equals(found)
-    assert again.waves == 1, "the rows"
+    assert again.waves == 1, "the rows, of all row groups"
+    assert again.requests["get"] <= 4
+    assert store.waves.bytes[split] < 10 * NEIGHBOURS, "no column but those of the answer, for no two are equally far"
+
+
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
+def test_no_first_search_by_vector_sends_more_requests_to_its_segments_than_a_dozen(near: Place) -> None:
+    random = np.random.default_rng(7)
+    for number in range(15):
+        table, store = near.open()
+        (path,) = table.snapshot.segments
+        query = around_points()[number] + random.standard_normal(DIMENSIONS)
+        with near.costing(store):
+            table.search(vector=query, columns=["n"])
+        assert sum(key == path for _, _, key in store.waves.requests) <= probing.REQUESTS
+
+
+def test_a_first_search_with_a_filter_reads_its_columns_at_once_and_codes_instead_of_vectors(near: Place) -> None:
+    """Waves: the footer; the column of the filter, of all row groups; directory; codes; pages of vectors; rows."""
+    table, store = near.open()
+    (path,), (split,) = table.snapshot.segments, table.snapshot.splits
+    query = around_points()[7] + np.random.default_rng(5).standard_normal(DIMENSIONS)
+    with near.costing(store) as cost:
+        found = table.search(vector=query, columns=["n"], filter="n % 5 = 0")
+    assert cost.waves <= 6
+    of_segment = sum(key == path for _, _, key in store.waves.requests)
+    assert of_segment <= probing.REQUESTS
+    assert len(store.waves.requests) - of_segment <= 1 + 4 + 40 + 4
+    assert store.waves.bytes[split] < table.snapshot.splits[split].size / 2
+    away = np.square(around_points() - query).sum(axis=1)[::5]
+    assert len({*found.column("n").to_pylist()} & {*(5 * np.argsort(away)[:10]).tolist()}) >= 9
 
 
 @pytest.mark.parametrize("place", ["s3"], indirect=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,24 @@ def test_groups_of_equal_vectors_do_not_hide_the_nearest_rows(tmp_path: Path) ->
         assert {int(groups[row]) for row in found.column("id").to_pylist()} == {number}
     between = (points[:20] + points[20:40]) / 2
     assert table.recall("near", queries=between).recall == 1.0
+
+
+def test_what_is_in_memory_is_searched_without_a_folder_and_a_known_filter_without_its_rows(
+    table: Table, tmp_path: Path
+) -> None:
+    upkeep.catch_up(table)
+    table.refresh()
+    cache, query = tmp_path / "cache", made(1, seed=3)[0]
+    first = table.search(vector=query, cache_dir=cache)
+    shutil.rmtree(cache)
+    assert table.search(vector=query, cache_dir=cache).equals(first)
+    few = table.search(vector=query, cache_dir=cache, filter="id < 16")
+    assert max(few.column("id").to_pylist()) < 16
+    assert not cache.exists()
+    told = table.explain_search(vector=query, filter="id < 16", analyze=True)
+    assert told.filter is not None
+    assert told.filter.rows_read == 0
+    assert (told.indexes[0].judged, told.indexes[0].met) == (20, 16)
 
 
 @pytest.mark.parametrize("share", [2, 40, 4000])

@@ -336,11 +336,12 @@ def test_a_search_reads_the_clusters_it_looks_into_and_no_other(
     st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=80),
     st.integers(0, 80),
     st.integers(1, 12),
+    st.integers(0, 400),
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=scaled(100), deadline=None)
 def test_pieces_hold_the_clusters_that_are_needed_and_little_else(
-    given_blocks: list[tuple[int, bool]], needed: int, pieces: int, random: Random
+    given_blocks: list[tuple[int, bool]], needed: int, pieces: int, most_rows: int, random: Random
 ) -> None:
     sizes = np.array([rows for rows, _ in given_blocks])
     wanted = np.flatnonzero([is_wanted for _, is_wanted in given_blocks])
@@ -348,14 +349,54 @@ def test_pieces_hold_the_clusters_that_are_needed_and_little_else(
         return
     turns = np.full(len(sizes), 1000)
     turns[wanted] = random.sample(range(len(wanted)), len(wanted))
-    found = probing.in_pieces(wanted, sizes, turns, needed, pieces=pieces)
+    near = np.where(turns < 1000, np.exp(-turns * random.random()), 0.0)
+    is_needed = turns < needed
+    found = probing.in_pieces(wanted, sizes, near, is_needed, pieces=pieces, most_rows=most_rows)
     assert (np.diff(found) > 0).all()
-    assert 2 * sizes[np.setdiff1d(found, wanted)].sum() <= sizes[wanted].sum()
+    held, added = int(sizes[wanted].sum()), int(sizes[np.setdiff1d(found, wanted)].sum())
+    assert added <= max(held // 2, most_rows - held)
     out = np.setdiff1d(wanted, found)
-    assert (turns[out] >= needed).all()
-    assert sizes[out].sum() <= sizes[found].sum()
-    number = 1 + int((np.diff(found) > 1).sum())
-    assert number <= pieces if len(out) else number <= 1 + int((np.diff(wanted) > 1).sum())
+    assert not is_needed[out].any()
+    assert near[out].sum() <= probing.SPARED * near[wanted].sum() + 1e-9
+    starts = np.flatnonzero(np.diff(found, prepend=-2) > 1)
+    kept_for_need = int(np.logical_or.reduceat(is_needed[found], starts).sum())
+    if len(out):
+        assert len(starts) <= max(pieces, kept_for_need)
+    else:
+        assert len(starts) <= 1 + int((np.diff(wanted) > 1).sum())
+
+
+def test_a_query_near_a_point_keeps_to_its_pieces_and_one_between_all_looks_into_them() -> None:
+    wanted, sizes = np.arange(0, 40, 2), np.full(40, 100)
+    nothing = np.zeros(40, np.bool_)
+    near = probing.nearness(np.where(np.arange(40) == 4, 0.0, 1.5), 1.0)
+    found = probing.in_pieces(wanted, sizes, near, nothing, pieces=3, most_rows=0)
+    assert 4 in found
+    assert 1 + int((np.diff(found) > 1).sum()) == 3
+    alike = probing.nearness(np.linspace(0.0, 0.02, 40), 1.0)
+    found = probing.in_pieces(wanted, sizes, alike, nothing, pieces=3, most_rows=0)
+    assert not len(np.setdiff1d(wanted, found))
+    found = probing.in_pieces(wanted, sizes, alike, nothing, pieces=3, most_rows=3_700)
+    assert 1 + int((np.diff(found) > 1).sum()) == 3, "where there is room gaps are filled"
+    assert sizes[found].sum() <= 3_700
+
+
+@pytest.mark.parametrize("quantization", ["rotated", "scalar", "product"])
+@pytest.mark.parametrize("share", [1, 2, 50])
+def test_codes_in_one_array_and_block_by_block_name_the_same_rows(
+    clustered: Clustered, quantization: str, share: int
+) -> None:
+    """Runs of clusters, rows that are copied together because few count, and blocks that do not fit into memory."""
+    vectors = clustered[0][:6_000]
+    book = vector.train(vectors, definition("l2", quantization), 7, flat_bytes=2**12)
+    files = vector.build(column(vectors), book, definition("l2", quantization), flat_bytes=2**12)
+    whole = vector.Reader(vector.HeldFiles(files), where=WHERE)
+    by_block = vector.Reader(vector.HeldFiles(files), where=WHERE, kept_bytes=2**16)
+    allowed = None if share == 1 else BitMap(range(0, len(vectors), share))
+    for query in clustered[0][6_000:6_020]:
+        one, other = (each.candidates(query, 10, allowed, nprobe=20) for each in (whole, by_block))
+        assert np.array_equal(one[0], other[0])
+        assert np.array_equal(one[1], other[1])
 
 
 def test_centroids_are_kept_as_they_come_back() -> None:

@@ -3,14 +3,15 @@
 Pure but for `parts`: arrays to bytes and back. A segment has the codebook that made its codes, trained on its own rows.
 """
 
+from storage_core.index.vector.blocks import KEPT_BYTES
 from storage_core.index.vector.codebook import Codebook
 from storage_core.index.vector.codes import farthest, farthest_candidate
 from storage_core.index.vector.definition import options_of, validate
 from storage_core.index.vector.distances import exact
 from storage_core.index.vector.layout import CODEBOOK, opening_bytes
 from storage_core.index.vector.parts import HeldFiles, Parts, Ranged, Span
-from storage_core.index.vector.probing import pieces_per_segment
-from storage_core.index.vector.reader import KEPT_BYTES, RANKED_PER_ROW, Reader
+from storage_core.index.vector.probing import Budget
+from storage_core.index.vector.reader import RANKED_PER_ROW, Reader
 from storage_core.index.vector.segment import build, check, indexable
 from storage_core.index.vector.trained import TRAINING, Training, trained_again
 from storage_core.index.vector.training import coding_error, sample_rows, train, train_on
@@ -20,6 +21,7 @@ __all__ = [
     "KEPT_BYTES",
     "RANKED_PER_ROW",
     "TRAINING",
+    "Budget",
     "Codebook",
     "HeldFiles",
     "Parts",
@@ -36,7 +38,6 @@ __all__ = [
     "indexable",
     "opening_bytes",
     "options_of",
-    "pieces_per_segment",
     "sample_rows",
     "train",
     "train_on",

@@ -97,8 +97,9 @@ def dots(query: Whole, whole: Whole) -> Floats:
 
 def apart(offsets: Floats, products: Floats) -> Floats:
     """Return what tells rows apart. Where 32 bits do not hold it, a row is among the nearest; its vector decides."""
-    greatest = float(np.finfo(np.float32).max)
-    found: Floats = np.nan_to_num(offsets - products, nan=-greatest)
+    found: Floats = offsets - products
+    if not np.isfinite(found.sum(dtype=np.float64)):  # as some number in it
+        found = np.nan_to_num(found, nan=-float(np.finfo(np.float32).max))
     return found
 
 

@@ -116,6 +116,12 @@ def code_bytes(quantization: Quantization, dimensions: int) -> int:
             assert_never(quantization)
 
 
+def decoded_size(quantization: Quantization, dimensions: int) -> int:
+    """Return the whole numbers that a code stands for; none under `none`."""
+    sizes = {"scalar": dimensions, "none": 0}
+    return sizes.get(quantization, padded_size(dimensions))
+
+
 def row_bytes(quantization: Quantization, dimensions: int) -> int:
     """Return what a row takes in `blocks.bin`."""
     return code_bytes(quantization, dimensions) + (0 if quantization == "none" else 2 * _FLOAT)

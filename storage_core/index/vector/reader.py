@@ -4,36 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
+from storage_core.index.vector.blocks import KEPT_BYTES, Blocks, Rows
 from storage_core.index.vector.codebook import in_bytes
 from storage_core.index.vector.codes import Whole, apart, best_of, candidates_of, dots, padded_size, query_code
 from storage_core.index.vector.distances import Distances, exact
 from storage_core.index.vector.layout import (
-    BLOCKS,
     CLUSTERS,
     CODEBOOK,
     HEAD,
     ROWS,
-    SECOND,
     Head,
     expected_bytes,
     not_a_segment,
     row_bytes,
-    second_bytes,
     table_of,
 )
-from storage_core.index.vector.parts import Parts, Span
-from storage_core.index.vector.probing import Rows, in_pieces, pieces_per_segment, probes
-from storage_core.index.vector.segment import codebook_of, require_block, require_rows
-from storage_core.index.vector.whole import decoded
+from storage_core.index.vector.parts import Parts
+from storage_core.index.vector.probing import BUDGET_OF_ONE, FILTERED_BYTES, Budget, in_pieces, nearness, probes
+from storage_core.index.vector.segment import codebook_of, require_rows
+from storage_core.rows.positions import positions
 from storage_core.rows.vectors import Floats, Mask
-from storage_core.split.kept_values import KeptValues
 
 COARSE = 40
 """Candidates per row of the answer that are kept by their coarse codes, and that filtered clusters must hold."""
@@ -43,10 +39,6 @@ RANKED_PER_ROW = 4
 
 LEAST_SECOND = 128
 """From so many dimensions on coarse codes name the nearest well enough not to fetch finer ones."""
-
-KEPT_BYTES = 256 * 2**20
-
-_Loaded = TypeVar("_Loaded")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,15 +51,6 @@ class _Query:
     unit: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Block:
-    """Codes of a block as whole numbers, with the offset and the lean of each row."""
-
-    offsets: Floats
-    leans: Floats
-    whole: Whole
-
-
 class Reader:
     """One open segment. Safe for threads. What was read and decoded last is kept, up to `kept_bytes`.
 
@@ -77,20 +60,20 @@ class Reader:
 
     def __init__(self, parts: Parts, *, where: str, rows: int | None = None, kept_bytes: int = KEPT_BYTES) -> None:
         """`rows` is how many the split has, None if unknown."""
-        self._parts, self._where = parts, where
+        self._is_ranged = parts.is_ranged
         opened = parts.whole((HEAD, CLUSTERS, ROWS, CODEBOOK))
         self.head = Head.from_bytes(opened[HEAD], where=where)
+        self._row_bytes = row_bytes(self.head.quantization, self.head.dimensions)
         self._codebook = codebook_of(opened[CODEBOOK], self.head, where=where)
         if rows is not None and self.head.of != rows:
             raise not_a_segment(where, f"it is over {self.head.of} rows, expected {rows}")
         if len(opened[ROWS]) != expected_bytes(self.head, ROWS):
             raise not_a_segment(where, f"{ROWS} has {len(opened[ROWS])} bytes")
         self._table = table_of(opened[CLUSTERS], self.head, where=where)
-        self._sizes = self._table["rows"].astype(np.int64)
-        self._ends = np.cumsum(self._sizes)
+        self._blocks = Blocks(parts, self.head, self._codebook, self._table, where=where, kept_bytes=kept_bytes)
+        self._opened_bytes = sum(map(len, opened.values()))
         self._rows = np.frombuffer(opened[ROWS], "<u4").astype(np.int64)
-        require_rows(self._rows.astype(np.uint32), self._sizes, self.head, where=where)
-        self._kept = KeptValues(kept_bytes)
+        require_rows(self._rows.astype(np.uint32), self._blocks.sizes, self.head, where=where)
         centroids = in_bytes(self._codebook.centroids)
         self._scales = centroids["scale"].astype(np.float64)
         self._whole = np.ascontiguousarray(centroids["whole"])
@@ -103,7 +86,7 @@ class Reader:
         allowed: BitMap | None = None,
         nprobe: int | None = None,
         *,
-        pieces: int = pieces_per_segment(1),
+        budget: Budget = BUDGET_OF_ONE,
         note: Callable[[Rows], object] = len,
     ) -> tuple[Rows, Distances]:
         """Return rows among which the `k` nearest to the query most probably are, nearest first, and their distances.
@@ -115,44 +98,40 @@ class Reader:
         more until they hold `COARSE` · k; all of a flat segment. `rotated` returns about `RANKED_PER_ROW` · k rows,
         after a second look that reads four times as much per row; where parts are ranged it takes none from
         `LEAST_SECOND` dimensions on. Without one, and under `scalar` and `product`, about `COARSE` · k are returned.
-        Ranged blocks lie in about `pieces` pieces (`in_pieces`). `note` gets the cluster of each block. Raises
+        Ranged blocks lie in pieces as of the `budget` (`in_pieces`). `note` gets the cluster of each block. Raises
         `InvalidInput` for a query that is no vector of the index, `Corrupt` for a block that is not what was written.
         Requests: those of `Parts.read`, once for the blocks and once for a second look.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `apart`
             wanted, counted = self._query(query, k), self._counted(allowed)
-            blocks = self._looked_into(wanted, counted, COARSE * k, nprobe=nprobe, pieces=pieces)
+            blocks = self._looked_into(wanted, counted, COARSE * k, nprobe=nprobe, budget=budget)
             note(self._table["cluster"][blocks])
             return self._found(wanted, k, counted, blocks)
 
     @property
     def _looks_again(self) -> bool:
-        is_dear = self._parts.is_ranged and self.head.dimensions >= LEAST_SECOND
+        is_dear = self._is_ranged and self.head.dimensions >= LEAST_SECOND
         return self.head.quantization == "rotated" and not is_dear
 
     def _found(self, query: _Query, k: int, counted: Mask | None, blocks: Rows) -> tuple[Rows, Distances]:
         if not len(blocks):
             return np.zeros(0, np.int64), np.zeros(0, np.float64)
-        places = self._places(blocks)
-        counts = slice(None) if counted is None else counted[places]
+        places = self._blocks.places(blocks)
+        counts = None if counted is None else counted[places]
+        places = places if counts is None else places[counts]
         if self.head.quantization == "none":
-            distances = self._exact(query, blocks)[counts]
-            return self._answer(places[counts], distances, best_of(distances, k))
-        offsets, products = self._coarse(query, blocks)
-        places, offsets, products = places[counts], offsets[counts], products[counts]
-        most = COARSE * k
+            vectors = self._blocks.vectors(blocks)
+            distances = np.concatenate([exact(query.given, each, self.head.metric) for each in vectors])
+            distances = distances if counts is None else distances[counts]
+            return self._answer(places, distances, best_of(distances, k))
+        offsets, leans, products = self._blocks.coarse(query.code, blocks, counts)
+        told, most = apart(offsets, self._products(query, leans, products)), COARSE * k
         if self._looks_again and len(places) > RANKED_PER_ROW * k:
-            best = candidates_of(apart(offsets, products), most)
-            places, offsets, most = places[best], offsets[best], RANKED_PER_ROW * k
-            products = self._second(query, places)
-        distances = self._measured(query, apart(offsets, products))
+            best = candidates_of(told, most)
+            places, most = places[best], RANKED_PER_ROW * k
+            told = apart(offsets[best], self._products(query, *self._blocks.fine(query.code, places)))
+        distances = self._measured(query, told)
         return self._answer(places, distances, candidates_of(distances, most))
-
-    def _places(self, blocks: Rows) -> Rows:
-        """The places of the rows of the blocks."""
-        if len(blocks) == len(self._sizes):
-            return np.arange(self.head.rows)
-        return np.concatenate([np.arange(self._ends[each] - self._sizes[each], self._ends[each]) for each in blocks])
 
     def _query(self, query: npt.ArrayLike, k: int) -> _Query:
         try:
@@ -176,34 +155,47 @@ class Reader:
         if allowed is None:
             return None
         is_allowed = np.zeros(self.head.of, np.bool_)
-        named = np.array(allowed, np.int64) if len(allowed) else np.zeros(0, np.int64)
+        named = positions(allowed)
         is_allowed[named[named < self.head.of]] = True
         return is_allowed[self._rows]
 
-    def _looked_into(self, query: _Query, counted: Mask | None, most: int, *, nprobe: int | None, pieces: int) -> Rows:
+    def _looked_into(
+        self, query: _Query, counted: Mask | None, most: int, *, nprobe: int | None, budget: Budget
+    ) -> Rows:
         """The blocks to look into, ascending."""
-        per_block = self._sizes
+        per_block, sizes, ends = self._blocks.sizes, self._blocks.sizes, self._blocks.ends
         if counted is not None:
             sums = np.append(0, np.cumsum(counted))
-            per_block = sums[self._ends] - sums[self._ends - self._sizes]
-        holding, needed = per_block > 0, 1
-        turns = np.zeros(len(holding), np.int64)
+            per_block = sums[ends] - sums[ends - sizes]
+        holding = per_block > 0
+        near, is_needed = np.ones(len(holding)), holding
         if self.head.clusters:
-            clusters = self._table["cluster"].astype(np.int64)
+            clusters, away = self._table["cluster"].astype(np.int64), self._away(query)
             per_cluster = np.bincount(clusters, weights=per_block, minlength=self.head.clusters)
-            order = np.argsort(self._away(query), kind="stable")
+            order = np.argsort(away, kind="stable")
             order = order[per_cluster[order] > 0]
             held = per_cluster[order]
             needed = max(nprobe or 0, int(np.searchsorted(np.cumsum(held), most)) + 1)
-            usual = needed if nprobe else probes(held, is_ranged=self._parts.is_ranged)
+            is_small = self.head.rows * self._row_bytes <= FILTERED_BYTES
+            of = self.head.rows if is_small else int(held.sum())
+            usual = needed if nprobe else probes(held, of, is_ranged=self._is_ranged and counted is None)
             turn = np.full(self.head.clusters, self.head.clusters)
             turn[order] = np.arange(len(order))
             turns = turn[clusters]
-            holding &= turns < max(usual, needed)
+            is_needed = holding & (turns < needed)
+            holding = holding & (turns < max(usual, needed))
+            near = np.where(holding, self._nearness(query, away, order)[clusters], 0.0)
         found = np.flatnonzero(holding)
-        if not self._parts.is_ranged or not len(found):
+        if not self._is_ranged or not len(found):
             return found
-        return in_pieces(found, self._sizes, turns, needed, pieces=pieces)
+        room = budget.bytes - self._opened_bytes
+        return in_pieces(found, sizes, near, is_needed, pieces=budget.pieces, most_rows=room // self._row_bytes)
+
+    def _nearness(self, query: _Query, away: Distances, order: Rows) -> Distances:
+        """How near each cluster is to the first of these."""
+        least = float(away[order[0]]) if len(order) else 0.0
+        of_query = 0.0 if self.head.metric == "dot" else float(query.placed.astype(np.float64) @ query.placed)
+        return nearness(away - least, least + of_query)
 
     def _away(self, query: _Query) -> Distances:
         """How far each centroid is from the query, in some unit. By bytes: threads of numpy may wait for each other."""
@@ -213,45 +205,10 @@ class Reader:
         away: Distances = -products if is_dot else self._squares - 2 * products
         return away
 
-    def _exact(self, query: _Query, blocks: Rows) -> Distances:
-        def numbers(data: memoryview, rows: int) -> Floats:
-            return np.frombuffer(data, "<f4").reshape(rows, self.head.dimensions)
-
-        found = self._loaded(BLOCKS, blocks, numbers)
-        return np.concatenate([exact(query.given, each, self.head.metric) for each in found])
-
-    def _coarse(self, query: _Query, blocks: Rows) -> tuple[Floats, Floats]:
-        """Of each row of the blocks the offset, and what its product with the query takes from that."""
-
-        def block(data: memoryview, rows: int) -> _Block:
-            factors = np.frombuffer(data[: 8 * rows], "<f4")
-            codes = np.frombuffer(data[8 * rows :], np.uint8).reshape(rows, -1)
-            return _Block(factors[:rows], factors[rows:], decoded(self._codebook, codes))
-
-        width = 0 if self.head.quantization == "scalar" else self.head.dimensions
-        found = self._loaded(BLOCKS, blocks, block, decoded_bytes=width)
-        products = [self._products(query, each.leans, each.whole) for each in found]
-        return np.concatenate([each.offsets for each in found]), np.concatenate(products)
-
-    def _second(self, query: _Query, places: Rows) -> Floats:
-        """The products by the codes of 8 bits."""
-
-        def block(data: memoryview, rows: int) -> tuple[Floats, Whole]:
-            return np.frombuffer(data[: 4 * rows], "<f4"), np.frombuffer(data[4 * rows :], np.int8).reshape(rows, -1)
-
-        numbers = np.searchsorted(self._ends, places, side="right")
-        blocks = np.unique(numbers)
-        loaded = self._loaded(SECOND, blocks, block)
-        starts = np.searchsorted(numbers, blocks).tolist()  # places ascend, and so do their blocks
-        inside = np.split(places - (self._ends[numbers] - self._sizes[numbers]), starts[1:])
-        taken = [(leans[rows], codes[rows]) for (leans, codes), rows in zip(loaded, inside, strict=True)]
-        leans, whole = zip(*taken, strict=True)
-        return self._products(query, np.concatenate(leans), np.concatenate(whole))
-
-    def _products(self, query: _Query, leans: Floats, whole: Whole) -> Floats:
+    def _products(self, query: _Query, leans: Floats, products: Floats) -> Floats:
         """What the distance of each row takes from its dot product with the query."""
         times = np.float32(query.unit if self.head.metric == "dot" else 2 * query.unit)
-        return times * leans * dots(query.code[: whole.shape[1]], whole)
+        return times * leans * products
 
     def _measured(self, query: _Query, distances: Floats) -> Distances:
         """Distances of the metric, of what tells rows apart."""
@@ -267,32 +224,3 @@ class Reader:
         rows, distances = self._rows[places[best]], distances[best]
         order = np.lexsort((rows, distances))
         return rows[order], distances[order]
-
-    def _loaded(
-        self,
-        name: str,
-        blocks: Rows,
-        decode: Callable[[memoryview, int], _Loaded],
-        *,
-        decoded_bytes: int = 0,
-    ) -> list[_Loaded]:
-        """The blocks of a file, decoded; those that are not kept are read at once, and verified.
-
-        `decoded_bytes` is what a row takes decoded, beside what was read.
-        """
-        held = {int(each): self._kept.get((name, int(each))) for each in blocks}
-        missing = [each for each, value in held.items() if value is None]
-        width = {BLOCKS: row_bytes, SECOND: second_bytes}[name](self.head.quantization, self.head.dimensions)
-        ends = [int(self._ends[each]) * width for each in missing]
-        checksums = self._table[name.removesuffix(".bin")]
-        spans = [
-            Span(end - int(self._sizes[each]) * width, end, int(checksums[each]))
-            for each, end in zip(missing, ends, strict=True)
-        ]
-        for each, data in zip(missing, self._parts.read(name, spans) if spans else (), strict=True):
-            require_block(data, name, int(checksums[each]), where=self._where)
-            value = decode(data, int(self._sizes[each]))
-            read = len(data) if self._parts.is_ranged else 0  # others are there anyway
-            self._kept.keep((name, each), value, int(self._sizes[each]) * decoded_bytes + read)
-            held[each] = value
-        return list(held.values())  # type: ignore[arg-type]  # what is kept under a name was made by its own decoder
