@@ -64,7 +64,7 @@ def compact(item: Item) -> Answer:
 
 def sample_keys(item: Item) -> Answer:
     """Sample the keys of some inputs of a merge that is too large for one task. Writes nothing."""
-    store = MeteredStore(open_store(item["table_uri"]))
+    store = MeteredStore(open_table_store(item["table_uri"]))
     found = ranges.sample(store, CompactionTask.from_json(item["task"]), item["inputs"])
     columns = as_text(found.columns.empty_table())
     return {"keys": as_text(found.keys), "columns": columns, "requests": store.requests}
@@ -72,7 +72,7 @@ def sample_keys(item: Item) -> Answer:
 
 def locate_keys(item: Item) -> Answer:
     """Say where some inputs of such a merge have keys. Writes nothing."""
-    store = MeteredStore(open_store(item["table_uri"]))
+    store = MeteredStore(open_table_store(item["table_uri"]))
     places = ranges.locate(store, CompactionTask.from_json(item["task"]), of_text(item["keys"]))
     return {"places": places, "requests": store.requests}
 
