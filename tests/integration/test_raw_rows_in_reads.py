@@ -73,6 +73,39 @@ def test_a_read_lists_each_store_once_and_gets_the_chunks_that_wait_once(name: s
     assert requests() == {}
 
 
+QUERIES = (
+    "SELECT count(*) AS n FROM t",
+    "SELECT min(n) AS low, max(n) AS high, count(text) AS texts FROM t",
+    "SELECT n FROM t WHERE n > 3 ORDER BY n",
+    "SELECT n, text FROM t ORDER BY n DESC LIMIT 2",
+    "SELECT text, count(*) AS n FROM t WHERE n IN (2, 5, 6) GROUP BY text ORDER BY text",
+    "SELECT a.n FROM t AS a JOIN t AS b ON a.n = b.n + 1 ORDER BY a.n",
+)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_queries_filters_and_searches_answer_as_they_do_after_distribution(name: str) -> None:
+    reads = RawReads.create()
+    appended(reads, 1, 2, 3, 4)
+    reads.board().distribute(Terms(closed_after_ms=0))
+    appended(reads, 4, 5, 6, seed=2, at=START_MS + 9)
+
+    def answers() -> list[object]:
+        table = reads.table(name)
+        searched = table.search("row", index="words", filter="n > 2", order_by="n", limit=3, consistency="latest")
+        return [
+            *(table.sql(each, consistency="latest").to_arrow().to_pylist() for each in QUERIES),
+            rows_of(table.scan(["n"], "n > 2 AND text = 'row 2'", consistency="latest").to_arrow().to_pylist()),
+            searched.to_arrow().to_pylist(),
+            table.search_count("1", index="words", filter="n < 5", consistency="latest"),
+        ]
+
+    waiting = answers()
+    reads.board().distribute(Terms(closed_after_ms=0))
+    assert answers() == waiting
+    assert waiting[0] == [{"n": 7 if name == "events" else 6}]
+
+
 def counted(reads: RawReads, name: str) -> tuple[Table, Callable[[], dict[str, int]]]:
     """A table, and what tells the requests to the raw log since it was asked last."""
     raw = {each: MeteredStore(reads.stores[each]) for each in RAW}
