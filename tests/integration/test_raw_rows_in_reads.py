@@ -11,6 +11,7 @@ import pytest
 
 from storage_core.distribution.remaining import Terms
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, Unavailable
+from storage_core.formats.history_token import RawRun, decode, encode
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
@@ -344,6 +345,18 @@ def test_a_history_goes_on_in_another_process_and_begins_anew_when_its_chunks_we
     anew = reads.table("events").read_history(token=page.token)
     assert anew.restarted
     assert anew.records.num_rows == 4
+
+
+def test_a_token_of_a_raw_log_that_the_table_does_not_take_is_refused() -> None:
+    reads = RawReads.create()
+    appended(reads, 1, 2)
+    token = decode(reads.table("events").read_history(page_bytes=1).token or "")
+    for raw in (
+        replace(token.raw[0], name="other"),
+        replace(token.raw[0], rounds=((RawRun(writer="w", first=1, last=2**62),),)),
+    ):
+        with pytest.raises((InvalidInput, Corrupt), match="raw log"):
+            reads.table("events").read_history(token=encode(replace(token, raw=(raw,))))
 
 
 @pytest.mark.parametrize(
