@@ -21,7 +21,7 @@ from storage_core.raw_log.records import RawRecord
 from storage_core.settings.raw_logs import FeedingRawLog
 from storage_core.table import Table
 from tests.support.clock import START_MS, ManualClock
-from tests.support.fault_store import FaultStore
+from tests.support.fault_store import Crash, CrashFault, FaultStore
 from tests.support.ids import SeededIds
 from tests.support.raw_collection import collect
 from tests.support.raw_reads import RAW, READS, TABLES, RawReads, by_keys, by_scan, rows_of
@@ -281,6 +281,24 @@ def test_a_table_that_comes_later_begins_behind_what_was_collected() -> None:
     reads.stores["events"] = fresh
     appended(reads, 3, seed=5, at=START_MS + 50)
     assert by_scan(reads.table("events")) == rows_of([{"n": 3, "text": "row 5"}])
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_rows_that_a_region_of_an_earlier_spec_has_do_not_come_back_over_newer_ones(ids: bool) -> None:
+    reads = RawReads.create()
+    appended(reads, 1, 2, ids=ids)
+    ending = FaultStore(reads.stores["users"])
+    ending.on_put("_transaction_log/", CrashFault.BEFORE)
+    with pytest.raises(Crash):
+        reads.board({"users": ending}).distribute(Terms(closed_after_ms=0))
+    reads.table("users").set_regions([{"transform": "bucket", "source": "n", "n": 2}])
+    reads.table("users").append([{"n": 1, "text": "later row"}])
+    appended(reads, 2, 3, seed=2, at=START_MS + 9, ids=ids)
+    expected = reads.expected("users")
+    for how in READS.values():
+        assert how(reads.table("users")) == expected
+    assert reads.table("users").get(1) == {"n": 1, "text": "later row"}
+    assert expected.total() == 3
 
 
 def test_rows_of_several_raw_logs_come_in_the_order_in_which_the_table_names_them() -> None:
