@@ -360,7 +360,8 @@ class Table:
 
         Of a keyed table the rows are those that `latest` shows: they are deleted by key in the logs of their regions,
         durable and gone for `committed` and `latest` readers when this returns, and out of the base after the next
-        merge. A live writer goes on, and what it puts later comes back. See `dml.keyed`.
+        merge. A live writer goes on, and what it puts later comes back. While a row that matches has a record in one of
+        the table's `raw_logs` that is not distributed, it is a `CommitConflict`. See `dml.keyed`.
         """
         from storage_core.dml import statements
 

@@ -9,9 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.distribution.work import Target
+from storage_core.late_row_filter import in_time
 from storage_core.raw_log.chunks import RawChunkRef
 from storage_core.raw_log.read import TypedRecords, typed_records
 from storage_core.region.spec import Routed, route
+from storage_core.rows.fold import puts
+from storage_core.rows.late import LateRule
 from storage_core.rows.schema import conform
 from storage_core.settings.region_fields import Region, RegionSpec
 
@@ -40,6 +43,20 @@ def fit_puts(records: pa.Table, target: Target) -> tuple[TypedRecords, pa.Table]
     schema = target.context.schema
     fitting = fit(records.filter(pc.equal(records.column("operation"), "put")), target)
     return fitting, conform(fitting.records.select(schema.names), schema)
+
+
+def admitted(records: pa.Table, target: Target) -> pa.Table:
+    """Return of the records of one chunk what distribution writes into the table, of an append table as puts.
+
+    Those that name the table, fit it and are not late, or accepted. No request: others are not quarantined.
+    """
+    own, config = of_table(records, target.name), target.config
+    rule = LateRule.of(config)
+    if config.kind == "append":
+        fitting, rows = fit_puts(own, target)
+        return puts(in_time(rule, rows, fitting.written_ms, are_records=False))
+    fitting = fit(own, target)
+    return in_time(rule, fitting.records, fitting.written_ms, are_records=True)
 
 
 def by_region(records: pa.Table, ref: RawChunkRef, target: Target) -> Iterator[tuple[Region, pa.Table]]:

@@ -14,27 +14,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from storage_core.distribution.fitting import by_region, fit, fit_puts, of_table
+from storage_core.distribution.fitting import admitted, by_region
 from storage_core.distribution.offsets import log_offsets, read_offsets
 from storage_core.distribution.unique import NONE, find_in, ids_of
 from storage_core.distribution.work import UNIQUE_FOR_MS, DivideWork, Source, Target
 from storage_core.errors import Corrupt, Unavailable
 from storage_core.formats.raw_columns import RawColumns
-from storage_core.late_row_filter import in_time
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.history import CLOSED_AFTER_MS, History, MissingChunks, union
 from storage_core.region.distributor import Stretch
-from storage_core.rows.fold import puts
-from storage_core.rows.late import LateRule
 from storage_core.settings.raw_logs import FeedingRawLog
 from storage_core.split.context import context_of
-from storage_core.split.kept_values import KeptValues
+from storage_core.split.kept_values import NOTHING, KeptValues
 
 Opener = Callable[[str], ObjectStore]
 Offsets = Mapping[str, int]
@@ -158,6 +156,7 @@ class Waiting:
             mandatory=len(raw_log.stores),
             unique_for_ms=UNIQUE_FOR_MS if raw_log.unique_for_ms is None else raw_log.unique_for_ms,
         )
+        form = (name, snapshot.metadata.schemaString, frozenset(snapshot.metadata.configuration.items()))
         for chunks in self.rounds:
             stretches = tuple(_stretches(chunks, after))
             target = Target(
@@ -168,9 +167,13 @@ class Waiting:
                 work = DivideWork(source=source, chunks=chunks, targets=(target,))
                 duplicates = find_in(work, own, {name: after}, self.listed.stores)
             for ref in chunks:
-                records = of_table(duplicates.without(ref, columns[ref].records), name)
-                if records.num_rows:
-                    yield self._wanted(ref, records, target)
+                records = duplicates.without(ref, columns[ref].records)
+                keeping = kept if len(records) == len(columns[ref].records) else NOTHING
+                found = keeping.made(
+                    ("raw rows", ref.writer, ref.number, form), pa.Table, partial(admitted, records, target), _bytes
+                )
+                if found.num_rows:
+                    yield self._lacking_in_regions(ref, found, target)
             after |= {each.writer: each.last for each in stretches}
 
     def _columns(self, kept: KeptValues) -> list[RawColumns]:
@@ -183,22 +186,19 @@ class Waiting:
                 raise self.listed.damaged(found)
             return found
 
-        return kept.made_all(names, RawColumns, read, lambda each: int(each.records.nbytes))
+        return kept.made_all(names, RawColumns, read, lambda each: _bytes(each.records))
 
-    def _wanted(self, ref: RawChunkRef, records: pa.Table, target: Target) -> pa.Table:
-        """The records of one chunk that fit, are in time and in regions that lack them."""
-        config = target.config
-        rule = LateRule.of(config)
-        if config.kind == "append":
-            fitting, rows = fit_puts(records, target)
-            return puts(in_time(rule, rows, fitting.written_ms, are_records=False))
-        fitting = fit(records, target)
-        admitted = in_time(rule, fitting.records, fitting.written_ms, are_records=True)
+    def _lacking_in_regions(self, ref: RawChunkRef, records: pa.Table, target: Target) -> pa.Table:
+        """Those of one chunk that are wanted, of regions that lack them; all of an append table."""
         if self.regions is None and not target.further:
-            return admitted
-        parts = by_region(admitted, ref, target)
+            return records
+        parts = by_region(records, ref, target)
         wanted = (rows for region, rows in parts if self.regions is None or region.id in self.regions)
-        return pa.concat_tables([admitted.slice(0, 0), *wanted])
+        return pa.concat_tables([records.slice(0, 0), *wanted])
+
+
+def _bytes(records: pa.Table) -> int:
+    return int(records.nbytes)
 
 
 def settled(

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from storage_core.distribution.offsets import log_offsets
 from storage_core.distribution.undistributed import Listed, RegionOffsets, Waiting, settled
-from storage_core.errors import Corrupt, SnapshotExpired
+from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
+from storage_core.foreign_text import quoted
 from storage_core.formats.history_token import RawPosition, RawRun, RegionPosition
 from storage_core.log.snapshot import Snapshot
 from storage_core.raw_log.chunks import RawChunkRef
@@ -52,7 +53,12 @@ def records(view: View, snapshot: Snapshot, position: RawPosition) -> Iterator[p
     Requests: those of `Listed.look` and `Waiting.records`. Raises what these raise, and `SnapshotExpired` for chunks
     that were collected since, for the table has them now.
     """
-    raw_log = next(each for each in snapshot.config.raw_logs if each.name == position.name)
+    raw_log = next((each for each in snapshot.config.raw_logs if each.name == position.name), None)
+    if raw_log is None:
+        raise InvalidInput(
+            f"the history token names raw log {quoted(position.name)}, of which version {snapshot.version} of "
+            f"{view.store.uri} takes no rows; begin without a token"
+        )
     listed = Listed.look(raw_log, view.raw_store)
     try:
         rounds = tuple(listed.of([_stretch(run) for run in runs]) for runs in position.rounds)

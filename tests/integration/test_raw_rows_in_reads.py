@@ -11,6 +11,7 @@ import pytest
 
 from storage_core.distribution.remaining import Terms
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, Unavailable
+from storage_core.formats.history_token import RawRun, decode, encode
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
@@ -20,7 +21,7 @@ from storage_core.raw_log.records import RawRecord
 from storage_core.settings.raw_logs import FeedingRawLog
 from storage_core.table import Table
 from tests.support.clock import START_MS, ManualClock
-from tests.support.fault_store import FaultStore
+from tests.support.fault_store import Crash, CrashFault, FaultStore
 from tests.support.ids import SeededIds
 from tests.support.raw_collection import collect
 from tests.support.raw_reads import RAW, READS, TABLES, RawReads, by_keys, by_scan, rows_of
@@ -71,6 +72,39 @@ def test_a_read_lists_each_store_once_and_gets_the_chunks_that_wait_once(name: s
     assert table.scan(consistency="committed").to_arrow().num_rows == 20
     assert table.scan().to_arrow().num_rows == (20 if name == "events" else 0)
     assert requests() == {}
+
+
+QUERIES = (
+    "SELECT count(*) AS n FROM t",
+    "SELECT min(n) AS low, max(n) AS high, count(text) AS texts FROM t",
+    "SELECT n FROM t WHERE n > 3 ORDER BY n",
+    "SELECT n, text FROM t ORDER BY n DESC LIMIT 2",
+    "SELECT text, count(*) AS n FROM t WHERE n IN (2, 5, 6) GROUP BY text ORDER BY text",
+    "SELECT a.n FROM t AS a JOIN t AS b ON a.n = b.n + 1 ORDER BY a.n",
+)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_queries_filters_and_searches_answer_as_they_do_after_distribution(name: str) -> None:
+    reads = RawReads.create()
+    appended(reads, 1, 2, 3, 4)
+    reads.board().distribute(Terms(closed_after_ms=0))
+    appended(reads, 4, 5, 6, seed=2, at=START_MS + 9)
+
+    def answers() -> list[object]:
+        table = reads.table(name)
+        searched = table.search("row", index="words", filter="n > 2", order_by="n", limit=3, consistency="latest")
+        return [
+            *(table.sql(each, consistency="latest").to_arrow().to_pylist() for each in QUERIES),
+            rows_of(table.scan(["n"], "n > 2 AND text = 'row 2'", consistency="latest").to_arrow().to_pylist()),
+            searched.to_arrow().to_pylist(),
+            table.search_count("1", index="words", filter="n < 5", consistency="latest"),
+        ]
+
+    waiting = answers()
+    reads.board().distribute(Terms(closed_after_ms=0))
+    assert answers() == waiting
+    assert waiting[0] == [{"n": 7 if name == "events" else 6}]
 
 
 def counted(reads: RawReads, name: str) -> tuple[Table, Callable[[], dict[str, int]]]:
@@ -249,6 +283,24 @@ def test_a_table_that_comes_later_begins_behind_what_was_collected() -> None:
     assert by_scan(reads.table("events")) == rows_of([{"n": 3, "text": "row 5"}])
 
 
+@pytest.mark.parametrize("ids", [False, True])
+def test_rows_that_a_region_of_an_earlier_spec_has_do_not_come_back_over_newer_ones(ids: bool) -> None:
+    reads = RawReads.create()
+    appended(reads, 1, 2, ids=ids)
+    ending = FaultStore(reads.stores["users"])
+    ending.on_put("_transaction_log/", CrashFault.BEFORE)
+    with pytest.raises(Crash):
+        reads.board({"users": ending}).distribute(Terms(closed_after_ms=0))
+    reads.table("users").set_regions([{"transform": "bucket", "source": "n", "n": 2}])
+    reads.table("users").append([{"n": 1, "text": "later row"}])
+    appended(reads, 2, 3, seed=2, at=START_MS + 9, ids=ids)
+    expected = reads.expected("users")
+    for how in READS.values():
+        assert how(reads.table("users")) == expected
+    assert reads.table("users").get(1) == {"n": 1, "text": "later row"}
+    assert expected.total() == 3
+
+
 def test_rows_of_several_raw_logs_come_in_the_order_in_which_the_table_names_them() -> None:
     places = ["memory://several-raw-1", "memory://several-raw-2"]
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
@@ -311,6 +363,18 @@ def test_a_history_goes_on_in_another_process_and_begins_anew_when_its_chunks_we
     anew = reads.table("events").read_history(token=page.token)
     assert anew.restarted
     assert anew.records.num_rows == 4
+
+
+def test_a_token_of_a_raw_log_that_the_table_does_not_take_is_refused() -> None:
+    reads = RawReads.create()
+    appended(reads, 1, 2)
+    token = decode(reads.table("events").read_history(page_bytes=1).token or "")
+    for raw in (
+        replace(token.raw[0], name="other"),
+        replace(token.raw[0], rounds=((RawRun(writer="w", first=1, last=2**62),),)),
+    ):
+        with pytest.raises((InvalidInput, Corrupt), match="raw log"):
+            reads.table("events").read_history(token=encode(replace(token, raw=(raw,))))
 
 
 @pytest.mark.parametrize(

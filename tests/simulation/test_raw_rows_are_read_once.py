@@ -20,6 +20,7 @@ from tests.support.fault_store import Crash, CrashFault, FaultStore
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 from tests.support.meanwhile import Meanwhile
+from tests.support.raw_collection import collect
 from tests.support.raw_reads import RAW, READS, TABLES, Answer, RawReads, by_history, by_scan, records_of
 
 
@@ -90,6 +91,13 @@ def distribute_and_merge(own: RawReads, name: str) -> None:
         KeyedTable(own.stores[name], ids=SeededIds(5_000), clock=own.clock).merge_all()
 
 
+def distribute_and_collect(own: RawReads, name: str) -> None:
+    """All that waits, and collect its chunks."""
+    distribute_and_merge(own, name)
+    for _ in range(2):
+        collect(own.board(), retention_ms=0)
+
+
 def break_off_write_and_merge(own: RawReads, name: str) -> None:
     """End when the regions have the rows and the log does not say so; then a newer row comes, and all is merged."""
     ending = FaultStore(own.stores[name])
@@ -103,7 +111,7 @@ def break_off_write_and_merge(own: RawReads, name: str) -> None:
     table.merge_all()
 
 
-ACTS = (distribute, distribute_and_merge, break_off_write_and_merge)
+ACTS = (distribute, distribute_and_merge, distribute_and_collect, break_off_write_and_merge)
 USUAL = ("by_scan", "by_keys", "by_history")
 CASES = [*product(ACTS, USUAL), *product([distribute_and_merge], sorted(READS.keys() - {*USUAL}))]
 

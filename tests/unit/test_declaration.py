@@ -67,6 +67,13 @@ def refusal(folder: Path, text: str) -> str:
     return str(refused.value).replace(str(folder), "tables")
 
 
+def test_places_of_raw_logs_are_relative_to_the_project_and_durations_are_text(tmp_path: Path) -> None:
+    text = "raw_logs:\n- {name: raw, table: clicks, stores: [raw/here, s3://there/raw], closed_after: 5m}\n"
+    [raw_log] = declaration.load(write(tmp_path, KEYED + text)).below(tmp_path).config().raw_logs
+    assert raw_log.stores == (str(tmp_path / "raw/here"), "s3://there/raw")
+    assert raw_log.closed_after_ms == 300_000
+
+
 def test_a_declaration_gives_schema_settings_and_landing_place(tmp_path: Path) -> None:
     table = declaration.load(write(tmp_path, GOOD))
     expected = pa.schema(
