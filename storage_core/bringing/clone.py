@@ -7,10 +7,11 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from storage_core import creation
 from storage_core.bringing.copying import copy_objects, wanted_of
+from storage_core.bringing.outcomes import Cloned
 from storage_core.bringing.source import short_hash
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats import clone_source
@@ -32,25 +33,6 @@ COPY_LASTS = dt.timedelta(days=7)
 """How long the source keeps a version for a deep clone that was killed while it copied."""
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Cloned:
-    """A clone at its version 0: what it holds, and of which version of the source.
-
-    `copied_bytes` are those of a deep clone. `tag` keeps the version in the source of a shallow one, as long as it is
-    there. `unmerged` records of a keyed source were not in the version, so they are not in the clone; None of an older
-    version, of which nobody can tell. Without `is_new` the clone was there, and nothing was done.
-    """
-
-    uri: str
-    source_version: int
-    rows: int
-    splits: int
-    copied_bytes: int = 0
-    tag: str | None = None
-    unmerged: int | None = 0
-    is_new: bool = True
 
 
 def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *, deep: bool) -> Cloned:
