@@ -38,8 +38,7 @@ from storage_core.system_errors import typed
 if TYPE_CHECKING:
     from storage_core.alteration import Change
     from storage_core.append import Appended
-    from storage_core.bringing.clone import Cloned
-    from storage_core.bringing.run import Imported
+    from storage_core.bringing.outcomes import Cloned, Imported
     from storage_core.bringing.source import Source
     from storage_core.cache.pieces import CacheCounts
     from storage_core.compaction.debt import Debt

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from storage_core import errors
     from storage_core.append import Appended
-    from storage_core.bringing.clone import Cloned
-    from storage_core.bringing.run import Imported
+    from storage_core.bringing.outcomes import Cloned, Imported
     from storage_core.dml.assignments import Expression, expr
     from storage_core.dml.changed import Changed
     from storage_core.forget.raw import RawTable
@@ -40,14 +39,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "Appended": "storage_core.append",
     "Changed": "storage_core.dml.changed",
-    "Cloned": "storage_core.bringing.clone",
+    "Cloned": "storage_core.bringing.outcomes",
     "Consistency": "storage_core.read.view",
     "Expression": "storage_core.dml.assignments",
     "Filter": "storage_core.read.predicate",
     "Forgotten": "storage_core.forget.report",
     "HistoryEntry": "storage_core.log.history",
     "HistoryPage": "storage_core.read.history_pages",
-    "Imported": "storage_core.bringing.run",
+    "Imported": "storage_core.bringing.outcomes",
     "IndexDefinition": "storage_core.settings.index",
     "LateData": "storage_core.settings.late_data",
     "Plan": "storage_core.read.plan",

@@ -16,8 +16,7 @@ from storage_core.errors import InvalidInput
 from storage_core.wording import counted
 
 if TYPE_CHECKING:
-    from storage_core.bringing.clone import Cloned
-    from storage_core.bringing.run import Imported
+    from storage_core.bringing.outcomes import Cloned, Imported
     from storage_core.bringing.source import Stream
     from storage_core.declaration import TableDeclaration
 

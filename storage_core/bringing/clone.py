@@ -7,10 +7,11 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from storage_core import creation
 from storage_core.bringing.copying import copy_objects, wanted_of
+from storage_core.bringing.outcomes import Cloned
 from storage_core.bringing.source import short_hash
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats import clone_source
@@ -25,32 +26,15 @@ from storage_core.log.sharing import SOURCE, require_same_service
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import remove_tag
 from storage_core.objectstore.create import create_once
+from storage_core.objectstore.reading import exists
 from storage_core.objectstore.resolve import scheme_of
 
 OPERATION = "CLONE"
+_APP = "clone:"
 COPY_LASTS = dt.timedelta(days=7)
 """How long the source keeps a version for a deep clone that was killed while it copied."""
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Cloned:
-    """A clone at its version 0: what it holds, and of which version of the source.
-
-    `copied_bytes` are those of a deep clone. `tag` keeps the version in the source of a shallow one, as long as it is
-    there. `unmerged` records of a keyed source were not in the version, so they are not in the clone; None of an older
-    version, of which nobody can tell. Without `is_new` the clone was there, and nothing was done.
-    """
-
-    uri: str
-    source_version: int
-    rows: int
-    splits: int
-    copied_bytes: int = 0
-    tag: str | None = None
-    unmerged: int | None = 0
-    is_new: bool = True
 
 
 def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *, deep: bool) -> Cloned:
@@ -66,11 +50,13 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
     clone a GET and a PUT per object; two PUTs; and a checkpoint.
     """
     require_writable(snapshot)
-    record = f"clone:{snapshot.table_id}@{snapshot.version}:{'deep' if deep else 'shallow'}"
+    record = f"{_APP}{short_hash(source.store.uri)}@{snapshot.version}:{'deep' if deep else 'shallow'}"
     done = Cloned(target.store.uri, snapshot.version, snapshot.rows, len(snapshot.splits))
     if target.exists():
         return replace(done, tag=_existing(target, record), is_new=False)
     require_apart(target.store)
+    if deep and exists(target.store, source_key()):
+        raise _left_over(target)
     if not deep and scheme_of(source.store.uri) == "memory" != scheme_of(target.store.uri):
         raise InvalidInput(
             f"{source.store.uri}: is of this process only, and {target.store.uri} would share files with it: clone "
@@ -107,10 +93,14 @@ def _existing(target: TransactionLog, record: str) -> str | None:
 def _point_to(source: TransactionLog, target: TransactionLog) -> None:
     body = clone_source.encode(source.store.uri)
     if not create_once(target.store, source_key(), body, advice="clone again"):
-        raise InvalidInput(
-            f"{target.store.uri}: holds what a clone of another table left; clone to an empty place",
-            uri=target.store.uri,
-        )
+        raise _left_over(target)
+
+
+def _left_over(target: TransactionLog) -> InvalidInput:
+    return InvalidInput(
+        f"{target.store.uri}: holds {source_key()}, which another clone left that was killed; clone to an empty place",
+        uri=target.store.uri,
+    )
 
 
 def _make(
@@ -138,4 +128,4 @@ def _held(snapshot: Snapshot, missing: Sequence[str]) -> Iterator[Action]:
     yield from snapshot.splits.values()
     yield from (each for each in snapshot.segments.values() if each.path not in gone)
     yield from (each for each in snapshot.translations.values() if each.path not in gone)
-    yield from snapshot.txns.every().values()
+    yield from (txn for txn in snapshot.txns.every().values() if not txn.appId.startswith(_APP))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from storage_core.bringing.given import AS_IT_IS, Wanted
+from storage_core.bringing.outcomes import Imported
 from storage_core.bringing.source import Source, short_hash
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -28,20 +28,6 @@ _logger = logging.getLogger(__name__)
 
 Make = Callable[[pa.Schema], Snapshot]
 """Makes the table with these columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """What an import brought: the version with its rows, how many, of how many files, in how many splits.
-
-    Without a `commit_id` the source was imported before, and nothing was done now.
-    """
-
-    version: int
-    commit_id: str = ""
-    rows: int = 0
-    files: int = 0
-    splits: int = 0
 
 
 def import_rows(

@@ -215,6 +215,31 @@ def test_a_place_that_holds_another_table_is_refused(tmp_path: Path) -> None:
     assert table.tags() == []
 
 
+def test_a_clone_is_told_from_one_of_a_clone_that_has_the_same_version(tmp_path: Path) -> None:
+    first, second, third = (str(tmp_path / name) for name in ("a", "b", "c"))
+    table = tm.Table.create(first, SCHEMA)
+    table.append(given(0, 10))
+    table.clone(second)
+    clone = tm.Table.open(second)
+    clone.append(given(10, 30))
+    assert (clone.version, table.version) == (1, 1)
+    clone.clone(third)
+    with pytest.raises(tm.errors.InvalidInput, match="there is another table already"):
+        table.clone(third)
+    assert not clone.clone(third).is_new
+    assert rows_of(third) == rows_of(clone) != rows_of(table)
+
+
+def test_what_a_killed_shallow_clone_left_is_no_place_for_another(tmp_path: Path) -> None:
+    table = tm.Table.create(str(tmp_path / "source"), SCHEMA)
+    table.append(given(0, 10))
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "clone" / "_source.json").write_text('{"format":1,"uri":"file:///elsewhere"}')
+    for deep in (False, True):
+        with pytest.raises(tm.errors.InvalidInput, match=r"holds _source\.json, which another clone left"):
+            table.clone(str(tmp_path / "clone"), deep=deep)
+
+
 def test_a_release_that_knows_no_shared_objects_refuses_a_shallow_clone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from storage_core.formats import clone_source
+from storage_core.formats.keys import source_key
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from tests.support.golden_clones import NAMES, answers
@@ -24,6 +26,8 @@ def test_old_clones_answer_as_they_did(name: str) -> None:
         for path in archive.namelist():
             folder, _, key = path.partition("/")
             stores[folder].put(key, archive.read(path), Overwrite())
+    pointer = stores["shallow"].get(source_key()).data
+    assert clone_source.encode(clone_source.decode(pointer)) == pointer
     assert json.loads(json.dumps(answers(stores))) == expected
     cloned = [n for n in range(80) if n % 10 != 4]
     assert [expected[each]["at_0"] for each in NAMES] == [[], cloned, cloned]

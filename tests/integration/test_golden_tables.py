@@ -46,7 +46,7 @@ REENCODED: Mapping[KeyKind, Callable[[bytes, str], bytes]] = {
 def test_there_is_a_golden_table_and_it_holds_every_kind_of_object() -> None:
     assert NAMES
     kinds = {parsed.kind for key in _objects(NAMES[-1]) if (parsed := parse(key))}
-    assert kinds == set(KeyKind)
+    assert kinds == set(KeyKind) - {KeyKind.SOURCE}, "which is in test_golden_clones"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,7 +21,7 @@ from storage_core.objectstore.resolve import open_store
 from tests.support.foreign_files import ROWS, expected, file_of, hashes, land
 from tests.support.s3_server import S3Server
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "delta-with-vectors.zip"
+GOLDEN = Path(__file__).parents[1] / "golden" / "foreign" / "delta-with-vectors.zip"
 FILES = 1000
 
 

@@ -6,7 +6,8 @@ from functools import cache, partial
 
 import pytest
 
-from storage_core.bringing.clone import Cloned, clone
+from storage_core.bringing.clone import clone
+from storage_core.bringing.outcomes import Cloned
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Severity
 from storage_core.gc.collect import collect
@@ -88,7 +89,7 @@ def test_killed_at_a_request_of_the_source_it_is_made_again_and_the_source_is_wh
 
     for source in left_by_crashes(copy_of(_source(), "source"), run, side):
         for target in (MemoryStore("clone"), copy_of(targets[-1], "clone")):
-            again = copy_of(source, "source")
+            again = copy_of(source)  # at the same place as before
             _clone(again, target, deep=deep, seed=8)
             _require_whole(again, target)
             assert len(read_tags(again).live(START_MS)) <= 1, "no tag is left that nobody knows"

@@ -12,7 +12,8 @@ import pytest
 
 from storage_core import creation
 from storage_core.bringing.folder import Folder, folder_of
-from storage_core.bringing.run import Imported, import_rows
+from storage_core.bringing.outcomes import Imported
+from storage_core.bringing.run import import_rows
 from storage_core.bringing.source import Source
 from storage_core.errors import CommitConflict, CommitUnknown
 from storage_core.formats.keys import version_key

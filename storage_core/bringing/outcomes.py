@@ -1,0 +1,38 @@
+"""What an import and a clone tell of what they did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import brought: the version with its rows, how many, of how many files, in how many splits.
+
+    Without a `commit_id` the source was imported before, and nothing was done now.
+    """
+
+    version: int
+    commit_id: str = ""
+    rows: int = 0
+    files: int = 0
+    splits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cloned:
+    """A clone at its version 0: what it holds, and of which version of the source.
+
+    `copied_bytes` are those of a deep clone. `tag` keeps the version in the source of a shallow one, as long as it is
+    there. `unmerged` records of a keyed source were not in the version, so they are not in the clone; None of an older
+    version, of which nobody can tell. Without `is_new` the clone was there, and nothing was done.
+    """
+
+    uri: str
+    source_version: int
+    rows: int
+    splits: int
+    copied_bytes: int = 0
+    tag: str | None = None
+    unmerged: int | None = 0
+    is_new: bool = True
