@@ -143,6 +143,7 @@ class SplitWriter:
         Raises what `write_split` raises; `InvalidInput` without rows.
         """
         head, context = self._head, self._head.context
+        _require_partition(context)
         if self._ends is None:
             raise InvalidInput(f"split {self._id} would be empty; write no split instead", split_id=self._id)
         self._encode(is_all=True)
@@ -206,6 +207,17 @@ def _origin(context: SplitContext, lineage: Lineage) -> Origin:
         planned_version=context.planned_version,
         lineage=lineage,
     )
+
+
+def _require_partition(context: SplitContext) -> None:
+    """A split of a table with partitions is of one, and in its scope. Which rows it has is for `split.arrangement`."""
+    own = context.of_partition(context.partition_values) if context.partition_by else context
+    if (own.source_id, own.partition_id) != (context.source_id, context.partition_id):
+        raise InvalidInput(
+            f"a split of the partition {dict(context.partition_values)} has the scope {context.source_id!r}, "
+            f"{context.partition_id!r}; expected {own.source_id!r}, {own.partition_id!r}: divide the rows by partition "
+            "before writing"
+        )
 
 
 def _require_window(rows: pa.Table, context: SplitContext, window: int | None) -> None:

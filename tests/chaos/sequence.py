@@ -133,6 +133,7 @@ class Sequence:
             indexes=(IndexDefinition("text", "fulltext", ("words",)), IndexDefinition("parts", "bitmap", ("part",))),
             map_columns={"attrs": "merge"} if merges else {},
             bloom_filters=("n",) if random.random() < 0.3 else (),
+            partition_by=random.choice([(), (), ("part",), ("bucket[2](part)", "truncate[4](part)")]),
             target_split_bytes=random.choice([4_000, 2**28]),
             checkpoint_interval=random.choice([0, 4, 16]),
             checkpoint_format=random.choice(["avro", "json"]),

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,13 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidemark as tm
+from storage_core import declaration
 from storage_core.audit.audit import audit
 from storage_core.audit.splits import AuditedTable, audit_split
 from storage_core.clock import SystemClock
-from storage_core.compaction import invariants, rewindow
+from storage_core.compaction import expiry, invariants, rewindow
 from storage_core.compaction.scope import scope_of
 from storage_core.errors import InvalidInput, Unsupported
 from storage_core.formats import avro_state
+from storage_core.formats.gc_plan import Reason
 from storage_core.ids import SystemIds
 from storage_core.log import actions, snapshot
 from storage_core.log.files.live import Added, LiveFiles
@@ -34,6 +37,8 @@ from storage_core.read.predicate import Filter
 from storage_core.read.pruning import explain, prune
 from storage_core.repair.repair import repair
 from storage_core.rows.partitions import by_partition
+from storage_core.split.context import context_of
+from storage_core.split.write import write_split
 from storage_core.table import Table
 from tests.support.merge_plan import plan
 from tests.support.upkeep import catch_up, checkpoint, collect, compact, merge
@@ -372,7 +377,7 @@ def test_a_keyed_table_refuses_partitions_by_other_columns(request: pytest.Fixtu
         Table.create(place(request), KEYED, primary_key=["id"], partition_by="tenant")
 
 
-def test_indexes_retention_and_collection_go_on(request: pytest.FixtureRequest) -> None:
+def test_indexes_and_collection_go_on(request: pytest.FixtureRequest) -> None:
     table = Table.create(
         place(request),
         SCHEMA,
@@ -380,6 +385,7 @@ def test_indexes_retention_and_collection_go_on(request: pytest.FixtureRequest) 
         window="1h",
         partition_by=["tenant"],
         indexes=[{"name": "tenants", "kind": "bitmap", "columns": ["tenant"]}],
+        settings={"gc.retention": "1s", "gc.horizon": "1s", "checkpoint.interval": 1},
     )
     for n in range(3):
         table.append([row(tenant, 0, n) for tenant in TENANTS])
@@ -388,12 +394,46 @@ def test_indexes_retention_and_collection_go_on(request: pytest.FixtureRequest) 
     catch_up(table)
     table.refresh()
     live = {*table.snapshot.splits}
-    at_ms = table.log.clock.now_ms() + 10**10
-    collect(table, at_ms=at_ms, horizon_ms=0)
-    collect(table, at_ms=at_ms + 10**10, horizon_ms=0)
-    left = {info.key for info in table.store.list("") if info.key.endswith(".parquet")}
-    assert left >= live
+    report = collect(table, at_ms=table.log.clock.now_ms() + 10_000, horizon_ms=1000)
+    splits = {info.key for info in table.store.list("") if info.key.endswith(".parquet")}
+    assert {each.key for each in report.candidates if each.reason is Reason.REMOVED_SPLIT} == splits - live
+    assert (len(splits - live), report.unknown_keys) == (15, ())
     assert rows_of(table, tm.col("tenant") == "a") == [("a", n) for n in range(3)]
+
+
+def test_windows_leave_with_all_of_their_partitions(table: Table) -> None:
+    end_ms = int((START + dt.timedelta(hours=1)).timestamp()) * 1000
+    table.alter({"retention": "1h"})
+    leaving = expiry.plan(table.snapshot, retention_ms=3_600_000, now_ms=end_ms + 3_600_000)
+    assert [(each.window_start * 1000, each.splits) for each in leaving.windows] == [(end_ms - 3_600_000, 15)]
+    table.log.commit(table.snapshot, leaving.removes(end_ms), operation="EXPIRE", requirements=[leaving.requirement])
+    assert len(rows_of(table.refresh())) == 15
+
+
+def test_a_split_of_no_partition_is_not_written(table: Table) -> None:
+    rows, window = table.scan(filter=tm.col("time") == START).to_arrow(), int(START.timestamp())
+    context = context_of(table.snapshot)
+    with pytest.raises(InvalidInput, match=r"expected '', 'tenant=__HIVE.*': divide the rows by partition"):
+        write_split(
+            table.store, rows.slice(0, 1), context=context, window=window, num_merge_ops=0, split_id=SystemIds().uuid(),
+            now_ms=0,
+        )  # fmt: skip
+
+
+def test_a_declaration_has_partitions_which_it_does_not_change(tmp_path: Path) -> None:
+    file = tmp_path / "events.yaml"
+    text = f"{{name: events, uri: {tmp_path}/events, columns: {{id: long, tenant: string}}, partition_by: PARTS}}"
+    file.write_text(text.replace("PARTS", '[tenant, "identity(id)"]'), encoding="utf-8")
+    table = Table.declare(declaration.load(file))
+    assert table.describe()["partition_by"] == ["tenant", "id"]
+    assert Table.declare(declaration.load(file)).version == 0
+    for parts in ("tenant", "[]"):
+        file.write_text(text.replace("PARTS", parts), encoding="utf-8")
+        with pytest.raises(InvalidInput, match="differs from the existing table in partition_by; a table keeps"):
+            Table.declare(declaration.load(file))
+    file.write_text(text.replace("PARTS", '"day(tenant)"'), encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"partition_by.*day has no value for 'tenant' of type string"):
+        declaration.load(file)
 
 
 def test_a_release_before_refuses_and_tables_without_partitions_need_no_feature(
