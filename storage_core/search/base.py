@@ -70,11 +70,9 @@ class Base:
         self._nearest = Nearest.of(covered.segments.values())
         self._moved = by_input(covered.translations.values())
         self._reading = _Locks()
-        self._hidden, self._unanswered, self._parts = _Once[BitMap](), _Once[BitMap](), _Once[BitMap]()
-        self._directories = _Once[Path]()
+        self._hidden = hidden or Hidden()
+        self._unanswered, self._parts, self._directories = _Once[BitMap](), _Once[BitMap](), _Once[Path]()
         self._overlay = overlay
-        if hidden is not None:
-            self._hidden = hidden
 
     @property
     def pieces(self) -> CachedPieces:
@@ -208,8 +206,7 @@ class Base:
             found = self._taken(add, opened, places, stored)
         if not found.num_columns:  # of a split that is older than all of these columns
             found = pa.table({"": pa.nulls(len(places))})
-        wanted = chosen(self.snapshot.schema, columns)
-        taken = conform_split(found, wanted)
+        taken = conform_split(found, chosen(self.snapshot.schema, columns))
         if len(places) < len(rows) or np.any(order[1:] < order[:-1]):
             taken = taken.take(pa.array(order))
         self._kept.verified.recheck(self.store, [(add, path)] if path is not None else [])

@@ -31,13 +31,9 @@ from storage_core.system_errors import raise_refused
 BATCH_ROWS = 8192
 """Rows that `OpenSplit.since` holds decoded at once."""
 
-
 TAKEN_BYTES = 64 * 2**20
 """Of row groups that `OpenSplit.take` reads side by side; of a larger one at a time."""
-
 _TAKEN_AT_ONCE = 16
-_GROWN = 2
-"""So many times the bytes of texts are held while Arrow decodes them: it does not know how many there will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +148,18 @@ class OpenSplit:
     def take(self, places: npt.NDArray[np.int64], columns: Collection[str] | None = None) -> pa.Table:
         """Return the rows at these ascending places in the file, whether they are gone or not; columns as of `read`.
 
-        Reads the row groups that hold one of them: those that are fetched side by side, as many as take `TAKEN_BYTES`,
-        of others at most one in memory, beside the result.
+        Reads the row groups that hold one: fetched ones side by side (`TAKEN_BYTES`), of others one is in memory.
         """
         first_rows = self.first_rows
         groups = np.searchsorted(first_rows, places, side="right") - 1
-        wanted: list[int] = np.unique(groups).tolist()
 
         def rows_of(index: int) -> pa.Table:
-            own = self if len(wanted) == 1 or not self.is_ranged else self._apart()
+            own = self._apart() if self.is_ranged else self
             rows = own._row_group(index, columns)  # noqa: SLF001  # of the same split
             return rows.take(pa.array(places[groups == index] - first_rows[index]))
 
+        wanted, at_once = np.unique(groups).tolist(), _TAKEN_AT_ONCE if self.is_ranged else 1
         size = functools.partial(self.chunk_bytes, columns)
-        at_once = _TAKEN_AT_ONCE if self.is_ranged else 1
         parts = [*prefetch(rows_of, wanted, at_once, weight=size, most=TAKEN_BYTES)]
         return pa.concat_tables(parts) if parts else self.schema.empty_table()
 

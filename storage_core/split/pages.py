@@ -7,7 +7,6 @@ but a page of vectors, where none is null, has as many rows as its numbers make.
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.errors import Corrupt
 from storage_core.formats import thrift
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
@@ -27,19 +25,16 @@ from storage_core.rows import sortable
 from storage_core.rows.codes import Unsigned
 from storage_core.rows.columns import before
 from storage_core.rows.keys import Positions
-from storage_core.rows.spans import spans_of
 from storage_core.rows.vectors import Floats, column_of, typed
 from storage_core.split import chunk_checksums, vector_pages
 from storage_core.split.conform import conform_split
+from storage_core.split.gathered import gathered
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.opened import corrupt_on_failure
 from storage_core.split.read import mapped, open_split
 from storage_core.split.shifted_file import ShiftedFile
-from storage_core.system_errors import typed as typed_errors
 
-_FEW_ROWS: Final = 8
 _FEW_PAGES: Final = 4
-_FEW_VECTORS: Final = 256  # that take less to read one by one than to map the file
 _READ_BYTES: Final = 65_536
 _FOOTER_FACTOR: Final = 8  # what a footer takes in memory, to its bytes in the file
 # Numbers of fields in `PageHeader` of parquet.thrift, and in the structs of its two kinds of data pages.
@@ -133,7 +128,7 @@ class _Taking:
                     found[name].append((values[name, start], rows - start))
         fields = [footer.schema.field(name) for name in chosen]
         arrays = [
-            in_place[each.name] if each.name in in_place else _rows(found[each.name], each.type) for each in fields
+            in_place[each.name] if each.name in in_place else gathered(found[each.name], each.type) for each in fields
         ]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields)).combine_chunks()
 
@@ -165,15 +160,8 @@ class _Taking:
         pages = self._footer.in_place.get(name)
         if pages is None:
             return None
-        size = self._footer.schema.field(name).type.list_size
-        starts = vector_pages.places(pages, places, size)
-        if len(starts) > _FEW_VECTORS:
-            return column_of(spans_of(np.frombuffer(self._data, np.uint8), starts, 4 * size).view("<f4"))
-        with typed_errors(self._add.path), self._path.open("rb", buffering=0) as file:
-            read = b"".join([os.pread(file.fileno(), 4 * size, start) for start in starts.tolist()])
-        if len(read) != 4 * size * len(places):
-            raise Corrupt(f"{self._add.path}: it has become shorter while it was read", key=self._add.path)
-        return column_of(np.frombuffer(read, "<f4").reshape(len(places), size))
+        size, key = self._footer.schema.field(name).type.list_size, self._add.path
+        return column_of(vector_pages.in_place(self._path, key, pages, places, size=size, mapped=lambda: self._data))
 
     def _vectors(self, group: int, name: str, inside: Positions) -> pa.Array | None:
         """The vectors at these places of a row group; None of other columns, and where pages do not tell their rows."""
@@ -299,20 +287,3 @@ class _Taking:
     @cached_property
     def _data(self) -> memoryview:
         return memoryview(mapped(self._add, self._path).read_buffer()).cast("B")
-
-
-def _rows(found: Sequence[tuple[pa.Array, Positions]], kind: pa.DataType) -> pa.ChunkedArray:
-    """Return the values at these places of pages: of values of one size all at once, of others a page at a time.
-
-    Of few a slice each, which takes a tenth of what Arrow takes to gather.
-    """
-    if found and pa.types.is_primitive(kind):
-        pages = [page for page, _ in found]
-        firsts = np.cumsum([0, *map(len, pages[:-1])])
-        places = np.concatenate([first + rows for first, (_, rows) in zip(firsts, found, strict=True)])
-        return pa.chunked_array(pages, kind).take(pa.array(places))
-    parts: list[pa.Array] = []
-    for page, rows in found:
-        few = len(rows) <= _FEW_ROWS
-        parts += [page.slice(row, 1) for row in rows.tolist()] if few else [page.take(pa.array(rows))]
-    return pa.chunked_array(parts, kind)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -24,9 +26,11 @@ from storage_core.cache.pieces import Piece
 from storage_core.errors import Corrupt
 from storage_core.formats import thrift
 from storage_core.rows.keys import Positions
+from storage_core.rows.spans import spans_of
 from storage_core.rows.vectors import Floats, is_vector
 from storage_core.split import chunk_checksums
 from storage_core.split.metadata import PREFIX
+from storage_core.system_errors import typed
 
 KEY: Final = PREFIX + "vector_pages"
 
@@ -34,6 +38,7 @@ _PAGE: Final = np.dtype([("rows", "<u4"), ("bytes", "<u4"), ("xxh3", "<u8")])
 # Numbers of fields in `PageHeader` of parquet.thrift, and in the structs of a data page.
 _SIZE, _STORED_SIZE, _DATA_PAGE, _NUM_VALUES, _ENCODING = 2, 3, 5, 1, 2
 _PLAIN: Final = 0
+_FEW_VECTORS: Final = 256  # that take less to read one by one than to map the file
 _LEVELS = struct.Struct("<I")
 _CODECS: Final = {"ZSTD": "zstd", "UNCOMPRESSED": None}
 
@@ -122,14 +127,23 @@ def of_file(pages: Mapping[tuple[int, int], Pages], footer: pq.FileMetaData, lea
     )
 
 
-def places(pages: Pages, rows: Positions, size: int) -> Positions:
-    """Return where in the file the vectors at these rows begin, of pages that are not compressed.
+def in_place(
+    path: Path, key: str, pages: Pages, rows: Positions, *, size: int, mapped: Callable[[], memoryview]
+) -> Floats:
+    """Return the vectors at these rows of a file, of pages that are not compressed, from where they are in it.
 
-    What is recorded of the pages was verified: their numbers are the last of them.
+    The file was verified, and so was what it records of the pages: their numbers are the last of them. Few are read by
+    themselves, others out of the file as it is `mapped`. Raises `Corrupt` naming the `key` of a file that became short.
     """
-    own = pages.of(rows)
-    found: Positions = pages.ends[own] - (pages.rows[own + 1] - rows) * (4 * size)
-    return found
+    own, width = pages.of(rows), 4 * size
+    starts = pages.ends[own] - (pages.rows[own + 1] - rows) * width
+    if len(starts) > _FEW_VECTORS:
+        return spans_of(np.frombuffer(mapped(), np.uint8), starts, width).view("<f4")
+    with typed(key), path.open("rb", buffering=0) as file:
+        read = b"".join([os.pread(file.fileno(), width, start) for start in starts.tolist()])
+    if len(read) != width * len(rows):
+        raise Corrupt(f"{key}: it has become shorter while it was read", key=key)
+    return np.frombuffer(read, "<f4").reshape(len(rows), size)
 
 
 def _encoded(view: memoryview, group: pq.RowGroupMetaData, leaf: int, size: int) -> str | None:

@@ -23,7 +23,7 @@ from typing import Self, assert_never
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 from uuid import uuid4
 
-from moto.core import DEFAULT_ACCOUNT_ID
+from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from moto.s3.models import s3_backends
 from werkzeug.datastructures import Headers
@@ -267,6 +267,7 @@ def _bytes_of(path: str, content_range: str) -> bytes:
     _, bucket, key = unquote(urlsplit(path).path).split("/", 2)
     first, last = content_range.removeprefix("bytes ").partition("/")[0].split("-")
     held = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_object(bucket, key)
+    assert held is not None, key
     with held.lock:
         held._value_buffer.seek(int(first))  # whose public reader copies the whole object
         return bytes(held._value_buffer.read(int(last) - int(first) + 1))
