@@ -171,6 +171,7 @@ def _delta(rows: pa.Table, runs: int, *, make: bool) -> Taken:
     with_delta(delta_jars(make=make))
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, Spark("local[2]") as spark:
         root, session = Path(folder), spark.session()
+        session.conf.set("spark.databricks.delta.snapshotPartitions", 2)  # of 50, which small logs do not need
 
         def table(place: Path, rows: pa.Table) -> str:
             _delta_table(place, rows)
