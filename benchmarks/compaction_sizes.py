@@ -4,9 +4,10 @@ Flights and weather of a year, and a web server's access log, in windows and as 
 rows came in (the weather by the hour). Files of the peers have the codec, the pages and the row groups of a split, with
 Arrow's default encodings or with encodings chosen on a sample as splits choose them; they carry no metadata of ours.
 "Splits" are those that compaction leaves, one per window or one of all; "sorted and chosen" are files of the peers in
-their order. "Pages" are the bytes without footers, indexes and metadata, which are most
-of a file in windows of a hundred rows. Reads: the same rows in 32 splits as they arrived, each sorted, and in the one
-that a merge makes of them; neither has windows, which is what serves a range of time.
+their order. "Packed" are splits of the setting `splits.metadata: packed`, "joined" those of windows that were joined to
+weeks, or days of hours (`compaction.coarsen_to`). "Pages" are the bytes without footers, indexes and metadata, which
+are most of a file in windows of a hundred rows. Reads: the same rows in 32 splits as they arrived, each sorted, and in
+the one that a merge makes of them; neither has windows, which is what serves a range of time.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from storage_core.split.write import sort_and_write
 
 AIM = 1 / 0.75
 """A quarter less than arrival order with default encodings."""
+NO_LARGER = 1.0
+"""Small windows, once they are packed or joined, take no more than in arrival order with default encodings."""
 ARRIVING = 32
 _LINE = r'^(?P<client>\S+) \S+ \S+ \[(?P<at>[^ ]+) [^\]]+\] "(?P<request>[^"]*)" (?P<status>\d+) (?P<bytes>\d+|-) '
 _REST = r'"(?P<referrer>[^"]*)" "(?P<agent>[^"]*)"'
@@ -58,9 +61,10 @@ class Data:
     time_column: str
     sort_schema: str
     window_seconds: int
+    joined_seconds: int
     queries: Mapping[str, str]
 
-    def context(self, *, windows: bool) -> SplitContext:
+    def context(self, *, windows: bool, joined: bool = False, packed: bool = False) -> SplitContext:
         """Return what splits of these rows are made by."""
         config = TableConfig(time_column=self.time_column, sort_schema=self.sort_schema)
         order = bind(config, self.rows.schema)
@@ -69,8 +73,9 @@ class Data:
             schema=self.rows.schema,
             order=order,
             time_column=self.time_column,
-            window_seconds=self.window_seconds if windows else None,
+            window_seconds=self.joined_seconds if joined else self.window_seconds if windows else None,
             target_bytes=MOST_BYTES,
+            packed_metadata=packed,
         )
 
 
@@ -90,6 +95,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
     for data in datasets(2_000 if small else None):
         for windows in (True, False):
             yield from _sizes(data, windows=windows)
+        yield from _small_windows(data)
         yield from _reads(data)
 
 
@@ -103,6 +109,7 @@ def datasets(rows: int | None = None) -> list[Data]:
             "time_hour",
             "carrier|origin|dest|timestamp/V2",
             86_400,
+            7 * 86_400,
             {
                 "a carrier": "SELECT dep_delay FROM rows WHERE carrier = 'F9'",
                 "a carrier to an airport": "SELECT dep_delay FROM rows WHERE carrier = 'UA' AND dest = 'SFO'",
@@ -119,6 +126,7 @@ def datasets(rows: int | None = None) -> list[Data]:
             "time_hour",
             "origin|timestamp/V2",
             86_400,
+            7 * 86_400,
             {
                 "a station": "SELECT temp FROM rows WHERE origin = 'LGA'",
                 "a week of a station": "SELECT temp FROM rows WHERE origin = 'LGA' "
@@ -133,6 +141,7 @@ def datasets(rows: int | None = None) -> list[Data]:
             "at",
             "status|method|path|timestamp/V2",
             3_600,
+            86_400,
             {
                 "a status": "SELECT path FROM rows WHERE status = 404",
                 "a path": "SELECT client FROM rows WHERE path = '/favicon.ico'",
@@ -170,6 +179,20 @@ def _sizes(data: Data, *, windows: bool) -> Iterator[Metric]:
     for what, own in ((f"{name}, splits", splits), (f"{name}, sorted and chosen", _written(in_order, chosen=True))):
         yield from _against(what, own, "arrival order, default encodings", (default, AIM))
         yield from _against(what, own, "arrival order, chosen encodings", (chosen, None))
+
+
+def _small_windows(data: Data) -> Iterator[Metric]:
+    """What becomes of windows of few rows: how splits describe themselves, and how long the windows are."""
+    arrived = _written(
+        [part for _, part in split_by_window(data.rows, data.time_column, data.window_seconds)], chosen=False
+    )
+    packed = _compacted(data, data.context(windows=True, packed=True))
+    joined = _compacted(data, data.context(windows=True, joined=True))
+    both = _compacted(data, data.context(windows=True, joined=True, packed=True))
+    for what, own in (("packed", packed), ("joined", joined), ("joined and packed", both)):
+        yield from _against(
+            f"{data.name} by window, {what}", own, "arrival order, default encodings", (arrived, NO_LARGER)
+        )
 
 
 def _compacted(data: Data, context: SplitContext) -> Size:

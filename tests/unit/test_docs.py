@@ -310,7 +310,7 @@ def test_the_operations_page_lists_exactly_the_settings_of_compaction_with_their
     assert list(written) == list(CompactionDeclaration.model_fields)
     declared = {name: default for name, default in written.items() if default != "none"}
     assert CompactionDeclaration.model_validate(declared).setting() == CompactionSettings()
-    assert [getattr(CompactionDeclaration(), name) for name in written.keys() - declared.keys()] == [None]
+    assert {getattr(CompactionDeclaration(), name) for name in written.keys() - declared.keys()} == {None}
 
 
 # --- decisions
