@@ -10,8 +10,8 @@ from dagster import AssetExecutionContext, TimeWindowPartitionsDefinition
 
 from jobs.requests.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock, SystemClock
-from storage_core.declaration import MOST_PARTITIONS, TableDeclaration
-from storage_core.declaration_parts import PARTITION_FORMAT
+from storage_core.declaration import TableDeclaration
+from storage_core.declaration_parts import MOST_PARTITIONS, PARTITION_FORMAT
 
 DAY_SECONDS = 86_400
 FEWEST_PER_RUN = 30

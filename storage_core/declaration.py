@@ -6,7 +6,6 @@ scalar is read as text and converted by the field that takes it, so a column cal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,6 +26,7 @@ from storage_core.declaration_parts import (
     arrow_field,
     below,
     place,
+    require_columns,
 )
 from storage_core.declaration_upkeep import CheckpointDeclaration, GcDeclaration, SplitsDeclaration
 from storage_core.definition import check_maintained, check_maps
@@ -39,8 +39,6 @@ from storage_core.rows import windows
 from storage_core.rows.partitions import check_partitions
 from storage_core.rows.sort_order import bind
 from storage_core.settings.table import MapMode, TableConfig
-
-MOST_PARTITIONS = 40_000
 
 
 class TableDeclaration(Closed):
@@ -153,7 +151,7 @@ class TableDeclaration(Closed):
     def _time_column_is_a_timestamp(cls, name: str | None, info: ValidationInfo) -> str | None:
         columns = info.data.get("columns")
         if name is not None and columns is not None:
-            _require_columns([name], columns)
+            require_columns([name], columns)
             if columns[name].type not in ("timestamp", "timestamp_ntz"):
                 raise InvalidInput(f"column {name!r} is a {columns[name].type}; a time column must be a timestamp")
         return name
@@ -167,7 +165,7 @@ class TableDeclaration(Closed):
     @classmethod
     def _key_columns_exist(cls, key: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         columns = info.data.get("columns")
-        _require_columns(key, columns)
+        require_columns(key, columns)
         if maps := [name for name in key if columns is not None and columns[name].is_map]:
             raise InvalidInput(f"{maps[0]!r} is a map; maps have no order, so none can be part of the key")
         return TableConfig(primary_key=key).primary_key
@@ -223,7 +221,7 @@ class TableDeclaration(Closed):
     ) -> tuple[IndexDeclaration, ...]:
         settled = TableConfig(indexes=tuple(index.definition() for index in indexes))
         for index in settled.indexes:
-            _require_columns(index.columns, info.data.get("columns"))
+            require_columns(index.columns, info.data.get("columns"))
             index.require_key(info.data.get("primary_key", index.columns))
         return indexes
 
@@ -258,7 +256,7 @@ class TableDeclaration(Closed):
             raise InvalidInput(f"column {maps[0]!r} is a map, which has no text form; land the files as parquet")
         if landing.pattern is not None:
             captured = captured_columns(landing.pattern)
-            _require_columns(captured, info.data["columns"])
+            require_columns(captured, info.data["columns"])
             lost = [each.name for each in cls.model_construct(**info.data).schema() if not each.nullable]
             if missing := sorted(set(lost) - set(captured)):
                 raise InvalidInput(f"the pattern captures no group for the required columns {', '.join(missing)}")
@@ -285,19 +283,8 @@ class TableDeclaration(Closed):
     ) -> PartitionsDeclaration | None:
         if partitions is None or "window" not in info.data:
             return partitions
-        seconds, start, end = info.data["window"], partitions.start, partitions.end
-        if seconds is None:
-            raise InvalidInput("only a table with a window has partitions")
-        if any(each.timestamp() % seconds for each in (start, end) if each):
-            raise InvalidInput(f"start and end must be starts of windows of {seconds} s")
-        if end and not 0 < (end - start).total_seconds() / seconds <= MOST_PARTITIONS:
-            raise InvalidInput(f"end must come after start, by at most {MOST_PARTITIONS} windows of {seconds} s")
+        partitions.require_windows(info.data["window"])
         return partitions
-
-
-def _require_columns(names: tuple[str, ...] | list[str], columns: Mapping[str, object] | None) -> None:
-    if columns is not None and (unknown := [name for name in names if name not in columns]):
-        raise InvalidInput(f"{', '.join(map(repr, unknown))} is not among the columns {', '.join(columns)}")
 
 
 def load(path: str | Path) -> TableDeclaration:

@@ -27,6 +27,7 @@ from storage_core.settings.sizes import parse_size
 from storage_core.settings.vector_options import VectorOptions, beside_kind
 
 PARTITION_FORMAT = INSTANT_FORMAT
+MOST_PARTITIONS = 40_000
 _COLUMN_TYPES = (
     "string, byte, short, int, long, float, double, boolean, date, timestamp, timestamp_ntz, decimal(p,s), binary, "
     "map<key,value> of two of these, vector(d)"
@@ -149,6 +150,15 @@ class PartitionsDeclaration(Closed):
     start: Instant
     end: Instant | None = None
 
+    def require_windows(self, seconds: int | None) -> None:
+        """Return when both are starts of windows of so many seconds, and not too many are between them."""
+        if seconds is None:
+            raise InvalidInput("only a table with a window has partitions")
+        if any(each.timestamp() % seconds for each in (self.start, self.end) if each):
+            raise InvalidInput(f"start and end must be starts of windows of {seconds} s")
+        if self.end and not 0 < (self.end - self.start).total_seconds() / seconds <= MOST_PARTITIONS:
+            raise InvalidInput(f"end must come after start, by at most {MOST_PARTITIONS} windows of {seconds} s")
+
 
 class ScheduleDeclaration(Closed):
     """A cron line per step, UTC. The names are those of the jobs."""
@@ -249,3 +259,9 @@ def spark_type(text: str) -> str:
 
 def _spark(text: str) -> str:
     return _SPARK_NAMES.get(text, text)
+
+
+def require_columns(names: tuple[str, ...] | list[str], columns: Mapping[str, object] | None) -> None:
+    """Return when the columns, where they are known, have these names. Raises `InvalidInput` naming the others."""
+    if columns is not None and (unknown := [name for name in names if name not in columns]):
+        raise InvalidInput(f"{', '.join(map(repr, unknown))} is not among the columns {', '.join(columns)}")

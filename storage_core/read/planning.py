@@ -28,8 +28,8 @@ from storage_core.read.splits_source import columns_fetched, is_counted, narrowe
 from storage_core.read.verified import Verified
 from storage_core.rows.columns import stored_names, stored_schema
 from storage_core.split import chunk_checksums
+from storage_core.split.failures import corrupt_on_failure
 from storage_core.split.leaves import leaves_of
-from storage_core.split.opened import corrupt_on_failure
 from storage_core.split.ranges import read_footer, requests_for
 from storage_core.split.read import is_small, share_of
 

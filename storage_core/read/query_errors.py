@@ -16,7 +16,7 @@ from storage_core.foreign_text import quoted, shortened
 from storage_core.log.actions import Add
 from storage_core.read.verified import require_sound
 from storage_core.settings.query import QueryLimits
-from storage_core.split.opened import expired_split
+from storage_core.split.failures import expired_split
 from storage_core.system_errors import out_of_memory, typed, unavailable
 
 _UNKNOWN_TABLE = "Catalog Error: Table with name"

@@ -39,8 +39,9 @@ from storage_core.search.order import Between, first_column, least
 from storage_core.search.source import chosen, require_within, usable
 from storage_core.split import pages
 from storage_core.split.conform import conform_split
+from storage_core.split.failures import corrupt_on_failure
 from storage_core.split.kept_values import is_near
-from storage_core.split.opened import OpenSplit, corrupt_on_failure
+from storage_core.split.opened import OpenSplit
 from storage_core.split.ranged_vectors import RangedVectors
 from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
 

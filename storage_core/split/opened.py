@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,19 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
-from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
+from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.rows.columns import bare, default_of, has_changed, of_earlier, stored_schema
 from storage_core.rows.sort_order import OrderColumn
 from storage_core.rows.vectors import typed
 from storage_core.split.encode import has_float
+from storage_core.split.failures import corrupt_on_failure
 from storage_core.split.group_bounds import Recorded, recorded
 from storage_core.split.leaves import decoded_bytes, leaves_of
 from storage_core.split.ranges import VerifiedChunks
 from storage_core.split.row_groups import shown, stretches
 from storage_core.split.vectors import visible
-from storage_core.system_errors import raise_refused
 
 BATCH_ROWS = 8192
 """Rows that `OpenSplit.since` holds decoded at once."""
@@ -281,26 +280,3 @@ def parquet_file(
         pre_buffer=False,
         page_checksum_verification=True,
     )
-
-
-def expired_split(add: Add) -> SnapshotExpired:
-    """Return the error for a split whose file is gone."""
-    return SnapshotExpired(
-        f"{add.path}: the log names this split but the store does not have it; "
-        f"open a newer version, and if that names it too, {SEE_CORRUPT}",
-        key=add.path,
-    )
-
-
-@contextmanager
-def corrupt_on_failure(add: Add) -> Iterator[None]:
-    """Whatever Arrow finds wrong with the bytes is one thing to the caller: they are not what was written."""
-    try:
-        yield
-    except NotFound as error:
-        if "source" in error.context:  # of a shallow clone: no newer version has it
-            raise SnapshotExpired(error.found, key=add.path) from error
-        raise expired_split(add) from error
-    except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
-        raise_refused(add.path, error)
-        raise Corrupt(f"{add.path}: not a readable Parquet file: {error}", key=add.path) from error

@@ -28,9 +28,9 @@ from storage_core.rows.keys import Positions
 from storage_core.rows.vectors import Floats, column_of, typed
 from storage_core.split import chunk_checksums, vector_pages
 from storage_core.split.conform import conform_split
+from storage_core.split.failures import corrupt_on_failure
 from storage_core.split.gathered import gathered
 from storage_core.split.kept_values import KeptValues
-from storage_core.split.opened import corrupt_on_failure
 from storage_core.split.read import mapped, open_split
 from storage_core.split.shifted_file import ShiftedFile
 

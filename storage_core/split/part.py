@@ -11,7 +11,8 @@ from pyroaring import BitMap
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.scratch import scratch
-from storage_core.split.opened import OpenSplit, corrupt_on_failure
+from storage_core.split.failures import corrupt_on_failure
+from storage_core.split.opened import OpenSplit
 from storage_core.split.ranges import Footers, VerifiedChunks
 from storage_core.split.read import is_small, open_split
 from storage_core.split.row_groups import shown

@@ -20,7 +20,8 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.scratch import scratch
-from storage_core.split.opened import OpenSplit, corrupt_on_failure, parquet_file
+from storage_core.split.failures import corrupt_on_failure
+from storage_core.split.opened import OpenSplit, parquet_file
 from storage_core.split.packed_metadata import entries_of
 from storage_core.split.ranges import Footers, VerifiedChunks, whole_split
 from storage_core.split.vectors import deleted_rows
