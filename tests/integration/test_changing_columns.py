@@ -552,6 +552,25 @@ def test_a_restore_brings_columns_back_as_wide_as_they_are_and_never_an_id(uri: 
     assert rows(table) == [{"id": 1, "n": 1, "day": None, "text": "one", "c": None}]
 
 
+def test_a_required_column_that_a_restore_brings_back_is_nullable_where_records_were_written_without_it(
+    uri: str,
+) -> None:
+    schema = SCHEMA.append(pa.field("must", pa.int32(), nullable=False))
+    table = Table.create(uri, schema, primary_key="id")
+    table.append([{"id": 1, "must": 1}])
+    upkeep.merge(table)
+    merged = table.refresh().version
+    table.drop_column("must").append([{"id": 2}])
+
+    table.restore(merged)
+
+    expected = [(1, 1), (2, None)]
+    assert [(row["id"], row["must"]) for row in rows(table, consistency="latest")] == expected
+    upkeep.merge(table)
+    assert [(row["id"], row["must"]) for row in rows(table.refresh())] == expected
+    assert table.schema.field("must").nullable
+
+
 def test_a_table_of_many_schemas_is_sound_and_can_be_repaired(tmp_path: Path) -> None:
     table = Table.create(str(tmp_path / "t"), SCHEMA)
     table.append([{"id": 1, "n": 1, "text": "one"}])

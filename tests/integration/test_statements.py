@@ -19,6 +19,7 @@ from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import KeyKind, parse, version_key
 from storage_core.log.commit import MAX_ATTEMPTS
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.rows.vectors import vector_type
 from storage_core.table import Table
 from tests.support.changed_rows import SCHEMA, START, created, index, kept, opened, require_sound, row, rows_of
 from tests.support.fault_store import FaultStore
@@ -152,6 +153,24 @@ def test_an_update_sees_the_row_as_it_was_whatever_else_is_set(store: MemoryStor
     table.update({"n": tm.expr("n + 1"), "host": tm.expr("'n was ' || n"), "x": 2}, "n = 5")
     (found,) = table.scan(filter="host = 'n was 5'").to_arrow().to_pylist()
     assert (found["n"], found["x"]) == (6, 2.0)
+
+
+def test_an_update_sets_lists_maps_and_vectors(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [
+            ("n", pa.int64()),
+            ("many", pa.list_(pa.int64())),
+            ("by", pa.map_(pa.string(), pa.int64())),
+            ("v", vector_type(2)),
+        ]
+    )
+    table = Table.create(str(tmp_path), schema)
+    table.append([{"n": 1}, {"n": 2}])
+    given = {"many": [1, 2], "by": {"a": 1}, "v": [0.5, 1.5]}
+    assert table.update(given, "n = 3").rows == 0
+    assert table.update(given, "n = 2").rows == 1
+    found = table.scan(filter="n = 2").to_arrow().to_pylist()
+    assert found == [{"n": 2, **given, "by": [("a", 1)]}]
 
 
 def test_history_says_what_a_statement_did_and_changes_which_rows(store: MemoryStore) -> None:

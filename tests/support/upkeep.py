@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from storage_core.clock import SystemClock
@@ -88,6 +88,11 @@ def checkpoint(table: Table) -> bool:
 
 def catch_up(table: Table) -> int:
     """Index what the indexes of the table lack, merge small segments, and return how many were built."""
+    return caught_up(table)()
+
+
+def caught_up(table: Table) -> Callable[[], int]:
+    """Do the work of `catch_up` now, and return what commits it."""
     log = table.log
     snapshot = log.snapshot()
     plans = [indexing.plan(snapshot, each.name) for each in snapshot.config.indexes]
@@ -97,9 +102,14 @@ def catch_up(table: Table) -> int:
         return [MergedSegments(item, segment_merge.execute(table.store, item, ids=log.ids)) for item in items]
 
     done, idle = indexing.merge_all(snapshot, plans, built, merged)
-    if actions := indexing.actions_of(plans, built, done, idle):
-        log.commit(snapshot, actions, operation="CATCH UP")
-    return len(built)
+    actions = indexing.actions_of(plans, built, done, idle)
+
+    def commit() -> int:
+        if actions:
+            log.commit(snapshot, actions, operation="CATCH UP")
+        return len(built)
+
+    return commit
 
 
 def collect(table: Table, *, at_ms: int, horizon_ms: int) -> CollectionReport:
