@@ -243,48 +243,6 @@ def test_a_table_whose_columns_never_changed_says_nothing_of_ids_and_one_that_di
     assert [field["metadata"] for field in schema_of(table)] == [{"tidemark.id": number} for number in range(1, 5)]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda table: table.add_column("n", "int"), "has a column 'n' already, of type int16; choose another name"),
-        (lambda table: table.add_column("TEXT", "int"), "differ at most in case"),
-        (lambda table: table.add_column("c", "number"), "'number' is not a column type; use one of"),
-        (lambda table: table.add_column("c", "int", default="x"), "the default of column 'c' does not fit int32"),
-        (lambda table: table.add_column("c", "byte", default=300), "the default of column 'c' does not fit int8"),
-        (lambda table: table.add_column("c", "binary", default=b""), "is binary, which has no default"),
-        (lambda table: table.add_column("c", "string", default="x" * 1025), "at most 1024 characters"),
-        (lambda table: table.widen_column("n", "byte"), "'n' is int16 and cannot become int8 without a rewrite: "),
-        (lambda table: table.widen_column("n", "double"), "'n' is int16 and cannot become double"),
-        (lambda table: table.widen_column("text", "binary"), "'text' is string and cannot become binary"),
-        (lambda table: table.widen_column("missing", "long"), "no column 'missing'; the table has"),
-        (lambda table: table.rename_column("n", "text"), "has a column 'text' already; drop or rename that one"),
-        (lambda table: table.rename_column("id", "key"), "'id' cannot be renamed: it is part of the primary key; make"),
-        (lambda table: table.drop_column("at"), "'at' cannot be dropped: it is part of the primary key"),
-        (lambda table: table.drop_column("text"), "it is a column of the index 'words'; declare"),
-        (lambda table: table.drop_column("n"), "it is in the sort schema; declare another one first"),
-        (lambda table: table.relax_column("id"), "'id' is part of the primary key, which every row needs"),
-        (lambda table: table.rename_column("tags", "labels"), "it is named in map_columns"),
-    ],
-)  # fmt: skip
-def test_what_cannot_change_is_refused_with_what_to_do(change: Callable[[Table], object], message: str) -> None:
-    uri = f"memory://{uuid4()}"
-    schema = pa.schema([*SCHEMA, pa.field("at", pa.timestamp("us", "UTC"), nullable=False)])
-    table = Table.create(
-        uri,
-        schema.append(pa.field("tags", pa.map_(pa.string(), pa.string()))),
-        primary_key=["id", "at"],
-        time_column="at",
-        sort_schema="n|timestamp/V2",
-        indexes=[{"name": "words", "kind": "fulltext", "columns": ["text"]}],
-        map_columns={"tags": "merge"},
-    )
-
-    with pytest.raises(InvalidInput, match=message):
-        change(table)
-
-    assert Table.open(uri).version == 0
-
-
 def test_a_writer_goes_on_with_its_columns_until_it_flushes_and_nothing_of_it_is_refused(uri: str) -> None:
     table = Table.create(uri, SCHEMA, primary_key="id")
     with table.writer() as writer:
@@ -370,35 +328,6 @@ def test_indexes_over_added_and_widened_columns_answer_as_scans_do(uri: str) -> 
     assert [row["id"] for row in rows(table, filter=col("day") == MIDNIGHT)] == [1, 2]
     assert sorted(table.search("words", index="notes").to_arrow().column("id").to_pylist()) == [1, 2]
     assert table.search("note:new", index="notes").to_arrow().column("id").to_pylist() == [2]
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        (
-            {"id": "int!", "n": "short", "new": "int!"},
-            "'new' cannot follow, it is new and required: declare it nullable",
-        ),
-        (
-            {"id": "int", "n": "short"},
-            "'id' cannot follow, it is required in the table: run `tidemark alter t relax-co",
-        ),
-        ({"id": "int!", "n": "string"}, "'n' cannot follow, it is int16 in the table: add a column of the other type"),
-        (
-            {"id": "int!"},
-            "'n' cannot follow, it is in the table and not declared: run `tidemark alter t drop-column n`",
-        ),
-    ],
-)
-def test_a_declaration_changes_nothing_but_added_and_widened_columns(columns: dict[str, str], message: str) -> None:
-    uri = f"memory://{uuid4()}"
-    declared = {"name": "t", "uri": uri, "columns": {"id": "int!", "n": "short"}}
-    Table.declare(TableDeclaration.model_validate(declared))
-
-    with pytest.raises(InvalidInput, match=message):
-        Table.declare(TableDeclaration.model_validate({**declared, "columns": columns}))
-
-    assert Table.open(uri).version == 0
 
 
 def test_an_index_over_a_name_that_another_column_had_is_refused() -> None:
