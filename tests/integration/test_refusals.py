@@ -167,9 +167,9 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
     ],
     _one: [(lambda t: t.drop_column("a"), "'a' is the only one of the table; add another one first")],
     _first: [
-        (_declare({**COLUMNS, "new": "int!"}), "'new' cannot follow, it is new and required: declare it null"),
-        (_declare({"id": "int", "n": "short"}), "'id' cannot follow, it is required in the table: run `tidemark alter t"),
-        (_declare({"id": "int!", "n": "short!"}), "'n' cannot follow, it is nullable in the table: declare it null"),
+        (_declare({**COLUMNS, "new": "int!"}), "'new' cannot follow, it is new and required: declare it"),
+        (_declare({"id": "int", "n": "short"}), "'id' cannot follow, it is required in the table: run `tidemark"),
+        (_declare({"id": "int!", "n": "short!"}), "'n' cannot follow, it is nullable in the table: declare it"),
         (_declare({"id": "int!", "n": "string"}), "'n' cannot follow, it is int16 in the table: add a column"),
         (_declare({"id": "int!"}), "'n' cannot follow, it is in the table and not declared: run `tidemark alter t d"),
     ],
