@@ -191,7 +191,7 @@ def in_files(table: Table) -> list[dict[str, Any]]:
             value = f'"{stored}"' if stored in there else "null" if default is None else f"'{default}'"
             chosen.append(f'({value})::{field["type"]} as "{name}"')
         query = f"select {', '.join(chosen)} from {file}"  # a test's own
-        found += duckdb.sql(query).to_arrow_table().to_pylist()
+        found += duckdb.connect().from_query(query).to_arrow_table().to_pylist()
     return sorted(found, key=lambda row: row["id"])
 
 

@@ -115,7 +115,7 @@ class AppendTables(ChangingTable):
 
     @rule(data=st.data(), times=st.integers(1, 2))
     def plan_an_ingestion(self, data: st.DataObject, times: int) -> None:
-        """Of a file with some of the columns, some of them as narrow as they were; of two plans one may commit."""
+        """Of a file with some of the columns, some of them as narrow as they were; of two plans one counts."""
         for path in Path(self.landing.uri).iterdir():
             if path not in self.landed:
                 path.unlink()
@@ -144,9 +144,9 @@ class AppendTables(ChangingTable):
 
     def ingest(self, snapshot: Snapshot, done: Sequence[Any], path: Path, rows: list[Row]) -> None:
         self.commit(snapshot, done, "INGEST")
-        assert path not in self.landed
-        self.landed.add(path)
-        self.rows = [*self.rows, *rows]
+        if path not in self.landed:
+            self.landed.add(path)
+            self.rows = [*self.rows, *rows]
 
 
 def _key(row: Row, on: Sequence[Column]) -> tuple[object, ...]:

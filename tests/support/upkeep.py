@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from storage_core.clock import SystemClock
 from storage_core.compaction import planner
+from storage_core.compaction import rewindow as rewindowing
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute as compact_execute
 from storage_core.compaction.work import OPERATION
@@ -79,6 +80,16 @@ def compact(table: Table) -> int:
     carry_over = CarryOver(table.store, list(zip(operations, results, strict=True)), ids=log.ids)
     log.commit(snapshot, actions, operation=OPERATION, rebase=carry_over)
     return len(operations)
+
+
+def rewindow(table: Table) -> int:
+    """Write what lies in windows of former durations anew, and return in how many tasks."""
+    log, snapshot = table.log, table.log.snapshot()
+    works = rewindowing.plan(snapshot, windows=None, now_ms=log.clock.now_ms())
+    done = [rewindowing.execute(table.store, work, ids=log.ids, now_ms=log.clock.now_ms()) for work in works]
+    if done:
+        log.commit(snapshot, [action for each in done for action in each.actions], operation=rewindowing.OPERATION)
+    return len(done)
 
 
 def checkpoint(table: Table) -> bool:
