@@ -153,8 +153,14 @@ def _key(row: Row, on: Sequence[Column]) -> tuple[object, ...]:
     return tuple(key(each.value(row)) for each in on)
 
 
-@pytest.mark.parametrize("courses", [pytest.param(scaled(25), id="many"), pytest.param(2, id="few")])
-def test_an_append_table_is_what_a_list_of_rows_is(courses: int) -> None:
-    run_state_machine_as_test(
-        AppendTables, settings=settings(max_examples=courses, stateful_step_count=40, deadline=None)
-    )
+def _tried(courses: int) -> None:
+    tried = settings(max_examples=courses, stateful_step_count=40, deadline=None)
+    run_state_machine_as_test(AppendTables, settings=tried)
+
+
+def test_a_few_courses_of_an_append_table() -> None:
+    _tried(2)
+
+
+def test_an_append_table_is_what_a_list_of_rows_is() -> None:
+    _tried(scaled(25))

@@ -227,8 +227,14 @@ def _patched(row: Row, none: Row, rows: Rows) -> Rows:
     return {**rows, row[1]: {**rows.get(row[1], none), **row}}
 
 
-@pytest.mark.parametrize("courses", [pytest.param(scaled(25), id="many"), pytest.param(2, id="few")])
-def test_a_keyed_table_is_what_a_dictionary_is(courses: int) -> None:
-    run_state_machine_as_test(
-        KeyedTables, settings=settings(max_examples=courses, stateful_step_count=40, deadline=None)
-    )
+def _tried(courses: int) -> None:
+    tried = settings(max_examples=courses, stateful_step_count=40, deadline=None)
+    run_state_machine_as_test(KeyedTables, settings=tried)
+
+
+def test_a_few_courses_of_a_keyed_table() -> None:
+    _tried(2)
+
+
+def test_a_keyed_table_is_what_a_dictionary_is() -> None:
+    _tried(scaled(25))
