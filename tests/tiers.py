@@ -16,7 +16,9 @@ SPEAK_FOR_THE_PRODUCT = frozenset(
     {
         "tests/e2e/test_access_log.py",  # every job, on Spark
         "tests/integration/test_dagster_runs.py::test_a_ranged_run_ingests_and_compacts_with_all_metrics",
+        "tests/property/test_append_tables_that_change.py::test_a_few_courses_of_an_append_table",
         "tests/property/test_ingest_exactly_once.py",
+        "tests/property/test_keyed_tables_that_change.py::test_a_few_courses_of_a_keyed_table",
         "tests/property/test_log_state_machine.py",
         "tests/property/test_region_against_a_dictionary.py",
         "tests/simulation/test_lease_crash_matrix.py",

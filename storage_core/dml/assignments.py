@@ -86,7 +86,7 @@ class Assignments:
         """
         found = self._evaluated(rows, limits)
         columns = [
-            pa.repeat(self.values[each.name], rows.num_rows)
+            _repeated(self.values[each.name], rows.num_rows)
             if each.name in self.values
             else found.get(each.name, rows.column(each.name))
             for each in rows.schema
@@ -120,3 +120,8 @@ class Assignments:
 def _typed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
     """The values; nulls of the column's type where there are only nulls, for DuckDB's NULL has another."""
     return pa.chunked_array([pa.nulls(len(column), type_)]) if column.null_count == len(column) else column
+
+
+def _repeated(value: pa.Scalar, rows: int) -> pa.Array:
+    """The value so many times; Arrow repeats no list and no map zero times."""
+    return pa.repeat(value, max(1, rows)).slice(0, rows)

@@ -196,9 +196,12 @@ def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
 
 
 def _with_columns(wanted: Metadata, head: Snapshot, target: Snapshot) -> Metadata:
-    """The older columns, as wide as they have become since, for rows that are not merged; ids and names stay used."""
+    """The older columns, as wide as they have become since, for rows that are not merged; ids and names stay used.
+
+    One that comes back to a keyed table is nullable: records that are not merged were written without it.
+    """
     schema, now = numbered(target.schema), {column_id(field): field for field in head.schema}
-    wide = [_as_wide(field, now.get(column_id(field))) for field in schema]
+    wide = [_as_wide(field, now.get(column_id(field)), target) for field in schema]
     settings = head.metadata.configuration
     former = with_former(former_names(settings), head.schema, schema)
     configuration = {name: value for name, value in wanted.configuration.items() if name != FORMER_NAMES}
@@ -206,9 +209,9 @@ def _with_columns(wanted: Metadata, head: Snapshot, target: Snapshot) -> Metadat
     return replace(wanted, schemaString=to_schema_string(pa.schema(wide)), configuration=configuration)
 
 
-def _as_wide(field: pa.Field, now: pa.Field | None) -> pa.Field:
+def _as_wide(field: pa.Field, now: pa.Field | None, target: Snapshot) -> pa.Field:
     if now is None:
-        return field
+        return field.with_nullable(field.nullable or target.config.kind == "keyed")
     return field.with_type(now.type).with_nullable(field.nullable or now.nullable)
 
 

@@ -31,6 +31,7 @@ CHANGES: Mapping[str, Callable[[Table], object]] = {
     "widen": lambda table: table.widen_column("small", "bigint"),
     "rename": lambda table: table.rename_column("x", "y"),
     "drop": lambda table: table.drop_column("x"),
+    "window": lambda table: table.alter({"window": "30m"}),
     "settings": lambda table: table.alter({"bloom_filters": ["n"], "splits.metadata": "packed"}),
 }
 

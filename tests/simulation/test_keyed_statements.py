@@ -10,8 +10,6 @@ from functools import cache, partial
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from storage_core.dml.assignments import expr
 from storage_core.dml.keyed import MOST_ATTEMPTS
@@ -29,7 +27,6 @@ from tests.support.fault_store import Crash, CrashFault, FaultStore
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 from tests.support.meanwhile import Meanwhile
-from tests.support.scale import scaled
 
 SCHEMA = pa.schema(
     [pa.field("k", pa.int64(), nullable=False), pa.field("must", pa.string(), nullable=False), ("n", pa.int64())]
@@ -201,61 +198,3 @@ def test_killed_at_any_request_a_region_has_all_of_it_or_nothing(name: str, side
         assert seen(left) == (model(done) if was_done else done)
         merge(left)
         assert seen(left) == (model(done) if was_done else done)
-
-
-numbers = st.integers(0, 9)
-steps = st.one_of(
-    st.tuples(st.just("put"), st.lists(st.tuples(numbers, numbers), min_size=1, max_size=4)),
-    st.tuples(st.just("patch"), numbers, st.one_of(st.none(), numbers)),
-    st.tuples(st.just("delete"), st.sampled_from(["n >= {}", "n < {}", "k = {}", "n is null or k > {}"]), numbers),
-    st.tuples(st.just("update"), st.sampled_from(["n >= {}", "k <> {}"]), numbers),
-    st.tuples(st.just("flush")),
-    st.tuples(st.just("merge")),
-)
-
-
-@settings(max_examples=scaled(15), deadline=None)
-@given(st.booleans(), st.lists(steps, max_size=10))
-def test_a_keyed_table_is_what_its_statements_make_of_a_dictionary(
-    regions: bool, taken: list[tuple[object, ...]]
-) -> None:
-    store = created(regions=regions)
-    table, rows = opened(store, 2), Seen()
-    with opened(store, 3).writer() as writer:
-        for step in taken:
-            match step:
-                case ("put", list(given_rows)):
-                    writer.put([_row(k, n) for k, n in dict(given_rows).items()])
-                    rows |= dict(given_rows)
-                case ("patch", int(k), n):
-                    writer.patch({"k": k, "must": f"m{k}", "n": n})
-                    rows[k] = n  # type: ignore[assignment]  # of the strategy
-                case ("delete", str(text), int(number)):
-                    hit = _hit(rows, text, number)
-                    assert table.delete(text.format(number)).rows == len(hit)
-                    rows = {k: n for k, n in rows.items() if k not in hit}
-                case ("update", str(text), int(number)):
-                    hit = _hit(rows, text, number)
-                    assert table.update({"n": expr("coalesce(n, 0) + 1")}, text.format(number)).rows == len(hit)
-                    rows = {k: (n or 0) + 1 if k in hit else n for k, n in rows.items()}
-                case ("flush",):
-                    writer.flush()
-                case _:
-                    merge(store)
-            assert seen(store) == rows
-    merge(store)
-    writer = opened(store, 5).writer()
-    writer.flush()
-    merge(store)
-    assert seen(store) == rows
-
-
-def _hit(rows: Seen, text: str, number: int) -> set[int]:
-    met: Mapping[str, Callable[[int, int | None], bool]] = {
-        "n >= {}": lambda _, n: n is not None and n >= number,
-        "n < {}": lambda _, n: n is not None and n < number,
-        "k = {}": lambda k, _: k == number,
-        "k <> {}": lambda k, _: k != number,
-        "n is null or k > {}": lambda k, n: n is None or k > number,
-    }
-    return {k for k, n in rows.items() if met[text](k, n)}

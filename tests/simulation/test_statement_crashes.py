@@ -19,6 +19,7 @@ from storage_core.formats.keys import version_key
 from storage_core.gc.collect import collect
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.table import Table
+from tests.support import upkeep
 from tests.support.changed_rows import CONFIG, Kept, created, opened, require_sound, row, rows_of
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
@@ -86,3 +87,15 @@ def test_a_lost_reply_of_the_commit_leaves_it_done_once_or_not(name: str, fault:
     WORK[name](opened(objects, 8))
     assert rows_of(objects) == _done(name)
     require_sound(objects)
+
+
+@pytest.mark.parametrize("side", list(CrashFault))
+def test_a_rewrite_into_new_windows_that_is_killed_at_any_request_keeps_every_row_once(side: CrashFault) -> None:
+    start = copy_of(_start())
+    opened(start, 6).alter({"window": "30m"})
+    for store in left_by_crashes(start, lambda store: upkeep.rewindow(opened(store, 7)), side):
+        assert rows_of(store) == rows_of(start)
+        upkeep.rewindow(opened(store, 8))
+        assert rows_of(store) == rows_of(start)
+        assert {add.windowSeconds for add in opened(store, 9).snapshot.splits.values()} == {1800}
+        require_sound(store)

@@ -1,4 +1,4 @@
-"""Somebody else commits at any request of a statement, or a statement at any request of theirs.
+"""Somebody else commits at any request of a statement, or of another change, or a statement at any request of theirs.
 
 Whoever commits first comes first: the table is what the commits make of it one after the other, in the order of its
 log. That is the conflict table of statements, and every cell of it is a test.
@@ -6,6 +6,7 @@ log. That is the conflict table of statements, and every cell of it is a test.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -17,11 +18,15 @@ from storage_core.compaction import expiry
 from storage_core.dml.assignments import expr
 from storage_core.errors import CommitConflict
 from storage_core.history.restore import restore
+from storage_core.ingest import batch
+from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.log.actions import Metadata
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.resolve import open_store
 from storage_core.settings.table import TableConfig
+from storage_core.split.context import context_of
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.changed_rows import CONFIG, START, created, index, kept, opened, require_sound, row, rows_of
@@ -35,6 +40,7 @@ Model = Callable[[Sequence[Row]], Sequence[Row]]
 
 NEW = [row(n, "new", hour=1) for n in (12, 15, 300)]
 REPLACING = [row(n, "replaced") for n in (14, 15)]
+LANDED = [row(n, "landed", hour=1) for n in (13, 500)]
 PUT = [row(n, "put", hour=2) for n in (4, 15, 400)]
 RETENTION_MS = 100 * 365 * 24 * HOUR_MS
 EXPIRED_MS = int(START.timestamp()) * 1000 + HOUR_MS + RETENTION_MS
@@ -61,6 +67,24 @@ def _expire(table: Table) -> None:
 def _restore(table: Table) -> None:
     """Back to the first rows, of which none was deleted yet."""
     restore(table.log, table.log.snapshot(version=1))
+
+
+def _ingest(table: Table) -> None:
+    """Ingest the file that has landed, if it is not in."""
+    head = table.log.snapshot()
+    works = batch.plan(head, _landed(), discover(_landed()), None)
+    context = context_of(head)
+    done = [batch.execute(table.store, work, context=context, ids=table.log.ids, now_ms=1) for work in works]
+    if actions := [action for each in done for action in each.actions]:
+        table.log.commit(head, actions, operation="INGEST")
+
+
+@cache
+def _landed() -> LandingSpec:
+    spec = LandingSpec(uri="memory://landed-beside-statements", format="ndjson")
+    lines = "".join(json.dumps(each, default=str) + "\n" for each in LANDED)
+    open_store(spec.uri).put("a.ndjson", lines.encode(), IfAbsent())
+    return spec
 
 
 def _number(each: Row) -> int:
@@ -107,22 +131,30 @@ OTHERS: Mapping[str, tuple[str, Act, Model]] = {
     "restore": ("RESTORE", _restore, lambda _: _rows_at_start()[0]),
     "upkeep": ("CONFIGURE", _settings(target_split_bytes=1), lambda rows: rows),
     "sort schema": ("CONFIGURE", _settings(sort_schema="n__i|timestamp/V2"), lambda rows: rows),
-    "columns": ("ADD COLUMN", lambda table: table.add_column("more", "int"), lambda rows: rows),
+    "columns": ("ADD COLUMN", lambda table: table.add_column(table.log.ids.uuid(), "int"), lambda rows: rows),
+    "window": ("CONFIGURE", lambda table: table.alter({"window": "15m"}), lambda rows: rows),
+    "rewindow": ("REWINDOW", upkeep.rewindow, lambda rows: rows),
+    "ingest": ("INGEST", _ingest, lambda rows: [*rows, *LANDED]),
 }
 
 # ok: both commit, in either order. again: mine is planned again and commits. abort: mine commits nothing where theirs
-# came in between.
+# came in between. Of two ingestions of one file the second is done already.
 TABLE = """
-mine \\ theirs  | delete | delete an hour | update | overwrite | upsert | append | compact | index | expire | restore | upkeep | sort schema | columns
-delete         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok           | ok
-delete an hour | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok           | ok
-update         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok           | ok
-overwrite      | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort        | abort
-upsert         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort        | abort
-append         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort        | ok
-compact        | ok     | ok             | ok     | ok        | ok     | ok     | abort   | ok    | ok     | abort   | ok     | abort        | ok
-index          | ok     | ok             | ok     | ok        | ok     | ok     | ok      | abort | ok     | abort   | ok     | ok           | ok
-expire         | abort  | abort          | abort  | abort     | abort  | ok     | abort   | ok    | abort  | abort   | ok     | ok           | ok
+mine \\ theirs  | delete | delete an hour | update | overwrite | upsert | append | compact | index | expire | restore | upkeep | sort schema | columns | window | rewindow | ingest
+delete         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok          | ok      | ok     | ok       | ok
+delete an hour | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok          | ok      | ok     | ok       | ok
+update         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok          | ok      | ok     | ok       | ok
+overwrite      | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort       | abort   | abort  | ok       | ok
+upsert         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort       | abort   | abort  | ok       | ok
+append         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort       | ok      | abort  | ok       | ok
+compact        | ok     | ok             | ok     | ok        | ok     | ok     | abort   | ok    | ok     | abort   | ok     | abort       | ok      | abort  | abort    | ok
+index          | ok     | ok             | ok     | ok        | ok     | ok     | ok      | abort | ok     | abort   | ok     | ok          | ok      | ok     | abort    | ok
+expire         | abort  | abort          | abort  | abort     | abort  | ok     | abort   | ok    | abort  | abort   | ok     | ok          | ok      | ok     | abort    | ok
+restore        | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok          | ok      | ok     | ok       | ok
+columns        | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok          | ok      | ok     | ok       | ok
+window         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok          | ok      | ok     | ok       | ok
+rewindow       | abort  | abort          | abort  | abort     | abort  | ok     | abort   | ok    | abort  | abort   | ok     | abort       | ok      | abort  | abort    | ok
+ingest         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | abort       | ok      | abort  | ok       | ok
 """  # noqa: E501  # it is read as the page's table is
 
 
@@ -144,8 +176,8 @@ def _rows_at_start() -> list[list[Row]]:
 
 
 @cache
-def _start() -> MemoryStore:
-    """Two hours of two splits each, of which rows are deleted and some are indexed."""
+def _start(*, has_new_windows: bool) -> MemoryStore:
+    """Two hours of two splits each, of which rows are deleted and some are indexed; maybe windows are shorter now."""
     store = MemoryStore("statements")
     config: TableConfig = replace(CONFIG, retention_ms=RETENTION_MS)
     table = created(store, config)
@@ -154,6 +186,8 @@ def _start() -> MemoryStore:
     index(table)
     table.append(second)
     table.delete("n = 9 or n = 8")
+    if has_new_windows:
+        table.alter({"window": "30m"})
     return store
 
 
@@ -176,11 +210,12 @@ def _require_expected(store: ObjectStore, since: Snapshot, order: Sequence[str])
 
 @pytest.mark.parametrize(("mine", "theirs", "outcome"), tuple(_cells()))
 def test_every_cell_of_statements_beside_others_at_every_request(mine: str, theirs: str, outcome: str) -> None:
-    start = opened(_start(), 3).snapshot
+    before = _start(has_new_windows="rewindow" in (mine, theirs))
+    start = opened(before, 3).snapshot
     aborted = 0
-    objects = copy_of(_start())
+    objects = copy_of(before)
     for instant in range(1_000):
-        objects = copy_of(_start())
+        objects = copy_of(before)
         meanwhile = Meanwhile(instant, partial(_act, theirs, objects))
         process = opened(FaultStore(objects, watch=meanwhile), 4)
         first = [mine]

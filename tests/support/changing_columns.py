@@ -6,8 +6,11 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from math import isnan
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 from hypothesis import strategies as st
 
 Row = dict[int, Any]
@@ -33,8 +36,11 @@ VALUES: Mapping[str, Sequence[Any]] = {
     "timestamp_ntz": [dt.datetime(day.year, day.month, day.day) for day in DAYS],  # noqa: DTZ001  # a time without zone
     "string": ["", "a", "it's", "é" * 40],
     "boolean": [True, False],
+    "words": ["ebb", "flood tide", "ebb tide", "tide tide", ""],
+    "place": [[0.0, 0.0], [1.0, 0.0], [0.0, -2.0], [3.0, 4.0]],
+    "instant": [dt.datetime(2026, 1, 1, hour, 5 * hour, tzinfo=dt.UTC) for hour in range(4)],
 }
-"""Values of each type, of which those of a wider one have those of a narrower one among them."""
+"""Values of each type, of which those of a wider one have those of a narrower one among them; the last three stay."""
 
 BEYOND: Mapping[str, Any] = {"short": 30_000, "integer": 2**30, "long": 2**40, "double": 1e300}
 """A value of a type that no narrower one has."""
@@ -87,10 +93,14 @@ class Model:
         """Drop a column."""
         self.columns = [each for each in self.columns if each != column]
 
-    def restore(self, columns: Sequence[Column]) -> None:
-        """Have the columns of an older version, as wide as they have become since."""
+    def restore(self, columns: Sequence[Column], *, is_keyed: bool) -> None:
+        """Have the columns of an older version, as wide as they have become since.
+
+        A required one that was dropped since is not required where records may have been written without it.
+        """
         now = {each.id: each for each in self.columns}
-        self.columns = [_as_wide(each, now.get(each.id, each)) for each in columns]
+        gone = [replace(each, required=each.required and not is_keyed) for each in columns]
+        self.columns = [_as_wide(each, now.get(each.id, other)) for each, other in zip(columns, gone, strict=True)]
 
 
 def _as_wide(column: Column, now: Column) -> Column:
@@ -119,9 +129,60 @@ def listed(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 
 def read(rows: Any) -> list[str]:
     """Return the rows of a table of Arrow as `listed` does."""
-    return sorted(str({name: _plain(value) for name, value in row.items()}) for row in rows.to_pylist())
+    return sorted(str({name: plain(value) for name, value in row.items()}) for row in rows.to_pylist())
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value as the model has it, with one kind of UTC."""
     is_zoned = isinstance(value, dt.datetime) and value.tzinfo is not None
     return value.astimezone(dt.UTC) if is_zoned else value
+
+
+def matching(rows: pa.Table, condition: str) -> list[int]:
+    """Return the places of the rows that meet a condition, as DuckDB says of a plain table."""
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.register("rows", rows.append_column("~place", pa.array(range(len(rows)), pa.int64())))
+    found = connection.execute(f'SELECT "~place" FROM rows WHERE {condition}').fetchall()  # a test's own
+    return [place for (place,) in found]
+
+
+def conditions(columns: Sequence[Column]) -> st.SearchStrategy[str]:
+    """Return conditions over columns that an order is known of."""
+    leaves = st.sampled_from([each for each in columns if each.type != "place"]).flatmap(_leaves)
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.builds("({} and {})".format, inner, inner),
+            st.builds("({} or {})".format, inner, inner),
+            st.builds("not ({})".format, inner),
+        ),
+        max_leaves=4,
+    )
+
+
+def _leaves(column: Column) -> st.SearchStrategy[str]:
+    name = '"' + column.name.replace('"', '""') + '"'
+    literals = st.sampled_from([*VALUES[column.type], *([BEYOND[column.type]] if column.type in BEYOND else [])])
+    compared = st.builds(f"{name} {{}} {{}}".format, st.sampled_from(["=", "<", ">=", "<>"]), literals.map(_literal))
+    listed_ = st.lists(literals.map(_literal), min_size=1, max_size=3).map(", ".join).map(f"{name} in ({{}})".format)
+    return st.one_of(compared, listed_, st.sampled_from([f"{name} is null", f"{name} is not null"]))
+
+
+def _literal(value: Any) -> str:
+    match value:
+        case str():
+            return "'" + value.replace("'", "''") + "'"
+        case dt.datetime():
+            return f"{'TIMESTAMP' if value.tzinfo is None else 'TIMESTAMPTZ'} '{value}'"
+        case dt.date():
+            return f"DATE '{value}'"
+        case float():
+            return f"'{value}'::double"
+        case _:
+            return str(value)
+
+
+def key(value: Any) -> object:
+    """Return what is equal where rows of an upsert are told apart by it."""
+    return "nan" if isinstance(value, float) and isnan(value) else value

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from storage_core.clock import SystemClock
 from storage_core.compaction import planner
+from storage_core.compaction import rewindow as rewindowing
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute as compact_execute
 from storage_core.compaction.work import OPERATION
@@ -81,6 +82,16 @@ def compact(table: Table) -> int:
     return len(operations)
 
 
+def rewindow(table: Table) -> int:
+    """Write what lies in windows of former durations anew, and return in how many tasks."""
+    log, snapshot = table.log, table.log.snapshot()
+    works = rewindowing.plan(snapshot, windows=None, now_ms=log.clock.now_ms())
+    done = [rewindowing.execute(table.store, work, ids=log.ids, now_ms=log.clock.now_ms()) for work in works]
+    if done:
+        log.commit(snapshot, [action for each in done for action in each.actions], operation=rewindowing.OPERATION)
+    return len(done)
+
+
 def checkpoint(table: Table) -> bool:
     """Write the state of the newest version, and tell whether there was none."""
     return table.log.checkpoint(table.log.snapshot()).written
@@ -88,6 +99,11 @@ def checkpoint(table: Table) -> bool:
 
 def catch_up(table: Table) -> int:
     """Index what the indexes of the table lack, merge small segments, and return how many were built."""
+    return caught_up(table)()
+
+
+def caught_up(table: Table) -> Callable[[], int]:
+    """Do the work of `catch_up` now, and return what commits it."""
     log = table.log
     snapshot = log.snapshot()
     plans = [indexing.plan(snapshot, each.name) for each in snapshot.config.indexes]
@@ -97,9 +113,14 @@ def catch_up(table: Table) -> int:
         return [MergedSegments(item, segment_merge.execute(table.store, item, ids=log.ids)) for item in items]
 
     done, idle = indexing.merge_all(snapshot, plans, built, merged)
-    if actions := indexing.actions_of(plans, built, done, idle):
-        log.commit(snapshot, actions, operation="CATCH UP")
-    return len(built)
+    actions = indexing.actions_of(plans, built, done, idle)
+
+    def commit() -> int:
+        if actions:
+            log.commit(snapshot, actions, operation="CATCH UP")
+        return len(built)
+
+    return commit
 
 
 def collect(table: Table, *, at_ms: int, horizon_ms: int) -> CollectionReport:

@@ -30,6 +30,7 @@ from tests.support.copies import contents, copy_of
 from tests.support.crashes import left_by_crashes
 from tests.support.fault_store import CrashFault
 from tests.support.log_tables import log_on, metadata, split
+from tests.support.steps import steps_of
 
 FILES = 100_000
 
@@ -77,8 +78,8 @@ def named_of(table: Table, snapshot: Snapshot) -> tuple[str, ...]:
     return named_keys(table.store, snapshot.checkpoint)
 
 
-def opened(count: int) -> tuple[dict[str, int], int, int]:
-    """The requests and bytes of opening a table after so many files and writers, and the lines of its root."""
+def opened(count: int) -> tuple[dict[str, int], int, int, int]:
+    """Requests, bytes and steps of opening a table after so many files and writers, and the lines of its root."""
     table = Table()
     recorded = progress_of(count)
     every = Transactions(recent={app_id: Txn(appId=app_id, version=1) for app_id in recorded})
@@ -91,14 +92,15 @@ def opened(count: int) -> tuple[dict[str, int], int, int]:
     requests, bytes_read = metered.requests, metered.bytes_read
     assert found.txns.entries == len(recorded)
     assert found.txns.get(recorded[-1]) == 1
-    return requests, bytes_read, lines
+    return requests, bytes_read, steps_of(lambda: log_on(table.store).snapshot()).count, lines
 
 
 def test_opening_costs_after_many_files_and_writers_what_it_costs_after_ten() -> None:
-    requests, bytes_read, _ = opened(10)
-    many_requests, many_bytes, many_lines = opened(FILES)
+    requests, bytes_read, steps, _ = opened(10)
+    many_requests, many_bytes, many_steps, many_lines = opened(FILES)
     assert many_requests == requests
     assert many_bytes <= 1.2 * bytes_read
+    assert many_steps <= 1.2 * steps
     assert many_lines == 1, "the protocol"
 
 

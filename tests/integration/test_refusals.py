@@ -1,0 +1,192 @@
+"""What no table can become and what no statement can mean: an error says so and what to do, and nothing has changed.
+
+Every refusal of a change of columns, of settings and of rows is a line of the table below.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+import tidemark as tm
+from storage_core.declaration import TableDeclaration
+from storage_core.errors import InvalidInput, NotFound
+from storage_core.table import Table
+
+Act = Callable[[Any], object]  # of a table; what is refused does not all fit its types
+
+AT = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int32(), nullable=False),
+        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+        ("n", pa.int16()),
+        ("day", pa.date32()),
+        ("text", pa.string()),
+        ("host", pa.string()),
+        ("tags", pa.map_(pa.string(), pa.string())),
+    ]
+)
+WORDS = {"name": "words", "kind": "fulltext", "columns": ["text"]}
+COLUMNS = {"id": "int!", "n": "short"}
+
+
+def _row(n: int | None, **values: object) -> dict[str, object]:
+    return {"id": 1, "at": AT, "n": n, **values}
+
+
+def _append() -> Table:
+    table = Table.create(
+        f"memory://{uuid4()}",
+        SCHEMA,
+        time_column="at",
+        sort_schema="n|timestamp/V2",
+        indexes=[WORDS],
+        bloom_filters=["host"],
+    )
+    table.append([_row(1, host="h")])
+    return table
+
+
+def _keyed() -> Table:
+    return Table.create(
+        f"memory://{uuid4()}",
+        SCHEMA,
+        primary_key=["id", "day"],
+        regions=[{"source": "id", "transform": "bucket", "n": 2}],
+        map_columns={"tags": "merge"},
+    )
+
+
+def _declared(columns: dict[str, str] = COLUMNS, **more: object) -> TableDeclaration:
+    return TableDeclaration.model_validate({"name": "t", "uri": "memory://declared", "columns": columns, **more})
+
+
+def _of_landed() -> Table:
+    landing = {"uri": "memory://landing", "format": "pattern", "pattern": "(?P<host>[a-z]+) (?P<n>[0-9]+)"}
+    columns = {"host": "string", "n": "int"}
+    return Table.declare(_declared(columns, landing=landing), f"memory://{uuid4()}")
+
+
+def _declare(columns: dict[str, str]) -> Act:
+    return lambda t: Table.declare(_declared(columns), t.uri)
+
+
+def _first() -> Table:
+    return Table.declare(_declared(), f"memory://{uuid4()}")
+
+
+def _one() -> Table:
+    return Table.create(f"memory://{uuid4()}", pa.schema([("a", pa.int64())]))
+
+
+REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
+    _append: [
+        # Columns that are added.
+        (lambda t: t.add_column("n", "int"), "has a column 'n' already, of type int16; choose another name"),
+        (lambda t: t.add_column("TEXT", "int"), "the columns 'text' and 'TEXT' differ at most in case; rename one"),
+        (lambda t: t.add_column("c", "number"), "'number' is not a column type; use one of"),
+        (lambda t: t.add_column("c", "int", default="x"), "the default of column 'c' does not fit int32"),
+        (lambda t: t.add_column("c", "byte", default=300), "the default of column 'c' does not fit int8"),
+        (lambda t: t.add_column("c", "binary", default=b""), "is binary, which has no default"),
+        (lambda t: t.add_column("c", "string", default="x" * 1025), "at most 1024 characters"),
+        # Columns that are narrowed, or made another type.
+        (lambda t: t.widen_column("n", "byte"), "'n' is int16 and cannot become int8 without a rewrite: .*; add a"),
+        (lambda t: t.widen_column("n", "double"), "'n' is int16 and cannot become double .*; add a column of type"),
+        (lambda t: t.widen_column("text", "binary"), "'text' is string and cannot become binary .*; add a column"),
+        (lambda t: t.widen_column("missing", "long"), "no column 'missing'; the table has"),
+        # Columns that the table relies on.
+        (lambda t: t.rename_column("n", "text"), "has a column 'text' already; drop or rename that one first"),
+        (lambda t: t.rename_column("n", "m"), "'n' cannot be renamed: it is in the sort schema; declare another"),
+        (lambda t: t.drop_column("n"), "'n' cannot be dropped: it is in the sort schema; declare another one"),
+        (lambda t: t.rename_column("at", "t"), "it is the time column; make a table without that and copy"),
+        (lambda t: t.drop_column("at"), "it is the time column; make a table without that and copy the rows"),
+        (lambda t: t.rename_column("text", "t"), "it is a column of the index 'words'; declare the table without"),
+        (lambda t: t.drop_column("text"), "it is a column of the index 'words'; declare the table without"),
+        (lambda t: t.rename_column("host", "h"), "it is named in bloom_filters; declare the table without it"),
+        (lambda t: t.drop_column("host"), "it is named in bloom_filters; declare the table without it there"),
+        (lambda t: t.relax_column("missing"), "no column 'missing'; the table has"),
+        # Settings.
+        (lambda t: t.alter({"window": None}), "keeps having windows or none; give another duration, or make a"),
+        (lambda t: t.alter({"window": "7m"}), "a window of 420 s does not divide the hour; use one of"),
+        (lambda t: t.alter({"windows": "1h"}), "windows"),
+        # Rows that are deleted or changed.
+        (lambda t: t.delete(None), "delete needs a condition; for every row of the table say so"),
+        (lambda t: t.update({"n": 1}, None), "update needs a condition; for every row of the table say so"),
+        (lambda t: t.delete("nope = 1"), "nope"),
+        (lambda t: t.delete("n in (select n from t)"), "not one condition"),
+        (lambda t: t.delete("sum(n) > 1"), "aggregate"),
+        (lambda t: t.update({}, "true"), "sets columns to values, as in"),
+        (lambda t: t.update({"nope": 1}, "true"), "unknown columns .*; the table has"),
+        (lambda t: t.update({"n": "text"}, "true"), "does not fit the type int16"),
+        (lambda t: t.update({"id": None}, "true"), "column 'id' is required, .*; fill it"),
+        (lambda t: t.update({"n": tm.expr("host")}, "true"), "has type string, the table has int16"),
+        (lambda t: t.update({"n": tm.expr("max(n)")}, "true"), "GROUP BY"),
+        (lambda t: t.update({"n": tm.expr("nope")}, "false"), "nope"),
+        (lambda t: t.update({"n": tm.expr("1"), "day": tm.expr("c0")}, "true"), "c0"),
+        (lambda t: t.update({"n": tm.expr("place")}, "true"), "place"),
+        (lambda t: t.update({"n": 1}, "true", application="a"), "an application is its name and the number"),
+        (lambda _: tm.expr("n, 1"), "not one expression"),
+        (lambda _: tm.expr("n from t where (1 = 1"), "not one expression|cannot read"),
+        (lambda _: tm.expr("row_number() over ()"), "one value of one row"),
+        (lambda _: tm.expr("(select 1)"), "one value of one row"),
+        (lambda _: tm.expr("*"), "one value of one row"),
+        (lambda _: tm.expr("unnest([1, 2])"), "one value of one row"),
+        (lambda _: tm.expr("read_text('/etc/passwd')"), "no function that a query may use"),
+        (lambda t: t.overwrite([_row(5), _row(500)], "n < 100"), "row 1 does not meet the condition .*; widen the"),
+        (lambda t: t.overwrite([_row(5)], None), "overwrite needs a condition; for every row"),
+        (lambda t: t.overwrite([{"nope": 1}], "true"), "unknown columns"),
+        (lambda t: t.upsert([_row(5), _row(6), _row(5)], on="n"), "row 2 is not the first with .*; leave all but"),
+        (lambda t: t.upsert([_row(None)], on="n"), "'n' is null in row 0"),
+        (lambda t: t.upsert([_row(5)], on=[]), "needs the columns that tell rows apart, each once, of"),
+        (lambda t: t.upsert([_row(5)], on="nope"), "needs the columns that tell rows apart, each once, of"),
+        (lambda t: t.upsert([_row(5)], on=["n", "n"]), "needs the columns that tell rows apart, each once, of"),
+        (lambda t: t.upsert([_row(5)], on="tags"), "cannot be told apart by .'tags'.: lists, maps and structs"),
+        (lambda t: t.restore(7), "7"),
+    ],
+    _keyed: [
+        (lambda t: t.rename_column("id", "key"), "'id' cannot be renamed: it is part of the primary key; make a"),
+        (lambda t: t.drop_column("day"), "'day' cannot be dropped: it is part of the primary key; make a table"),
+        (lambda t: t.relax_column("id"), "'id' is part of the primary key, which every row needs"),
+        (lambda t: t.widen_column("day", "timestamp"), "is a date in the primary key, .*; make a table"),
+        (lambda t: t.rename_column("tags", "labels"), "it is named in map_columns, .*; put whole rows"),
+        (lambda t: t.overwrite([_row(1, day=AT.date())], "true"), "a keyed table is not overwritten: .*; delete by a"),
+        (lambda t: t.update({"id": 2}, "true"), "'id'. are columns of the primary key, .*; delete the rows and put"),
+        (lambda t: t.update({"n": 2}, "true", application=("a", 1)), "the work of an application is told by"),
+        (lambda t: t.upsert([_row(1, day=AT.date())], on="n"), "told apart by its primary key .*; upsert on="),
+        (lambda t: t.delete(None), "delete needs a condition; for every row"),
+        (lambda t: t.alter({"window": "1h"}), "window needs a time_column"),
+    ],
+    _of_landed: [
+        (lambda t: t.rename_column("host", "h"), "it is filled from the names of landed files; declare another"),
+        (lambda t: t.drop_column("host"), "it is filled from the names of landed files; declare another pattern"),
+    ],
+    _one: [(lambda t: t.drop_column("a"), "'a' is the only one of the table; add another one first")],
+    _first: [
+        (_declare({**COLUMNS, "new": "int!"}), "'new' cannot follow, it is new and required: declare it"),
+        (_declare({"id": "int", "n": "short"}), "'id' cannot follow, it is required in the table: run `tidemark"),
+        (_declare({"id": "int!", "n": "short!"}), "'n' cannot follow, it is nullable in the table: declare it"),
+        (_declare({"id": "int!", "n": "string"}), "'n' cannot follow, it is int16 in the table: add a column"),
+        (_declare({"id": "int!"}), "'n' cannot follow, it is in the table and not declared: run `tidemark alter t d"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("made", "act", "message"), [(made, *each) for made, refused in REFUSED.items() for each in refused]
+)
+def test_what_cannot_be_is_refused_with_what_to_do_and_changes_nothing(
+    made: Callable[[], Table], act: Act, message: str
+) -> None:
+    table = made()
+    version = table.version
+
+    with pytest.raises((InvalidInput, NotFound), match=message):
+        act(table)
+
+    assert Table.open(table.uri).version == version
