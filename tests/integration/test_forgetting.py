@@ -9,6 +9,7 @@ import pytest
 
 from storage_core.errors import InvalidInput
 from storage_core.forget.report import By
+from tests.support.changed_rows import require_sound
 from tests.support.forgetting import (
     APPENDED,
     CANARY,
@@ -90,6 +91,21 @@ def test_no_byte_of_a_person_is_left_and_the_report_is_true_at_every_stage(make:
     assert made.places() == set()
     assert made.report().is_clean
     assert made.numbers() == sorted(made.others)
+    require_sound(made.table_store)
+
+
+@pytest.mark.parametrize("make", [_appended, _keyed])
+def test_it_is_done_when_the_report_said_that_it_can_be(make: object) -> None:
+    made: Forgetful = make()  # type: ignore[operator]
+    held = made.opened().forget(WHERE, raw_logs=[made.raw]).report.held
+    last_ms = max(each.until_ms or 0 for each in held if each.kind != "raw_chunk")  # which go by a shorter horizon here
+    reports = []
+    while made.clock.now < last_ms + HORIZON_MS:
+        made.clock.now += HORIZON_MS
+        made.collect()
+        reports.append((made.clock.now, made.opened().forgotten(WHERE, raw_logs=[made.raw]).is_clean))
+    assert reports[-1][1]
+    assert not [at_ms for at_ms, is_clean in reports if is_clean and at_ms < last_ms]
 
 
 def test_what_a_tag_protects_is_named_until_it_is_dropped() -> None:
