@@ -125,6 +125,8 @@ OTHERS: Mapping[str, Act] = {
     "merge": _merge,
     "columns": lambda made: made.opened().add_column("more", "int"),
     "update": lambda made: made.opened().update({"note": "set"}, "id = 3"),
+    "overwrite": lambda made: made.opened().overwrite([row(3)], "id = 3"),
+    "upsert": lambda made: made.opened().upsert([row(3)], on="id"),
     "expire": _expire,
     "restore": _restore,
     "sort schema": _sort_schema,
@@ -152,7 +154,8 @@ def test_others_commit_at_any_of_its_requests(theirs: str, kind: str) -> None:
 
 # ok: theirs commits all the same. abort: theirs commits nothing where it came in between, and is planned again; of an
 # index where all that it indexed is rewritten.
-OK, ABORT = ("append", "delete", "forget", "update"), ("compact", "index", "merge", "expire", "restore")
+OK = ("append", "delete", "forget", "update", "overwrite", "upsert", "restore")
+ABORT = ("compact", "index", "merge", "expire")
 COLUMN = dict.fromkeys(OK, "ok") | dict.fromkeys(ABORT, "abort")
 
 
