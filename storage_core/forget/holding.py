@@ -103,18 +103,25 @@ class Holders:
 
     def _of_region(self, each: ParsedKey) -> Held:
         directories = [*self._directories(each)]
-        if not directories:
-            return self._held(each, By.TABLE, "no generation names this entry: forget again, or merge")
         merged = [self._merging_version(at) for at in directories]
         if None in merged:
             return self._held(each, By.TABLE, _MERGE)
-        held = self._by_version(each, max(version for version in merged if version is not None))
-        if each.kind is not KeyKind.REGION_MANIFEST or held.until_ms is None:
+        ended = max((version for version in merged if version is not None), default=None)
+        if each.kind is KeyKind.REGION_MANIFEST:
+            return self._listing(each, ended)
+        if ended is None:
+            return self._held(each, By.TABLE, "no generation names this entry: forget again, or merge")
+        return self._by_version(each, ended)
+
+    def _listing(self, each: ParsedKey, ended: int | None) -> Held:
+        """Of a region manifest, which lists generations until they are gone, and then is as old as versions get."""
+        held = self._by_version(each, ended)
+        gone_ms = self.now_ms if ended is None else held.until_ms
+        if gone_ms is None:
             return held
-        # It lists them until they are gone, and goes when another follows it and it is as old as versions get.
         old_ms = self.found.objects[each.key].last_modified_ms + self._retention_ms
-        until_ms = max(held.until_ms, old_ms) + self._horizon_ms
-        return self._held(each, By.VERSION, "it lists a generation that may hold rows", until_ms=until_ms)
+        until_ms = max(gone_ms, old_ms) + self._horizon_ms
+        return self._held(each, By.VERSION, "it lists a generation that may have held rows", until_ms=until_ms)
 
     def _directories(self, each: ParsedKey) -> Iterator[Directory]:
         region = each.region or ""
