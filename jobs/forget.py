@@ -19,7 +19,7 @@ from jobs.running.shared_place import require_shared
 from jobs.spark.spark import Spark
 from storage_core.declaration_parts import below
 from storage_core.errors import InvalidInput
-from storage_core.forget.raw import RawTable
+from storage_core.forget.raw_table import RawTable
 from storage_core.forget.report import Report
 from storage_core.raw_declaration import load_raw_log
 

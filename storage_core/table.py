@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from storage_core.dml.keyed import Matching
     from storage_core.dml.statements import Target
     from storage_core.engine.parameters import Parameters
-    from storage_core.forget.raw import RawTable
+    from storage_core.forget.raw_table import RawTable
     from storage_core.forget.report import Forgotten, Report
     from storage_core.formats.tags import Tag
     from storage_core.history.restore import Restored

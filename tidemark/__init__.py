@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from storage_core.bringing.outcomes import Cloned, Imported
     from storage_core.dml.assignments import Expression, expr
     from storage_core.dml.changed import Changed
-    from storage_core.forget.raw import RawTable
+    from storage_core.forget.raw_table import RawTable
     from storage_core.forget.report import Forgotten
     from storage_core.log.history import HistoryEntry
     from storage_core.raw_log.raw_log import RawLog
@@ -53,7 +53,7 @@ _HOMES = {
     "QueryLimits": "storage_core.settings.query",
     "RawLog": "storage_core.raw_log.raw_log",
     "RawStore": "storage_core.raw_log.stores",
-    "RawTable": "storage_core.forget.raw",
+    "RawTable": "storage_core.forget.raw_table",
     "Scan": "storage_core.read.scan",
     "SqlResult": "storage_core.read.sql_result",
     "Table": "storage_core.table",

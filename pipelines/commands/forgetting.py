@@ -14,7 +14,7 @@ from storage_core.errors import InvalidInput, Unavailable
 from storage_core.wording import counted
 
 if TYPE_CHECKING:
-    from storage_core.forget.raw import RawTable
+    from storage_core.forget.raw_table import RawTable
     from storage_core.forget.report import Report
 
 _SHOWN = 50
@@ -58,7 +58,7 @@ def forget(
 
 def _raw_logs(uri: str, stores: list[str], table: str | None) -> list[RawTable]:
     """The raw logs of a declared table, or the one that is given."""
-    from storage_core.forget.raw import RawTable
+    from storage_core.forget.raw_table import RawTable
 
     if bool(stores) != bool(table):
         raise InvalidInput("--raw and --raw-table go together: where a raw log is, and what it calls the table")

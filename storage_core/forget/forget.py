@@ -23,7 +23,8 @@ from storage_core.forget.holding import Holders
 from storage_core.forget.judge import Judge
 from storage_core.forget.metadata import Metadata, Since
 from storage_core.forget.quarantine import without_rows
-from storage_core.forget.raw import RawFound, RawSearch, RawTable, has_raw_log, note_chunks
+from storage_core.forget.raw import RawFound, RawSearch, has_raw_log, note_chunks
+from storage_core.forget.raw_table import RawTable
 from storage_core.forget.regions import merge_regions
 from storage_core.forget.report import By, Forgotten, Held, Report
 from storage_core.forget.rewriting import Ending, Rewriting

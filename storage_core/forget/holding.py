@@ -103,18 +103,25 @@ class Holders:
 
     def _of_region(self, each: ParsedKey) -> Held:
         directories = [*self._directories(each)]
-        if not directories:
-            return self._held(each, By.TABLE, "no generation names this entry: forget again, or merge")
         merged = [self._merging_version(at) for at in directories]
         if None in merged:
             return self._held(each, By.TABLE, _MERGE)
-        held = self._by_version(each, max(version for version in merged if version is not None))
-        if each.kind is not KeyKind.REGION_MANIFEST or held.until_ms is None:
+        ended = max((version for version in merged if version is not None), default=None)
+        if each.kind is KeyKind.REGION_MANIFEST:
+            return self._listing(each, ended)
+        if ended is None:
+            return self._held(each, By.TABLE, "no generation names this entry: forget again, or merge")
+        return self._by_version(each, ended)
+
+    def _listing(self, each: ParsedKey, ended: int | None) -> Held:
+        """Of a region manifest, which lists generations until they are gone, and then is as old as versions get."""
+        held = self._by_version(each, ended)
+        gone_ms = self.now_ms if ended is None else held.until_ms
+        if gone_ms is None:
             return held
-        # It lists them until they are gone, and is kept as long as a version is after the next one follows it.
-        config = self.marked.roots.retained.head.config
-        until_ms = held.until_ms + config.version_retention_ms + config.gc_horizon_ms
-        return self._held(each, By.VERSION, "it lists a generation that may hold rows", until_ms=until_ms)
+        old_ms = self.found.objects[each.key].last_modified_ms + self._retention_ms
+        until_ms = max(gone_ms, old_ms) + self._horizon_ms
+        return self._held(each, By.VERSION, "it lists a generation that may have held rows", until_ms=until_ms)
 
     def _directories(self, each: ParsedKey) -> Iterator[Directory]:
         region = each.region or ""
@@ -155,10 +162,9 @@ class Holders:
         shown = None if ended is None else ended - 1
         if not later:
             return self._held(each, By.VERSION, "no later version has a state: forget again", version=shown)
-        config = self.marked.roots.retained.head.config
-        until_ms = self._time_of(min(later)) + config.version_retention_ms + config.gc_horizon_ms
+        until_ms = self._time_of(min(later)) + self._retention_ms + self._horizon_ms
         if each.kind in (KeyKind.MANIFEST, KeyKind.JSON_CHECKPOINT_PART):
-            until_ms += config.gc_horizon_ms  # only a state that is gone names no manifest
+            until_ms += self._horizon_ms  # only a state that is gone names no manifest
         why = f"versions up to {shown} are retained, which show it"
         return self._held(each, By.VERSION, why, until_ms=until_ms, version=shown)
 
@@ -184,6 +190,10 @@ class Holders:
         return Held(
             store=uri, key=each.key, kind=str(each.kind), by=by, why=why, until_ms=until_ms, tag=tag, version=version
         )
+
+    @property
+    def _retention_ms(self) -> int:
+        return self.marked.roots.retained.head.config.version_retention_ms
 
     @property
     def _horizon_ms(self) -> int:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from storage_core.distribution.offsets import log_offsets
 from storage_core.forget.judge import Judge
+from storage_core.forget.raw_table import RawTable
 from storage_core.formats.raw_keys import LIVE_PREFIX, ChunkKey, parse
 from storage_core.gc.forgotten import note_forgotten
 from storage_core.ids import Ids
@@ -18,21 +19,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.history import union
 from storage_core.raw_log.read import typed_records
-from storage_core.raw_log.stores import Place, RawStore, opened
 
 _Chunk = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class RawTable:
-    """A raw log by all of its stores, and what its records call the table."""
-
-    table: str
-    stores: Sequence[Place | RawStore]
-
-    def opened(self) -> list[ObjectStore]:
-        """Return the stores. No request."""
-        return [store for store, _ in opened(self.stores)]
 
 
 @dataclass(frozen=True, slots=True)

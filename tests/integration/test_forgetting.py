@@ -5,16 +5,22 @@ At every stage each object of every store is read, decoded whatever it is, and c
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from storage_core.errors import InvalidInput
 from storage_core.forget.report import By
+from storage_core.region.spec import first_specs
+from tests.support.changed_rows import require_sound
 from tests.support.forgetting import (
     APPENDED,
     CANARY,
     HORIZON_MS,
     KEYED,
     RETENTION_MS,
+    SCHEMA,
     WHERE,
     Forgetful,
     require_true,
@@ -61,17 +67,53 @@ def _keyed() -> Forgetful:
     return made
 
 
-def _retained(made: Forgetful) -> None:
+def _sorted_in_regions() -> Forgetful:
+    """A keyed table of three regions, whose generations were sorted, some of them merged."""
+    regions = first_specs([{"source": "id", "transform": "bucket", "n": 3}], SCHEMA)
+    made = Forgetful.create(replace(KEYED, region_specs=regions), raw_stores=0)
+    made.opened().append(made.rows(range(10)) + made.rows([100, 101, 102], CANARY))
+    made.keyed.sort()
+    made.keyed.merge_all()
+    made.opened().append(made.rows(range(20, 25)) + made.rows([110, 111], CANARY))
+    made.opened().append(made.rows([25, 26]) + made.rows([112], CANARY))
+    made.keyed.sort()
+    made.index()
+    return made
+
+
+def _in_json_checkpoints() -> Forgetful:
+    """Every version is checkpointed as JSON, in parts; one row was deleted before."""
+    made = Forgetful.create(replace(APPENDED, checkpoint_format="json-multipart", checkpoint_interval=1), raw_stores=0)
+    made.opened().append(made.rows(range(10)) + made.rows([100, 101], CANARY))
+    made.opened().append(made.rows(range(20, 25)) + made.rows([110], CANARY))
+    made.opened().delete("id = 110")
+    made.keyed.compact()
+    made.index()
+    return made
+
+
+def _in_renamed_columns() -> Forgetful:
+    """The column of the person had another name when some rows were written, and another has that name now."""
+    made = Forgetful.create(replace(APPENDED, sort_schema=None, indexes=()), raw_stores=0)
+    made.opened().append(made.rows(range(10)) + made.rows([100, 101], CANARY))
+    made.opened().rename_column("person", "who")
+    made.opened().add_column("person", "string")
+    came = made.rows(range(20, 24)) + made.rows([110], CANARY)
+    made.opened().append([{**each, "who": each["person"], "person": "x"} for each in came])
+    return made
+
+
+def _retained(made: Forgetful, where: str = WHERE) -> None:
     """Wait for the retention, and collect until nothing more goes."""
     for _ in range(6):
         made.clock.now += RETENTION_MS + HORIZON_MS
         made.collect()
-        made.report()
+        made.report(where)
 
 
 @pytest.mark.parametrize("make", [_appended, _keyed])
-def test_no_byte_of_a_person_is_left_and_the_report_is_true_at_every_stage(make: object) -> None:
-    made: Forgetful = make()  # type: ignore[operator]
+def test_no_byte_of_a_person_is_left_and_the_report_is_true_at_every_stage(make: Callable[[], Forgetful]) -> None:
+    made = make()
     before = made.places()
     kinds = {key.split("/")[0] for _, key in before}
     assert {"splits", "_indices", "_transaction_log", "quarantine", "live"} <= kinds
@@ -90,6 +132,33 @@ def test_no_byte_of_a_person_is_left_and_the_report_is_true_at_every_stage(make:
     assert made.places() == set()
     assert made.report().is_clean
     assert made.numbers() == sorted(made.others)
+    require_sound(made.table_store)
+
+
+@pytest.mark.parametrize("make", [_sorted_in_regions, _in_json_checkpoints, _in_renamed_columns])
+def test_it_is_so_however_the_table_is_kept(make: Callable[[], Forgetful]) -> None:
+    made = make()
+    where = WHERE.replace("person", "who") if make is _in_renamed_columns else WHERE
+    done = made.opened().forget(where)
+    require_true(done.report, made.places())
+    assert not [each for each in done.report.held if each.until_ms is None]
+    _retained(made, where)
+    assert made.places() == set()
+    assert made.report(where).is_clean
+    assert made.numbers() == sorted(made.others)
+
+
+def test_it_is_done_when_the_report_said_that_it_can_be() -> None:
+    made = _appended()
+    held = made.opened().forget(WHERE, raw_logs=[made.raw]).report.held
+    last_ms = max(each.until_ms or 0 for each in held if each.kind != "raw_chunk")  # which go by a shorter horizon here
+    reports = []
+    while made.clock.now < last_ms + HORIZON_MS:
+        made.clock.now += HORIZON_MS
+        made.collect()
+        reports.append((made.clock.now, made.opened().forgotten(WHERE, raw_logs=[made.raw]).is_clean))
+    assert reports[-1][1]
+    assert not [at_ms for at_ms, is_clean in reports if is_clean and at_ms < last_ms]
 
 
 def test_what_a_tag_protects_is_named_until_it_is_dropped() -> None:

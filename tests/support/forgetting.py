@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from storage_core.distribution.backlog import ByTable
 from storage_core.distribution.offsets import log_offsets
 from storage_core.distribution.work import Source
-from storage_core.forget.raw import RawTable
+from storage_core.forget.raw_table import RawTable
 from storage_core.forget.report import Report
 from storage_core.gc.collect import CollectionReport, collect
 from storage_core.gc.raw_log import RawLogCollector
@@ -41,6 +41,7 @@ from tests.support.keyed_table import KeyedTable, Row
 
 CANARY = "zqcanaryqz"
 """The person to forget; no other value has a part of it in common."""
+WHERE = f"person = '{CANARY}'"
 PLACE = 7.654321e11
 """A number that is in no other vector."""
 NEEDLES = (CANARY.encode(), pa.array([PLACE], pa.float32()).buffers()[1].to_pybytes()[:4])
@@ -242,9 +243,9 @@ class Forgetful:
         """Where the one to forget is, in all stores."""
         return set().union(*(places_of(each) for each in self.stores))
 
-    def report(self) -> Report:
+    def report(self, where: str = WHERE) -> Report:
         """The report, which must name every object that holds a byte of them."""
-        found = self.opened().forgotten(WHERE, raw_logs=[self.raw] if self.raw_stores else [])
+        found = self.opened().forgotten(where, raw_logs=[self.raw] if self.raw_stores else [])
         require_true(found, self.places())
         return found
 
@@ -254,7 +255,6 @@ class Forgetful:
         return sorted(self.opened().scan(["id"], consistency=consistency).to_arrow().column("id").to_pylist())
 
 
-WHERE = f"person = '{CANARY}'"
 DATA = frozenset({"split", "raw_chunk", "quarantine"})
 """What holds whole rows; entries of a WAL also hold deletes and patches, of which only the key is of the person."""
 

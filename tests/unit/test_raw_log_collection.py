@@ -9,6 +9,8 @@ from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Unsuppor
 from storage_core.formats import raw_collected
 from storage_core.formats.raw_collected import Collected
 from storage_core.formats.raw_keys import COLLECTED_KEY
+from storage_core.gc.forgotten import note_forgotten
+from storage_core.gc.plan import read_plan
 from storage_core.gc.raw_collected import KEPT_MS
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -16,6 +18,7 @@ from storage_core.raw_log.history import union
 from tests.support.clock import START_MS, ManualClock
 from tests.support.distribution import Board
 from tests.support.fault_store import FaultStore, ListFault
+from tests.support.ids import SeededIds
 from tests.support.raw_collection import DAY_MS, LONG_AFTER, collect, collector, produce, raw_board
 from tests.support.rejected_lines import rejected_lines
 
@@ -236,3 +239,52 @@ def test_the_bytes_of_the_note_are_those_of_the_first_release_that_wrote_it() ->
         b'"bbbbbbbb":{"number":3,"sequence":9,"at_ms":5}}}'
     )
     assert raw_collected.decode(raw_collected.encode(writers, nonce="n")) == writers
+
+
+def _note(board: Board, *wanted: int, stores: int = 2) -> None:
+    """Note chunks as forgotten in the first stores."""
+    keys = [each.keys[0] for each in union(list(board.stores)).chunks if each.number in wanted]
+    for number, store in enumerate(board.stores[:stores]):
+        note_forgotten(store, keys, ids=SeededIds(number), now_ms=LONG_AFTER)
+
+
+def test_a_forgotten_chunk_goes_with_those_before_it_and_does_not_wait_for_the_retention() -> None:
+    board = given()
+    produce(board, 1, 2, 3)
+    board.distribute()
+    _note(board, 2)
+    collect(board, retention_ms=2 * LONG_AFTER)
+    assert numbers(board) == [3]
+    assert union(list(board.stores)).missing == []
+
+
+def test_a_forgotten_chunk_stays_noted_while_a_table_lacks_it() -> None:
+    board = given()
+    produce(board, 1, 2)
+    _note(board, 1, 2)
+    for _ in range(2):
+        assert collect(board, retention_ms=2 * LONG_AFTER).deleted == {}
+    board.distribute()
+    collect(board, retention_ms=2 * LONG_AFTER)
+    assert numbers(board) == []
+
+
+def test_a_forgotten_chunk_goes_from_a_store_that_was_away() -> None:
+    board = given()
+    produce(board, 1, 2)
+    board.distribute()
+    _note(board, 1, stores=1)
+    away = Board(board.stores[:1], board.tables, raw_clock=board.raw_clock)
+    collect(away, retention_ms=2 * LONG_AFTER)
+    assert numbers(board) == [1, 2]
+    collect(board, retention_ms=2 * LONG_AFTER)
+    assert numbers(board) == [2]
+
+
+def test_noting_again_keeps_the_time_of_the_first_note() -> None:
+    board = given(copies=1)
+    produce(board, 1)
+    _note(board, 1, stores=1)
+    before = read_plan(board.stores[0])
+    _note(board, 1, stores=1)
+    assert read_plan(board.stores[0]) == before

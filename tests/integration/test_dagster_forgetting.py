@@ -1,0 +1,43 @@
+"""The Dagster job by which rows of a table are forgotten: the condition is its configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, Failure
+
+from assets.launcher import InProcessLauncher
+from jobs.spark.spark import Spark
+from pipelines.catalog import build_definitions
+from pipelines.tables import load_tables
+from tests.support.forgetting import CANARY, WHERE
+from tidemark import Table
+
+DECLARATION = """\
+name: people
+uri: warehouse/people
+columns: {id: long!, person: string}
+"""
+
+pytestmark = pytest.mark.dagster
+
+
+def test_a_run_forgets_and_a_report_fails_while_something_holds_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "people.yaml").write_text(DECLARATION, encoding="utf-8")
+    declared = load_tables(tmp_path / "tables")
+    (table,) = declared.tables
+    made = Table.declare(table.declaration)
+    made.append([{"id": 1, "person": "ann"}, {"id": 2, "person": CANARY}])
+    with Spark() as spark, DagsterInstance.ephemeral() as instance:
+        job = build_definitions(declared, InProcessLauncher(spark)).get_job_def("people_forget")
+        config = {"ops": {"people_forget_rows": {"config": {"where": WHERE}}}}
+        assert job.execute_in_process(run_config=config, instance=instance).success
+        config["ops"]["people_forget_rows"]["config"] = {"where": WHERE, "report": True}  # type: ignore[dict-item]
+        with pytest.raises(Failure, match="still hold the rows"):
+            job.execute_in_process(run_config=config, instance=instance)
+    assert made.refresh().scan(["id"]).to_arrow().to_pylist() == [{"id": 1}]
