@@ -110,9 +110,12 @@ class KeyedTables(ChangingTable):
         self.unmerged.append(record)
 
     def changed(self, hit: Sequence[Row], new: Sequence[Row]) -> None:
-        by_key = {row[1]: row for row in new}
+        """A delete is one by key, and an update a patch, which a restore may put over another row or none."""
+        patched = {each.id for each in self.model.columns if each.required} | self.assigned if new else set()
+        none = {each.id: None for each in self.model.columns if each.default is None}
+        by_key = {row[1]: {each: row[each] for each in patched} for row in new}
         for row in hit:
-            self.take(partial(_put, by_key[row[1]]) if row[1] in by_key else partial(_deleted, row[1]))
+            self.take(partial(_patched, by_key[row[1]], none) if row[1] in by_key else partial(_deleted, row[1]))
 
     # Records.
 

@@ -89,7 +89,12 @@ _TIMES = count()
 
 
 class ChangingTable(RuleBasedStateMachine):
-    """A table and its model. `versions` are what each readable version holds, `planned` is work to be committed."""
+    """A table and its model. `versions` are what each readable version holds, `planned` is work to be committed.
+
+    `assigned` are the columns that the last update set.
+    """
+
+    assigned: set[int]
 
     def begin(self, config: TableConfig, *, is_local: bool) -> None:
         """Create the table."""
@@ -265,6 +270,7 @@ class ChangingTable(RuleBasedStateMachine):
         value = data.draw(values(to))
         new = [{**{each.id: each.value(row) for each in self.model.columns}, to.id: value} for row in hit]
         given: dict[str, object] = {to.name: value}
+        self.assigned = {to.id, 2, 4} if is_computed else {to.id}
         if is_computed:
             given |= {"at": expr('"at" + interval 1 hour'), "words": expr("coalesce(words, tag) || ' ebb'")}
             new = [{**row, **_computed(before)} for row, before in zip(new, hit, strict=True)]
