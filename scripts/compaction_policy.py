@@ -49,7 +49,7 @@ One run replaces at most {MOST_INPUTS:,} splits, as a scheduled one does. Where 
 they pile up until fewer arrive, and compactions have to run more often: see the last two cases.
 
 One task reads at most 256 splits, 64 target sizes and `run_rows` rows, by default 2^25 = 33.6 million (decision 0073):
-a window that holds more becomes one run in parts, of so many tasks (decision 0148).
+a window that holds more becomes one run in parts, of so many tasks (decision 0147).
 """
 
 

@@ -1,4 +1,4 @@
-"""Merges that are too large for one task: their parts on Spark, and one commit for all parts of one (decision 0148)."""
+"""Merges that are too large for one task: their parts on Spark, and one commit for all parts of one (decision 0147)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clones: a version of a table as a table of its own, with copies of its objects or sharing them (decision 0147)."""
+"""Clones: a version of a table as a table of its own, with copies of its objects or sharing them (decision 0146)."""
 
 from __future__ import annotations
 

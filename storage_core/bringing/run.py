@@ -1,4 +1,4 @@
-"""An import: the rows of a source into a new table or one that exists, in one commit, once (decision 0146)."""
+"""An import: the rows of a source into a new table or one that exists, in one commit, once (decision 0145)."""
 
 from __future__ import annotations
 

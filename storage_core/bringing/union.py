@@ -1,4 +1,4 @@
-"""The schema that files of small differences have together, and their rows under it (decision 0146).
+"""The schema that files of small differences have together, and their rows under it (decision 0145).
 
 Columns are joined by name, whatever the case, in the order in which they are first met. A column that a file lacks, or
 may have nulls, is nullable. Types widen as those of a column may (`rows.columns.may_widen`), and no further.

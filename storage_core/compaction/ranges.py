@@ -4,7 +4,7 @@ Three steps, each of tasks that read a few inputs. The keys of some rows of ever
 has those at which the order may be cut is *located*, exactly. Each part then reads of every input the rows between two
 cuts, and merges them as any merge does: what the parts write, one after the other, is what one merge would have
 written. Rows of one key that are too many for a part are cut between inputs, or within one, as ties are ordered.
-Decision 0148.
+Decision 0147.
 """
 
 from __future__ import annotations

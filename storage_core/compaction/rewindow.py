@@ -1,5 +1,5 @@
 """Splits of windows of another duration than they should have, written anew: of a former one, in windows of the table's
-own (decision 0136), and of cold windows, in the longer ones that these are joined to (decision 0149).
+own (decision 0136), and of cold windows, in the longer ones that these are joined to (decision 0148).
 
 A piece of work reads splits of one scope, about one target size of them, and writes their rows by window and sorted.
 Rows stay as they are, and so does the sort schema that they have; which windows become one run is the compaction's.

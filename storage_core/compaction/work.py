@@ -32,7 +32,7 @@ class Part:
     Of each input of the task it has the rows of the file that lie in its `places`. The outputs of all parts have the
     `columns` of all inputs, carry one `operation_id`, and name all that the merge `replaces`, with their rows.
     `leaving` are the inputs whose last rows these are: each is removed once, and all parts are committed together or
-    none (decision 0148).
+    none (decision 0147).
     """
 
     places: tuple[Place, ...]

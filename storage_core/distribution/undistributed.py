@@ -3,7 +3,7 @@
 They are what distribution would make of the chunks that wait if it took all of them now: first those of closed
 segments, then the others, each in the order of the history; typed, judged and without duplicates by its own functions.
 
-The order of looking makes each row come once (decision 0145). The stores of the raw log are listed first, then the
+The order of looking makes each row come once (decision 0144). The stores of the raw log are listed first, then the
 regions are captured, then the head of the table's log is read. A chunk that a table has not by then is read here. It
 is in an append table when the head's offset says so. Of a keyed table, whose regions were captured between two looks at
 the log, the offsets of both have to agree, and the head must not have merged a generation that no manifest named:

@@ -1,4 +1,4 @@
-"""The store of a table, which finds what a shallow clone shares with its source (decision 0147).
+"""The store of a table, which finds what a shallow clone shares with its source (decision 0146).
 
 A clone's log names objects by the keys that they have in the source, relative to either root. What is not in the
 clone's own folder is read from the source's. Nothing there is ever written, listed or deleted: a collector of the clone

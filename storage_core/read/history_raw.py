@@ -1,4 +1,4 @@
-"""The part of a history that raw logs have: which chunks it reads, and their records (decision 0145).
+"""The part of a history that raw logs have: which chunks it reads, and their records (decision 0144).
 
 A token names the chunks, not their records: a page behind the logs of the regions reads all of them that are not kept.
 """

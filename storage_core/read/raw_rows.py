@@ -1,4 +1,4 @@
-"""What raw logs have for a table and it does not have yet, over what was captured of its regions (decision 0145).
+"""What raw logs have for a table and it does not have yet, over what was captured of its regions (decision 0144).
 
 Per raw log and read a LIST per 1,000 of the chunks that each store keeps, and a GET of each note of collected chunks;
 a GET per chunk that waits, as long as the view does not keep it. See `distribution.undistributed` for the order.

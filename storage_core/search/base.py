@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +34,7 @@ from storage_core.rows.positions import bitmap_of, positions
 from storage_core.rows.sortable import has_leading_keys
 from storage_core.rows.vectors import is_vector
 from storage_core.search.kept import Kept
+from storage_core.search.once import Locks, Once
 from storage_core.search.order import Between, first_column, least
 from storage_core.search.source import chosen, require_within, usable
 from storage_core.split import pages
@@ -47,8 +47,6 @@ from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
 
 _LOW_BYTES = 500  # of a bound and its name
 _FETCHED_AT_ONCE = 8
-
-_Value = TypeVar("_Value")
 
 
 class Base:
@@ -70,9 +68,9 @@ class Base:
         self._kept, self._first = kept, first_column(snapshot)
         self._nearest = Nearest.of(covered.segments.values())
         self._moved = by_input(covered.translations.values())
-        self._reading = _Locks()
+        self._reading = Locks()
         self._hidden = hidden or Hidden()
-        self._unanswered, self._parts, self._directories = _Once[BitMap](), _Once[BitMap](), _Once[Path]()
+        self._unanswered, self._parts, self._directories = Once[BitMap](), Once[BitMap](), Once[Path]()
         self._overlay = overlay
 
     @property
@@ -266,33 +264,7 @@ class Base:
         return self._parts(f"{segment.path} {member.split}", found)
 
 
-class _Locks:
-    """Locks by name."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._locks: dict[str, Lock] = {}
-
-    def __call__(self, name: str) -> Lock:
-        with self._lock:
-            return self._locks.setdefault(name, Lock())
-
-
-class _Once(Generic[_Value]):
-    """Values by name, each made once, however many threads ask at the same time."""
-
-    def __init__(self) -> None:
-        self._making = _Locks()
-        self._values: dict[str, _Value] = {}
-
-    def __call__(self, name: str, make: Callable[[], _Value]) -> _Value:
-        with self._making(name):
-            if name not in self._values:
-                self._values[name] = make()
-            return self._values[name]
-
-
-Hidden = _Once[BitMap]
+Hidden = Once[BitMap]
 """Rows of splits that are no answer, by path."""
 
 

@@ -34,7 +34,7 @@ class CompactionSettings:
     for `mature_after_ms`. A cold window is finalized when more than `most_files` of its splits are outside its sorted
     run. A task reads at most `run_rows` rows, each of which takes about 120 bytes of memory (decision 0073).
     Windows that start before `start` (seconds since the epoch) are never compacted (CS-3). Windows of `coarsen_to`
-    seconds, whole hours, take the splits of shorter ones from `coarsen_after_ms` after their end on (decision 0149).
+    seconds, whole hours, take the splits of shorter ones from `coarsen_after_ms` after their end on (decision 0148).
     """
 
     factor: int = 10

@@ -1,4 +1,4 @@
-"""The raw logs whose rows a table takes, and their form in `metaData.configuration` (decision 0145)."""
+"""The raw logs whose rows a table takes, and their form in `metaData.configuration` (decision 0144)."""
 
 from __future__ import annotations
 

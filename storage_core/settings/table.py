@@ -101,7 +101,7 @@ class TableConfig:
     one last. A checkpoint aims at `manifest_entries` splits in a manifest, and the newest `retained_states` stay
     whatever their age. Bounds of strings in the log are cut after `string_cut` code points.
     `maintained_indexes` names the indexes of which generations get segments;
-    None are all of them. Of `raw_logs` readers at `latest` see the rows that are not distributed yet (decision 0145).
+    None are all of them. Of `raw_logs` readers at `latest` see the rows that are not distributed yet (decision 0144).
     """
 
     time_column: Annotated[str | None, _Stored("tidemark.timeColumn")] = None

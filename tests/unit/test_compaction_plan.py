@@ -12,6 +12,7 @@ from storage_core.compaction.debt import WindowDebt, window_debts
 from storage_core.compaction.merges import Reason
 from storage_core.compaction.planner import choose
 from storage_core.compaction.policy import FINALIZED, MOST_RUN_TARGETS, Mode
+from storage_core.compaction.ranges import is_too_large
 from storage_core.compaction.scope import scope_of
 from storage_core.compaction.work import CompactionTask
 from storage_core.log.actions import Add, MergeSkip
@@ -104,13 +105,13 @@ def test_late_splits_of_a_finalized_window_are_merged_among_themselves() -> None
     assert ([add.path for add in late.inputs], late.merge_ops) == (["splits/0/a.parquet", "splits/0/b.parquet"], 1)
 
 
-def test_a_window_of_many_targets_is_never_one_merge() -> None:
+def test_a_window_of_many_targets_is_one_merge_in_parts() -> None:
     config = replace(CONFIG, target_split_bytes=100)
-    adds = [_add(f"big{number}", size=100) for number in range(MOST_RUN_TARGETS + 1)]
-    assert plan(snapshot(adds, config=config)) == []
-    assert _paths(plan(snapshot([*adds, _add("a", size=10), _add("b", size=10)], config=config))) == [
-        ["splits/0/a.parquet", "splits/0/b.parquet"]
-    ]
+    adds = [_add(f"big{number}", size=100) for number in range(MOST_RUN_TARGETS)]
+    (fitting,) = plan(snapshot(adds, config=config))
+    assert (len(fitting.inputs), is_too_large(fitting)) == (MOST_RUN_TARGETS, False)
+    (larger,) = plan(snapshot([*adds, _add("late", size=100)], config=config))
+    assert (len(larger.inputs), is_too_large(larger)) == (MOST_RUN_TARGETS + 1, True)
 
 
 def test_a_split_with_a_deletion_vector_is_planned_with_it_and_its_rows_are_not_counted() -> None:
