@@ -28,6 +28,7 @@ from storage_core.log.tags import remove_tag
 from storage_core.objectstore.create import create_once
 from storage_core.objectstore.reading import exists
 from storage_core.objectstore.resolve import scheme_of
+from storage_core.settings.raw_logs import RAW_LOGS_KEY
 
 OPERATION = "CLONE"
 _APP = "clone:"
@@ -42,7 +43,7 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
 
     A tag keeps the version in the source: while a deep clone copies, and for ever of a shallow one. Then one put of
     version 0 makes the clone, with all settings, splits, segments and transactions of the snapshot, and with its table
-    id, so that files are what they say. Regions begin anew. A clone that was killed is made again by the same call,
+    id, so that files are what they say. Regions begin anew, and no raw log feeds the clone. A clone that was killed is made again by the same call,
     with what it copied; one that is there already is left as it is.
 
     Raises `InvalidInput` for a place that holds, or lies in, another table, `SnapshotExpired` for a version that is
@@ -113,7 +114,8 @@ def _make(
 ) -> None:
     """Put version 0."""
     configuration = with_renumbered(snapshot.metadata.configuration, snapshot.version)
-    configuration.pop(SOURCE, None)
+    for name in (SOURCE, RAW_LOGS_KEY):  # rows that wait in a raw log are for the source
+        configuration.pop(name, None)
     if shared is not None:
         configuration[SOURCE] = json.dumps(dict(shared), sort_keys=True, separators=(",", ":"))
     metadata: Metadata = replace(snapshot.metadata, configuration=configuration, createdTime=None)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.formats import clone_source
-from storage_core.formats.keys import source_key
+from storage_core.formats.keys import KeyKind, parse, source_key
 from storage_core.objectstore.contract import Blob, ObjectInfo, ObjectStore, PutMode, PutResult
 from storage_core.objectstore.resolve import open_store, scheme_of
 from storage_core.objectstore.s3_location import parse_s3_uri
@@ -23,8 +23,8 @@ from storage_core.objectstore.s3_location import parse_s3_uri
 SOURCE = "tidemark.cloneOf"
 """The setting that says of which version of which table this is a shallow clone, and which tag keeps that there."""
 
-SHARED = ("splits/", "_indices/")
-"""What may lie in the source: splits, deletion vectors, segments and translations, each under a fresh id."""
+SHARED = frozenset({KeyKind.SPLIT, KeyKind.VECTOR, KeyKind.SEGMENT, KeyKind.TRANSLATION})
+"""What may lie in the source, each under a fresh id."""
 
 MOST_CLONES = 16
 
@@ -81,7 +81,7 @@ class SharedStore:
     def local_path(self, key: str) -> Path | None:
         """Return the path of the object's file, wherever it is, where the table is in a directory."""
         path = self._store.local_path(key)
-        if path is not None or not key.startswith(SHARED) or scheme_of(self.uri) != "file":
+        if path is not None or scheme_of(self.uri) != "file" or not _is_shared(key):
             return path
         source = self.source()
         return None if source is None else source.local_path(key)
@@ -103,7 +103,7 @@ class SharedStore:
             try:
                 return read(self._store)
             except NotFound:
-                source = self.source() if key.startswith(SHARED) else None
+                source = self.source() if _is_shared(key) else None
                 if source is None:
                     raise
         else:
@@ -120,6 +120,11 @@ class SharedStore:
             ) from error
         self._shared.add(key)
         return found
+
+
+def _is_shared(key: str) -> bool:
+    parsed = parse(key)
+    return parsed is not None and parsed.kind in SHARED
 
 
 def require_same_service(table: str, source: str) -> None:

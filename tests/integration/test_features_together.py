@@ -1,0 +1,125 @@
+"""Features over one table: clones of partitioned tables and of those that raw logs feed, imports, statements, indexes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tidemark as tm
+from storage_core.audit.audit import audit
+from storage_core.fsck.check import fsck
+from storage_core.log.sharing import open_table_store
+from storage_core.raw_log.raw_log import RawLog
+from tests.support import upkeep
+from tests.support.clock import ManualClock
+
+SCHEMA = pa.schema(
+    [("at", pa.timestamp("us", "UTC")), ("tenant", pa.string()), ("n", pa.int64()), ("text", pa.string())]
+)
+INDEXES = [
+    {"name": "words", "kind": "fulltext", "columns": ["text"]},
+    {"name": "tenants", "kind": "bitmap", "columns": ["tenant"]},
+]
+NOW = {"gc.horizon": "0", "gc.retention": "0"}
+FAR_AHEAD = 4 * 10**12
+
+
+def given(first: int, last: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "at": dt.datetime(2024, 1, 1, n % 2, tzinfo=dt.UTC),
+            "tenant": None if n % 4 == 0 else "abc"[n % 3],
+            "n": n,
+            "text": f"word{n % 5} of {n}",
+        }
+        for n in range(first, last)
+    ]
+
+
+def partitioned(uri: Path | str) -> tm.Table:
+    """Two windows in eight partitions, compacted and indexed, then more splits, and deleted rows in both."""
+    table = tm.Table.create(
+        str(uri),
+        SCHEMA,
+        time_column="at",
+        window="1h",
+        sort_schema="tenant|timestamp/V2",
+        partition_by=["tenant", "bucket[2](n)"],
+        indexes=INDEXES,
+        settings=NOW,
+    )
+    table.append(given(0, 30))
+    table.append(given(30, 60))
+    upkeep.catch_up(table)
+    upkeep.compact(table)
+    table.refresh().append(given(60, 90))
+    table.delete("n % 10 = 3")
+    return table.refresh()
+
+
+def numbers(uri: Path | str, wanted: str | None = None) -> list[int]:
+    found = tm.Table.open(str(uri)).scan(["n"], wanted).to_arrow()
+    return sorted(found.column("n").to_pylist())
+
+
+def searched(table: tm.Table, word: str, wanted: str) -> list[int]:
+    found = table.search(word, index="words", limit=1000, columns=["n"], filter=wanted).to_arrow()
+    return sorted(found.column("n").to_pylist())
+
+
+def kept_up(table: tm.Table) -> None:
+    """Compact, index, and collect all that nothing needs."""
+    upkeep.compact(table.refresh())
+    upkeep.catch_up(table.refresh())
+    upkeep.checkpoint(table)
+    for _ in range(2):
+        upkeep.collect(table.refresh(), horizon_ms=0, at_ms=FAR_AHEAD)
+
+
+def assert_sound(uri: Path | str) -> None:
+    store = open_table_store(str(uri))
+    found = fsck(store, clock=ManualClock(FAR_AHEAD), deep=True).findings
+    assert [each for each in found if each.severity.value != "note"] == []
+    assert audit(store, tm.Table.open(str(uri)).snapshot).violations == ()
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_clone_of_a_partitioned_table_goes_on_by_itself(tmp_path: Path, *, deep: bool) -> None:
+    source = partitioned(tmp_path / "source")
+    expected = numbers(source.uri)
+    source.clone(str(tmp_path / "clone"), deep=deep)
+    clone = tm.Table.open(str(tmp_path / "clone"))
+    assert numbers(clone.uri) == expected
+    assert searched(clone, "word3", "tenant = 'a'") == searched(source, "word3", "tenant = 'a'") != []
+    clone.update({"text": "'changed'"}, "tenant = 'b'")
+    source.delete("n < 10")
+    kept_up(clone)
+    kept_up(source)
+    assert numbers(clone.uri) == expected
+    assert searched(clone, "changed", "n < 50") == numbers(clone.uri, "tenant = 'b' AND n < 50")
+    assert numbers(source.uri) == [n for n in expected if n >= 10]
+    assert_sound(clone.uri)
+    assert_sound(source.uri)
+
+
+@pytest.mark.parametrize("key", [None, "n"])
+@pytest.mark.parametrize("deep", [False, True])
+def test_rows_that_wait_in_a_raw_log_are_for_the_source_and_not_for_its_clone(
+    tmp_path: Path, key: str | None, *, deep: bool
+) -> None:
+    raw = str(tmp_path / "raw")
+    feeding = [{"name": "raw", "table": "rows", "stores": [raw]}]
+    source = tm.Table.create(
+        str(tmp_path / "source"), SCHEMA, primary_key=None if key is None else [key], settings={"raw_logs": feeding}
+    )
+    with RawLog([raw]) as log:
+        log.append("rows", {"n": 1, "text": "waits"})
+    source.clone(str(tmp_path / "clone"), deep=deep)
+    clone = tm.Table.open(str(tmp_path / "clone"))
+    assert source.scan(["n"], consistency="latest").to_arrow().num_rows == 1
+    assert clone.scan(["n"], consistency="latest").to_arrow().num_rows == 0
+    assert clone.config.raw_logs == ()
