@@ -5,6 +5,8 @@ At every stage each object of every store is read, decoded whatever it is, and c
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from storage_core.errors import InvalidInput
@@ -86,6 +88,24 @@ def test_no_byte_of_a_person_is_left_and_the_report_is_true_at_every_stage(make:
     made.clock.now += HORIZON_MS
     made.collect()
     made.report()
+    _retained(made)
+    assert made.places() == set()
+    assert made.report().is_clean
+    assert made.numbers() == sorted(made.others)
+
+
+@pytest.mark.parametrize("field", ["person", "bucket[2](id)"])
+def test_of_a_partitioned_table_what_names_the_folder_of_a_person_is_in_the_report_and_goes(field: str) -> None:
+    made = Forgetful.create(replace(APPENDED, partition_by=(field,)), raw_stores=0)
+    made.opened().append(made.rows(range(10)) + made.rows([100, 101], CANARY))
+    made.index()
+    made.opened().append(made.rows(range(20, 24)) + made.rows([120], CANARY))
+    made.keyed.compact()
+    made.index()
+    made.report()
+    require_true(made.opened().forget(WHERE).report, made.places())
+    made.clock.now += HORIZON_MS
+    made.collect()
     _retained(made)
     assert made.places() == set()
     assert made.report().is_clean
