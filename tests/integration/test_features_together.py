@@ -1,4 +1,4 @@
-"""Features over one table: clones of partitioned tables and of those that raw logs feed, imports, statements, indexes."""
+"""Features over one table: clones of partitioned tables and those that raw logs feed, imports, statements, indexes."""
 
 from __future__ import annotations
 
