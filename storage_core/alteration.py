@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.declaration_parts import arrow_field, spark_type
 from storage_core.definition import check_definition
-from storage_core.errors import CommitConflict, InvalidInput
+from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.ingest.landing import LANDING, LandingSpec, captured_columns
 from storage_core.log.log import TransactionLog
+from storage_core.log.replanned import replanned
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.columns import (
     COLUMN_ID,
@@ -41,13 +42,11 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import bind, recorded_order
 from storage_core.rows.vectors import type_text
 
-_ATTEMPTS: Final = 10
-
 ColumnType: TypeAlias = pa.DataType | str
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ColumnChange:
     """A change of one column: what history calls it, and the schema that it makes of one whose columns have ids.
 
     `make` returns the same schema where there is nothing to change, and raises `InvalidInput` for what cannot be.
@@ -58,7 +57,7 @@ class Change:
     make: Callable[[Snapshot, pa.Schema], pa.Schema]
 
 
-def add_column(name: str, type_: ColumnType, default: object = None) -> Change:
+def add_column(name: str, type_: ColumnType, default: object = None) -> ColumnChange:
     """Return the change that adds a nullable column behind the others; rows that were written before have `default`."""
     kind = _type(type_)
 
@@ -73,10 +72,10 @@ def add_column(name: str, type_: ColumnType, default: object = None) -> Change:
         entries = {} if default is None else {DEFAULT: default_text(default, field)}
         return schema.append(with_entries(field, entries))
 
-    return Change(operation="ADD COLUMN", column=name, make=make)
+    return ColumnChange(operation="ADD COLUMN", column=name, make=make)
 
 
-def widen_column(name: str, type_: ColumnType) -> Change:
+def widen_column(name: str, type_: ColumnType) -> ColumnChange:
     """Return the change of a column into a wider type; values that were written before are widened as they are read."""
     wider = _type(type_)
 
@@ -105,10 +104,10 @@ def widen_column(name: str, type_: ColumnType) -> Change:
             )
         return _with(schema, field.with_type(wider))
 
-    return Change(operation="WIDEN COLUMN", column=name, make=make)
+    return ColumnChange(operation="WIDEN COLUMN", column=name, make=make)
 
 
-def relax_column(name: str) -> Change:
+def relax_column(name: str) -> ColumnChange:
     """Return the change of a required column into a nullable one."""
 
     def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
@@ -117,10 +116,10 @@ def relax_column(name: str) -> Change:
             raise InvalidInput(f"column {name!r} is part of the primary key, which every row needs", column=name)
         return _with(schema, field.with_nullable(nullable=True))
 
-    return Change(operation="RELAX COLUMN", column=name, make=make)
+    return ColumnChange(operation="RELAX COLUMN", column=name, make=make)
 
 
-def rename_column(old: str, new: str) -> Change:
+def rename_column(old: str, new: str) -> ColumnChange:
     """Return the change of a column's name; splits know it by the one that it has there."""
 
     def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
@@ -135,10 +134,10 @@ def rename_column(old: str, new: str) -> Change:
         renamed = with_entries(field.with_name(new), entries if stored == new else {**entries, STORED_NAME: stored})
         return schema.set(schema.get_field_index(old), renamed)
 
-    return Change(operation="RENAME COLUMN", column=old, make=make)
+    return ColumnChange(operation="RENAME COLUMN", column=old, make=make)
 
 
-def drop_column(name: str) -> Change:
+def drop_column(name: str) -> ColumnChange:
     """Return the change that takes a column away; compaction takes its values out of the splits that it rewrites."""
 
     def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
@@ -148,7 +147,7 @@ def drop_column(name: str) -> Change:
             raise InvalidInput(f"column {name!r} is the only one of the table; add another one first", column=name)
         return schema.remove(schema.get_field_index(name))
 
-    return Change(operation="DROP COLUMN", column=name, make=make)
+    return ColumnChange(operation="DROP COLUMN", column=name, make=make)
 
 
 def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
@@ -190,12 +189,12 @@ def _sorted_by(snapshot: Snapshot) -> set[str]:
     return {name for order in orders if order is not None for name in order.described}
 
 
-def declared_changes(name: str, declared: pa.Schema, found: pa.Schema) -> list[Change]:
+def declared_changes(name: str, declared: pa.Schema, found: pa.Schema) -> list[ColumnChange]:
     """Return the changes that make the columns of a table those that its declaration has: added and widened ones.
 
     The order of columns is the table's. Raises `InvalidInput` for what a declaration does not change, saying what does.
     """
-    alter, changes = f"`tidemark alter {name}", list[Change]()
+    alter, changes = f"`tidemark alter {name}", list[ColumnChange]()
     for field in declared:
         own = found.field(field.name) if field.name in found.names else None
         if own is None and field.nullable:
@@ -227,29 +226,25 @@ def _nullability(field: pa.Field) -> str:
     return "nullable" if field.nullable else "required"
 
 
-def change_column(log: TransactionLog, snapshot: Snapshot, change: Change) -> Snapshot:
+def change_column(log: TransactionLog, snapshot: Snapshot, change: ColumnChange) -> Snapshot:
     """Commit the change as a version of its own and return what then is newest; nothing where it is made already.
 
     Raises `InvalidInput` for a change that this table cannot have, saying why and what to do, and `CommitConflict` when
     others keep changing the table's settings; nothing is committed then. Requests: those of `log.refresh`, and of a
     commit.
     """
-    head = log.refresh(snapshot)
-    for attempt in range(1, _ATTEMPTS + 1):
+
+    def attempt(head: Snapshot) -> Snapshot:
         changed = altered(head, change)
         if changed is None:
-            break
-        try:
-            metrics = {"column": change.column}
-            return log.commit(head, [changed.metadata], operation=change.operation, metrics=metrics).snapshot
-        except CommitConflict:
-            if attempt == _ATTEMPTS:
-                raise
-            head = log.refresh(head)
-    return head
+            return head
+        metrics = {"column": change.column}
+        return log.commit(head, [changed.metadata], operation=change.operation, metrics=metrics).snapshot
+
+    return replanned(log, log.refresh(snapshot), attempt)
 
 
-def altered(snapshot: Snapshot, change: Change) -> Snapshot | None:
+def altered(snapshot: Snapshot, change: ColumnChange) -> Snapshot | None:
     """Return the snapshot as it will be with the change; None where it is made already. Raises as `change_column`."""
     before = numbered(snapshot.schema)
     made = change.make(snapshot, before)

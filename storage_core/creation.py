@@ -11,26 +11,25 @@ import pyarrow as pa
 
 from storage_core.alteration import change_column, declared_changes
 from storage_core.definition import check_definition, check_names, check_unchanged, keeping_order, keeping_windows
-from storage_core.errors import CommitConflict, InvalidInput
+from storage_core.errors import InvalidInput
 from storage_core.formats.keys import probe_key, version_key
 from storage_core.ingest.landing import LANDING
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment, RemoveTranslation
 from storage_core.log.apart import require_apart
 from storage_core.log.log import TransactionLog
+from storage_core.log.replanned import replanned
 from storage_core.log.snapshot import Snapshot
 from storage_core.named_settings import changed
 from storage_core.objectstore import probe
 from storage_core.objectstore.create import require_durable
 from storage_core.rows import sort_schema
-from storage_core.rows.columns import bare
+from storage_core.rows.columns import without_metadata
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.region_fields import REGIONS_KEY
 from storage_core.settings.table import TableConfig
 
 if TYPE_CHECKING:
     from storage_core.declaration import TableDeclaration
-
-_ATTEMPTS = 10
 
 
 def create(
@@ -43,7 +42,7 @@ def create(
     `TransactionLog.create`.
     """
     check_definition(schema, config)
-    schema = bare(schema)
+    schema = without_metadata(schema)
     metadata = Metadata(
         id=log.ids.uuid(),
         schemaString=to_schema_string(schema),
@@ -118,22 +117,18 @@ def configure(log: TransactionLog, snapshot: Snapshot, settings: Mapping[str, st
 def _following(
     log: TransactionLog, snapshot: Snapshot, settings_for: Callable[[Snapshot], Mapping[str, str]]
 ) -> Snapshot:
-    for attempt in range(1, _ATTEMPTS + 1):
-        settings = dict(settings_for(snapshot))
+    def attempt(head: Snapshot) -> Snapshot:
+        settings = dict(settings_for(head))
         settings.pop(REGIONS_KEY, None)  # the table's own, with its history
-        actions = _changing(snapshot, settings)
+        actions = _changing(head, settings)
         if not actions:
             # The commit that made it so may be one whose outcome was unknown.
-            require_durable(log.store, version_key(snapshot.version), advice="declare the table again")
-            break
+            require_durable(log.store, version_key(head.version), advice="declare the table again")
+            return head
         require_capable(log)
-        try:
-            return log.commit(snapshot, actions, operation="CONFIGURE").snapshot
-        except CommitConflict:
-            if attempt == _ATTEMPTS:
-                raise
-            snapshot = log.refresh(snapshot)  # somebody else changed the table: perhaps to just this
-    return snapshot
+        return log.commit(head, actions, operation="CONFIGURE").snapshot
+
+    return replanned(log, snapshot, attempt)
 
 
 def _changing(snapshot: Snapshot, settings: Mapping[str, str]) -> list[Action]:

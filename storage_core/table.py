@@ -30,13 +30,13 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.verified import Verified
 from storage_core.read.view import PAGE_BYTES, Consistency, View
-from storage_core.rows.columns import bare
+from storage_core.rows.columns import without_metadata
 from storage_core.settings.cache import CacheSettings
 from storage_core.settings.table import MapMode, TableConfig
 from storage_core.system_errors import typed
 
 if TYPE_CHECKING:
-    from storage_core.alteration import Change
+    from storage_core.alteration import ColumnChange
     from storage_core.append import Appended
     from storage_core.bringing.outcomes import Cloned, Imported
     from storage_core.bringing.source import Source
@@ -225,10 +225,10 @@ class Table:
         columns of the source and what is given here, as of `create`; without it, no windows. Imported again, with what
         it held then, nothing is done. See `bringing.run.import_rows`.
         """
-        from storage_core.bringing.given import Wanted, source_of
+        from storage_core.bringing.given import TableOptions, source_of
         from storage_core.bringing.run import import_rows
 
-        wanted = Wanted(time_column=time_column, window=window, sort_schema=sort_schema, primary_key=primary_key)
+        wanted = TableOptions(time_column=time_column, window=window, sort_schema=sort_schema, primary_key=primary_key)
         given = source_of(source, name=name, version=version)
         _, log = _log_at(uri)
 
@@ -272,7 +272,7 @@ class Table:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the table."""
-        return bare(self.snapshot.schema)
+        return without_metadata(self.snapshot.schema)
 
     def landing(self) -> LandingSpec | None:
         """Return where files of this table land, as declared when it was created, or None."""
@@ -1030,7 +1030,7 @@ class Table:
 
         return self._altered(alteration.drop_column(name))
 
-    def _altered(self, change: Change) -> Table:
+    def _altered(self, change: ColumnChange) -> Table:
         from storage_core.alteration import change_column
 
         self._require_writable()

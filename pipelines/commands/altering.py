@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
@@ -98,7 +98,7 @@ def _column(uri: str, change: str, what: Sequence[str], default: str | None, *, 
         raise InvalidInput(f"{change} takes {_WORDS[change]}, found {' '.join(what)}")
     table = open_table(uri)
     before = table.snapshot.metadata
-    _acts(table, what, default)[change]()
+    _change(table, change, what, default)
     status = "unchanged" if table.snapshot.metadata == before else "changed"
     if as_json:
         columns = [{"name": each.name, "type": str(each.type), "nullable": each.nullable} for each in table.schema]
@@ -107,11 +107,15 @@ def _column(uri: str, change: str, what: Sequence[str], default: str | None, *, 
         output.line(f"{status} at version {table.version}: {', '.join(table.schema.names)}")
 
 
-def _acts(table: Table, what: Sequence[str], default: str | None) -> Mapping[str, Callable[[], object]]:
-    return {
-        "add-column": lambda: table.add_column(*what, default=default),
-        "widen-column": lambda: table.widen_column(*what),
-        "rename-column": lambda: table.rename_column(*what),
-        "drop-column": lambda: table.drop_column(*what),
-        "relax-column": lambda: table.relax_column(*what),
-    }
+def _change(table: Table, change: str, what: Sequence[str], default: str | None) -> None:
+    match change:
+        case "add-column":
+            table.add_column(*what, default=default)
+        case "widen-column":
+            table.widen_column(*what)
+        case "rename-column":
+            table.rename_column(*what)
+        case "drop-column":
+            table.drop_column(*what)
+        case _:
+            table.relax_column(*what)

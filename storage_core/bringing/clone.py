@@ -42,9 +42,9 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
     """Make a table of the snapshot at an empty place; it is a table when this returns, and not before.
 
     A tag keeps the version in the source: while a deep clone copies, and for ever of a shallow one. Then one put of
-    version 0 makes the clone, with all settings, splits, segments and transactions of the snapshot, and with its table
-    id, so that files are what they say. Regions begin anew, and no raw log feeds the clone. A clone that was killed
-    is made again by the same call, with what it copied; one that is there already is left as it is.
+    version 0 makes the clone, with all settings but `raw_logs`, splits, segments and transactions of the snapshot, and
+    with its table id, so that files are what they say. Regions begin anew, and no raw log feeds the clone. A clone that
+    was killed is made again by the same call, with what it copied; one that is there already is left as it is.
 
     Raises `InvalidInput` for a place that holds, or lies in, another table, `SnapshotExpired` for a version that is
     being collected, `Corrupt` for an object that is not what the log says. Requests: those of `set_tag`; of a deep
@@ -58,7 +58,7 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
     require_apart(target.store)
     if deep and exists(target.store, source_key()):
         raise _left_over(target)
-    if not deep and scheme_of(source.store.uri) == "memory" != scheme_of(target.store.uri):
+    if not deep and scheme_of(source.store.uri) == "memory" and scheme_of(target.store.uri) != "memory":
         raise InvalidInput(
             f"{source.store.uri}: is of this process only, and {target.store.uri} would share files with it: clone "
             "deep",

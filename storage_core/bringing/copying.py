@@ -19,7 +19,7 @@ MOST_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class NamedObject:
     """An object, and what the log says of it; one that is `derived` may be missing."""
 
     key: str
@@ -36,21 +36,21 @@ class Copied:
     missing: Sequence[str]
 
 
-def wanted_of(snapshot: Snapshot) -> Iterator[Wanted]:
+def wanted_of(snapshot: Snapshot) -> Iterator[NamedObject]:
     """Yield the objects that reading a snapshot takes, each once."""
     vectors = set[str]()
     for add in snapshot.splits.values():
-        yield Wanted(add.path, add.size, add.xxh3)
+        yield NamedObject(add.path, add.size, add.xxh3)
         vector = add.deletionVector
         if vector is not None and vector.path is not None and vector.path not in vectors:
             vectors.add(vector.path)
-            yield Wanted(vector.path, vector.size, vector.xxh3)
+            yield NamedObject(vector.path, vector.size, vector.xxh3)
     derived: list[IndexSegment | Translation] = [*snapshot.segments.values(), *snapshot.translations.values()]
     for named in derived:
-        yield Wanted(named.path, named.size, named.xxh3, derived=True)
+        yield NamedObject(named.path, named.size, named.xxh3, derived=True)
 
 
-def copy_objects(source: ObjectStore, target: ObjectStore, wanted: Iterable[Wanted]) -> Copied:
+def copy_objects(source: ObjectStore, target: ObjectStore, wanted: Iterable[NamedObject]) -> Copied:
     """Copy the objects; what is there already with the same bytes stays. A GET and a PUT each, eight at a time.
 
     In memory are 256 MiB, or one object that is larger. Raises `Corrupt` for an object that is not what the log says,
@@ -67,7 +67,7 @@ def copy_objects(source: ObjectStore, target: ObjectStore, wanted: Iterable[Want
     return Copied(size, missing)
 
 
-def _copy(source: ObjectStore, target: ObjectStore, wanted: Wanted) -> tuple[str, int | None]:
+def _copy(source: ObjectStore, target: ObjectStore, wanted: NamedObject) -> tuple[str, int | None]:
     key = wanted.key
     try:
         data = source.get(key).data

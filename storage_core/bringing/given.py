@@ -59,7 +59,7 @@ def _refuse_version(version: int | None, what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class TableOptions:
     """What the table is to be; None is what it is, or what `Table.create` makes of None."""
 
     time_column: str | None = None
@@ -92,4 +92,4 @@ class Wanted:
         ]
 
 
-AS_IT_IS = Wanted()
+AS_IT_IS = TableOptions()

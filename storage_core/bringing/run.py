@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from storage_core.bringing.given import AS_IT_IS, Wanted
+from storage_core.bringing.given import AS_IT_IS, TableOptions
 from storage_core.bringing.outcomes import Imported
 from storage_core.bringing.source import Source, short_hash
 from storage_core.errors import InvalidInput
@@ -31,13 +31,13 @@ Make = Callable[[pa.Schema], Snapshot]
 
 
 def import_rows(
-    log: TransactionLog, source: Source, make: Make, *, name: str | None = None, wanted: Wanted = AS_IT_IS
+    log: TransactionLog, source: Source, make: Make, *, name: str | None = None, wanted: TableOptions = AS_IT_IS
 ) -> Imported:
     """Bring all rows of a source into the table, which is made where there is none; durable when this returns.
 
     Everything that types and names can tell is checked before the table is made. The rows of an append table are
-    sorted and written piece by piece, and one commit adds them all: one that ended before it is done again as if it had
-    not been. The commit records the source by `name`, else by where it is, with what it holds: imported again as it is,
+    sorted and written piece by piece, and one commit adds them all: one that is interrupted before it is simply run
+    again. The commit records the source by `name`, else by where it is, with what it holds: imported again as it is,
     nothing is done. The rows of a keyed table are put by key, through a writer, and recorded when all are flushed; done
     again after an interruption they are put again, which by key is the same. Rows are never late.
 

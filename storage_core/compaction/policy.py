@@ -26,6 +26,7 @@ from enum import StrEnum
 import numpy as np
 
 from storage_core.compaction.merges import NO_MERGES, REASONS, Flags, Ints, Merges, Reason, in_order, ranges
+from storage_core.compaction.work import Bounds
 from storage_core.settings.compaction import MOST_GENERATIONS, MOST_RUN_INPUTS, CompactionSettings
 
 FINALIZED = MOST_GENERATIONS + 1
@@ -36,9 +37,6 @@ LATE_SHARE = 1 / 10
 
 MOST_RUNS = 256
 """The most runs that are merged in parts. A run of several splits counts twice: a part may have two of them."""
-
-MOST_RUN_TARGETS = 64
-"""The most target sizes that one merge reads: its task has them all on its disk, and works on them for minutes."""
 
 
 class Mode(StrEnum):
@@ -81,6 +79,11 @@ class Rules:
     now_ms: int
     mode: Mode
 
+    @property
+    def bounds(self) -> Bounds:
+        """What one merge may read."""
+        return Bounds.of(self.settings, self.target_bytes)
+
 
 def choose(splits: Splits, rules: Rules) -> Merges:
     """Return the merges worth doing, no split in two of them, ordered by group; equal columns, equal merges.
@@ -118,8 +121,7 @@ class _Groups:
 
     def is_whole(self, rules: Rules) -> Flags:
         """Tell of each group whether one merge may take all of it."""
-        fits = (self.bytes <= MOST_RUN_TARGETS * rules.target_bytes) & (self.rows <= rules.settings.run_rows)
-        return fits & (self.count <= MOST_RUN_INPUTS)
+        return rules.bounds.holds(self.rows, self.bytes, self.count)
 
     def is_late(self) -> Flags:
         return self.outside_bytes > LATE_SHARE * self.bytes
@@ -286,7 +288,7 @@ def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, t
     place, end, size = np.arange(len(lane)), np.searchsorted(lane, lane, side="right"), splits.bytes[rows]
     stop = np.minimum(place + most, end)
     np.minimum(stop, _room(splits.rows[rows], rules.settings.run_rows), out=stop)
-    np.minimum(stop, _room(size, MOST_RUN_TARGETS * rules.target_bytes), out=stop)
+    np.minimum(stop, _room(size, rules.bounds.bytes), out=stop)
     if to_target:
         np.minimum(stop, np.maximum(_room(size, rules.target_bytes - 1) + 1, place + 2), out=stop)
     first = _hops(stop)

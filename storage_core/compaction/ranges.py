@@ -19,8 +19,7 @@ import pyarrow as pa
 from storage_core.compaction.invariants import union_schema
 from storage_core.compaction.kernel import merge_order
 from storage_core.compaction.merges import Ints
-from storage_core.compaction.policy import MOST_RUN_TARGETS
-from storage_core.compaction.work import CompactionTask, Part
+from storage_core.compaction.work import Bounds, CompactionTask, Part
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
@@ -36,40 +35,22 @@ from storage_core.split.rewrite import Rewrite
 Floats = npt.NDArray[np.float64]
 
 _STEPS = 4
-"""A part may take so many samples of each input: two cuts are at most as many rows apart as half of a part has."""
+"""A part has room for so many samples of each input, so that rows between two cuts are at most half a part."""
 
 _MOST_TASKS = 64
 """Into so many tasks the inputs of a merge are divided at most to be looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What one task reads at most: rows of files, and bytes of them."""
-
-    rows: int
-    bytes: int
-
-    @staticmethod
-    def of(context: SplitContext) -> Bounds:
-        """Return the bounds of the table."""
-        config = TableConfig.from_configuration(context.configuration)
-        return Bounds(config.compaction.run_rows, MOST_RUN_TARGETS * config.target_split_bytes)
-
-    def holds(self, rows: float, bytes_: float) -> bool:
-        """Whether one task may read so much."""
-        return rows <= self.rows and bytes_ <= self.bytes
-
-    def step(self, add: Add, inputs: int) -> int:
-        """Return every how many rows a split is sampled that is one of so many inputs."""
-        rows = max(1, add.numRecords or 0)
-        per_part = min(self.rows, int(self.bytes * rows / max(1, add.size)))
-        return max(1, per_part // (_STEPS * _at_once(inputs)))
+def bounds_of(context: SplitContext) -> Bounds:
+    """Return what one task reads at most of the table."""
+    config = TableConfig.from_configuration(context.configuration)
+    return Bounds.of(config.compaction, config.target_split_bytes)
 
 
 def is_too_large(task: CompactionTask) -> bool:
-    """Whether the merge is one of several parts."""
+    """Whether the merge is more than one task may read."""
     rows, size = sum(add.visible_rows for add in task.inputs), sum(add.size for add in task.inputs)
-    return len(task.inputs) > MOST_RUN_INPUTS or not Bounds.of(task.context).holds(rows, size)
+    return not bounds_of(task.context).holds(rows, size, len(task.inputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +88,10 @@ def sample(store: ObjectStore, task: CompactionTask, inputs: int) -> Sample:
 
     Ranged GETs of the sort columns. Raises what `open_split` raises.
     """
-    bounds, found = Bounds.of(task.context), [_keys(None, task.context)]
+    bounds, found = bounds_of(task.context), [_keys(None, task.context)]
     schemas: list[tuple[str, pa.Schema]] = []
     for add in task.inputs:
-        step = bounds.step(add, inputs)
+        step = _step(bounds, add, inputs)
         places = np.arange(step - 1, add.numRecords or 0, step, dtype=np.int64)
         split = _all_of(store, add, task.context)
         schemas.append((add.path, split.schema))
@@ -121,11 +102,11 @@ def sample(store: ObjectStore, task: CompactionTask, inputs: int) -> Sample:
 
 def cuts(task: CompactionTask, samples: Sequence[pa.Table]) -> pa.Table:
     """Return the keys at which the merge may be cut, ascending and each once, given the samples of all its inputs."""
-    order, bounds, inputs = task.context.order, Bounds.of(task.context), len(task.inputs)
+    order, bounds, inputs = task.context.order, bounds_of(task.context), len(task.inputs)
     if not order.columns:
         return _keys(None, task.context)
     keys = pa.concat_tables(samples).combine_chunks()
-    longest = max(bounds.step(add, inputs) for add in task.inputs)
+    longest = max(_step(bounds, add, inputs) for add in task.inputs)
     stride = max(1, min(_at_once(inputs), bounds.rows // (_STEPS * longest)))
     sorted_ = merge_order([keys], order)
     keys = keys.take(pa.array(sorted_.runs.positions([keys.num_rows])[stride - 1 :: stride]))
@@ -155,7 +136,7 @@ def parts(
     counts = np.array([add.numRecords or 0 for add in task.inputs], np.int64)
     edges = np.column_stack([np.zeros_like(counts), np.array(located, np.int64).reshape(len(counts), -1), counts])
     weights = np.array([add.size for add in task.inputs]) / np.maximum(1, counts)
-    bounds = Bounds.of(task.context)
+    bounds = bounds_of(task.context)
     ends = list(_packed(edges, weights, bounds, all_equal=not task.context.order.columns))
     replaces = {add.path: add.visible_rows for add in task.inputs}
     left_in = np.argmax(np.array(ends) >= counts, axis=0)
@@ -191,6 +172,13 @@ def sort_columns(split: OpenSplit, order: SortOrder) -> list[str]:
     """Return the names of the sort columns that a split has, and where it has none that of another: for its rows."""
     names = {each.name for each in order.columns}
     return [name for name in split.schema.names if name in names] or split.schema.names[:1]
+
+
+def _step(bounds: Bounds, add: Add, inputs: int) -> int:
+    """Every how many rows a split is sampled that is one of so many inputs."""
+    rows = max(1, add.numRecords or 0)
+    per_part = min(bounds.rows, int(bounds.bytes * rows / max(1, add.size)))
+    return max(1, per_part // (_STEPS * _at_once(inputs)))
 
 
 def _at_once(inputs: int) -> int:
@@ -282,4 +270,4 @@ def _within(first: Ints, end: Ints, weights: Floats, bounds: Bounds) -> Iterator
 
 
 def _fits(rows: Ints, weights: Floats, bounds: Bounds) -> bool:
-    return bounds.holds(int(rows.sum()), float(rows @ weights)) and int(np.count_nonzero(rows)) <= MOST_RUN_INPUTS
+    return bool(bounds.holds(int(rows.sum()), float(rows @ weights), int(np.count_nonzero(rows))))

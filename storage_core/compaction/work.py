@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from storage_core.compaction.merges import Flags, Ints
 from storage_core.log.actions import Add
 from storage_core.log.encoding.action_json import read_actions, write_actions
+from storage_core.settings.compaction import MOST_RUN_INPUTS, CompactionSettings
 from storage_core.split.context import SplitContext
 from storage_core.split.part import Place
 
@@ -23,6 +26,27 @@ OPERATION = "COMPACT"
 
 SKIP_OPERATION = "compact"
 """What a mergeskip names so that compactions leave its split out."""
+
+
+MOST_RUN_TARGETS = 64
+"""The most target sizes that one merge reads: its task has them all on its disk, and works on them for minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one task reads at most: rows of files, and bytes of them, of at most `MOST_RUN_INPUTS` inputs."""
+
+    rows: int
+    bytes: int
+
+    @staticmethod
+    def of(settings: CompactionSettings, target_bytes: int) -> Bounds:
+        """Return the bounds of a table with these settings and target size."""
+        return Bounds(settings.run_rows, MOST_RUN_TARGETS * target_bytes)
+
+    def holds(self, rows: Ints | int, bytes_: Ints | float, inputs: Ints | int) -> Flags:
+        """Tell of each merge, or of one, whether one task may read so much."""
+        return np.asarray((rows <= self.rows) & (bytes_ <= self.bytes) & (inputs <= MOST_RUN_INPUTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

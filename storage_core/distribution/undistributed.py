@@ -24,6 +24,7 @@ from storage_core.distribution.offsets import log_offsets, read_offsets
 from storage_core.distribution.unique import NONE, find_in, ids_of
 from storage_core.distribution.work import UNIQUE_FOR_MS, DivideWork, Source, Target
 from storage_core.errors import Corrupt, Unavailable
+from storage_core.formats.history_token import RawRun
 from storage_core.formats.raw_columns import RawColumns
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -76,12 +77,12 @@ class Listed:
             each for each in self.history.chunks if each.number > max(offsets.get(each.writer, 0), reached(each.writer))
         ]
 
-    def of(self, runs: Sequence[Stretch]) -> tuple[RawChunkRef, ...]:
-        """Return the chunks of these stretches, in their order. Raises what `behind` raises for one that is gone."""
+    def of(self, runs: Sequence[RawRun]) -> tuple[RawChunkRef, ...]:
+        """Return the chunks of these runs, in their order. Raises what `behind` raises for one that is gone."""
         found: list[RawChunkRef] = []
         for run in runs:
             listed = {each.number: each for each in self.history.chunks_of(run.writer)}
-            for number in range(run.after + 1, run.last + 1):
+            for number in range(run.first, run.last + 1):
                 if number not in listed:
                     raise self._lacking(MissingChunks(writer=run.writer, first=number, last=number))
                 found.append(listed[number])

@@ -23,7 +23,7 @@ from storage_core.dml.statements import Target, delete, delete_by_key, required_
 from storage_core.errors import TidemarkError
 from storage_core.forget.holding import Holders
 from storage_core.forget.judge import Judge
-from storage_core.forget.metadata import Metadata, Since
+from storage_core.forget.metadata import MetadataSearch, Since
 from storage_core.forget.quarantine import without_rows
 from storage_core.forget.raw import RawFound, RawSearch, has_raw_log, note_chunks
 from storage_core.forget.raw_table import RawTable
@@ -87,14 +87,14 @@ class Forgetting:
     def report(self, head: Snapshot) -> Report:
         """Return what holds the rows at this version, the newest. Writes nothing.
 
-        Requests: those of `search`, of `Metadata.holding` and of `gc.mark`, those of each tag's snapshot, and of each
-        raw log those of `RawSearch.run`. Raises what a read raises, for then nothing can be said.
+        Requests: those of `search`, of `MetadataSearch.holding` and of `gc.mark`, those of each tag's snapshot, and of
+        each raw log those of `RawSearch.run`. Raises what a read raises, for then nothing can be said.
         """
         log, store = self.target.log, self.target.log.store
         now_ms = log.clock.now_ms()
         judge, found = self._searched(head)
         marked, since = mark(store, log, now_ms=now_ms), Since.of(head)
-        metadata = Metadata(store, head, marked.roots.retained, judge, found, since)
+        metadata = MetadataSearch(store, head, marked.roots.retained, judge, found, since)
         keys = {*found.splits, *found.entries, *found.quarantine, *found.unread, *metadata.holding()}
         keys |= {
             each.key

@@ -9,7 +9,7 @@ from typing import Final
 
 from storage_core.errors import NotFound
 from storage_core.forget.report import By, Held
-from storage_core.forget.search import Directory, Found
+from storage_core.forget.search import Directory, Found, directory_of
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.formats.tags import Tag
 from storage_core.gc.mark import Marked
@@ -130,7 +130,7 @@ class Holders:
     def _directories(self, each: ParsedKey) -> Iterator[Directory]:
         region = each.region or ""
         if each.kind is KeyKind.GENERATION_FILE:
-            yield region, each.directory or ""
+            yield directory_of(each)
         elif each.kind is KeyKind.WAL_ENTRY:
             for at, found in self.found.generations.items():
                 if at[0] == region and each.entry in found.entries:
@@ -231,9 +231,7 @@ class Holders:
 
     @cached_property
     def _checkpoints(self) -> Sequence[Checkpointed]:
-        kinds = (KeyKind.STATE, KeyKind.JSON_CHECKPOINT)
-        found = (Checkpointed.at(each) for each in self.found.of_kind(*kinds))
-        return [each for each in found if each is not None]
+        return self.found.checkpoints()
 
     def _named_by(self, checkpoint: Checkpointed) -> frozenset[str]:
         if checkpoint.key not in self._kept:

@@ -69,7 +69,7 @@ class Since:
 
 
 @dataclass(frozen=True, eq=False)
-class Metadata:
+class MetadataSearch:
     """Looks through what speaks of the objects that were found, in the versions that are retained."""
 
     store: ObjectStore

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
 
-from storage_core.errors import CommitConflict
 from storage_core.forget.search import Found
 from storage_core.log.log import TransactionLog
+from storage_core.log.replanned import replanned
 from storage_core.log.snapshot import Snapshot
 from storage_core.region import merge, wal
 from storage_core.region.idle import IdleRegion, flush_idle
 from storage_core.region.registry import known_manifests
 
-_ATTEMPTS: Final = 10
-
 
 def merge_regions(log: TransactionLog, head: Snapshot, found: Found) -> Snapshot:
-    """Return a version that has merged all of these regions' records, and of none a record waits in its log.
+    """Flush and merge these regions until no record of theirs waits; return that version.
 
     A live writer is not fenced by it: it claims its region again and goes on. Requests: those of a flush and of merges.
     Raises the `Corrupt` of a log that cannot be read, and `CommitConflict` when others changed the same splits each
@@ -33,14 +30,7 @@ def merge_regions(log: TransactionLog, head: Snapshot, found: Found) -> Snapshot
                 waiting.append(IdleRegion(manifest=manifest, last_entry=last))
     for error in flush_idle(log.store, head, waiting, clock=log.clock, ids=log.ids):
         raise error
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return _merged(log, head, regions)
-        except CommitConflict:
-            if attempt == _ATTEMPTS:
-                raise
-            head = log.refresh(head)
-    raise AssertionError("unreachable")
+    return replanned(log, head, lambda newest: _merged(log, newest, regions))
 
 
 def _merged(log: TransactionLog, head: Snapshot, regions: Collection[str]) -> Snapshot:

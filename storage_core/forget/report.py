@@ -72,7 +72,7 @@ class Report:
 class Forgotten:
     """What `forget` did: `rows` were deleted now, and `splits` rewritten; the newest version holds none of them.
 
-    `version` is that of its last commit, of id `commit_id` (empty where it committed nothing).
+    `commit_id` is that of the commit `FORGET` (empty: none was needed), `version` the newest one after it.
     """
 
     version: int

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final
 
 from storage_core.compaction.planner import contexts_of
 from storage_core.compaction.rewindow import RewindowTask, execute
@@ -30,13 +29,12 @@ from storage_core.log.actions import (
 )
 from storage_core.log.advance import read_version
 from storage_core.log.log import TransactionLog
+from storage_core.log.replanned import replanned
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import SplitContext, context_of
 from storage_core.split.rewrite import Rewrite
 
 _logger = logging.getLogger(__name__)
-
-_ATTEMPTS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +64,22 @@ class Rewriting:
     _written: dict[str, tuple[Add, Rewrite]] = field(default_factory=dict)
 
     def run(self, head: Snapshot, found: Found) -> Ended:
-        """End what `head` or a later version has, and record that it was forgotten there, also where it has nothing.
+        """Rewrite what holds rows at `head` or a later version, and record that, in one commit.
 
-        Nothing is committed where nothing is left to end, and none of what was `found` left after that was recorded.
-        In memory are the rows of a split. Requests: those of `look`, one GET and one PUT or more per split, those of a
+        Also where nothing is to be rewritten, unless it is recorded already and none of what was `found` left since. In
+        memory are the rows of a split. Requests: those of `look`, one GET and one PUT or more per split, those of a
         commit. Raises `CommitConflict` when others changed these splits each of 10 times.
         """
         regions = sorted(found.regions)
-        for attempt in range(1, _ATTEMPTS + 1):
+
+        def attempt(head: Snapshot) -> Ended:
             ending, since = self.look(head), Since.of(head)
             is_new = since.version is None or self._left_after(since.version, head, found)
             if not is_new and not ending.splits and not ending.segments and not ending.translations:
                 return Ended(head)
-            try:
-                return self._committed(head, ending, since.recorded(head, self.log.clock.now_ms(), regions))
-            except CommitConflict:
-                if attempt == _ATTEMPTS:
-                    raise
-                head = self.log.refresh(head)
-        raise AssertionError("unreachable")
+            return self._committed(head, ending, since.recorded(head, self.log.clock.now_ms(), regions))
+
+        return replanned(self.log, head, attempt)
 
     def _left_after(self, version: int, head: Snapshot, found: Found) -> bool:
         """Whether a later version than that which forgot names a split with rows, or merged such a region.

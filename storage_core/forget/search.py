@@ -1,7 +1,7 @@
 """Every object of a table that holds rows is read, and looked through for rows that are to be forgotten.
 
-What is there says a listing, not the log: also a split that no version names holds its rows. Of live splits the log's
-statistics and indexes tell most; all else is decoded.
+A listing, not the log, says which objects there are: a split that no version names holds its rows, too. Of live splits
+the log's statistics and indexes tell most; all else is decoded.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from storage_core.formats.generation_manifest import MANIFEST_FILE, RECORDS_FILE
 from storage_core.formats.keys import KeyKind, ParsedKey, parse, wal_entry_key
 from storage_core.formats.quarantine_entry import RejectedLines
 from storage_core.log.actions import Add
+from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectInfo, ObjectStore
 from storage_core.quarantine import read_entry
@@ -65,6 +66,16 @@ class Found:
         """The regions with a WAL entry or generation that holds rows."""
         of_entries = {self.parsed[key].region or "" for key in self.entries}
         return frozenset(of_entries | {region for region, _ in self.directories})
+
+    def checkpoints(self) -> list[Checkpointed]:
+        """Return the checkpoints of the log, by key."""
+        found = map(Checkpointed.at, self.of_kind(KeyKind.STATE, KeyKind.JSON_CHECKPOINT))
+        return [each for each in found if each is not None]
+
+
+def directory_of(key: ParsedKey) -> Directory:
+    """Return the generation that a file or manifest of one is of."""
+    return key.region or "", key.directory or ""
 
 
 def listed(store: ObjectStore) -> Found:
@@ -167,7 +178,7 @@ def _search_records(store: ObjectStore, judge: Judge, found: Found) -> None:
         if each.key not in found.entries and _looked(found, each.key, partial(_wal_holds, store, each, judge)):
             found.entries.add(each.key)
     for each in found.of_kind(KeyKind.GENERATION_FILE):
-        at = (each.region or "", each.directory or "")
+        at = directory_of(each)
         if each.name == RECORDS_FILE and at not in found.directories:
             if _looked(found, each.key, partial(_file_holds, store, each.key, judge)):
                 found.directories.add(at)
@@ -177,7 +188,7 @@ def _search_records(store: ObjectStore, judge: Judge, found: Found) -> None:
 
 def _opens(store: ObjectStore, manifest: ParsedKey, found: Found) -> bool:
     """Whether the generation has an entry that holds rows, or one that is gone, which may have."""
-    at = (manifest.region or "", manifest.directory or "")
+    at = directory_of(manifest)
     if at not in found.generations:
         found.generations[at] = generation_manifest.decode(store.get(manifest.key).data, manifest.key)
     keys = [wal_entry_key(at[0], entry) for entry in found.generations[at].entries]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from storage_core.forget.metadata import Since, is_forgetting
 from storage_core.forget.search import listed
 from storage_core.formats.hint import CheckpointKind
-from storage_core.formats.keys import KeyKind
 from storage_core.log.advance import read_version
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.root import read_state
@@ -22,7 +19,7 @@ def are_clean_states(store: ObjectStore, head: Snapshot, wanted: int) -> bool:
     """
     # That version itself names the splits that left, and what names the folder of a partition has to go.
     first = _forgetting_version(store, head) + bool(head.config.partition_by)
-    newest = sorted(_checkpoints(store), key=lambda each: each.version)[-wanted:]
+    newest = sorted(listed(store).checkpoints(), key=lambda each: each.version)[-wanted:]
     return len(newest) == wanted and all(each.version >= first and _is_clean(store, each) for each in newest)
 
 
@@ -34,12 +31,6 @@ def _forgetting_version(store: ObjectStore, head: Snapshot) -> int:
             return version
         version += 1
     return first
-
-
-def _checkpoints(store: ObjectStore) -> Iterator[Checkpointed]:
-    for each in listed(store).of_kind(KeyKind.STATE, KeyKind.JSON_CHECKPOINT):
-        if (found := Checkpointed.at(each)) is not None:
-            yield found
 
 
 def _is_clean(store: ObjectStore, each: Checkpointed) -> bool:

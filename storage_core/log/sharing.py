@@ -35,7 +35,8 @@ class SharedStore:
     """The objects of a table: its own, and behind them those of the source of a shallow clone.
 
     An object of the source costs one request more when it is met first, and once the GET of `_source.json`; a table
-    that is no clone pays that only where an object is missing. Safe for threads.
+    that is no clone pays that only where an object is missing. What reads also raises `InvalidInput` and `Corrupt` of a
+    source that is refused. Safe for threads.
     """
 
     def __init__(self, store: ObjectStore, opened: Callable[[str], ObjectStore] | None = None) -> None:
@@ -79,7 +80,10 @@ class SharedStore:
         return self._store.delete(keys)
 
     def local_path(self, key: str) -> Path | None:
-        """Return the path of the object's file, wherever it is, where the table is in a directory."""
+        """Return the path of the object's file, wherever it is, where the table is in a directory.
+
+        One GET, once, where the file is not in the table's folder.
+        """
         path = self._store.local_path(key)
         if path is not None or scheme_of(self.uri) != "file" or not _is_shared(key):
             return path

@@ -150,7 +150,10 @@ class ObjectStore(Protocol):
         ...
 
     def local_path(self, key: str) -> Path | None:
-        """Return the path of a file that holds exactly this object, where the store has one; else None. No request."""
+        """Return the path of a file that holds exactly this object, where the store has one; else None.
+
+        No request; of the store of a table one GET, once, where the file is not in the table's folder.
+        """
         ...
 
 

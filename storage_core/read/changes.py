@@ -31,7 +31,7 @@ from storage_core.log.deletion_vector import inline
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.query_errors import query_errors
-from storage_core.rows.columns import bare
+from storage_core.rows.columns import without_metadata
 from storage_core.rows.fingerprint import row_hashes
 from storage_core.split.conform import conform_split
 from storage_core.split.read import open_split
@@ -84,7 +84,7 @@ def changes(
         raise InvalidInput(f"changes go forward: from {before.version} to {after.version} there are none; swap the two")
     if after.version > before.version:
         _actions(store, before.version + 1)
-    schema = bare(after.schema)
+    schema = without_metadata(after.schema)
     for each in _LABELS:
         schema = schema.append(each)
     return pa.RecordBatchReader.from_batches(schema, _batches(store, before, after, slice_bytes))

@@ -28,7 +28,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.read.history_sources import Piece, ReadPosition
 from storage_core.read.view import PAGE_BYTES, Consistency, View
 from storage_core.region.read_position import region_positions, was_collected
-from storage_core.rows.columns import bare
+from storage_core.rows.columns import without_metadata
 from storage_core.rows.fold import record_schema
 from storage_core.rows.record_bytes import row_bytes
 
@@ -95,7 +95,7 @@ def _pages(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[Histo
 
         raw = [partial(records, view, snapshot, each) for each in reading.raw]
     position = ReadPosition(store=view.store, snapshot=snapshot, regions=reading.regions, raw=raw)
-    empty = bare(record_schema(snapshot.schema)).empty_table()
+    empty = without_metadata(record_schema(snapshot.schema)).empty_table()
     for parts, place in _cut(position.pieces(reading.place), page_bytes):
         following = None if place is None else encode(replace(reading, place=place))
         # Laid out anew: slices would keep all that they were cut from.

@@ -11,15 +11,14 @@ from itertools import groupby
 import pyarrow as pa
 
 from storage_core.distribution.offsets import log_offsets
-from storage_core.distribution.undistributed import Listed, RegionOffsets, Waiting, settled
+from storage_core.distribution.undistributed import Listed, RegionOffsets, Waiting
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.foreign_text import quoted
 from storage_core.formats.history_token import RawPosition, RawRun, RegionPosition
 from storage_core.log.snapshot import Snapshot
 from storage_core.raw_log.chunks import RawChunkRef
-from storage_core.read.raw_rows import look
+from storage_core.read.raw_rows import Capture, undistributed_over
 from storage_core.read.view import View
-from storage_core.region.distributor import Stretch
 from storage_core.region.manifest import read_version
 from storage_core.region.read_position import region_positions
 
@@ -27,24 +26,19 @@ from storage_core.region.read_position import region_positions
 def positions_with(view: View) -> tuple[Snapshot, list[RegionPosition], tuple[RawPosition, ...]] | None:
     """Return the head, the read positions of the regions, and which chunks of raw logs the table does not have yet.
 
-    None where others distributed or merged meanwhile; see `undistributed.settled`. Requests: those of `Listed.look`, of
-    `region_positions` and of `refresh`, and where chunks wait one GET per region.
+    None where others were faster, as `undistributed_over` says. Requests: those of it and of `region_positions`, and
+    where chunks wait one GET per region.
     """
-    before = view.snapshot
-    listed = look(view, before)
-    positions = region_positions(view.store, before, include_wal=True)
-    snapshot = view.refresh()
-    if snapshot.config.region_spec.id != before.config.region_spec.id:
+
+    def capture(before: Snapshot) -> Capture[list[RegionPosition]]:
+        positions = region_positions(view.store, before, include_wal=True)
+        return Capture(positions, lambda: [_offsets(view, each) for each in positions])
+
+    found = undistributed_over(view, capture)
+    if found is None:
         return None
-    waiting = settled(
-        listed,
-        before,
-        snapshot,
-        lambda: [_offsets(view, each) for each in positions],
-        store=view.store,
-        now_ms=view.log.clock.now_ms(),
-    )
-    return None if waiting is None else (snapshot, positions, tuple(map(_position, waiting)))
+    snapshot, positions, waiting = found
+    return snapshot, positions, tuple(map(_position, waiting))
 
 
 def records(view: View, snapshot: Snapshot, position: RawPosition) -> Iterator[pa.Table]:
@@ -61,7 +55,7 @@ def records(view: View, snapshot: Snapshot, position: RawPosition) -> Iterator[p
         )
     listed = Listed.look(raw_log, view.raw_store)
     try:
-        rounds = tuple(listed.of([_stretch(run) for run in runs]) for runs in position.rounds)
+        rounds = tuple(listed.of(runs) for runs in position.rounds)
         yield from Waiting(listed=listed, rounds=rounds, further=position.further).records(
             view.store, snapshot, view.kept
         )
@@ -88,7 +82,3 @@ def _runs(chunks: Sequence[RawChunkRef]) -> Iterator[RawRun]:
     for (writer, _), group in groupby(numbered, lambda each: (each[1].writer, each[1].number - each[0])):
         own = [ref.number for _, ref in group]
         yield RawRun(writer=writer, first=own[0], last=own[-1])
-
-
-def _stretch(run: RawRun) -> Stretch:
-    return Stretch(writer=run.writer, after=run.first - 1, last=run.last)

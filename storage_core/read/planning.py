@@ -14,12 +14,12 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.read import pruning
+from storage_core.read.deleted_rows import requests_for_hidden
 from storage_core.read.exact_metrics import exact_metrics
 from storage_core.read.fetching import SPLITS_AT_ONCE
 from storage_core.read.first_rows import First, first_splits
 from storage_core.read.late_materialization import first_and_rest
 from storage_core.read.narrowed import Narrowed
-from storage_core.read.places import requests_for_hidden
 from storage_core.read.plan import RawPart, TablePlan
 from storage_core.read.predicate import Predicate, renamed
 from storage_core.read.pruning import PruneStep

@@ -6,9 +6,9 @@ a GET per chunk that waits, as long as the view does not keep it. See `distribut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -24,6 +24,8 @@ from storage_core.rows.fold import record_schema
 if TYPE_CHECKING:
     from storage_core.read.scan import Scan
     from storage_core.read.view import View
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,26 +96,18 @@ def captured_with(view: View, regions: Regions | None) -> tuple[Snapshot, WithRa
 
 
 def _captured(view: View, regions: Regions | None) -> tuple[Snapshot, WithRawLogs] | None:
-    before = view.snapshot
-    listed = look(view, before)
-    chosen = None if regions is None else regions(before)
-    captured = Captured(regions=())
-    if before.config.kind == "keyed":
-        captured = view.capture(Consistency.LATEST, lambda _: chosen, before)
-    snapshot = view.refresh()
-    if snapshot.config.region_spec.id != before.config.region_spec.id:
+    def capture(before: Snapshot) -> Capture[Captured]:
+        chosen = None if regions is None else regions(before)
+        captured = Captured(regions=())
+        if before.config.kind == "keyed":
+            captured = view.capture(Consistency.LATEST, lambda _: chosen, before)
+        ids = None if chosen is None else frozenset(each.id for each in chosen)
+        return Capture(captured, lambda: [_offsets(each) for each in captured.regions], ids)
+
+    found = undistributed_over(view, capture)
+    if found is None:
         return None
-    waiting = settled(
-        listed,
-        before,
-        snapshot,
-        lambda: [_offsets(each) for each in captured.regions],
-        store=view.store,
-        now_ms=view.log.clock.now_ms(),
-        regions=None if chosen is None else frozenset(each.id for each in chosen),
-    )
-    if waiting is None:
-        return None
+    snapshot, captured, waiting = found
     parts = [(each, list(each.records(view.store, snapshot, view.kept))) for each in waiting]
     empty = record_schema(snapshot.schema).empty_table()
     return snapshot, WithRawLogs(
@@ -123,9 +117,39 @@ def _captured(view: View, regions: Regions | None) -> tuple[Snapshot, WithRawLog
     )
 
 
-def look(view: View, snapshot: Snapshot) -> list[Listed]:
-    """Return this moment of each raw log that the snapshot names; see `Listed.look`."""
-    return [Listed.look(each, view.raw_store) for each in snapshot.config.raw_logs]
+@dataclass(frozen=True, slots=True)
+class Capture(Generic[_Found]):
+    """What was `found` of regions, what tells their offsets, and which regions it is of, None for all."""
+
+    found: _Found
+    offsets: Callable[[], Sequence[RegionOffsets]]
+    regions: frozenset[str] | None = None
+
+
+def undistributed_over(
+    view: View, capture: Callable[[Snapshot], Capture[_Found]]
+) -> tuple[Snapshot, _Found, tuple[Waiting, ...]] | None:
+    """Return the head, what `capture` found of regions before it, and what raw logs have that neither has.
+
+    None where others distributed, merged or changed the regions meanwhile; see `undistributed.settled`. Requests: those
+    of `Listed.look`, of `capture` and of `refresh`, and those of the offsets where chunks wait.
+    """
+    before = view.snapshot
+    listed = [Listed.look(each, view.raw_store) for each in before.config.raw_logs]
+    captured = capture(before)
+    snapshot = view.refresh()
+    if snapshot.config.region_spec.id != before.config.region_spec.id:
+        return None
+    waiting = settled(
+        listed,
+        before,
+        snapshot,
+        captured.offsets,
+        store=view.store,
+        now_ms=view.log.clock.now_ms(),
+        regions=captured.regions,
+    )
+    return None if waiting is None else (snapshot, captured.found, waiting)
 
 
 def _offsets(region: CapturedRegion) -> RegionOffsets:

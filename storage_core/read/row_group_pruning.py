@@ -20,7 +20,7 @@ from storage_core.read.bounds import ColumnBounds, Source
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import by_bounds, possible
 from storage_core.rows.codes import Unsigned
-from storage_core.rows.columns import before, default_of, stored_name
+from storage_core.rows.columns import default_of, defaults, stored_name
 from storage_core.rows.sortable import leading_keys, sortable
 
 _EXACT: Final = Context(prec=80)
@@ -58,7 +58,7 @@ def _bounds_in(footer: pq.FileMetaData, schema: pa.Schema) -> Source:
             return None
         type_, stored = schema.field(index).type, stored_name(schema.field(index))
         if stored not in found.names:
-            added = partial(sortable, before(schema.field(index), len(groups)))
+            added = partial(sortable, defaults(schema.field(index), len(groups)))
             nulls = pa.array([0] * len(groups), pa.int64()) if default_of(schema.field(index)) is not None else rows
             return ColumnBounds(type_, added, added, nulls, rows)
         leaf = _flat_leaf(footer, stored)

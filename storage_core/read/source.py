@@ -24,7 +24,7 @@ from storage_core.engine.statement import TABLE
 from storage_core.engine.types import sql_type
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
-from storage_core.read.places import Places
+from storage_core.read.deleted_rows import DeletedRows
 from storage_core.read.verified import UNKNOWN, Columns
 from storage_core.rows.columns import default_of, has_changed, is_of_earlier, stored_name
 from storage_core.rows.vectors import is_vector, listed
@@ -66,7 +66,7 @@ class Source:
     splits: tuple[tuple[Add, Path], ...] = ()
     columns: tuple[Columns, ...] = ()
     """Of each split; those with the same, and deleted rows or none, follow one another."""
-    deleted: Places | None = None
+    deleted: DeletedRows | None = None
     """The places of deleted rows: of a split in `splits`, and of the row in it."""
     unread: int = 0
     ends: pa.Table | None = None

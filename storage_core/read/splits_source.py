@@ -18,11 +18,11 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
+from storage_core.read.deleted_rows import hidden_rows, places_of
 from storage_core.read.exact_metrics import exact_metrics
 from storage_core.read.fetching import fetched
 from storage_core.read.first_rows import First, first_splits
 from storage_core.read.narrowed import Narrowed
-from storage_core.read.places import hidden_rows, places_of
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors

@@ -115,7 +115,7 @@ def entries_of(field: pa.Field) -> dict[str, str]:
     return {name: text for name in (COLUMN_ID, DEFAULT, STORED_NAME) if (text := _entry(field, name)) is not None}
 
 
-def bare(schema: pa.Schema) -> pa.Schema:
+def without_metadata(schema: pa.Schema) -> pa.Schema:
     """Return the names, types and nullability alone."""
     return pa.schema([field.remove_metadata() for field in schema])
 
@@ -159,7 +159,7 @@ def default_of(field: pa.Field) -> str | None:
     return _entry(field, DEFAULT)
 
 
-def before(field: pa.Field, rows: int) -> pa.Array:
+def defaults(field: pa.Field, rows: int) -> pa.Array:
     """Return the values of a column in so many rows that were written before it was added."""
     text = default_of(field)
     return pa.nulls(rows, field.type) if text is None else pa.repeat(_parsed(text, field.type), rows)
@@ -196,7 +196,7 @@ def of_earlier(rows: pa.Table, schema: pa.Schema, names: Mapping[str, str] | Non
     for field in schema:
         name = stored_name(field) if names is None else names.get(field.name)
         if name is None or name not in known:
-            yield pa.chunked_array([before(field, rows.num_rows)])
+            yield pa.chunked_array([defaults(field, rows.num_rows)])
             continue
         column = rows.column(name)
         yield column.cast(field.type) if is_of_earlier(column.type, field) else column

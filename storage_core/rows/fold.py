@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.codes import Mask
-from storage_core.rows.columns import before, default_of
+from storage_core.rows.columns import default_of, defaults
 from storage_core.rows.keys import Positions, key_codes, key_order
 from storage_core.rows.map_union import union
 from storage_core.rows.schema import conform
@@ -170,7 +170,7 @@ def _with_defaults(records: pa.Table) -> pa.Table:
 
 def _filled(column: pa.ChunkedArray | pa.Array, field: pa.Field, mask: Mask) -> pa.ChunkedArray | pa.Array:
     """The column with the default of its field where the mask is set."""
-    return pc.if_else(pa.array(mask), before(field, 1)[0], column) if mask.any() else column
+    return pc.if_else(pa.array(mask), defaults(field, 1)[0], column) if mask.any() else column
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ SOURCE_COLUMN = "source_id"
 MOST_FIELDS = 4
 """A key has at most 1,024 bytes, and each field is a folder in it."""
 LONGEST_TEXT = 1024
-"""Code points of a text that rows of a partition share: a longer one is cut, so that a line of the log can hold it."""
+"""Code points of a partition's text; longer texts share the partition of their first 1,024."""
 
 _TEXT = re.compile(r"([a-z]+)(?:\[([0-9]{1,10})\])?\((.+)\)", re.ASCII | re.DOTALL)
 _MOST_PARAMETER = 2**31 - 1

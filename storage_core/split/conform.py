@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
-from storage_core.rows.columns import before, is_of_earlier, stored_name
+from storage_core.rows.columns import defaults, is_of_earlier, stored_name
 from storage_core.rows.vectors import is_vector, listed, require_dimensions, type_text
 
 
@@ -22,7 +22,7 @@ def conform_split(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _conformed(column: pa.ChunkedArray | None, field: pa.Field, rows: int) -> pa.ChunkedArray:
     if column is None:
-        return pa.chunked_array([before(field, rows)])
+        return pa.chunked_array([defaults(field, rows)])
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if is_vector(field.type) and column.type == listed(field.type):  # of a file that others wrote

@@ -16,7 +16,7 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.objectstore.prefetch import prefetch
-from storage_core.rows.columns import bare, default_of, has_changed, of_earlier, stored_schema
+from storage_core.rows.columns import default_of, has_changed, of_earlier, stored_schema, without_metadata
 from storage_core.rows.sort_order import OrderColumn
 from storage_core.rows.vectors import typed
 from storage_core.split.encode import has_float
@@ -62,7 +62,7 @@ class OpenSplit:
         changed it is the split itself.
         """
         stored = stored_schema(schema)
-        return replace(self, schema=bare(stored), _table=stored) if has_changed(schema) else self
+        return replace(self, schema=without_metadata(stored), _table=stored) if has_changed(schema) else self
 
     @property
     def rows(self) -> int:

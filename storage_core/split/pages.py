@@ -23,7 +23,7 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import sortable
 from storage_core.rows.codes import Unsigned
-from storage_core.rows.columns import before
+from storage_core.rows.columns import defaults
 from storage_core.rows.keys import Positions
 from storage_core.rows.vectors import Floats, column_of, typed
 from storage_core.split import chunk_checksums, vector_pages
@@ -135,7 +135,7 @@ class _Taking:
     def leading_keys(self, places: Positions, field: pa.Field) -> Unsigned:
         footer, found = self._footer, list[Unsigned]()
         if field.name not in footer.schema.names:
-            return sortable.leading_keys(before(field, len(places)))
+            return sortable.leading_keys(defaults(field, len(places)))
         groups = np.searchsorted(footer.first_rows, places, side="right") - 1
         for group in np.unique(groups).tolist():
             inside = places[groups == group] - footer.first_rows[group]

@@ -7,19 +7,27 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.alteration import Change, add_column, altered, change_column, drop_column, relax_column, rename_column
+from storage_core.alteration import (
+    ColumnChange,
+    add_column,
+    altered,
+    change_column,
+    drop_column,
+    relax_column,
+    rename_column,
+)
 from storage_core.errors import CommitConflict
 from storage_core.log.actions import Action, MergedGenerations, Txn
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.columns import bare
+from storage_core.rows.columns import without_metadata
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import TableConfig
 from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, split
 
 CONFIG = TableConfig(checkpoint_interval=0, indexes=(INDEX,))
-CHANGES: Mapping[str, Change] = {
+CHANGES: Mapping[str, ColumnChange] = {
     "add": add_column("more", "long", default=1),
     "rename": rename_column("id", "number"),
     "drop": drop_column("id"),
@@ -115,7 +123,7 @@ def test_changes_of_two_at_once_are_made_one_after_the_other(log: TransactionLog
 
     found = change_column(log, planned, add_column("last", "string"))
 
-    assert bare(found.schema).names[-1] == "last"
+    assert without_metadata(found.schema).names[-1] == "last"
     assert found.version == planned.version + 2
 
 

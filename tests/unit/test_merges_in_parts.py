@@ -12,10 +12,10 @@ import pytest
 from pyroaring import BitMap
 
 from storage_core.audit.audit import audit
-from storage_core.compaction import policy, ranges
+from storage_core.compaction import work
 from storage_core.compaction.execute import execute
 from storage_core.compaction.policy import FINALIZED
-from storage_core.compaction.ranges import Bounds, is_too_large, require_whole
+from storage_core.compaction.ranges import bounds_of, is_too_large, require_whole
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
@@ -75,7 +75,7 @@ def require_as_one(store: MemoryStore, task: CompactionTask) -> list[CompactionT
     parts = in_parts(store, task, ids=SeededIds(fresh))
     results = [execute(store, each, ids=SeededIds(fresh + number), now_ms=2) for number, each in enumerate(parts, 1)]
     require_whole(task, results)
-    bounds = Bounds.of(task.context)
+    bounds = bounds_of(task.context)
     for part, result in zip(parts, results, strict=True):
         assert part.part is not None
         rows = [end - first for first, end in part.part.places]
@@ -142,8 +142,7 @@ def test_a_table_without_an_order_is_cut_by_input_and_row(store: MemoryStore) ->
 def test_parts_are_bounded_by_bytes_where_rows_are_wide(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     adds = [split_of(store, rows_of(number, 1_500), seed=number) for number in range(6)]
     size = sum(add.size for add in adds)
-    for module in (policy, ranges):
-        monkeypatch.setattr(module, "MOST_RUN_TARGETS", 1)
+    monkeypatch.setattr(work, "MOST_RUN_TARGETS", 1)
     parts = require_as_one(store, merge_of(adds, replace(CONFIG, target_split_bytes=size // 3)))
     assert 4 <= len(parts) <= 8
 

@@ -23,7 +23,7 @@ _LASTING_BYTES: Final = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class DeletedRows:
     """Places of rows, of `SCHEMA`. Those with the same `digest` are the same; without one nobody may keep them."""
 
     rows: pa.Table
@@ -52,7 +52,7 @@ def requests_for_hidden(add: Add, kept: KeptValues | None) -> int:
     return int(is_stored and (kept is None or kept.get(_name(add)) is None))
 
 
-def places_of(splits: Sequence[Add], hidden: Mapping[str, BitMap], kept: KeptValues | None) -> Places | None:
+def places_of(splits: Sequence[Add], hidden: Mapping[str, BitMap], kept: KeptValues | None) -> DeletedRows | None:
     """Return the places of the rows that are `hidden` of splits, by their paths; None where there are none.
 
     Where they are those that the vectors of the splits hide they are `kept`.
@@ -61,9 +61,9 @@ def places_of(splits: Sequence[Add], hidden: Mapping[str, BitMap], kept: KeptVal
     if not of_each:
         return None
     if kept is None:
-        return Places(_table(of_each))
+        return DeletedRows(_table(of_each))
     name = ("places", *((place, *_name(splits[place])) for place in of_each))
-    return kept.made(name, Places, lambda: _lasting(_table(of_each)), lambda found: found.rows.nbytes)
+    return kept.made(name, DeletedRows, lambda: _lasting(_table(of_each)), lambda found: found.rows.nbytes)
 
 
 def _name(add: Add) -> tuple[object, ...]:
@@ -77,10 +77,10 @@ def _table(hidden: Mapping[int, BitMap]) -> pa.Table:
     return pa.table([pa.array(files), pa.array(np.concatenate(rows))], schema=SCHEMA)
 
 
-def _lasting(rows: pa.Table) -> Places:
+def _lasting(rows: pa.Table) -> DeletedRows:
     if rows.nbytes > _LASTING_BYTES:
-        return Places(rows)
+        return DeletedRows(rows)
     digest = hashlib.blake2b(digest_size=16)
     for column in rows.columns:
         digest.update(column.combine_chunks().to_numpy())
-    return Places(rows, digest.hexdigest())
+    return DeletedRows(rows, digest.hexdigest())
