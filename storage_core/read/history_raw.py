@@ -34,7 +34,7 @@ def positions_with(view: View) -> tuple[Snapshot, list[RegionPosition], tuple[Ra
     listed = look(view, before)
     positions = region_positions(view.store, before, include_wal=True)
     snapshot = view.refresh()
-    if snapshot.config.region_spec.id != before.config.region_spec.id:
+    if snapshot.config.dividing != before.config.dividing:
         return None
     waiting = settled(
         listed,

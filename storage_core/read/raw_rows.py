@@ -101,7 +101,7 @@ def _captured(view: View, regions: Regions | None) -> tuple[Snapshot, WithRawLog
     if before.config.kind == "keyed":
         captured = view.capture(Consistency.LATEST, lambda _: chosen, before)
     snapshot = view.refresh()
-    if snapshot.config.region_spec.id != before.config.region_spec.id:
+    if snapshot.config.dividing != before.config.dividing:
         return None
     waiting = settled(
         listed,
