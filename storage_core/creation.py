@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from storage_core.alteration import change_column, declared_changes
-from storage_core.definition import check_definition, check_names, check_unchanged, keeping_order, keeping_windows
+from storage_core.definition import (
+    check_definition,
+    check_names,
+    check_unchanged,
+    keeping_hand_regions,
+    keeping_order,
+    keeping_windows,
+)
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import probe_key, version_key
 from storage_core.ingest.landing import LANDING
@@ -78,6 +85,7 @@ def declare(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
 
     def declared(current: Snapshot) -> Mapping[str, str]:
         wanted = keeping_windows(keeping_order(declaration.config(), current.config), current.config)
+        wanted = keeping_hand_regions(wanted, current.config)
         check_names(current, wanted)
         return {**wanted.to_configuration(), **extra}
 
@@ -98,7 +106,7 @@ def change_settings(log: TransactionLog, snapshot: Snapshot, given: Mapping[str,
         if wanted.sort_schema is not None:
             text = sort_schema.parse(wanted.sort_schema, wanted.time_column).text
             wanted = keeping_order(replace(wanted, sort_schema=text), current.config)
-        wanted = keeping_windows(wanted, current.config)
+        wanted = keeping_hand_regions(keeping_windows(wanted, current.config), current.config)
         landing = {name: text for name, text in current.metadata.configuration.items() if name == LANDING}
         return {**wanted.to_configuration(), **landing}
 

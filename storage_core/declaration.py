@@ -68,6 +68,7 @@ class TableDeclaration(Closed):
     landing: LandingDeclaration | None = None
     late_data: LateDeclaration | None = None
     retention: Milliseconds | None = None
+    regions_by_hand: bool = False
     raw_logs: RawLogs = ()
     idle_after: Milliseconds = TableConfig().idle_after_ms
     partitions: PartitionsDeclaration | None = None
@@ -101,6 +102,7 @@ class TableDeclaration(Closed):
             bloom_filters=self.bloom_filters,
             partition_by=self.partition_by,
             retention_ms=self.retention,
+            regions_by_hand=self.regions_by_hand,
             raw_logs=self.raw_logs,
             idle_after_ms=self.idle_after,
             late_data=self.late_data.setting() if self.late_data else None,

@@ -192,6 +192,17 @@ def keeping_windows(wanted: TableConfig, found: TableConfig) -> TableConfig:
     return replace(wanted, former_windows=former)
 
 
+def keeping_hand_regions(wanted: TableConfig, found: TableConfig) -> TableConfig:
+    """Return the wanted settings. Raises `InvalidInput` where regions by hand are to be none: rows may wait in some."""
+    if found.regions_by_hand and not wanted.regions_by_hand:
+        raise InvalidInput(
+            "regions_by_hand is true and stays so: readers without it would miss what waits in regions that are named "
+            "by hand; say regions_by_hand: true, or make a table without",
+            changed=["regions_by_hand"],
+        )
+    return wanted
+
+
 def _setting(config: TableConfig, name: str) -> object:
     """The setting to compare: of the region specs the fields in force; their ids and history are the table's own."""
     if name == "former_windows":

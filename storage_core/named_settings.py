@@ -167,6 +167,7 @@ NAMED: Final[Mapping[str, _Named]] = {
     "bloom_filters": _Named(_COLUMNS, "bloom_filters"),
     "indexes": _Named(_INDEXES, "indexes"),
     "maintained_indexes": _Named(_COLUMNS, "maintained_indexes"),
+    "regions_by_hand": _Named(_Form(_flag, bool), "regions_by_hand"),
     "raw_logs": _Named(_RAW_LOGS, "raw_logs"),
     "splits.target_size": _Named(_SIZE, "target_split_bytes"),
     "splits.compression": _Named(_TEXT, "split_compression"),

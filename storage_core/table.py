@@ -515,7 +515,7 @@ class Table:
 
     @_loading
     def writer(
-        self, *, region: Mapping[str, object] | None = None, options: WriterOptions | None = None
+        self, *, region: Mapping[str, object] | str | None = None, options: WriterOptions | None = None
     ) -> TableWriter:
         """Return a writer of a keyed table, a context manager with `put`, `patch`, `reset`, `delete`, `flush`.
 
@@ -523,6 +523,11 @@ class Table:
         falls into it (`RoutingWriter` says what is atomic then); with `region`, a value per field of the region spec,
         only that one, and rows of others are refused. Claiming fences earlier writers. Raises `InvalidInput` on an
         append table, `RegionClosed` while the region spec is being changed.
+
+        A text as `region` names a region that no spec governs, of a table with the setting `regions_by_hand`: it takes
+        any row. The caller promises that no key it writes there has unmerged records in another region; statements keep
+        to that. Where it does not hold, readers see the records of both folded, those of the spec's region below those
+        by hand, these by id; and the base has what was merged last, one row per key.
         """
         from storage_core.region.router import open_writer
 
@@ -635,7 +640,7 @@ class Table:
         with require_headroom(
             "a lookup by key", size=QUERY_BYTES
         ):  # also of the threads: one without memory never starts
-            return self._view.answered(at, seen, partial(holding_regions, keys=wanted), answer)
+            return self._view.answered(at, seen, partial(holding_regions, self._store, keys=wanted), answer)
 
     @_loading
     def search(

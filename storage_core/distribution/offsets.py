@@ -29,7 +29,7 @@ from storage_core.objectstore.prefetch import all_of
 from storage_core.region.distributor import OFFSETS, Stretch, offsets
 from storage_core.region.registry import PARALLEL_REGIONS, read_registry
 from storage_core.region.spec import whole_table
-from storage_core.settings.region_fields import WHOLE_TABLE, Region
+from storage_core.settings.region_fields import BY_HAND_SPEC, WHOLE_TABLE, Region
 
 WITH_IDS = "ids"
 """In the place of a writer: how often records with ids of their producers were distributed (decision 0135)."""
@@ -78,14 +78,14 @@ def read_offsets(store: ObjectStore, snapshot: Snapshot) -> Offsets:
 
 
 def _regions_of(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
-    """Return the regions that a keyed table has or had; a new one may come at any time."""
+    """Return the regions that a keyed table has or had, without those by hand; a new one may come at any time."""
     config = snapshot.config
     if config.kind != "keyed":
         return []
     whole = [whole_table(snapshot.table_id)] if WHOLE_TABLE in config.region_specs else []
     if config.region_specs == (WHOLE_TABLE,):
         return whole
-    return [*whole, *(each for _, each in sorted(read_registry(store).regions.items()))]
+    return [*whole, *(each for _, each in sorted(read_registry(store).regions.items()) if each.spec_id != BY_HAND_SPEC)]
 
 
 def txns(stretches: Iterable[Stretch], now_ms: int) -> list[Txn]:

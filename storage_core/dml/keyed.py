@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from storage_core.dml.changed import Changed
+from storage_core.dml.homes import by_region, held_in
 from storage_core.errors import CommitConflict, WriterFenced
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.ids import random_pause_ms
@@ -29,8 +30,6 @@ from storage_core.region.memtable import Memtable
 from storage_core.region.options import WriterOptions
 from storage_core.region.region_log import RegionLog
 from storage_core.region.registry import closed_region, known_manifests
-from storage_core.region.router import groups_of
-from storage_core.region.spec import route
 from storage_core.rows.fold import record_schema
 from storage_core.settings.region_fields import Region
 
@@ -60,10 +59,12 @@ def change(log: TransactionLog, snapshot: Snapshot, matching: Matching, records:
     What a region gets is atomic; regions follow one another. Memory holds the rows that match. Requests per attempt:
     those of `known_manifests`, of `matching`, and per region with such a row those of a claim and a flush. Raises
     `CommitConflict` when others wrote to a region during each of `MOST_ATTEMPTS` attempts: regions before it are done,
-    and doing it again is right, for rows that were changed match by what they are now.
+    and doing it again is right, for rows that were changed match by what they are now. Where regions are made by hand a
+    record goes where `homes.by_region` says, which a merge may change between attempts: there a key is done, no region.
     """
     done: dict[str, int] = {}
-    left: list[tuple[Region, pa.Table]] = []
+    keys: list[pa.Table] = []
+    left: list[str] = []
     for attempt in range(MOST_ATTEMPTS):
         if attempt:
             log.clock.sleep_ms(
@@ -71,16 +72,24 @@ def change(log: TransactionLog, snapshot: Snapshot, matching: Matching, records:
             )
         looked = {each.manifest.region_id: each for each in _look(log, snapshot)}
         snapshot, rows = matching()
-        left = [(region, part) for region, part in _by_region(snapshot, rows) if region.id not in done]
-        for region, part in left:
+        by_hand, key = snapshot.config.regions_by_hand, snapshot.config.primary_key
+        if by_hand and keys:
+            rows = rows.filter(pa.array(~held_in(keys, rows, key)))
+        left = []
+        for region, part in by_region(log.store, snapshot, rows):
+            if region.id in done and not by_hand:
+                continue
             if _Attempt(log, snapshot, region, looked.get(region.id)).wrote(records(snapshot, part)):
-                done[region.id] = part.num_rows
-        if all(region.id in done for region, _ in left):
+                done[region.id] = done.get(region.id, 0) + part.num_rows
+                keys += [part.select(key)] if by_hand else []
+            else:
+                left.append(region.id)
+        if not left:
             return Changed(version=snapshot.version, rows=sum(done.values()))
     raise CommitConflict(
         f"{log.store.uri}: others wrote to {len(left)} regions during each of {MOST_ATTEMPTS} attempts; "
         f"{len(done)} regions are done; try again when less is written, or have the writers delete and patch by key",
-        regions=[region.id for region, _ in left if region.id not in done],
+        regions=left,
     )
 
 
@@ -88,12 +97,6 @@ def _look(log: TransactionLog, snapshot: Snapshot) -> Iterator[_Looked]:
     for manifest in known_manifests(log.store, log.refresh(snapshot)):
         after, seed = manifest.replay_after_wal_id, manifest.wal_id_last_seen
         yield _Looked(manifest, wal.find_tail(log.store, manifest.region_id, after=after, seed=seed))
-
-
-def _by_region(snapshot: Snapshot, rows: pa.Table) -> Iterator[tuple[Region, pa.Table]]:
-    if rows.num_rows:
-        for region, places in groups_of(route(snapshot.table_id, snapshot.config.region_spec, rows)):
-            yield region, rows.take(places)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def merge_regions(log: TransactionLog, head: Snapshot, found: Found) -> Snapshot
 
 
 def _merged(log: TransactionLog, head: Snapshot, regions: Collection[str]) -> Snapshot:
-    while works := [each for each in merge.plan(log.store, head) if each.region in regions]:
+    while works := merge.plan(log.store, head, regions=regions):
         done = [merge.execute(log.store, each, ids=log.ids, now_ms=log.clock.now_ms()) for each in works]
         head = merge.commit(log, head, works, done).snapshot
     return head

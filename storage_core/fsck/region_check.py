@@ -55,7 +55,7 @@ def _registry(store: ObjectStore, inventory: Inventory, found: set[str]) -> Iter
     for region in sorted(found - set(registered)):
         with suppress(*DAMAGE):  # a finding of the region already
             manifest = read_latest(store, region)
-            if manifest is not None and manifest.region_spec_id > WHOLE_TABLE_SPEC:
+            if manifest is not None and manifest.region_spec_id != WHOLE_TABLE_SPEC:
                 expected = f"the region {region} of spec {manifest.region_spec_id}"
                 yield Finding(kind=Kind.REGION_NOT_REGISTERED, key=key, expected=expected, found="nothing")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import pyarrow as pa
 
@@ -46,11 +47,12 @@ from storage_core.rows.columns import (
     with_former,
 )
 from storage_core.rows.schema import to_schema_string
-from storage_core.settings.region_fields import REGIONS_KEY
+from storage_core.settings.region_fields import HAND_REGIONS_KEY, REGIONS_KEY
 from storage_core.split.hidden import removal
 
 OPERATION = "RESTORE"
 MAX_PLANS = 10
+_OF_REGIONS: Final = (REGIONS_KEY, HAND_REGIONS_KEY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +188,8 @@ def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
     now = head.metadata.configuration
     configuration = with_registry(with_renumbered(target.metadata.configuration, renumbered_up_to(now)), registry(now))
     # Regions are where writers are, not what the table holds: those of an older spec are closed for good.
-    configuration = {name: value for name, value in configuration.items() if name != REGIONS_KEY}
-    if REGIONS_KEY in head.metadata.configuration:
-        configuration[REGIONS_KEY] = head.metadata.configuration[REGIONS_KEY]
+    configuration = {name: value for name, value in configuration.items() if name not in _OF_REGIONS}
+    configuration |= {name: now[name] for name in _OF_REGIONS if name in now}
     wanted = replace(target.metadata, configuration=configuration)
     if has_changed(head.schema):
         wanted = _with_columns(wanted, head, target)

@@ -11,6 +11,7 @@ from typing import Final
 
 from storage_core.log.actions import (
     CHANGED_COLUMNS_FEATURE,
+    HAND_REGIONS_FEATURE,
     KEY_INDEXES_FEATURE,
     OWN_FEATURE,
     PACKED_METADATA_FEATURE,
@@ -34,7 +35,7 @@ from storage_core.rows.columns import COLUMN_ID
 from storage_core.rows.vectors import VECTOR
 from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
 from storage_core.settings.partition_fields import PARTITION_BY_KEY
-from storage_core.settings.region_fields import REGIONS_KEY
+from storage_core.settings.region_fields import HAND_REGIONS_KEY, REGIONS_KEY
 from storage_core.settings.table import FORMER_WINDOWS_KEY, SPLIT_METADATA_KEY
 
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
@@ -43,6 +44,7 @@ _OF_SETTINGS: Final = {
     REGIONS_KEY: REGIONS_FEATURE,  # without it writers claim, and readers look into, the region of the whole table
     FORMER_WINDOWS_KEY: WINDOW_CHANGES_FEATURE,  # without it what was ingested under other windows is ingested again
     SOURCE: SHARED_FEATURE,  # without it splits of the source are missed
+    HAND_REGIONS_KEY: HAND_REGIONS_FEATURE,  # without it rows of regions that no spec names are missed
     PARTITION_BY_KEY: PARTITIONS_FEATURE,  # without it splits are of no partition, and those of several are merged
 }
 """What a table needs that has one of these settings."""

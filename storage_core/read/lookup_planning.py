@@ -43,7 +43,7 @@ def plan(
     """
     meter, apart = RequestMeter(), view.apart()
     with store.counted_by(meter):
-        snapshot, captured = apart.captured(at, consistency, partial(holding_regions, keys=wanted))
+        snapshot, captured = apart.captured(at, consistency, partial(holding_regions, store, keys=wanted))
         wanted = keys_in(snapshot, wanted)
         records = None if captured is None else captured.above(snapshot, keys=wanted)
     regions = () if captured is None else captured.regions

@@ -138,7 +138,7 @@ def undistributed_over(
     listed = [Listed.look(each, view.raw_store) for each in before.config.raw_logs]
     captured = capture(before)
     snapshot = view.refresh()
-    if snapshot.config.region_spec.id != before.config.region_spec.id:
+    if snapshot.config.dividing != before.config.dividing:
         return None
     waiting = settled(
         listed,

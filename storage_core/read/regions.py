@@ -1,6 +1,7 @@
 """Which regions a read has to look at: pruning by keys, and by what a predicate says of the columns of regions.
 
-The sources of a region's fields are part of the primary key, so all rows of a region agree on the values of the fields.
+The sources of a region's fields are part of the primary key, so all rows of a region agree on the values of the fields;
+those of a region made by hand on nothing.
 Leaving regions out never changes an answer: their rows do not meet the predicate, now or in the base.
 """
 
@@ -22,28 +23,32 @@ from storage_core.read.column_names import in_columns
 from storage_core.read.literals import DIGITS, MICROSECONDS_OF_A_DAY, Limit, interval
 from storage_core.read.predicate import And, Beginning, Compare, Comparison, Day, Instant, IsNull, Literal, Predicate
 from storage_core.read.pruning import Leaf, conditions, possible
-from storage_core.region.registry import known_regions
+from storage_core.region.registry import hand_regions, known_regions
 from storage_core.region.spec import canonical, field_values, region_for, route
 from storage_core.region.transforms import TransformKind, parse_transform
 from storage_core.rows.codes import Mask
 from storage_core.rows.exact import exact_array
-from storage_core.settings.region_fields import Region, RegionField, RegionSpec, Value
+from storage_core.settings.region_fields import BY_HAND_SPEC, Region, RegionField, RegionSpec, Value
 
 _IN_ORDER = frozenset({TransformKind.IDENTITY, TransformKind.TRUNCATE, TransformKind.YEAR})
 _OTHERS = frozenset({Comparison.NE, Comparison.LT, Comparison.GT})
 _MOST_EXACT = 2**53  # as a float64 each integer up to here is itself
 
 
-def holding_regions(snapshot: Snapshot, *, keys: pa.Table) -> Sequence[Region]:
-    """Return the regions of these keys, rows with the key columns. No request: a region is named by its values."""
-    return route(snapshot.table_id, snapshot.config.region_spec, keys).regions
+def holding_regions(store: ObjectStore, snapshot: Snapshot, *, keys: pa.Table) -> Sequence[Region]:
+    """Return the regions that may hold these keys, rows with the key columns: those of the spec, then all by hand.
+
+    No request, as a region is named by its values; where the table may have regions by hand, one GET of the registry.
+    """
+    routed = route(snapshot.table_id, snapshot.config.region_spec, keys).regions
+    return (*routed, *hand_regions(store, snapshot))
 
 
 def matching_regions(store: ObjectStore, snapshot: Snapshot, *, predicate: Predicate | None) -> Sequence[Region] | None:
     """Return the regions that may hold rows for which the predicate is true; None for all of them.
 
     No request when it pins every field by equality, or none of the columns that regions are made of is in it, else one
-    GET of the registry.
+    GET of the registry. Those made by hand may hold any row, and cost that GET each time.
     """
     spec = snapshot.config.region_spec
     predicate = in_columns(predicate, snapshot.schema.names)
@@ -53,11 +58,13 @@ def matching_regions(store: ObjectStore, snapshot: Snapshot, *, predicate: Predi
     equal = _equalities(predicate, snapshot.schema)
     pinned = {at: value for at, field in enumerate(spec.fields) for value in _pinned(field, equal)}
     if len(pinned) == len(spec.fields):
-        return [region_for(snapshot.table_id, spec, tuple(pinned[at] for at in range(len(spec.fields))))]
+        own = region_for(snapshot.table_id, spec, tuple(pinned[at] for at in range(len(spec.fields))))
+        return [own, *hand_regions(store, snapshot)]
     regions = known_regions(store, snapshot)
-    fitting = [each for each in regions if _fits(each, pinned)]
+    fitting = [each for each in regions if each.spec_id == spec.id and _fits(each, pinned)]
     keep = possible(predicate, _by_values(fitting, spec, snapshot.schema), len(fitting))
-    return [each for each, is_kept in zip(fitting, keep, strict=True) if is_kept]
+    routed = (each for each, is_kept in zip(fitting, keep, strict=True) if is_kept)
+    return [*routed, *(each for each in regions if each.spec_id == BY_HAND_SPEC)]
 
 
 def _by_values(regions: Sequence[Region], spec: RegionSpec, schema: pa.Schema) -> Leaf:

@@ -165,7 +165,7 @@ class View:
                 snapshot = self.refresh()
             if snapshot.version == before.version:
                 return early()
-            is_settled = snapshot.config.region_spec.id == before.config.region_spec.id
+            is_settled = snapshot.config.dividing == before.config.dividing
             if is_settled and not self._has_raw_logs(consistency):
                 return answer(snapshot, captured)
         return answer(*self.captured(at, consistency, regions))
@@ -196,6 +196,6 @@ class View:
             before = self.snapshot
             captured = capture(before)
             snapshot = self.refresh()
-            if snapshot.config.region_spec.id == before.config.region_spec.id:
+            if snapshot.config.dividing == before.config.dividing:
                 return snapshot, captured
             # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.

@@ -9,7 +9,7 @@ it carries, and the log refuses it unless they follow the recorded ones (lessons
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import generation
 from storage_core.region.indexed_base import IndexedBase, with_index
 from storage_core.region.merge_segments import MovingSegments
+from storage_core.region.merge_turns import in_turn, merges_of
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap
 from storage_core.region.refused import REFUSALS, Attempt, Records, naming_works, quarantine_records, refused
@@ -54,17 +55,17 @@ def plan(
     snapshot: Snapshot,
     *,
     manifests: Sequence[RegionManifest] | None = None,
+    regions: Collection[str] | None = None,
     max_records: int = MAX_RECORDS,
 ) -> list[MergeWork]:
     """Return what there is to merge: at most one work per region, and none when the base has everything.
 
     Works may touch the same splits of the base: `actions_of` unites what they hide. A work takes the oldest unmerged
-    generations, at least one, up to about `max_records` records; plan again for the rest. One GET per generation taken,
-    and those of `known_manifests` unless its answer is given. Raises `Corrupt` when a region's manifest skips a
-    generation.
+    generations, at least one, up to about `max_records` records; plan again for the rest, of `regions` where given. One
+    GET per generation taken, and those of `known_manifests` unless given. Raises `Corrupt` for a gap in generations.
     """
     newest = known_manifests(store, snapshot) if manifests is None else manifests
-    works = [_plan_region(store, snapshot, each, max_records) for each in newest]
+    works = [_plan_region(store, snapshot, each, max_records) for each in in_turn(snapshot, newest, regions)]
     return with_index(snapshot, [work for work in works if work is not None])
 
 
@@ -85,6 +86,7 @@ def _plan_region(
         primary_key=key,
         base=_touched(snapshot, taken, key),
         context=context_of(snapshot),
+        merged=merges_of(snapshot),
     )
 
 

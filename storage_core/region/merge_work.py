@@ -10,7 +10,7 @@ from typing import Any
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.index.coverage import Answering
 from storage_core.log.actions import Add, IndexSegment, MergedGenerations, Translation, to_json_object
-from storage_core.log.conflicts.requirements import MergeProgress
+from storage_core.log.conflicts.requirements import MergeProgress, SameMerges
 from storage_core.log.encoding.action_json import read_action, read_actions, write_actions
 from storage_core.split.context import SplitContext
 from storage_core.split.rewrite import Rewrite
@@ -23,6 +23,8 @@ class MergeWork:
     `generations` are consecutive, a sorted one by the range that it stands for, and start at `after` + 1. `base` are
     the live splits whose key bounds admit a touched key, with their deletion vectors; that they hold one is decided by
     reading their keys, or by a primary-key index: what of it answers for them is in `answering`, by path.
+    `merged` is what the plan saw merged of all regions, where some are made by hand; of use to who commits, and no part
+    of the JSON.
     """
 
     region: str
@@ -32,11 +34,13 @@ class MergeWork:
     base: tuple[Add, ...]
     context: SplitContext
     answering: Mapping[str, Answering] = field(default_factory=dict)
+    merged: Mapping[str, int] | None = None
 
     @property
-    def requirements(self) -> tuple[MergeProgress, ...]:
+    def requirements(self) -> tuple[MergeProgress | SameMerges, ...]:
         """What the commit has to demand: that the region's progress is still where this work starts."""
-        return (MergeProgress(self.region, self.after),)
+        own = MergeProgress(self.region, self.after)
+        return (own,) if self.merged is None else (own, SameMerges(self.merged))
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes equal work."""

@@ -1,8 +1,9 @@
 """The registry of a table's regions: which there are, so that readers need no listing of the log.
 
-`_mem_wal/_regions.json` names every region of a spec with fields; the region of the whole table needs no entry. It is
-extended by compare-and-swap *before* the first manifest of a region, so what was acknowledged is in a region that the
-registry names. It also says which specs take no new region: changing the spec closes the one before (decision 0040).
+`_mem_wal/_regions.json` names every region of a spec with fields, and every one made by hand; the region of the whole
+table needs no entry. It is extended by compare-and-swap *before* the first manifest of a region, so what was
+acknowledged is in a region that the registry names. It also says which specs take no new region: changing the spec
+closes the one before (decision 0040).
 
 It is derived: lost or torn, it is made again from the manifests of the regions, whose directories a listing shows.
 """
@@ -26,7 +27,7 @@ from storage_core.objectstore.contract import ObjectStore, PutResult, unchanged
 from storage_core.objectstore.create import put_or_unknown
 from storage_core.region.manifest import read_latest
 from storage_core.region.spec import closing_region, only_region
-from storage_core.settings.region_fields import WHOLE_TABLE_SPEC, Region
+from storage_core.settings.region_fields import BY_HAND_SPEC, WHOLE_TABLE_SPEC, Region
 
 _logger = logging.getLogger(__name__)
 
@@ -52,18 +53,29 @@ def read_registry(store: ObjectStore) -> Registry:
 
 
 def known_regions(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
-    """Return the regions that may hold rows which the snapshot has not merged: those of its current spec.
+    """Return the regions that may hold rows which the snapshot has not merged: its current spec's, then those by hand.
 
     Regions of the specs before it were merged whole before it became current (decision 0040). None for append tables.
-    Without fields no request, else one GET of the registry.
+    One GET of the registry, or no request where the spec has no fields and no region is made by hand.
     """
     config = snapshot.config
     if config.kind != "keyed":
         return []
-    if not config.region_spec.fields:
-        return [only_region(snapshot.table_id, config.region_spec)]
-    empty = closing_region(snapshot.table_id, config.region_spec).id
-    return [each for each in read_registry(store).of_spec(config.region_spec.id) if each.id != empty]
+    is_one = not config.region_spec.fields
+    named = Registry() if is_one and not config.regions_by_hand else read_registry(store)
+    if is_one:
+        routed = [only_region(snapshot.table_id, config.region_spec)]
+    else:
+        empty = closing_region(snapshot.table_id, config.region_spec).id
+        routed = [each for each in named.of_spec(config.region_spec.id) if each.id != empty]
+    return [*routed, *(named.of_spec(BY_HAND_SPEC) if config.regions_by_hand else ())]
+
+
+def hand_regions(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
+    """Return the regions that callers made by hand, by id. One GET of the registry where the table may have any."""
+    if snapshot.config.kind != "keyed" or not snapshot.config.regions_by_hand:
+        return []
+    return read_registry(store).of_spec(BY_HAND_SPEC)
 
 
 def known_manifests(store: ObjectStore, snapshot: Snapshot) -> list[RegionManifest]:
@@ -127,7 +139,7 @@ def rebuilt(store: ObjectStore) -> Registry:
     not pruned until their next claim. Raises `Corrupt` naming the manifest that cannot be read.
     """
     found = (read_latest(store, region) for region in _listed(store))
-    manifests = [each for each in found if each is not None and each.region_spec_id > WHOLE_TABLE_SPEC]
+    manifests = [each for each in found if each is not None and each.region_spec_id != WHOLE_TABLE_SPEC]
     regions = (Region(id=each.region_id, spec_id=each.region_spec_id, values=None) for each in manifests)
     closed = {each.region_spec_id: each.closed_by for each in manifests if each.closed_by}
     return Registry(regions={each.id: each for each in regions}, closed=closed, is_rebuilt=True)

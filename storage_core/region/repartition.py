@@ -25,7 +25,14 @@ from storage_core.region.manifest import check_epoch, commit, read_latest
 from storage_core.region.registry import close_spec, known_regions, read_registry
 from storage_core.region.spec import check_spec, closing_region, only_region
 from storage_core.region.writer import RegionWriter
-from storage_core.settings.region_fields import REGIONS_KEY, Region, RegionField, RegionSpec, specs_to_text
+from storage_core.settings.region_fields import (
+    BY_HAND_SPEC,
+    REGIONS_KEY,
+    Region,
+    RegionField,
+    RegionSpec,
+    specs_to_text,
+)
 
 _ATTEMPTS = 10
 
@@ -69,7 +76,7 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, quar
 
 def _flush_everything(log: TransactionLog, snapshot: Snapshot) -> None:
     """Make generations of what writers acknowledged: only those can be merged, or refuse to be."""
-    for region in known_regions(log.store, snapshot):
+    for region in _of_spec(log.store, snapshot):
         latest = read_latest(log.store, region.id)
         if latest is None or latest.closed_by:
             continue
@@ -79,9 +86,15 @@ def _flush_everything(log: TransactionLog, snapshot: Snapshot) -> None:
                 writer.flush()
 
 
+def _of_spec(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
+    """The regions of the spec that ends; those made by hand are of none, and stay as they are."""
+    return [each for each in known_regions(store, snapshot) if each.spec_id != BY_HAND_SPEC]
+
+
 def _merge_everything(log: TransactionLog, *, quarantine: bool) -> None:
     snapshot = log.snapshot()
-    while works := merge.plan(log.store, snapshot):
+    own = {each.id for each in _of_spec(log.store, snapshot)}
+    while works := merge.plan(log.store, snapshot, regions=own):
         now_ms = log.clock.now_ms()
         execute = partial(merge.execute, log.store, ids=log.ids, now_ms=now_ms, quarantine=quarantine)
         results = [execute(work) for work in works]

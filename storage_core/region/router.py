@@ -22,7 +22,7 @@ from storage_core.process import HomeProcess
 from storage_core.region.following import Following, Known
 from storage_core.region.options import WriterOptions
 from storage_core.region.records import Keys, RecordBuilder
-from storage_core.region.spec import Routed, region_of_values, route
+from storage_core.region.spec import Routed, hand_region, region_of_values, route
 from storage_core.region.writer import RegionWriter, close_after
 from storage_core.rows.earlier_records import conformed
 from storage_core.rows.incoming import Rows
@@ -211,16 +211,26 @@ def open_writer(
     log: TransactionLog,
     snapshot: Snapshot,
     *,
-    region: Mapping[str, object] | None = None,
+    region: Mapping[str, object] | str | None = None,
     options: WriterOptions | None = None,
 ) -> TableWriter:
     """Return a writer of a keyed table by the region spec that is newest; see `Table.writer`.
 
-    Raises `InvalidInput` on an append table, and for a `region` that the spec does not have.
+    Raises `InvalidInput` on an append table, for a `region` that the spec does not have, and for the name of one where
+    the table has none by hand.
     """
     if snapshot.config.kind != "keyed":
         raise InvalidInput(f"{log.store.uri}: a writer needs a keyed table; use append", uri=log.store.uri)
     head = log.refresh(snapshot)
+    if isinstance(region, str):
+        by_hand = hand_region(head.table_id, region)
+        if not head.config.regions_by_hand:
+            raise InvalidInput(
+                f"{log.store.uri}: region {region!r} is named by hand, and this table has only those of its region "
+                "spec; alter it first with regions_by_hand: true, or name the region by a value per field",
+                region=region,
+            )
+        return RegionWriter.open(log.store, head, clock=log.clock, ids=log.ids, options=options, region=by_hand)
     spec = head.config.region_spec
     only = None if region is None else region_of_values(head.table_id, spec, region)
     if spec.fields:

@@ -25,7 +25,15 @@ from storage_core.rows.codes import codes
 from storage_core.rows.exact import exact_array
 from storage_core.rows.keys import dense_ranks, pack
 from storage_core.rows.schema import from_schema_string, to_schema_string
-from storage_core.settings.region_fields import WHOLE_TABLE, WHOLE_TABLE_SPEC, Region, RegionField, RegionSpec, Value
+from storage_core.settings.region_fields import (
+    BY_HAND_SPEC,
+    WHOLE_TABLE,
+    WHOLE_TABLE_SPEC,
+    Region,
+    RegionField,
+    RegionSpec,
+    Value,
+)
 
 DeclaredField: TypeAlias = RegionField | Mapping[str, object]
 
@@ -59,8 +67,19 @@ def region_for(table_id: str, spec: RegionSpec, values: tuple[Value, ...]) -> Re
     """Return the region of these canonical values, one per field of the spec; the same everywhere and for ever."""
     if spec.id == WHOLE_TABLE_SPEC:
         return whole_table(table_id)
-    name = f"region:{spec.id}:{json.dumps(values, separators=(',', ':'))}"
-    return Region(id=str(uuid.uuid5(uuid.UUID(table_id), name)), spec_id=spec.id, values=values)
+    return _named(table_id, spec.id, values)
+
+
+def hand_region(table_id: str, name: str) -> Region:
+    """Return the region that callers make by this name. Raises `InvalidInput` for the empty text."""
+    if not name:
+        raise InvalidInput(f"a region made by hand has a name, a text that is not empty; found {name!r}")
+    return _named(table_id, BY_HAND_SPEC, (name,))
+
+
+def _named(table_id: str, spec_id: int, values: tuple[Value, ...]) -> Region:
+    name = f"region:{spec_id}:{json.dumps(values, separators=(',', ':'))}"
+    return Region(id=str(uuid.uuid5(uuid.UUID(table_id), name)), spec_id=spec_id, values=values)
 
 
 def closing_region(table_id: str, spec: RegionSpec) -> Region:

@@ -64,7 +64,7 @@ def write_region(
         replay_after_wal_id=replay_after,
         wal_id_last_seen=writing.last,
         flushed_generations=flushed,
-        region_spec_id=found.spec_id or WHOLE_TABLE_SPEC,
+        region_spec_id=WHOLE_TABLE_SPEC if found.spec_id is None else found.spec_id,
         closed_by=found.closed_by,
         writer_id=writing.writer_id,
         distributed=found.offsets,

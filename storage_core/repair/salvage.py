@@ -28,6 +28,7 @@ from storage_core.repair.known_log import KnownLog, Replacement
 from storage_core.repair.lineage_replay import Choice, choose
 from storage_core.repair.lost_merges import DatedSplit, superseded
 from storage_core.repair.region_salvage import RegionSalvage
+from storage_core.settings.region_fields import BY_HAND_SPEC
 from storage_core.settings.table import TableConfig
 
 
@@ -80,10 +81,13 @@ def salvage(store: ObjectStore, inventory: Inventory, check: LogCheck, regions: 
     found, unreadable = _found(store, inventory, known, _table_id(known))
     found, doubtful = _later_than(reached, found, known)
     registered = {name: each.spec_id for name, each in regions.items() if each.spec_id is not None}
-    spec_ids = registered | spec_ids_of_merges(found)
+    by_hand = {name: BY_HAND_SPEC for name, spec_id in registered.items() if spec_id == BY_HAND_SPEC}
+    spec_ids = registered | spec_ids_of_merges(found) | by_hand
     newest = max(spec_ids.values(), default=0)
     # A region spec follows when those before it are merged whole (decision 0040): nobody merges them again.
-    generations = {name: each.complete for name, each in regions.items() if spec_ids.get(name, newest) == newest}
+    generations = {
+        name: each.complete for name, each in regions.items() if spec_ids.get(name, newest) in (newest, BY_HAND_SPEC)
+    }
     choice = choose(found, known.evidence(_collected(store, inventory), generations))
     metadata = known.metadata or metadata_of(store, found or newest_readable(store, inventory, known.live, known.older))
     metadata = with_region_specs(metadata, newest, store, inventory)
@@ -141,6 +145,9 @@ def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_i
         return DatedSplit(add=add, order=order, progress=before, certain=False)
     # A merge writes rows of its own region. No other region's records touch them but those of later region specs,
     # nothing of which was merged yet (decision 0040).
+    # Where regions are made by hand, others may follow with the same keys: what they had merged by then is not known.
+    if BY_HAND_SPEC in spec_ids.values():
+        return DatedSplit(add=add, order=order, progress={merged.region: merged.generation}, certain=False)
     own = spec_ids[merged.region]
     others = {region: last for region, last in result.merged.items() if spec_ids.get(region, own) <= own}
     progress = {**others, merged.region: merged.generation}

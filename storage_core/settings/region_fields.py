@@ -15,9 +15,13 @@ from storage_core.foreign_text import quoted
 from storage_core.settings.json_text import json_text, json_value
 
 REGIONS_KEY = "tidemark.regions"
+HAND_REGIONS_KEY = "tidemark.regionsByHand"
 
 WHOLE_TABLE_SPEC = 1
-"""The region spec without fields: one region holds every key of the table. Zero would mean no spec at all."""
+"""The region spec without fields: one region holds every key of the table."""
+
+BY_HAND_SPEC = 0
+"""In the place of a spec's id: none governs the region, which a caller made by a name. Its value is the name."""
 
 Value: TypeAlias = bool | int | str | None
 """A field's value in the form that a region is named by: see `region.spec.canonical`."""

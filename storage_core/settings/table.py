@@ -24,12 +24,13 @@ from storage_core.settings.json_text import (
     whole_number,
     whole_numbers,
 )
-from storage_core.settings.late_data import LATE_DATA_KEY, LONGEST_ACCEPTANCE_MS, LateData
+from storage_core.settings.late_data import LATE_DATA_KEY, LateData
 from storage_core.settings.partition_fields import PARTITION_BY_KEY, PartitionField, partition_fields
 from storage_core.settings.raw_logs import RAW_LOGS_KEY, FeedingRawLog
 from storage_core.settings.raw_logs import from_text as raw_logs_from_text
 from storage_core.settings.raw_logs import to_text as raw_logs_to_text
 from storage_core.settings.region_fields import (
+    HAND_REGIONS_KEY,
     REGIONS_KEY,
     WHOLE_TABLE,
     RegionSpec,
@@ -37,9 +38,9 @@ from storage_core.settings.region_fields import (
     specs_from_text,
     specs_to_text,
 )
+from storage_core.settings.retention import check_retention
 from storage_core.settings.split_codec import SplitCodec, SplitCompression
 
-LONGEST_RETENTION_MS = LONGEST_ACCEPTANCE_MS
 SPLIT_METADATA_KEY = "tidemark.splitMetadata"
 FORMER_WINDOWS_KEY = "tidemark.formerWindows"
 MOST_MANIFEST_ENTRIES = 50_000
@@ -97,11 +98,12 @@ class TableConfig:
     A merge flushes the rows of a region whose writer was silent for `idle_after_ms` (`region.idle`).
     `map_columns` says what a patch does to a map column: `replace` it, as where nothing is said, or `merge` its keys
     (`rows.fold`). `partition_by` are texts of `settings.partition_fields`, in their canonical form. Splits have a
-    Parquet Bloom filter of each of the `bloom_filters` columns. `region_specs` are all there ever were, the current
-    one last. A checkpoint aims at `manifest_entries` splits in a manifest, and the newest `retained_states` stay
-    whatever their age. Bounds of strings in the log are cut after `string_cut` code points.
-    `maintained_indexes` names the indexes of which generations get segments;
-    None are all of them. Of `raw_logs` readers at `latest` see the rows that are not distributed yet (decision 0144).
+    Parquet Bloom filter of each of the `bloom_filters` columns. `region_specs` are all there ever were, the current one
+    last; with `regions_by_hand` callers may make more, by a name (decision 0150). A checkpoint aims at
+    `manifest_entries` splits in a manifest, and the newest `retained_states` stay whatever their age. Bounds of strings
+    in the log are cut after `string_cut` code points. `maintained_indexes` names the indexes of which generations get
+    segments; None are all of them. Of `raw_logs` readers at `latest` see the rows that are not distributed yet
+    (decision 0144).
     """
 
     time_column: Annotated[str | None, _Stored("tidemark.timeColumn")] = None
@@ -151,6 +153,7 @@ class TableConfig:
         default_factory=CompactionSettings
     )
     region_specs: Annotated[tuple[RegionSpec, ...], _Stored(REGIONS_KEY, _REGIONS)] = (WHOLE_TABLE,)
+    regions_by_hand: Annotated[bool, _Stored(HAND_REGIONS_KEY, _FLAG, changeable=True)] = False
     maintained_indexes: Annotated[
         tuple[str, ...] | None, _Stored("tidemark.maintainedIndexes", _NAMES, changeable=True)
     ] = None
@@ -172,7 +175,7 @@ class TableConfig:
             if mode not in get_args(MapMode):
                 raise InvalidInput(f"map column {name!r}: {mode!r} is not one of {', '.join(get_args(MapMode))}")
         if self.retention_ms is not None:
-            _check_retention(self.retention_ms, self.window_seconds)
+            check_retention(self.retention_ms, self.window_seconds)
         coarse = self.compaction.coarsen_to
         if coarse is not None and (self.window_seconds is None or coarse % self.window_seconds):
             has = "none" if self.window_seconds is None else f"windows of {self.window_seconds} s"
@@ -208,6 +211,11 @@ class TableConfig:
     def region_spec(self) -> RegionSpec:
         """The region spec that writers follow."""
         return self.region_specs[-1]
+
+    @property
+    def dividing(self) -> tuple[int, bool]:
+        """What says which regions there are: what was captured of them under another is captured again."""
+        return self.region_spec.id, self.regions_by_hand
 
     @property
     def split_codec(self) -> SplitCodec:
@@ -272,16 +280,6 @@ class TableConfig:
             if key.startswith(INDEX_PREFIX)
         )
         return TableConfig(**found, indexes=indexes)
-
-
-def _check_retention(retention_ms: int, window_seconds: int | None) -> None:
-    if retention_ms > LONGEST_RETENTION_MS:
-        raise InvalidInput(f"retention_ms is {retention_ms}; it must be at most {LONGEST_RETENTION_MS} (999999999h)")
-    if window_seconds is None:
-        raise InvalidInput(
-            "retention is by whole windows, and this table has none; declare a time_column and a window, or leave "
-            "retention out"
-        )
 
 
 def _distinct(what: str, names: tuple[str, ...]) -> None:

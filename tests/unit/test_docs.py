@@ -285,6 +285,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         version_retention_ms=1,
         retention_ms=86_400_000,
         idle_after_ms=1,
+        regions_by_hand=True,
         late_data=LateData(),
         raw_logs=(FeedingRawLog(name="raw", table="t", stores=("memory://raw",)),),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage_core.errors import CommitConflict, Fenced
@@ -47,6 +48,28 @@ class MergeProgress:
                 region=self.region,
                 expected=self.after,
                 found=recorded,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SameMerges:
+    """No region may have been merged since the plan, which saw these last merged generations.
+
+    For a merge beside regions whose keys nothing keeps apart (decision 0150): two that know nothing of one another
+    could both add a row of a key.
+    """
+
+    merged: Mapping[str, int]
+
+    def check(self, head: Snapshot) -> None:
+        """Raise `CommitConflict` naming the regions that another merge has advanced."""
+        found = head.merged_generations
+        changed = sorted(each for each in {*self.merged, *found} if self.merged.get(each) != found.get(each))
+        if changed:
+            raise CommitConflict(
+                f"region {', '.join(changed)}: merged by version {head.version} after this merge was planned, of a "
+                "table with regions made by hand, whose merges follow one another; plan again",
+                regions=changed,
             )
 
 
@@ -131,4 +154,4 @@ class SameRetention:
             )
 
 
-Requirement = MergeProgress | AtVersion | TokenUnused | TxnProgress | SameRetention
+Requirement = MergeProgress | SameMerges | AtVersion | TokenUnused | TxnProgress | SameRetention

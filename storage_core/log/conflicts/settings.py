@@ -24,6 +24,7 @@ _RELIED_ON: Mapping[str, Callable[[Snapshot], object]] = {
     "sort schema": lambda snapshot: snapshot.config.sort_schema,
     "window": lambda snapshot: snapshot.config.window_seconds,
     "primary key": lambda snapshot: snapshot.config.primary_key,
+    "regions by hand": lambda snapshot: snapshot.config.regions_by_hand,  # by which merges exclude one another
 }
 
 
