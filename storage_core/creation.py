@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from storage_core.alteration import change_column, declared_changes
-from storage_core.definition import check_definition, check_names, check_unchanged, keeping_order, keeping_windows
+from storage_core.definition import check_definition, check_names, check_unchanged, keeping_order, keeping_windows, require_names
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import probe_key, version_key
 from storage_core.ingest.landing import LANDING
@@ -43,6 +43,7 @@ def create(
     `TransactionLog.create`.
     """
     check_definition(schema, config)
+    require_names(schema.names)
     schema = bare(schema)
     metadata = Metadata(
         id=log.ids.uuid(),
