@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.declaration_parts import arrow_field, spark_type
-from storage_core.definition import check_definition
+from storage_core.definition import check_definition, require_names
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.ingest.landing import LANDING, LandingSpec, captured_columns
@@ -37,6 +37,7 @@ from storage_core.rows.columns import (
     with_entries,
     with_former,
 )
+from storage_core.rows.dropped_columns import with_dropped
 from storage_core.rows.fold import record_schema
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import bind, recorded_order
@@ -59,6 +60,7 @@ class ColumnChange:
 
 def add_column(name: str, type_: ColumnType, default: object = None) -> ColumnChange:
     """Return the change that adds a nullable column behind the others; rows that were written before have `default`."""
+    require_names([name])
     kind = _type(type_)
 
     def make(_: Snapshot, schema: pa.Schema) -> pa.Schema:
@@ -121,6 +123,7 @@ def relax_column(name: str) -> ColumnChange:
 
 def rename_column(old: str, new: str) -> ColumnChange:
     """Return the change of a column's name; splits know it by the one that it has there."""
+    require_names([new])
 
     def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
         field = _existing(schema, old)
@@ -260,7 +263,7 @@ def altered(snapshot: Snapshot, change: ColumnChange) -> Snapshot | None:
     check_definition(made, snapshot.config)
     if snapshot.config.primary_key:
         record_schema(made)
-    changed = {**configuration, LAST_COLUMN_ID: str(last)} | former_setting(former)
+    changed = {**with_dropped(configuration, before, made), LAST_COLUMN_ID: str(last)} | former_setting(former)
     return replace(
         snapshot, metadata=replace(snapshot.metadata, schemaString=to_schema_string(made), configuration=changed)
     )
@@ -286,4 +289,8 @@ def _with(schema: pa.Schema, field: pa.Field) -> pa.Schema:
 
 
 def _type(type_: ColumnType) -> pa.DataType:
-    return arrow_field("column", spark_type(type_)).type if isinstance(type_, str) else type_
+    if isinstance(type_, str):
+        return arrow_field("column", spark_type(type_)).type
+    if not isinstance(type_, pa.DataType):
+        raise InvalidInput(f"{type_!r} is no column type: give an Arrow type or the name of one, such as 'long'")
+    return type_

@@ -17,6 +17,7 @@ from storage_core.definition import (
     keeping_hand_regions,
     keeping_order,
     keeping_windows,
+    require_names,
 )
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import probe_key, version_key
@@ -49,6 +50,7 @@ def create(
     `TransactionLog.create`.
     """
     check_definition(schema, config)
+    require_names(schema.names)
     schema = without_metadata(schema)
     metadata = Metadata(
         id=log.ids.uuid(),

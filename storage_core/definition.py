@@ -25,6 +25,8 @@ from storage_core.settings.late_data import LateData, LatePolicy
 from storage_core.settings.table import CHANGEABLE, TableConfig
 from storage_core.settings.vector_options import beside_kind
 
+_OF_CHANGES = frozenset({"_change_type", "_commit_version", "_commit_timestamp"})
+
 
 def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     """Raise `InvalidInput` naming the part that is wrong; return when the table can be created.
@@ -56,6 +58,24 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     check_maintained(config)
     _check_time(schema, config)
     sort_order.bind(config, schema)
+
+
+def require_names(names: Sequence[object]) -> None:
+    """Return when new columns can be called so. Raises `InvalidInput`.
+
+    Tables keep columns that they have by now, whatever those are called. A declaration refuses every name that starts
+    with `_`; here only those that reads of changes give their own columns are refused.
+    """
+    for name in names:
+        why = None
+        if not isinstance(name, str):
+            why = "it is no text"
+        elif not name.isprintable() or not name.strip():
+            why = "it is blank or unprintable"
+        elif name.casefold() in _OF_CHANGES:
+            why = "reads give it a meaning"
+        if why:
+            raise InvalidInput(f"{name!r} cannot name a column: {why}; choose another name", column=name)
 
 
 def check_names(snapshot: Snapshot, config: TableConfig) -> None:

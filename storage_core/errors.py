@@ -29,6 +29,9 @@ from typing import ClassVar, Self
 SEE_CORRUPT = "run: tidemark fsck, and see `Corrupt` in docs/operations.md"
 """What to do about damage: the advice of a `Corrupt` that has none of its own."""
 
+SEE_FILE = "write the file again, or leave it out"
+"""What to do about a damaged file that is not of a table: `fsck` knows nothing of it."""
+
 
 class TidemarkError(Exception):
     """The root. `str(error)` says what happened, where, and what to do; `context` carries the same as fields."""
@@ -145,6 +148,11 @@ class Corrupt(TidemarkError):
 
     def __str__(self) -> str:
         return self.found if self.advice is None else f"{self.found}; {self.advice}"
+
+
+def unsound(found: str, **context: object) -> Corrupt:
+    """Return the error about a file that others wrote and that is given to a table."""
+    return Corrupt(found, advice=SEE_FILE, **context)
 
 
 class Unsupported(TidemarkError):

@@ -45,7 +45,7 @@ def forget(
         found = table.forgotten(where, raw_logs=raw_logs)
         _show(found, {}, as_json=as_json)
         if not found.is_clean:
-            raise Unavailable(f"{counted(len(_objects(found)), 'object')} still hold rows; look again later")
+            raise typer.Exit(Unavailable.exit_code)
         return
     done = table.forget(where, raw_logs=raw_logs)
     status = "committed" if done.rows or done.commit_id else "nothing_to_do"

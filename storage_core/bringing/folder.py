@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from storage_core.bringing.source import short_hash
 from storage_core.bringing.union import Union, fitted, require_fits
-from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
+from storage_core.errors import InvalidInput, TidemarkError, Unavailable, unsound
 from storage_core.ingest.landing import LandedFile, LandingSpec, open_bytes, survey
 from storage_core.ingest.parquet_files import footer_of, sound_batches
 from storage_core.objectstore.prefetch import prefetch
@@ -138,9 +138,9 @@ def _rows(footer: Footer, schema: pa.Schema) -> Iterator[pa.Table]:
             raise error.reworded(f"{where}: {error.found} (rows are counted from row {read})", file=where) from error
         raise error.reworded(f"{where}: {error.found}", file=where) from error
     if read != footer.rows:
-        raise Corrupt(f"{where}: {read} rows were read, its footer says {footer.rows}", file=where)
+        raise unsound(f"{where}: {read} rows were read, its footer says {footer.rows}", file=where)
 
 
 def _require_same(footer: Footer, found: pa.Schema) -> None:
     if not found.remove_metadata().equals(footer.columns):
-        raise Corrupt("changed while it was being imported; import it again")
+        raise unsound("changed while it was being imported")

@@ -157,7 +157,7 @@ def require_append_table(snapshot: Snapshot, uri: str) -> None:
 
 def required_filter(condition: object, verb: str) -> Filter:
     """Return the filter of a statement, which does not go without. Raises `InvalidInput`."""
-    found = wanted_filter(condition)
+    found = None if isinstance(condition, str) and not condition.strip() else wanted_filter(condition)
     if found is None:
         raise InvalidInput(f"{verb} needs a condition; for every row of the table say so: {verb} where 'true'")
     return found

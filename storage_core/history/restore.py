@@ -42,10 +42,12 @@ from storage_core.rows.columns import (
     former_names,
     former_setting,
     has_changed,
+    may_widen,
     numbered,
     stored_names,
     with_former,
 )
+from storage_core.rows.dropped_columns import DROPPED, dropped_columns, with_dropped
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.region_fields import HAND_REGIONS_KEY, REGIONS_KEY
 from storage_core.split.hidden import removal
@@ -197,23 +199,32 @@ def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
 
 
 def _with_columns(wanted: Metadata, head: Snapshot, target: Snapshot) -> Metadata:
-    """The older columns, as wide as they have become since, for rows that are not merged; ids and names stay used.
+    """The older columns, as wide as they ever were, for rows of other versions and such that are not merged.
+
+    Ids and names stay used.
 
     One that comes back to a keyed table is nullable: records that are not merged were written without it.
     """
-    schema, now = numbered(target.schema), {column_id(field): field for field in head.schema}
-    wide = [_as_wide(field, now.get(column_id(field)), target) for field in schema]
     settings = head.metadata.configuration
+    schema, now = numbered(target.schema), {column_id(field): field for field in head.schema}
+    known = dropped_columns(settings) | now
+    wide = pa.schema([_as_wide(field, known.get(column_id(field))) for field in schema])
+    if target.config.kind == "keyed":
+        wide = pa.schema([each if column_id(each) in now else each.with_nullable(nullable=True) for each in wide])
     former = with_former(former_names(settings), head.schema, schema)
-    configuration = {name: value for name, value in wanted.configuration.items() if name != FORMER_NAMES}
+    configuration = {name: value for name, value in wanted.configuration.items() if name not in (FORMER_NAMES, DROPPED)}
     configuration |= {LAST_COLUMN_ID: settings[LAST_COLUMN_ID], **former_setting(former)}
-    return replace(wanted, schemaString=to_schema_string(pa.schema(wide)), configuration=configuration)
+    lost = {DROPPED: settings[DROPPED]} if DROPPED in settings else {}
+    configuration = with_dropped({**configuration, **lost}, head.schema, wide)
+    return replace(wanted, schemaString=to_schema_string(wide), configuration=configuration)
 
 
-def _as_wide(field: pa.Field, now: pa.Field | None, target: Snapshot) -> pa.Field:
-    if now is None:
-        return field.with_nullable(field.nullable or target.config.kind == "keyed")
-    return field.with_type(now.type).with_nullable(field.nullable or now.nullable)
+def _as_wide(field: pa.Field, last: pa.Field | None) -> pa.Field:
+    """The column, or the same as it was last where that is wider."""
+    if last is None:
+        return field
+    wide = field.with_type(last.type) if may_widen(field.type, last.type) else field
+    return wide.with_nullable(field.nullable or last.nullable)
 
 
 def _segments_back(store: ObjectStore, head: Snapshot, target: Snapshot) -> tuple[IndexSegment, ...]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from storage_core.errors import Corrupt
+from storage_core.errors import unsound
 from storage_core.foreign_text import shortened
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.lines import MOST_CELLS, valid_text
@@ -64,7 +64,7 @@ def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: i
 def _chunks(stream: BinaryIO, block_bytes: int, mark: str) -> Iterator[bytes]:
     while chunk := stream.read(block_bytes):
         if len(chunk) == block_bytes and not (b"\n" in chunk or b"\r" in chunk):
-            raise Corrupt(f"it has {block_bytes} bytes without the end of a line; not a CSV file")
+            raise unsound(f"it has {block_bytes} bytes without the end of a line; not a CSV file")
         yield chunk
     yield f"\n{mark}".encode()
 
@@ -143,11 +143,11 @@ def _check_header(text: pa.NativeFile, names: Sequence[str]) -> None:
     try:
         columns = next(filter(None, csv.reader(io.StringIO(start, newline=""))))
     except StopIteration:
-        raise Corrupt("it is not a CSV file with a header (it has no line)") from None
+        raise unsound("it is not a CSV file with a header (it has no line)") from None
     except csv.Error as error:
-        raise Corrupt(f"it is not a CSV file with a header ({error})") from error
+        raise unsound(f"it is not a CSV file with a header ({error})") from error
     if len(columns) > len(names):
-        raise Corrupt(_other_columns([each for each in columns if each not in names]))
+        raise unsound(_other_columns([each for each in columns if each not in names]))
 
 
 class _RecordCounter:
@@ -214,10 +214,10 @@ def _open(
         )
         names = [counter.form.name(name) for name in reader.schema.names]
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise Corrupt(f"it is not a CSV file with a header ({error})") from error
+        raise unsound(f"it is not a CSV file with a header ({error})") from error
     unknown = [name for name in names if name not in target.schema.names]
     if unknown or len(set(names)) != len(names):
-        raise Corrupt(_other_columns(unknown or names))
+        raise unsound(_other_columns(unknown or names))
     return reader
 
 
@@ -239,7 +239,7 @@ def _batches(
                     yield held, False
                 held = batch.slice(start, most_rows)
     except pa.ArrowInvalid as error:
-        raise Corrupt(
+        raise unsound(
             f"record {counter.records + 1}: it is too long, or a quote that opens in it is never closed ({error})"
         ) from error
     if held is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.errors import Corrupt
+from storage_core.errors import unsound
 
 ANY_RATIO_BYTES = 2**30
 MOST_RATIO = 200
@@ -22,7 +22,7 @@ class Expansion:
         """Count more of them. Raises `Corrupt` above the limit."""
         self._bytes += expanded
         if self._bytes > self._most:
-            raise Corrupt(
+            raise unsound(
                 f"it expands to more than {self._most} bytes, which is both above {ANY_RATIO_BYTES} and above "
                 f"{MOST_RATIO} times its size; land it in pieces"
             )

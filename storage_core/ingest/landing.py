@@ -19,7 +19,7 @@ from typing import BinaryIO, Literal, cast, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable, unsound
 from storage_core.foreign_text import fitted
 from storage_core.ingest.content import ContentHash
 from storage_core.ingest.expansion import Expansion
@@ -195,7 +195,7 @@ def open_bytes(landed: LandedFile, content: ContentHash | None = None) -> Iterat
     store = open_store(landed.uri)
     size = store.head(landed.path).size
     if size != landed.size:
-        raise Corrupt(f"changed while it was being ingested (listed with {landed.size} bytes, now {size})")
+        raise unsound(f"changed while it was being ingested (listed with {landed.size} bytes, now {size})")
     path = store.local_path(landed.path)
     if path is not None:
         with open(path, "rb", opener=_open_regular) as file:  # a path's own method takes no opener

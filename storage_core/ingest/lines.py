@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage_core.errors import Corrupt
+from storage_core.errors import unsound
 
 BLOCK_BYTES = 32 * 2**20
 LONGEST_LINE_BYTES = 64 * 2**20
@@ -58,7 +58,7 @@ def read_lines(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[Lin
         if end == 0:
             rest += chunk
             if len(rest) > LONGEST_LINE_BYTES:
-                raise Corrupt(f"line {first_number} is longer than {LONGEST_LINE_BYTES} bytes; not a file of lines")
+                raise unsound(f"line {first_number} is longer than {LONGEST_LINE_BYTES} bytes; not a file of lines")
             continue
         lines, numbers, first_number = split_lines(rest + chunk[:end], first_number)
         rest = chunk[end:]

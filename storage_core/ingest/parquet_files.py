@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.errors import Corrupt, InvalidInput
+from storage_core.errors import InvalidInput, unsound
 from storage_core.foreign_text import shortened
 from storage_core.formats.parquet_footer import require_sound_chunks
 from storage_core.ingest.expansion import Expansion, plain_bytes
 from storage_core.ingest.lines import MOST_CELLS
-from storage_core.ingest.parquet_pages import Chunk, check_read, chunks_of
+from storage_core.ingest.parquet_pages import Chunk, check_read, chunks_of, groups_of_rows
 from storage_core.ingest.rejection import Parsed, RejectedLine
 from storage_core.ingest.watched_stream import watched
 from storage_core.rows.calendar import BEYOND, as_text, beyond
@@ -69,7 +69,8 @@ def sound_batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], obje
         texts = [each.path for each in _leaves(opened) if each.physical_type == "BYTE_ARRAY"]
         check(opened.schema_arrow)
         opened = _open(checked, texts, opened.metadata)
-        for batch in opened.iter_batches(batch_size=_batch_rows(opened, chunks), use_threads=False):
+        rows_at_once, groups = _batch_rows(opened, chunks), groups_of_rows(opened.metadata)
+        for batch in opened.iter_batches(rows_at_once, groups, use_threads=False):
             expanded = sum(map(plain_bytes, batch.columns))
             expansion.add(expanded)
             rows = max(1, min(batch.num_rows, batch.num_rows * _BATCH_BYTES // max(1, expanded)))
@@ -77,7 +78,7 @@ def sound_batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], obje
                 yield batch.slice(start, rows)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise_refused(file, error)
-        raise Corrupt(f"it is not a whole Parquet file ({error})") from error
+        raise unsound(f"it is not a whole Parquet file ({error})") from error
 
 
 def footer_of(file: str, stream: BinaryIO) -> tuple[pa.Schema, int]:
@@ -87,7 +88,7 @@ def footer_of(file: str, stream: BinaryIO) -> tuple[pa.Schema, int]:
         opened = _open(stream, ())
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise_refused(file, error)
-        raise Corrupt(f"it is not a whole Parquet file ({error})") from error
+        raise unsound(f"it is not a whole Parquet file ({error})") from error
     return opened.schema_arrow.remove_metadata(), opened.metadata.num_rows
 
 
@@ -97,7 +98,7 @@ def _sized(stream: BinaryIO) -> int:
     footer, magic = int.from_bytes(stream.read(4), "little"), stream.read(4)
     stream.seek(0)
     if magic == _MAGIC and footer > min(size, _LARGEST_FOOTER):
-        raise Corrupt(f"its footer has {footer} bytes, {min(size, _LARGEST_FOOTER)} are the most")
+        raise unsound(f"its footer has {footer} bytes, {min(size, _LARGEST_FOOTER)} are the most")
     return size
 
 
@@ -122,7 +123,7 @@ def _batch_rows(opened: pq.ParquetFile, chunks: Mapping[int, Chunk]) -> int:
     rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, width)))
     if any(each.may_be_delta for each in chunks.values()):
         rows = min(rows, _DELTA_ROWS)
-    for group in map(opened.metadata.row_group, range(opened.metadata.num_row_groups)):
+    for group in map(opened.metadata.row_group, groups_of_rows(opened.metadata)):
         longest = max((group.column(index).num_values for index in range(group.num_columns)), default=0)
         rows = min(rows, max(1, MOST_CELLS * max(1, group.num_rows) // max(1, longest)))
     return rows
@@ -151,7 +152,7 @@ def _conformed(batch: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     try:
         return conform(batch, optional)
     except InvalidInput as error:
-        raise Corrupt(f"its columns are not those of the table ({shortened(str(error), 500)})") from error
+        raise unsound(f"its columns are not those of the table ({shortened(str(error), 500)})") from error
 
 
 def _faults(rows: pa.Table, schema: pa.Schema, nonzero: Collection[str]) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 
-from storage_core.errors import Corrupt
+from storage_core.errors import unsound
 from storage_core.formats import thrift
 
 LARGEST_PAGE = 256 * 2**20
@@ -42,14 +42,22 @@ class Chunk:
     may_be_delta: bool
 
 
+def groups_of_rows(metadata: pq.FileMetaData) -> list[int]:
+    """Return which row groups have rows. Those of none may say that pages are where there are none: none is read."""
+    return [group for group in range(metadata.num_row_groups) if metadata.row_group(group).num_rows]
+
+
 def chunks_of(metadata: pq.FileMetaData) -> dict[int, Chunk]:
-    """Return the column chunks by where they begin. Raises `Corrupt` for one that says that it lies in another file."""
+    """Return the column chunks by where they begin, of groups that have rows.
+
+    Raises `Corrupt` for one that says that it lies in another file.
+    """
     found: dict[int, Chunk] = {}
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+    for group in map(metadata.row_group, groups_of_rows(metadata)):
         for index in range(group.num_columns):
             column = group.column(index)
             if column.file_path:
-                raise Corrupt(f"its column {column.path_in_schema} lies in another file; land one that is whole")
+                raise unsound(f"its column {column.path_in_schema} lies in another file")
             first = column.dictionary_page_offset
             start = min(first, column.data_page_offset) if first else column.data_page_offset
             path = column.path_in_schema
@@ -72,13 +80,13 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
         try:
             header, position = thrift.struct(data, position)
         except (IndexError, ValueError) as error:
-            raise Corrupt(f"column {chunk.column}: the header of a page cannot be read") from error
+            raise unsound(f"column {chunk.column}: the header of a page cannot be read") from error
         expanded, length = header.get(_EXPANDED_SIZE), header.get(_STORED_SIZE)
         if not isinstance(expanded, int) or not isinstance(length, int) or not 0 <= length <= end - position:
-            raise Corrupt(f"column {chunk.column}: a page is not whole")
+            raise unsound(f"column {chunk.column}: a page is not whole")
         most = max(LARGEST_PAGE, PAGE_RATIO * length)
         if not 0 <= expanded <= most:
-            raise Corrupt(
+            raise unsound(
                 f"column {chunk.column}: a page expands from {length} to {expanded} bytes, {most} are the most"
             )
         for place, encoding in _ENCODINGS.items():
@@ -88,9 +96,9 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
                     count = about.get(_NUM_VALUES)
                     values += count if isinstance(count, int) else 0
                 if about.get(encoding) == DELTA_BYTE_ARRAY and not chunk.may_be_delta:
-                    raise Corrupt(f"column {chunk.column}: its pages are encoded otherwise than the footer says")
+                    raise unsound(f"column {chunk.column}: its pages are encoded otherwise than the footer says")
         if values > MOST_VALUES and chunk.is_nested:
-            raise Corrupt(
+            raise unsound(
                 f"column {chunk.column}: more than {MOST_VALUES} values in a row group; write smaller row groups"
             )
         position += length

@@ -22,8 +22,9 @@ MOST_FIELDS = 4
 LONGEST_TEXT = 1024
 """Code points of a partition's text; longer texts share the partition of their first 1,024."""
 
-_TEXT = re.compile(r"([a-z]+)(?:\[([0-9]{1,10})\])?\((.+)\)", re.ASCII | re.DOTALL)
+_TEXT = re.compile(r"([a-z]+)(?:\[(-?[0-9]+)\])?\((.+)\)", re.ASCII | re.DOTALL)
 _MOST_PARAMETER = 2**31 - 1
+_MOST_DIGITS = 10
 
 
 class PartitionTransform(StrEnum):
@@ -74,14 +75,19 @@ def partition_field(text: str) -> PartitionField:
     if found is None and text:
         return PartitionField(text)
     if found is not None and found[1] in set(PartitionTransform):
-        transform, parameter = PartitionTransform(found[1]), int(found[2] or 0)
-        if (transform in _WITH_PARAMETER) == (parameter > 0) and parameter <= _MOST_PARAMETER:
+        transform, parameter = PartitionTransform(found[1]), _number(found[2] or "0")
+        if (transform in _WITH_PARAMETER) == (parameter != 0) and 0 <= parameter <= _MOST_PARAMETER:
             return PartitionField(found[3], transform, parameter)
     known = ", ".join(f"{each}[n](column)" if each in _WITH_PARAMETER else f"{each}(column)" for each in _others())
     raise InvalidInput(
         f"partition_by has {quoted(text)}; expected the name of a column, or one of {known}, n from 1 to 2**31 - 1",
         field=text,
     )
+
+
+def _number(digits: str) -> int:
+    """The number of a parameter; one of too many digits to be any is too great."""
+    return int(digits) if len(digits) <= _MOST_DIGITS else _MOST_PARAMETER + 1
 
 
 def _others() -> list[PartitionTransform]:

@@ -516,6 +516,29 @@ def test_a_restore_brings_columns_back_as_wide_as_they_are_and_never_an_id(uri: 
     assert rows(table) == [{"id": 1, "n": 1, "day": None, "text": "one", "c": None}]
 
 
+def test_restores_across_a_column_that_was_widened_and_dropped_can_be_read_and_compared() -> None:
+    table = Table.create(f"memory://{uuid4()}", pa.schema([("id", pa.int64()), ("a", pa.int32())]))
+    table.append([{"id": 1, "a": 1}])
+    table.widen_column("a", "long")
+    table.append([{"id": 2, "a": 2**40}])
+    table.drop_column("a")
+    wide = table.version - 1
+
+    table.restore(1)
+
+    assert table.schema.field("a").type == pa.int64()
+    assert rows(table) == [{"id": 1, "a": 1}]
+    for since in range(table.version):
+        table.changes(since).read_all()
+    table.restore(wide)
+    assert rows(table) == [{"id": 1, "a": 1}, {"id": 2, "a": 2**40}]
+    assert "tidemark.droppedColumns" not in table.snapshot.metadata.configuration
+    table.drop_column("a").restore(0)
+    assert table.schema.field("a").type == pa.int64()
+    for since in range(table.version):
+        table.changes(since).read_all()
+
+
 def test_a_required_column_that_a_restore_brings_back_is_nullable_where_records_were_written_without_it(
     uri: str,
 ) -> None:

@@ -122,9 +122,24 @@ def test_a_damaged_file_is_named_and_nothing_is_made(tmp_path: Path) -> None:
     land(tmp_path / "lake", 3)
     file = tmp_path / "lake" / "1" / "00001.parquet"
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(tm.errors.Corrupt, match=r"00001\.parquet: it is not a whole Parquet file"):
+    with pytest.raises(tm.errors.Corrupt, match=r"00001\.parquet: it is not a whole Parquet file") as damage:
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
+    assert str(damage.value).endswith("; write the file again, or leave it out"), "fsck knows nothing of it"
     assert not (tmp_path / "table").exists()
+
+
+def test_files_of_no_rows_are_sound_and_give_none(tmp_path: Path) -> None:
+    empty = pa.table({"n": pa.array([], pa.int64()), "host": pa.array([], pa.string())})
+    (tmp_path / "lake").mkdir()
+    pq.write_table(empty, tmp_path / "lake" / "a.parquet")
+    assert tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake").rows == 0
+    with pq.ParquetWriter(tmp_path / "lake" / "b.parquet", empty.schema) as file:
+        for rows in (empty, pa.table({"n": [7], "host": ["h"]}), empty):
+            file.write_table(rows)
+    assert tm.Table.import_from(str(tmp_path / "both"), tmp_path / "lake").rows == 1
+    for name in ("a.parquet", "b.parquet"):
+        assert main(["append", str(tmp_path / "both"), str(tmp_path / "lake" / name)]) == 0
+    assert tm.Table.open(str(tmp_path / "both")).scan().to_arrow().to_pylist() == [{"n": 7, "host": "h"}] * 2
 
 
 def test_a_value_that_does_not_fit_ends_the_import_before_its_commit(tmp_path: Path) -> None:

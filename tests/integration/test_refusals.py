@@ -85,11 +85,30 @@ def _one() -> Table:
     return Table.create(f"memory://{uuid4()}", pa.schema([("a", pa.int64())]))
 
 
+def _partitioned(text: str) -> Table:
+    return Table.create(f"memory://{uuid4()}", SCHEMA, partition_by=[text])
+
+
+def _named(name: str) -> Table:
+    return Table.create(f"memory://{uuid4()}", pa.schema([(name, pa.int64())]))
+
+
 REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
     _append: [
         # Columns that are added.
         (lambda t: t.add_column("n", "int"), "has a column 'n' already, of type int16; choose another name"),
         (lambda t: t.add_column("TEXT", "int"), "the columns 'text' and 'TEXT' differ at most in case; rename one"),
+        (lambda t: t.add_column("c\0", "int"), "cannot name a column: it is blank or unprintable"),
+        (lambda t: t.add_column(" ", "int"), "cannot name a column: it is blank or unprintable"),
+        (lambda t: t.add_column("_change_type", "int"), "cannot name a column: reads give it a meaning"),
+        (lambda t: t.rename_column("day", "_COMMIT_version"), "cannot name a column: reads give it a meaning"),
+        (lambda t: t.rename_column("day", "a\nb"), "cannot name a column: it is blank or unprintable"),
+        (lambda _: _named("a\0b"), "cannot name a column: it is blank or unprintable"),
+        (lambda _: _named("_commit_timestamp"), "cannot name a column: reads give it a meaning"),
+        (lambda t: t.add_column(5, "int"), "5 cannot name a column: it is no text"),
+        (lambda t: t.add_column("w", None), "None is no column type: give an Arrow type or the name of one"),
+        (lambda t: t.widen_column("n", 5), "5 is no column type: give an Arrow type or the name of one"),
+        (lambda t: t.rename_column("day", None), "None cannot name a column: it is no text"),
         (lambda t: t.add_column("c", "number"), "'number' is not a column type; use one of"),
         (lambda t: t.add_column("c", "int", default="x"), "the default of column 'c' does not fit int32"),
         (lambda t: t.add_column("c", "byte", default=300), "the default of column 'c' does not fit int8"),
@@ -118,6 +137,13 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
         # Rows that are deleted or changed.
         (lambda t: t.delete(None), "delete needs a condition; for every row of the table say so"),
         (lambda t: t.update({"n": 1}, None), "update needs a condition; for every row of the table say so"),
+        (lambda t: t.delete(""), "delete needs a condition; for every row of the table say so"),
+        (lambda t: t.update({"n": 1}, " "), "update needs a condition; for every row of the table say so"),
+        (lambda t: t.overwrite([], ""), "overwrite needs a condition; for every row of the table say so"),
+        (lambda t: t.forget(""), "forget needs a condition; for every row of the table say so"),
+        (lambda _: _partitioned("bucket[99999999999](n)"), r"n from 1 to 2\*\*31 - 1"),
+        (lambda _: _partitioned("bucket[" + "9" * 5000 + "](n)"), r"n from 1 to 2\*\*31 - 1"),
+        (lambda _: _partitioned("truncate[-1](n)"), r"n from 1 to 2\*\*31 - 1"),
         (lambda t: t.delete("nope = 1"), "nope"),
         (lambda t: t.delete("n in (select n from t)"), "not one condition"),
         (lambda t: t.delete("sum(n) > 1"), "aggregate"),
