@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from storage_core.alteration import change_column, declared_changes
-from storage_core.definition import check_definition, check_names, check_unchanged, keeping_order, keeping_windows, require_names
+from storage_core.definition import (
+    check_definition,
+    check_names,
+    check_unchanged,
+    keeping_order,
+    keeping_windows,
+    require_names,
+)
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import probe_key, version_key
 from storage_core.ingest.landing import LANDING

@@ -60,7 +60,7 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     sort_order.bind(config, schema)
 
 
-def require_names(names: Sequence[str]) -> None:
+def require_names(names: Sequence[object]) -> None:
     """Return when new columns can be called so. Raises `InvalidInput`.
 
     Tables keep columns that they have by now, whatever those are called. A declaration refuses every name that starts
