@@ -251,9 +251,9 @@ def altered(snapshot: Snapshot, change: ColumnChange) -> Snapshot | None:
     """Return the snapshot as it will be with the change; None where it is made already. Raises as `change_column`."""
     before = numbered(snapshot.schema)
     made = change.make(snapshot, before)
+    configuration = snapshot.metadata.configuration
     if made.equals(before, check_metadata=True):
         return None
-    configuration = snapshot.metadata.configuration
     last = int(configuration.get(LAST_COLUMN_ID, len(before)))
     former = with_former(former_names(configuration), before, made)
     for field in made:
@@ -264,9 +264,8 @@ def altered(snapshot: Snapshot, change: ColumnChange) -> Snapshot | None:
     if snapshot.config.primary_key:
         record_schema(made)
     changed = {**with_dropped(configuration, before, made), LAST_COLUMN_ID: str(last)} | former_setting(former)
-    return replace(
-        snapshot, metadata=replace(snapshot.metadata, schemaString=to_schema_string(made), configuration=changed)
-    )
+    metadata = replace(snapshot.metadata, schemaString=to_schema_string(made), configuration=changed)
+    return replace(snapshot, metadata=metadata)
 
 
 def _new(field: pa.Field, number: int, taken: Collection[str]) -> pa.Field:

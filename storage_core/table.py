@@ -223,7 +223,8 @@ class Table:
         columns are joined by name, lack or not, and widen as those of a table may. What cannot be joined is refused
         before anything is made, with the file, the column and both types. A new table is as declared, or has the
         columns of the source and what is given here, as of `create`; without it, no windows. Imported again, with what
-        it held then, nothing is done. See `bringing.run.import_rows`.
+        it held then, nothing is done; a stream is told by its name alone, whatever it holds: other rows need another
+        name. The result has no `commit_id` then. See `bringing.run.import_rows`.
         """
         from storage_core.bringing.given import TableOptions, source_of
         from storage_core.bringing.run import import_rows

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Imported:
     """What an import brought: the version with its rows, how many, of how many files, in how many splits.
 
-    Without a `commit_id` the source was imported before, and nothing was done now.
+    Without a `commit_id` the source was imported before, and nothing was done now: of Arrow data, something of its name.
     """
 
     version: int
