@@ -443,17 +443,17 @@ class Table:
         """Erase the rows that meet a condition: out of the table now, and out of every store as the collector goes.
 
         They are deleted as by `delete`, the splits and index segments that hold them are ended, and quarantine entries
-        and chunks of `raw_logs`, those that the table takes rows from, become due. What waits for the retention of
-        versions or for a tag is in the report, object by object and until when; `forgotten` makes it again later.
-        Running it again is right at any time. Rows that are written later, landed again or distributed later are not
-        forgotten. Raises what `delete` raises.
+        and chunks of raw logs become due: of those that the table's setting names and of `raw_logs`, others that it
+        takes rows from. What waits for the retention of versions or for a tag is in the report, object by object and
+        until when; `forgotten` makes it again later. Running it again is right at any time. Rows that are written
+        later, landed again or distributed later are not forgotten. Raises what `delete` raises.
         """
         from storage_core.forget import forget
 
         target = self._target(limits)
         keyed = self.config.kind == "keyed"
         matching = self._matching(filter, "forget", limits, self.config.primary_key) if keyed else None
-        done = forget.of(target, filter, raw_logs).forget(matching)
+        done = forget.of(target, filter, self._feeding(raw_logs)).forget(matching)
         self._view.refresh()
         return done
 
@@ -475,7 +475,13 @@ class Table:
 
         head = self._view.refresh()
         target = Target(self._log, head, self._verified, limits or QueryLimits())
-        return forget.of(target, filter, raw_logs).report(head)
+        return forget.of(target, filter, self._feeding(raw_logs)).report(head)
+
+    def _feeding(self, given: Sequence[RawTable]) -> Sequence[RawTable]:
+        """The raw logs whose rows the table takes."""
+        from storage_core.forget.raw import with_named
+
+        return with_named(given, self.config.raw_logs, self._view.raw_store)
 
     def _target(self, limits: QueryLimits | None) -> Target:
         """What a statement works on: the newest version."""

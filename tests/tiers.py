@@ -79,6 +79,7 @@ LONG = {
     "tables of many versions, pages or rows": frozenset(
         {
             "tests/integration/test_clones.py",
+            "tests/integration/test_features_together.py",
             "tests/integration/test_forgetting.py",
             "tests/integration/test_history_on_s3.py",
             "tests/integration/test_raw_log_upkeep_on_s3.py",

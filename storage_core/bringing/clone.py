@@ -43,8 +43,8 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
 
     A tag keeps the version in the source: while a deep clone copies, and for ever of a shallow one. Then one put of
     version 0 makes the clone, with all settings, splits, segments and transactions of the snapshot, and with its table
-    id, so that files are what they say. Regions begin anew, and no raw log feeds the clone. A clone that was killed is made again by the same call,
-    with what it copied; one that is there already is left as it is.
+    id, so that files are what they say. Regions begin anew, and no raw log feeds the clone. A clone that was killed
+    is made again by the same call, with what it copied; one that is there already is left as it is.
 
     Raises `InvalidInput` for a place that holds, or lies in, another table, `SnapshotExpired` for a version that is
     being collected, `Corrupt` for an object that is not what the log says. Requests: those of `set_tag`; of a deep

@@ -13,12 +13,14 @@ Nothing is deleted here, and nothing that is written says what the rows were (de
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from storage_core.dml.keyed import Matching
 from storage_core.dml.statements import Target, delete, delete_by_key, required_filter
+from storage_core.errors import TidemarkError
 from storage_core.forget.holding import Holders
 from storage_core.forget.judge import Judge
 from storage_core.forget.metadata import Metadata, Since
@@ -37,9 +39,12 @@ from storage_core.gc.mark import mark
 from storage_core.gc.plan import read_plan
 from storage_core.gc.raw_log import HORIZON_MS
 from storage_core.log.checkpoints.compact import compact_state
+from storage_core.log.log import TransactionLog
+from storage_core.log.sharing import SOURCE, open_table_store
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.predicate import Filter
+from storage_core.read.verified import Verified
 
 _logger = logging.getLogger(__name__)
 
@@ -114,8 +119,26 @@ class Forgetting:
             since=since.version,
             at_ms=now_ms,
             objects=len(found.objects) + sum(len(keys) for _, each in self._raw for keys in each.keys.values()),
-            held=(*held, *raw),
+            held=(*held, *raw, *self._of_source(head)),
         )
+
+    def _of_source(self, head: Snapshot) -> list[Held]:
+        """What a shallow clone has of the rows in its source, where its tag keeps them."""
+        named = head.metadata.configuration.get(SOURCE)
+        if named is None:
+            return []
+        uri, tag = (str(json.loads(named)[each]) for each in ("uri", "tag"))
+        own = self.target.log
+        try:
+            log = TransactionLog(open_table_store(uri), clock=own.clock, ids=own.ids)
+            source = replace(self.target, log=log, head=log.snapshot(), verified=Verified())
+            held = Forgetting(source, self.wanted).report(source.head).held
+        except TidemarkError as error:
+            why = f"it has files of this shallow clone, and could not be looked through: {error}"
+            return [Held(store=uri, key="", kind="source", by=By.NOT_READ, why=why)]
+        why = f"the tag {tag!r} keeps it for this clone: forget there, clone this deep or drop it, then remove the tag"
+        own_tag = [replace(each, why=why) for each in held if each.tag == tag]
+        return [*own_tag, *(each for each in held if each.store != uri)]
 
     def _deleted(self, matching: Matching | None) -> int:
         if matching is None:
@@ -138,12 +161,16 @@ class Forgetting:
         judge = Judge(self.target.log.store, head, self.wanted, self.target.limits, self.target.verified)
         splits = holding_splits(self.target.log.store, judge, head)
         found.splits |= {add.path for add in splits}
-        return Ending(splits, [*holding_segments(head, found, strict=True).values()])
+        segments = [*holding_segments(head, found, strict=True).values()]
+        # The folder of a partition says what its rows were.
+        moves = head.translations if head.config.partition_by else {}
+        named = [path for path, each in moves.items() if not found.splits.isdisjoint((*each.inputs, *each.outputs))]
+        return Ending(splits, segments, named)
 
     def _with_states(self, head: Snapshot) -> Snapshot:
         """Return the version after which the states that the table retains list nothing of what was forgotten."""
         wanted = min(head.config.retained_states, MOST_STATES)
-        for _ in range(wanted):
+        for _ in range(wanted + 1):
             if are_clean_states(self.target.log.store, head, wanted):
                 break
             head = compact_state(self.target.log, head, another=True).snapshot

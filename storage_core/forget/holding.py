@@ -53,10 +53,14 @@ class Holders:
         match each.kind:
             case KeyKind.VERSION:
                 yield self._numbered(each, each.version or 0)
-            case KeyKind.MANIFEST | KeyKind.JSON_CHECKPOINT | KeyKind.JSON_CHECKPOINT_PART:
+            case KeyKind.STATE | KeyKind.MANIFEST | KeyKind.JSON_CHECKPOINT | KeyKind.JSON_CHECKPOINT_PART:
                 yield from self._of_checkpoints(each)
             case KeyKind.WAL_ENTRY | KeyKind.GENERATION_FILE | KeyKind.REGION_MANIFEST:
                 yield self._of_region(each)
+            case KeyKind.GC_CANDIDATES:
+                last = max(self._collected_ms(key) for key in self.found.splits & self._plan.keys())
+                why = "it names splits in the folder of their partition until the collector has taken them"
+                yield self._held(each, By.COLLECTOR, why, until_ms=last + self._horizon_ms)
             case KeyKind.QUARANTINE:
                 yield self._held(each, By.TABLE, "it is in quarantine: forget again")
             case KeyKind.REGION_REGISTRY:

@@ -16,10 +16,14 @@ from storage_core.forget.search import Found
 from storage_core.forget.segments import holding_segments, sources
 from storage_core.formats.avro_state import decode_entries
 from storage_core.formats.keys import KeyKind, ParsedKey
+from storage_core.gc.plan import read_plan
 from storage_core.gc.retention import Retained
-from storage_core.log.actions import Action, Add, CommitInfo, IndexSegment, Txn
+from storage_core.log.actions import Action, Add, CommitInfo, IndexSegment, Remove, Translation, Txn
 from storage_core.log.advance import read_version
+from storage_core.log.checkpoints.root import read_state
+from storage_core.log.covered import members
 from storage_core.log.encoding.codec import decode_version
+from storage_core.log.interop.manifest_paths import key_of_manifest
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.manifest import read_version as read_region_manifest
@@ -88,6 +92,8 @@ class Metadata:
         looks = {
             KeyKind.VERSION: self._of_version,
             KeyKind.MANIFEST: self._of_manifest,
+            KeyKind.STATE: self._of_state,
+            KeyKind.GC_CANDIDATES: self._of_plan,
             KeyKind.JSON_CHECKPOINT: self._of_checkpoint,
             KeyKind.JSON_CHECKPOINT_PART: self._of_checkpoint,
             KeyKind.REGION_MANIFEST: self._of_region,
@@ -109,14 +115,40 @@ class Metadata:
 
     def _speaks_of(self, split: str, version: int) -> bool:
         """Whether a split that was added on a version may have held rows."""
-        if split in self.found.objects:
+        if self.found.has_split(split):
             return split in self.found.splits or split in self.found.unread
         return self.since.version is None or version <= self.since.version
 
     def _of_version(self, each: ParsedKey) -> bool:
         version = each.version or 0
         actions = self.versions.get(version, ())
+        if self.head.config.partition_by and any(self._leaves(path, version) for path in _named(actions)):
+            return True
         return any(isinstance(action, Add) and self._speaks_of(action.path, version) for action in actions)
+
+    def _leaves(self, split: str, version: int) -> bool:
+        """As `_speaks_of`, of a version that names a split of a partition: its folder says what the rows were."""
+        return self._speaks_of(split, version if version > self._forgot else 0)
+
+    @cached_property
+    def _forgot(self) -> int:
+        """The version that forgot last."""
+        forgot = (version for version, actions in self.versions.items() if is_forgetting(actions))
+        return max(forgot, default=self.since.version or 0)
+
+    def _of_state(self, each: ParsedKey) -> bool:
+        """Whether it names a split in the folder of a partition, or has the bounds of a manifest that names one."""
+        if not self.head.config.partition_by:
+            return False
+        state = read_state(self.store, each.version or 0)
+        if any(self._leaves(path, state.state_version) for path in state.tombstones):
+            return True
+        keys = {key_of_manifest(info.path, state.state_version) for info in state.manifests}
+        return any(self._of_manifest(self.found.parsed[key]) for key in sorted(keys & self.found.parsed.keys()))
+
+    def _of_plan(self, _: ParsedKey) -> bool:
+        named = read_plan(self.store).candidates if self.head.config.partition_by else ()
+        return not self.found.splits.isdisjoint(named)
 
     def _of_manifest(self, each: ParsedKey) -> bool:
         entries = decode_entries(self.store.get(each.key).data, each.key)
@@ -163,3 +195,17 @@ class Metadata:
     def _actions(self) -> dict[str, IndexSegment]:
         named = [action for actions in self.versions.values() for action in actions if isinstance(action, IndexSegment)]
         return {each.path: each for each in (*self.retained.base.segments.values(), *named)}
+
+
+def _named(actions: Iterable[Action]) -> Iterator[str]:
+    """The splits that actions name which do not add them."""
+    for action in actions:
+        match action:
+            case Remove():
+                yield action.path
+            case IndexSegment():
+                yield from (path for each in members(action) for path in (each.split, *(each.origins or ())))
+            case Translation():
+                yield from (*action.inputs, *action.outputs)
+            case _:
+                pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.history import union
 from storage_core.raw_log.read import typed_records
+from storage_core.settings.raw_logs import FeedingRawLog
 
 _Chunk = tuple[str, int]
 
@@ -36,6 +37,15 @@ class RawFound:
     stores: Sequence[ObjectStore]
     keys: Mapping[str, Mapping[str, _Chunk]]
     unreachable: tuple[str, ...] = ()
+
+
+def with_named(
+    given: Sequence[RawTable], named: Sequence[FeedingRawLog], open_raw: Callable[[str], ObjectStore]
+) -> tuple[RawTable, ...]:
+    """Return the raw logs that are given, and those that the table names itself, each once. No request."""
+    known = {store.uri for each in given for store in each.opened()}
+    own = [RawTable(each.table, [*map(open_raw, (*each.stores, *each.optional))]) for each in named]
+    return (*given, *(each for each in own if known.isdisjoint(store.uri for store in each.opened())))
 
 
 def has_raw_log(snapshot: Snapshot) -> bool:

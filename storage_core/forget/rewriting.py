@@ -19,7 +19,15 @@ from storage_core.compaction.scope import scope_of
 from storage_core.errors import CommitConflict
 from storage_core.forget.metadata import OPERATION, Since, is_forgetting
 from storage_core.forget.search import Found
-from storage_core.log.actions import Action, Add, IndexSegment, MergedGenerations, Remove, RemoveIndexSegment
+from storage_core.log.actions import (
+    Action,
+    Add,
+    IndexSegment,
+    MergedGenerations,
+    Remove,
+    RemoveIndexSegment,
+    RemoveTranslation,
+)
 from storage_core.log.advance import read_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -33,10 +41,11 @@ _ATTEMPTS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a version has that holds rows: splits, and index segments."""
+    """What a version has that holds rows: splits, index segments, and paths of translations that name partitions."""
 
     splits: Sequence[Add]
     segments: Sequence[IndexSegment]
+    translations: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,7 @@ class Rewriting:
         for attempt in range(1, _ATTEMPTS + 1):
             ending, since = self.look(head), Since.of(head)
             is_new = since.version is None or self._left_after(since.version, head, found)
-            if not is_new and not ending.splits and not ending.segments:
+            if not is_new and not ending.splits and not ending.segments and not ending.translations:
                 return Ended(head)
             try:
                 return self._committed(head, ending, since.recorded(head, self.log.clock.now_ms(), regions))
@@ -98,6 +107,7 @@ class Rewriting:
         actions = [
             *(action for each in rewrites for action in each.actions),
             *(RemoveIndexSegment(index=each.index, path=each.path) for each in ending.segments),
+            *(RemoveTranslation(path=path) for path in ending.translations),
             *records,
         ]
         rows = sum(each.rows_in for each in rewrites)

@@ -38,11 +38,13 @@ Directory = tuple[str, str]
 class Found:
     """What a listing showed, and which of it holds rows, or cannot be told to hold none (`unread`, with why).
 
+    `shared` are live splits of a shallow clone that are in its source, and were looked through as well.
     `directories` are generations, those whose records lie in WAL entries too; `generations` are the manifests of all.
     """
 
     objects: Mapping[str, ObjectInfo]
     parsed: Mapping[str, ParsedKey]
+    shared: frozenset[str] = frozenset()
     splits: set[str] = field(default_factory=set)
     entries: set[str] = field(default_factory=set)
     directories: set[Directory] = field(default_factory=set)
@@ -53,6 +55,10 @@ class Found:
     def of_kind(self, *kinds: KeyKind) -> Iterator[ParsedKey]:
         """Yield the objects of these kinds, by key."""
         return (self.parsed[key] for key in sorted(self.parsed) if self.parsed[key].kind in kinds)
+
+    def has_split(self, path: str) -> bool:
+        """Return whether a split was there to be looked through."""
+        return path in self.objects or path in self.shared
 
     @property
     def regions(self) -> frozenset[str]:
@@ -79,11 +85,12 @@ def search(store: ObjectStore, judge: Judge) -> Found:
     judge.require_sound()
     found = listed(store)
     live = live_splits(store, judge)
-    for each in found.of_kind(KeyKind.SPLIT):
-        if each.key in live.ruled_out:
+    found.shared = frozenset(judge.snapshot.splits) - found.objects.keys()
+    for path in (*(each.key for each in found.of_kind(KeyKind.SPLIT)), *sorted(found.shared)):
+        if path in live.ruled_out:
             continue
-        if each.key in live.holding or _looked(found, each.key, partial(_split_holds, store, each.key, judge)):
-            found.splits.add(each.key)
+        if path in live.holding or _looked(found, path, partial(_split_holds, store, path, judge)):
+            found.splits.add(path)
     for _ in range(2):
         _search_records(store, judge, found)
         if not judge.needs_keys:

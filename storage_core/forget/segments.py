@@ -57,7 +57,7 @@ def sources(segment: IndexSegment, found: Found) -> Iterator[bool | None]:
 
 
 def _of_split(path: str, found: Found) -> bool | None:
-    return None if path not in found.objects or path in found.unread else path in found.splits
+    return path in found.splits if found.has_split(path) and path not in found.unread else None
 
 
 def _of_generation(path: str, found: Found) -> bool | None:

@@ -20,7 +20,8 @@ def are_clean_states(store: ObjectStore, head: Snapshot, wanted: int) -> bool:
 
     One LIST per 1,000 objects, a GET per version file up to that commit, and one per state.
     """
-    first = _forgetting_version(store, head)
+    # That version itself names the splits that left, and what names the folder of a partition has to go.
+    first = _forgetting_version(store, head) + bool(head.config.partition_by)
     newest = sorted(_checkpoints(store), key=lambda each: each.version)[-wanted:]
     return len(newest) == wanted and all(each.version >= first and _is_clean(store, each) for each in newest)
 

@@ -1,4 +1,4 @@
-"""Features over one table: clones of partitioned tables and of those that raw logs feed, imports, statements, indexes."""
+"""Features over one table: clones of partitioned tables and of those that raw logs feed, statements, forgetting."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 
 import tidemark as tm
 from storage_core.audit.audit import audit
+from storage_core.forget.report import Report
 from storage_core.fsck.check import fsck
 from storage_core.log.sharing import open_table_store
+from storage_core.objectstore.resolve import open_store
 from storage_core.raw_log.raw_log import RawLog
 from tests.support import upkeep
 from tests.support.clock import ManualClock
@@ -95,7 +97,7 @@ def test_a_clone_of_a_partitioned_table_goes_on_by_itself(tmp_path: Path, *, dee
     clone = tm.Table.open(str(tmp_path / "clone"))
     assert numbers(clone.uri) == expected
     assert searched(clone, "word3", "tenant = 'a'") == searched(source, "word3", "tenant = 'a'") != []
-    clone.update({"text": "'changed'"}, "tenant = 'b'")
+    clone.update({"text": "changed"}, "tenant = 'b'")
     source.delete("n < 10")
     kept_up(clone)
     kept_up(source)
@@ -123,3 +125,38 @@ def test_rows_that_wait_in_a_raw_log_are_for_the_source_and_not_for_its_clone(
     assert source.scan(["n"], consistency="latest").to_arrow().num_rows == 1
     assert clone.scan(["n"], consistency="latest").to_arrow().num_rows == 0
     assert clone.config.raw_logs == ()
+
+
+def test_what_is_forgotten_in_a_shallow_clone_is_named_in_its_source_until_that_forgets_it(tmp_path: Path) -> None:
+    source = partitioned(tmp_path / "source")
+    tag = source.clone(str(tmp_path / "clone")).tag
+    clone = tm.Table.open(str(tmp_path / "clone"))
+    assert tag is not None
+    assert kept_by(clone.forget("n = 7").report) >= {(source.uri, "split", tag), (source.uri, "segment", tag)}
+    for _ in range(3):
+        upkeep.collect(clone.refresh(), horizon_ms=0, at_ms=FAR_AHEAD)
+    held = kept_by(clone.forgotten("n = 7"))
+    assert {(source.uri, each, tag) for each in ("manifest", "segment", "split")} <= held
+    assert {kind for store, kind, _ in held if store == clone.uri} <= {"version", "state", "manifest"}
+    source.forget("n = 7")
+    kept_up(source)
+    assert (source.uri, "split", tag) in kept_by(source.refresh().forgotten("n = 7"))
+    source.untag(tag)
+    kept_up(source)
+    assert {kind for _, kind, _ in kept_by(source.refresh().forgotten("n = 7"))} <= {"version", "state", "manifest"}
+
+
+def kept_by(report: Report) -> set[tuple[str, str, str | None]]:
+    return {(each.store, each.kind, each.tag) for each in report.held}
+
+
+def test_a_table_that_names_its_raw_logs_is_forgotten_in_them_too(tmp_path: Path) -> None:
+    raw = str(tmp_path / "raw")
+    feeding = [{"name": "raw", "table": "rows", "stores": [raw]}]
+    table = tm.Table.create(str(tmp_path / "table"), SCHEMA, settings={"raw_logs": feeding})
+    with RawLog([raw]) as log:
+        log.append("rows", {"n": 1, "text": "waits"})
+        log.append("rows", {"n": 2, "text": "waits"})
+    report = table.forget("n = 1").report
+    assert {(each.store, each.kind) for each in report.held} == {(open_store(raw).uri, "raw_chunk")}
+    assert "distribute, forget again" in report.held[0].why

@@ -161,6 +161,24 @@ def test_it_is_done_when_the_report_said_that_it_can_be() -> None:
     assert not [at_ms for at_ms, is_clean in reports if is_clean and at_ms < last_ms]
 
 
+@pytest.mark.parametrize("field", ["person", "bucket[2](id)"])
+def test_of_a_partitioned_table_what_names_the_folder_of_a_person_is_in_the_report_and_goes(field: str) -> None:
+    made = Forgetful.create(replace(APPENDED, partition_by=(field,)), raw_stores=0)
+    made.opened().append(made.rows(range(10)) + made.rows([100, 101], CANARY))
+    made.index()
+    made.opened().append(made.rows(range(20, 24)) + made.rows([120], CANARY))
+    made.keyed.compact()
+    made.index()
+    made.report()
+    require_true(made.opened().forget(WHERE).report, made.places())
+    made.clock.now += HORIZON_MS
+    made.collect()
+    _retained(made)
+    assert made.places() == set()
+    assert made.report().is_clean
+    assert made.numbers() == sorted(made.others)
+
+
 def test_what_a_tag_protects_is_named_until_it_is_dropped() -> None:
     made = _appended()
     tag = made.opened().tag("audit")
