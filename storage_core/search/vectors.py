@@ -34,11 +34,9 @@ FIRST_WINDOW = 10
 
 FEW_ROWS = 10_000
 FEW_SHARE = 0.02
+"""A source of which a filter leaves no more rows, or no greater share of them, is scored exactly."""
 FEW_NUMBERS = 2**18
-"""A source of which a filter leaves no more rows, or no greater share of them, is scored exactly.
-
-Unless their vectors have more numbers: then their codes are less to look at.
-"""
+"""Unless their vectors have more numbers: then looking at codes takes less."""
 
 BLOCK_BYTES = 2**26
 _BLOCK_ROWS = 65_536  # those of a row group, which is decoded as a whole
