@@ -39,12 +39,12 @@ def build_forget_job(declaration: TableDeclaration, raw_logs: Sequence[Distribut
             table=declaration.name,
             raw_logs=tuple(each.raw_log for each in raw_logs),
             root=root,
-            dry_run=context.op_config["report"],
+            report=context.op_config["report"],
             run_id=context.run_id,
         )
         report = getattr(context.resources, LAUNCHER).submit(context, "forget", request)
         metadata = metadata_of(report)
-        if request.dry_run and not mapping(report["details"])["is_clean"]:
+        if request.report and not mapping(report["details"])["is_clean"]:
             raise Failure("objects still hold the rows", metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 

@@ -1,13 +1,12 @@
 """Forget: erase rows from a table and all stores that its rows went through, and say what still holds them.
 
-python -m jobs.forget --table-uri … --where "user_id = 17" [--table NAME --raw-log raw_logs/x.yaml] [--dry-run]
+python -m jobs.forget --table-uri … --where "user_id = 17" [--table NAME --raw-log raw_logs/x.yaml] [--report]
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from jobs.reports.metrics import Metrics
@@ -20,7 +19,6 @@ from jobs.spark.spark import Spark
 from storage_core.declaration_parts import below
 from storage_core.errors import InvalidInput
 from storage_core.forget.raw_table import RawTable
-from storage_core.forget.report import Report
 from storage_core.raw_declaration import load_raw_log
 
 SUMMARY = "Erase rows that meet a condition, and report what still holds them."
@@ -29,34 +27,22 @@ SUMMARY = "Erase rows that meet a condition, and report what still holds them."
 def run(request: ForgetRequest, spark: Spark) -> JobReport:
     """Forget in this process; `details` are what was done and the report (`docs/spec.md`, section 17).
 
-    With `dry_run` nothing is written, and the report is that of now. Raises what `Table.forget` raises.
+    With `report` nothing is written, and the report is that of now. Raises what `Table.forget` raises.
     """
     job = JobRun("forget", request, spark)
     raw_logs = _raw_logs(request)
-    if request.dry_run:
-        found = job.table.forgotten(request.where, raw_logs=raw_logs)
-        return job.report("planned", found.version, details=details_of(found))
+    if request.report:
+        found = job.table.forget_report(request.where, raw_logs=raw_logs)
+        return job.report("planned", found.version, details=found.to_dict())
     done = job.table.forget(request.where, raw_logs=raw_logs)
-    details = {"rows": done.rows, "splits": done.splits, **details_of(done.report)}
+    details = {"rows": done.rows, "splits_rewritten": done.splits_rewritten, **done.report.to_dict()}
     return job.report(
-        "committed" if done.rows or done.commit_id else "nothing_to_do",
+        done.status,
         done.version,
-        metrics=Metrics(rows_in=done.rows, splits_in=done.splits),
+        metrics=Metrics(rows_in=done.rows, splits_in=done.splits_rewritten),
         commit_id=done.commit_id or None,
         details=details,
     )
-
-
-def details_of(report: Report) -> dict[str, object]:
-    """Return a report as plain data, as commands and jobs print it."""
-    return {
-        "is_clean": report.is_clean,
-        "since": report.since,
-        "at_ms": report.at_ms,
-        "until_ms": report.until_ms,
-        "objects": report.objects,
-        "held": [{**asdict(each), "by": each.by.value} for each in report.held],
-    }
 
 
 def _raw_logs(request: ForgetRequest) -> list[RawTable]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from storage_core.alteration import ColumnChange
     from storage_core.append import Appended
     from storage_core.bringing.outcomes import Cloned, Imported
-    from storage_core.bringing.source import Source
+    from storage_core.bringing.source import Stream
     from storage_core.cache.pieces import CacheCounts
     from storage_core.compaction.debt import Debt
     from storage_core.compaction.policy import Mode
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from storage_core.dml.statements import Target
     from storage_core.engine.parameters import Parameters
     from storage_core.forget.raw_table import RawTable
-    from storage_core.forget.report import Forgotten, Report
+    from storage_core.forget.report import ForgetReport, Forgotten
     from storage_core.formats.tags import Tag
     from storage_core.history.restore import Restored
     from storage_core.ingest.landing import LandingSpec
@@ -206,7 +206,7 @@ class Table:
     @_loading
     def import_from(
         uri: str,
-        source: str | Path | ArrowStream | Source,
+        source: str | Path | ArrowStream | Stream,
         *,
         name: str | None = None,
         version: int | None = None,
@@ -223,13 +223,20 @@ class Table:
         columns are joined by name, lack or not, and widen as those of a table may. What cannot be joined is refused
         before anything is made, with the file, the column and both types. A new table is as declared, or has the
         columns of the source and what is given here, as of `create`; without it, no windows. Imported again, with what
-        it held then, nothing is done; a stream is told by its name alone, whatever it holds: other rows need another
-        name. The result has no `commit_id` then. See `bringing.run.import_rows`.
+        it held then, nothing is done; a stream is known by its name alone, whatever it holds: other rows need another
+        name. The result has no `commit_id` then. Raises `InvalidInput` for a `declaration` beside what it declares; see
+        `bringing.run.import_rows`.
         """
-        from storage_core.bringing.given import TableOptions, source_of
+        from storage_core.bringing.given import AS_IT_IS, TableOptions, source_of
         from storage_core.bringing.run import import_rows
 
         wanted = TableOptions(time_column=time_column, window=window, sort_schema=sort_schema, primary_key=primary_key)
+        if declaration is not None and wanted != AS_IT_IS:
+            raise InvalidInput(
+                f"{uri}: the declaration of {declaration.name!r} declares what the table is; leave out time_column, "
+                "window, sort_schema and primary_key",
+                uri=uri,
+            )
         given = source_of(source, name=name, version=version)
         _, log = _log_at(uri)
 
@@ -361,7 +368,7 @@ class Table:
         Of a keyed table the rows are those that `latest` shows: they are deleted by key in the logs of their regions,
         durable and gone for `committed` and `latest` readers when this returns, and out of the base after the next
         merge. A live writer goes on, and what it puts later comes back. While a row that matches has a record in one of
-        the table's `raw_logs` that is not distributed, it is a `CommitConflict`. See `dml.keyed`.
+        the table's `raw_logs` that is not distributed, it is `Unavailable`. See `dml.keyed`.
         """
         from storage_core.dml import statements
 
@@ -384,8 +391,9 @@ class Table:
         `{"status": 404, "n": tm.expr("n + 1")}`; an expression is SQL's over the columns of the row as it was. The
         rows are those of `delete`: they are hidden where they were, and written changed as new splits of their
         windows. With `application`, a name and a number, the work of that number is done once, however often it is
-        asked for. Of a keyed table they are patched by key, as `delete` deletes them, and no column of the key is
-        set. Raises what `delete` raises, and `InvalidInput` for a value that does not fit.
+        asked for; `application` is of append tables only. Of a keyed table they are patched by key, as `delete`
+        deletes them, and no column of the key is set. Raises what `delete` raises, and `InvalidInput` for a value that
+        does not fit.
         """
         from storage_core.dml import statements
         from storage_core.settings.query import QueryLimits
@@ -408,9 +416,9 @@ class Table:
     ) -> Changed:
         """Put rows in the place of those that meet a condition, in one commit: all that met it are gone, these are in.
 
-        Each row given meets the condition itself; `rows` and `filter` are as of `append` and `scan`, `application` as
-        of `update`. Rows are never late. Raises what `delete` raises, and `InvalidInput` for a row that does not
-        meet the condition: nothing is committed then.
+        Of append tables only. Each row given meets the condition itself; `rows` and `filter` are as of `append` and
+        `scan`, `application` as of `update`. Rows are never late. Raises what `delete` raises, and `InvalidInput` for a
+        row that does not meet the condition: nothing is committed then.
         """
         from storage_core.dml import statements
 
@@ -446,7 +454,7 @@ class Table:
         They are deleted as by `delete`, the splits and index segments that hold them are ended, and quarantine entries
         and chunks of raw logs become due: of those that the table's setting names and of `raw_logs`, others that it
         takes rows from. What waits for the retention of versions or for a tag is in the report, object by object and
-        until when; `forgotten` makes it again later. Running it again is right at any time. Rows that are written
+        until when; `forget_report` makes it again later. Running it again is right at any time. Rows that are written
         later, landed again or distributed later are not forgotten. Raises what `delete` raises.
         """
         from storage_core.forget import forget
@@ -454,35 +462,36 @@ class Table:
         target = self._target(limits)
         keyed = self.config.kind == "keyed"
         matching = self._matching(filter, "forget", limits, self.config.primary_key) if keyed else None
-        done = forget.of(target, filter, self._feeding(raw_logs)).forget(matching)
+        done = forget.of(target, filter, self._feeding(target.head, raw_logs)).forget(matching)
         self._view.refresh()
         return done
 
     @_loading
-    def forgotten(
+    def forget_report(
         self,
         filter: Filter | str,  # noqa: A002  # as of scan
         *,
         raw_logs: Sequence[RawTable] = (),
         limits: QueryLimits | None = None,
-    ) -> Report:
+    ) -> ForgetReport:
         """Return what still holds rows that meet a condition, by a search of every object; `forget` forgets them.
 
-        Nothing is written. Arguments as of `forget`. It reads all splits that no version names, or only older ones.
+        Nothing is written, and the view stays where it is: the report is of the newest version. Arguments as of
+        `forget`. It reads all splits that no version names, or only older ones.
         """
         from storage_core.dml.statements import Target
         from storage_core.forget import forget
         from storage_core.settings.query import QueryLimits
 
-        head = self._view.refresh()
+        head = self._log.refresh(self.snapshot)
         target = Target(self._log, head, self._verified, limits or QueryLimits())
-        return forget.of(target, filter, self._feeding(raw_logs)).report(head)
+        return forget.of(target, filter, self._feeding(head, raw_logs)).report(head)
 
-    def _feeding(self, given: Sequence[RawTable]) -> Sequence[RawTable]:
+    def _feeding(self, head: Snapshot, given: Sequence[RawTable]) -> Sequence[RawTable]:
         """The raw logs whose rows the table takes."""
         from storage_core.forget.raw import with_named
 
-        return with_named(given, self.config.raw_logs, self._view.raw_store)
+        return with_named(given, head.config.raw_logs, self._view.raw_store)
 
     def _target(self, limits: QueryLimits | None) -> Target:
         """What a statement works on: the newest version."""
@@ -1078,7 +1087,7 @@ class Table:
         return done
 
     @_loading
-    def clone(self, to: str, *, version: At | None = None, deep: bool = False) -> Cloned:
+    def clone(self, uri: str, *, version: At | None = None, deep: bool = False) -> Cloned:
         """Make a table of this version, or of an older one, at an empty place, and return what it holds.
 
         A shallow clone writes a log and shares the files with this table, which a tag keeps here for as long as it
@@ -1091,7 +1100,7 @@ class Table:
 
         self.require_capable()
         snapshot = self.snapshot if version is None else snapshot_at(self._log, version)
-        done = clone(self._log, snapshot, _log_at(to)[1], deep=deep)
+        done = clone(self._log, snapshot, _log_at(uri)[1], deep=deep)
         if self.config.kind != "keyed":
             return done
         is_newest = snapshot.version == self._log.refresh(snapshot).version

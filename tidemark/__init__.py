@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from storage_core.dml.assignments import Expression, expr
     from storage_core.dml.changed import Changed
     from storage_core.forget.raw_table import RawTable
-    from storage_core.forget.report import Forgotten
+    from storage_core.forget.report import ForgetReport, Forgotten, Held
     from storage_core.log.history import HistoryEntry
     from storage_core.raw_log.raw_log import RawLog
     from storage_core.raw_log.stores import RawStore
@@ -43,7 +43,9 @@ _HOMES = {
     "Consistency": "storage_core.read.view",
     "Expression": "storage_core.dml.assignments",
     "Filter": "storage_core.read.predicate",
+    "ForgetReport": "storage_core.forget.report",
     "Forgotten": "storage_core.forget.report",
+    "Held": "storage_core.forget.report",
     "HistoryEntry": "storage_core.log.history",
     "HistoryPage": "storage_core.read.history_pages",
     "Imported": "storage_core.bringing.outcomes",
@@ -70,7 +72,9 @@ __all__ = [
     "Consistency",
     "Expression",
     "Filter",
+    "ForgetReport",
     "Forgotten",
+    "Held",
     "HistoryEntry",
     "HistoryPage",
     "Imported",

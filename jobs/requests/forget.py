@@ -12,7 +12,7 @@ from jobs.spark.master import LOCAL_SPARK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetRequest:
-    """One run on one table: forget the rows that meet the condition `where`, or with `dry_run` only report.
+    """One run on one table: forget the rows that meet the condition `where`, or with `report` only say what holds them.
 
     `raw_logs` are the files that declare the raw logs which the table, called `table` there, takes rows from; `root` is
     what relative places in them are relative to (default: the working directory).
@@ -23,11 +23,16 @@ class ForgetRequest:
     table: str | None = None
     raw_logs: tuple[str, ...] = ()
     root: str | None = None
-    dry_run: bool = False
+    report: bool = False
     run_id: str | None = None
     master: str = LOCAL_SPARK
     # What a run reads of every request: it takes no lease.
     wait_ms: ClassVar[int] = 0
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether nothing is to be changed."""
+        return self.report
 
 
 def parser(summary: str) -> argparse.ArgumentParser:
@@ -40,7 +45,7 @@ def parser(summary: str) -> argparse.ArgumentParser:
         "--raw-log", dest="raw_logs", action="append", default=[], help="a raw_logs/*.yaml file; give one per raw log"
     )
     result.add_argument("--root", help="what relative places in these files are relative to")
-    result.add_argument("--dry-run", action="store_true", help="say what holds the rows, and change nothing")
+    result.add_argument("--report", action="store_true", help="say what holds the rows, and change nothing")
     result.add_argument("--run-id", help="the run that asked for it")
     return result
 

@@ -49,8 +49,8 @@ def alter(
     table takes them from its file.
 
     A change of a column rewrites no row, and older versions stay as they were. A column is added behind the others and
-    may be null. Integers become wider ones, float double, decimals longer ones, dates timestamps. A column that the
-    key, the time, the order of rows, regions or an index have is neither renamed nor dropped.
+    may be null. Integers become wider ones, float double, decimals longer ones, dates timestamps. A column that
+    another setting names, such as the key or an index, is neither renamed nor dropped.
     """
     if default is not None and change != "add-column":
         raise InvalidInput("--default goes with add-column only")

@@ -18,7 +18,6 @@ from storage_core.wording import counted
 if TYPE_CHECKING:
     from storage_core.bringing.outcomes import Cloned, Imported
     from storage_core.bringing.source import Stream
-    from storage_core.declaration import TableDeclaration
 
 _NEW = "Of a new table: "
 
@@ -51,6 +50,7 @@ def import_(
     The table is made where there is none, as declared or with the columns of the source. Nothing at the source is
     changed. Run again it does nothing, or does what a run that was killed had not done.
     """
+    from storage_core.declaration import load
     from storage_core.table import Table
 
     target = resolve(uri)
@@ -61,7 +61,7 @@ def import_(
             given,
             name=name,
             version=version,
-            declaration=None if file is None else _declared(file, time_column, window, sort_schema, primary_key),
+            declaration=None if file is None else load(file),
             time_column=time_column,
             window=window,
             sort_schema=sort_schema,
@@ -104,33 +104,25 @@ def _source(
     return nullcontext(source if "://" in source else str(Path(source).absolute()))
 
 
-def _declared(file: Path, *given: str | None) -> TableDeclaration:
-    if any(each is not None for each in given):
-        options = "--time-column, --window, --sort-schema and --primary-key"
-        raise InvalidInput(f"{file} declares what the table is; leave out {options}")
-    from storage_core.declaration import load
-
-    return load(file)
-
-
 def _show(done: Imported, *, as_json: bool) -> None:
     if as_json:
         status = "committed" if done.commit_id else "nothing_to_do"
         output.json_line({"status": status, **asdict(done), "commit_id": done.commit_id or None})
     elif done.commit_id:
         of = f" of {counted(done.files, 'file')}" if done.files else ""
-        output.line(f"{counted(done.rows, 'row')}{of} imported (version {done.version:,}, {done.splits:,} new splits)")
+        output.line(
+            f"{counted(done.rows, 'row')}{of} imported (version {done.version:,}, {done.splits_added:,} new splits)"
+        )
     else:
         output.line(f"imported before, nothing to do (version {done.version:,})")
 
 
 def _show_clone(done: Cloned, *, as_json: bool) -> None:
     if as_json:
-        about = asdict(done)
-        status = "committed" if about.pop("is_new") else "nothing_to_do"
-        output.json_line({"status": status, **about})
+        status = "committed" if done.commit_id else "nothing_to_do"
+        output.json_line({"status": status, **asdict(done), "commit_id": done.commit_id or None})
         return
-    if not done.is_new:
+    if not done.commit_id:
         output.line(f"{done.uri} is that clone already, nothing to do")
         return
     how = f"the tag {done.tag} keeps its files" if done.tag else f"{done.copied_bytes:,} bytes copied"

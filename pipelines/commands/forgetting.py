@@ -15,7 +15,7 @@ from storage_core.wording import counted
 
 if TYPE_CHECKING:
     from storage_core.forget.raw_table import RawTable
-    from storage_core.forget.report import Report
+    from storage_core.forget.report import ForgetReport
 
 _SHOWN = 50
 
@@ -42,16 +42,20 @@ def forget(
     """
     table, raw_logs = open_table(uri), _raw_logs(uri, raw or [], raw_table)
     if report:
-        found = table.forgotten(where, raw_logs=raw_logs)
+        found = table.forget_report(where, raw_logs=raw_logs)
         _show(found, {}, as_json=as_json)
         if not found.is_clean:
             raise typer.Exit(Unavailable.exit_code)
         return
     done = table.forget(where, raw_logs=raw_logs)
-    status = "committed" if done.rows or done.commit_id else "nothing_to_do"
-    fields = {"status": status, "commit_id": done.commit_id or None, "rows": done.rows, "splits": done.splits}
+    fields = {
+        "status": done.status,
+        "commit_id": done.commit_id or None,
+        "rows": done.rows,
+        "splits_rewritten": done.splits_rewritten,
+    }
     if not as_json:
-        rewritten = f"{counted(done.splits, 'split')} rewritten"
+        rewritten = f"{counted(done.splits_rewritten, 'split')} rewritten"
         output.line(f"{counted(done.rows, 'row')} deleted (version {done.version:,}, {rewritten})")
     _show(done.report, fields, as_json=as_json)
 
@@ -75,15 +79,13 @@ def _raw_logs(uri: str, stores: list[str], table: str | None) -> list[RawTable]:
     return [RawTable(uri, [below(target.root, each) for each in one.uris]) for one in feeding]
 
 
-def _objects(found: Report) -> set[tuple[str, str]]:
+def _objects(found: ForgetReport) -> set[tuple[str, str]]:
     return {(each.store, each.key) for each in found.held}
 
 
-def _show(found: Report, fields: Mapping[str, object], *, as_json: bool) -> None:
-    from jobs.forget import details_of
-
+def _show(found: ForgetReport, fields: Mapping[str, object], *, as_json: bool) -> None:
     if as_json:
-        output.json_line({**fields, "version": found.version, **details_of(found)})
+        output.json_line({**fields, "version": found.version, **found.to_dict()})
         return
     if found.is_clean:
         output.line(f"nothing of it is left: {counted(found.objects, 'object')} read")

@@ -69,18 +69,18 @@ def restore(
     if as_json:
         output.json_line(
             {
-                "status": "committed" if done.changed else "nothing_to_do",
+                "status": "committed" if done.commit_id else "nothing_to_do",
                 "version": done.snapshot.version,
                 "restored_version": done.restored_version,
                 "commit_id": done.commit_id or None,
-                "splits_added": done.added,
-                "splits_removed": done.removed,
+                "splits_added": done.splits_added,
+                "splits_removed": done.splits_removed,
             }
         )
-    elif done.changed:
+    elif done.commit_id:
         output.line(
             f"version {done.snapshot.version:,} is version {done.restored_version:,} again: "
-            f"{counted(done.added, 'split')} back, {done.removed:,} out"
+            f"{counted(done.splits_added, 'split')} back, {done.splits_removed:,} out"
         )
     else:
         output.line(f"the table is as version {done.restored_version:,} already")

@@ -46,15 +46,15 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
     with its table id, so that files are what they say. Regions begin anew, and no raw log feeds the clone. A clone that
     was killed is made again by the same call, with what it copied; one that is there already is left as it is.
 
-    Raises `InvalidInput` for a place that holds, or lies in, another table, `SnapshotExpired` for a version that is
-    being collected, `Corrupt` for an object that is not what the log says. Requests: those of `set_tag`; of a deep
-    clone a GET and a PUT per object; two PUTs; and a checkpoint.
+    Raises `InvalidInput` for a place that holds, or lies in, another table, or has other bytes, `SnapshotExpired` for a
+    version that is being collected, `Corrupt` for an object that is not what the log says. Requests: those of
+    `set_tag`; of a deep clone a GET and a PUT per object; two PUTs; and a checkpoint.
     """
     require_writable(snapshot)
     record = f"{_APP}{short_hash(source.store.uri)}@{snapshot.version}:{'deep' if deep else 'shallow'}"
     done = Cloned(target.store.uri, snapshot.version, snapshot.rows, len(snapshot.splits))
     if target.exists():
-        return replace(done, tag=_existing(target, record), is_new=False)
+        return replace(done, tag=_existing(target, record))
     require_apart(target.store)
     if deep and exists(target.store, source_key()):
         raise _left_over(target)
@@ -71,13 +71,15 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
     set_tag(source, tag, snapshot, lasts=COPY_LASTS if deep else None)
     if deep:
         found = copy_objects(source.store, target.store, wanted_of(snapshot))
-        _make(target, snapshot, record, missing=found.missing)
+        commit_id = _make(target, snapshot, record, missing=found.missing)
         with suppress(NotFound):  # where two copied to one place
             remove_tag(source, tag)
-        return replace(done, copied_bytes=found.bytes)
+        return replace(done, copied_bytes=found.bytes, commit_id=commit_id)
     _point_to(source, target)
-    _make(target, snapshot, record, shared={"uri": source.store.uri, "version": snapshot.version, "tag": tag})
-    return replace(done, tag=tag)
+    commit_id = _make(
+        target, snapshot, record, shared={"uri": source.store.uri, "version": snapshot.version, "tag": tag}
+    )
+    return replace(done, tag=tag, commit_id=commit_id)
 
 
 def _existing(target: TransactionLog, record: str) -> str | None:
@@ -111,8 +113,8 @@ def _make(
     *,
     missing: Sequence[str] = (),
     shared: Mapping[str, object] | None = None,
-) -> None:
-    """Put version 0."""
+) -> str:
+    """Put version 0, and return the id of its commit."""
     configuration = with_renumbered(snapshot.metadata.configuration, snapshot.version)
     for name in (SOURCE, RAW_LOGS_KEY):  # rows that wait in a raw log are for the source
         configuration.pop(name, None)
@@ -120,8 +122,10 @@ def _make(
         configuration[SOURCE] = json.dumps(dict(shared), sort_keys=True, separators=(",", ":"))
     metadata: Metadata = replace(snapshot.metadata, configuration=configuration, createdTime=None)
     actions = [*_held(snapshot, missing), Txn(appId=record, version=1, lastUpdated=target.clock.now_ms())]
-    target.create(metadata, operation=OPERATION, actions=actions, protocol=snapshot.protocol)
+    commit_id = target.ids.uuid()
+    target.create(metadata, operation=OPERATION, actions=actions, protocol=snapshot.protocol, commit_id=commit_id)
     _logger.info("cloned version %d into %s", snapshot.version, target.store.uri)
+    return commit_id
 
 
 def _held(snapshot: Snapshot, missing: Sequence[str]) -> Iterator[Action]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from storage_core.errors import CommitConflict, Corrupt, NotFound, SnapshotExpired
+from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired
 from storage_core.log.actions import IndexSegment, Translation
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -54,7 +54,7 @@ def copy_objects(source: ObjectStore, target: ObjectStore, wanted: Iterable[Name
     """Copy the objects; what is there already with the same bytes stays. A GET and a PUT each, eight at a time.
 
     In memory are 256 MiB, or one object that is larger. Raises `Corrupt` for an object that is not what the log says,
-    `SnapshotExpired` for one that is gone, unless it is derived, `CommitConflict` where the target has other bytes.
+    `SnapshotExpired` for one that is gone, unless it is derived, `InvalidInput` where the target has other bytes.
     """
     size, missing = 0, list[str]()
     copying = prefetch(
@@ -83,5 +83,5 @@ def _copy(source: ObjectStore, target: ObjectStore, wanted: NamedObject) -> tupl
             key=key,
         )
     if not create_once(target, key, data, advice="clone again"):
-        raise CommitConflict(f"{key}: {target.uri} has other bytes there; clone to an empty place", key=key)
+        raise InvalidInput(f"{key}: {target.uri} has other bytes there; clone to an empty place", key=key)
     return key, len(data)

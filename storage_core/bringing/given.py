@@ -26,6 +26,7 @@ def source_of(given: object, *, name: str | None, version: int | None) -> Source
     data without a `name`, and for a `version` of what has none; and what the source raises.
     """
     if isinstance(given, Stream):
+        _refuse_version(version, given.name)
         return given
     if isinstance(given, str | Path):
         return _at(str(given), version)

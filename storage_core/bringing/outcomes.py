@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import brought: the version with its rows, how many, of how many files, in how many splits.
+    """What an import brought: the version with its rows, how many, of how many files, in how many new splits.
 
-    Without a `commit_id` the source was imported before, and nothing was done now: of Arrow data, something of its name.
+    Without a `commit_id` nothing was done: the source, or Arrow data of this name, was imported before.
     """
 
     version: int
     commit_id: str = ""
     rows: int = 0
     files: int = 0
-    splits: int = 0
+    splits_added: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Cloned:
 
     `copied_bytes` are those of a deep clone. `tag` keeps the version in the source of a shallow one, as long as it is
     there. `unmerged` records of a keyed source were not in the version, so they are not in the clone; None of an older
-    version, of which nobody can tell. Without `is_new` the clone was there, and nothing was done.
+    version, of which nobody can tell. Without a `commit_id` the clone was there, and nothing was done.
     """
 
     uri: str
@@ -35,4 +35,4 @@ class Cloned:
     copied_bytes: int = 0
     tag: str | None = None
     unmerged: int | None = 0
-    is_new: bool = True
+    commit_id: str = ""

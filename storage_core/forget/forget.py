@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from storage_core.dml.keyed import Matching
 from storage_core.dml.statements import Target, delete, delete_by_key, required_filter
@@ -25,24 +25,22 @@ from storage_core.forget.holding import Holders
 from storage_core.forget.judge import Judge
 from storage_core.forget.metadata import MetadataSearch, Since
 from storage_core.forget.quarantine import without_rows
-from storage_core.forget.raw import RawFound, RawSearch, has_raw_log, note_chunks
+from storage_core.forget.raw import RawSearch, note_chunks
+from storage_core.forget.raw_holding import Looked, held_in_others, held_in_raw_logs
 from storage_core.forget.raw_table import RawTable
 from storage_core.forget.regions import merge_regions
-from storage_core.forget.report import By, Forgotten, Held, Report
+from storage_core.forget.report import ForgetReport, Forgotten, Held, KeptBy
 from storage_core.forget.rewriting import Ending, Rewriting
 from storage_core.forget.search import Found, holding_splits, search
 from storage_core.forget.segments import holding_segments
 from storage_core.forget.states import are_clean_states
 from storage_core.formats.keys import KeyKind
-from storage_core.gc.forgotten import forgotten_chunks, note_forgotten
+from storage_core.gc.forgotten import note_forgotten
 from storage_core.gc.mark import mark
-from storage_core.gc.plan import read_plan
-from storage_core.gc.raw_log import HORIZON_MS
 from storage_core.log.checkpoints.compact import compact_state
 from storage_core.log.log import TransactionLog
 from storage_core.log.sharing import SOURCE, open_table_store
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.predicate import Filter
 from storage_core.read.verified import Verified
 
@@ -59,7 +57,6 @@ class Forgetting:
     target: Target
     wanted: Filter
     raw_logs: Sequence[RawTable] = ()
-    _raw: list[tuple[RawTable, RawFound]] = field(default_factory=list)
 
     def forget(self, matching: Matching | None) -> Forgotten:
         """Forget the rows that match now, and return what was done and what still holds them. Run it again anywhere.
@@ -72,19 +69,19 @@ class Forgetting:
         head = log.refresh(self.target.head)
         if matching is not None:
             head = self._merged(head)
-        judge, found = self._searched(head)
+        judge, found, raw = self._searched(head)
         ended = Rewriting(log, lambda version: self._ending(version, found)).run(head, found)
         head = self._with_states(ended.head)
-        self._note(found, judge)
+        self._note(found, judge, raw)
         return Forgotten(
             version=head.version,
             commit_id=ended.commit_id,
             rows=rows,
-            splits=ended.splits,
+            splits_rewritten=ended.splits,
             report=self.report(log.refresh(head)),
         )
 
-    def report(self, head: Snapshot) -> Report:
+    def report(self, head: Snapshot) -> ForgetReport:
         """Return what holds the rows at this version, the newest. Writes nothing.
 
         Requests: those of `search`, of `MetadataSearch.holding` and of `gc.mark`, those of each tag's snapshot, and of
@@ -92,7 +89,7 @@ class Forgetting:
         """
         log, store = self.target.log, self.target.log.store
         now_ms = log.clock.now_ms()
-        judge, found = self._searched(head)
+        judge, found, raw = self._searched(head)
         marked, since = mark(store, log, now_ms=now_ms), Since.of(head)
         metadata = MetadataSearch(store, head, marked.roots.retained, judge, found, since)
         keys = {*found.splits, *found.entries, *found.quarantine, *found.unread, *metadata.holding()}
@@ -103,23 +100,13 @@ class Forgetting:
         }
         holders = Holders(log, marked, found, metadata.versions, now_ms)
         held = [one for key in sorted(keys & found.parsed.keys()) for one in holders.of(found.parsed[key])]
-        raw = [one for each in self._raw for one in self._of_raw_log(*each)]
-        if not self.raw_logs and has_raw_log(head):
-            raw.append(
-                Held(
-                    store=store.uri,
-                    key="",
-                    kind="raw_log",
-                    by=By.RAW_LOG,
-                    why="rows of the table came from a raw log that was not looked through: say where it is",
-                )
-            )
-        return Report(
+        in_raw = [*held_in_raw_logs(raw), *held_in_others(store.uri, head, [each for _, each in raw])]
+        return ForgetReport(
             version=head.version,
             since=since.version,
             at_ms=now_ms,
-            objects=len(found.objects) + sum(len(keys) for _, each in self._raw for keys in each.keys.values()),
-            held=(*held, *raw, *self._of_source(head)),
+            objects=len(found.objects) + sum(len(keys) for _, each in raw for keys in each.keys.values()),
+            held=(*held, *in_raw, *self._of_source(head)),
         )
 
     def _of_source(self, head: Snapshot) -> list[Held]:
@@ -135,7 +122,7 @@ class Forgetting:
             held = Forgetting(source, self.wanted).report(source.head).held
         except TidemarkError as error:
             why = f"it has files of this shallow clone, and could not be looked through: {error}"
-            return [Held(store=uri, key="", kind="source", by=By.NOT_READ, why=why)]
+            return [Held(store=uri, key="", kind="source", by=KeptBy.NOT_READ, why=why)]
         why = f"the tag {tag!r} keeps it for this clone: forget there, clone this deep or drop it, then remove the tag"
         own_tag = [replace(each, why=why) for each in held if each.tag == tag]
         return [*own_tag, *(each for each in held if each.store != uri)]
@@ -145,15 +132,15 @@ class Forgetting:
             return delete(self.target, self.wanted)[0].rows
         return delete_by_key(self.target.log, self.target.head, matching).rows
 
-    def _searched(self, head: Snapshot) -> tuple[Judge, Found]:
+    def _searched(self, head: Snapshot) -> tuple[Judge, Found, Looked]:
         """What holds rows, in the table and in raw logs: keys of rows that either shows count in both."""
         store = self.target.log.store
         judge = Judge(store, head, self.wanted, self.target.limits, self.target.verified)
-        self._raw = [(each, RawSearch(each, judge).run()) for each in self.raw_logs]
-        return judge, search(store, judge)
+        raw = [(each, RawSearch(each, judge).run()) for each in self.raw_logs]
+        return judge, search(store, judge), raw
 
     def _merged(self, head: Snapshot) -> Snapshot:
-        _, found = self._searched(head)
+        _, found, _ = self._searched(head)
         return merge_regions(self.target.log, head, found)
 
     def _ending(self, head: Snapshot, found: Found) -> Ending:
@@ -176,43 +163,13 @@ class Forgetting:
             head = compact_state(self.target.log, head, another=True).snapshot
         return head
 
-    def _note(self, found: Found, judge: Judge) -> None:
+    def _note(self, found: Found, judge: Judge, raw: Looked) -> None:
         log = self.target.log
         now_ms = log.clock.now_ms()
         without_rows(log.store, sorted(found.quarantine), judge)
         note_forgotten(log.store, sorted(found.quarantine), ids=log.ids, now_ms=now_ms)
-        for _, raw in self._raw:
-            note_chunks(raw, ids=log.ids, now_ms=now_ms)
-
-    def _of_raw_log(self, raw: RawTable, found: RawFound) -> list[Held]:
-        held = [
-            Held(store=uri, key="", kind="raw_log", by=By.NOT_READ, why="the store does not answer: look again later")
-            for uri in found.unreachable
-        ]
-        for store in found.stores:
-            held += self._of_raw_store(raw, found, store)
-        return held
-
-    def _of_raw_store(self, raw: RawTable, found: RawFound, store: ObjectStore) -> list[Held]:
-        plan = read_plan(store)
-        noted = forgotten_chunks([plan])
-        held: list[Held] = []
-        for key, (writer, number) in sorted(found.keys[store.uri].items()):
-            by, until_ms = By.COLLECTOR, None
-            if (writer, number) in found.unread:
-                by, why = By.NOT_READ, found.unread[writer, number]
-            elif (writer, number) not in found.holding:
-                continue
-            elif found.offsets.get(writer, 0) < number:
-                by, why = By.RAW_LOG, f"{raw.table} has not taken it, and its rows would come: distribute, forget again"
-            elif number <= noted.get(writer, 0):
-                known = plan.candidates.get(key)
-                until_ms = None if known is None else known.first_seen_ms + HORIZON_MS
-                why = "the collector takes it and those before it when every table has them"
-            else:
-                by, why = By.RAW_LOG, "it waits for its retention: forget again"
-            held.append(Held(store=store.uri, key=key, kind="raw_chunk", by=by, why=why, until_ms=until_ms))
-        return held
+        for _, each in raw:
+            note_chunks(each, ids=log.ids, now_ms=now_ms)
 
 
 def of(target: Target, condition: object, raw_logs: Sequence[RawTable]) -> Forgetting:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from storage_core.errors import NotFound
-from storage_core.forget.report import By, Held
+from storage_core.forget.report import Held, KeptBy
 from storage_core.forget.search import Directory, Found, directory_of
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.formats.tags import Tag
@@ -41,14 +41,14 @@ class Holders:
     def of(self, each: ParsedKey) -> Iterator[Held]:
         """Yield what keeps an object, one by one; at least one."""
         told = [*self._of(each)]
-        yield from told or [self._held(each, By.TABLE, _AGAIN)]
+        yield from told or [self._held(each, KeptBy.TABLE, _AGAIN)]
 
     def _of(self, each: ParsedKey) -> Iterator[Held]:
         if each.key in self.found.unread:
-            yield self._held(each, By.NOT_READ, self.found.unread[each.key])
+            yield self._held(each, KeptBy.NOT_READ, self.found.unread[each.key])
         if each.key in self._unreachable:
             why = f"nothing needs it ({self._unreachable[each.key]}): the collector takes it"
-            yield self._held(each, By.COLLECTOR, why, until_ms=self._collected_ms(each.key))
+            yield self._held(each, KeptBy.COLLECTOR, why, until_ms=self._collected_ms(each.key))
             return
         match each.kind:
             case KeyKind.VERSION:
@@ -60,11 +60,11 @@ class Holders:
             case KeyKind.GC_CANDIDATES:
                 last = max(self._collected_ms(key) for key in self.found.splits & self._plan.keys())
                 why = "it names splits in the folder of their partition until the collector has taken them"
-                yield self._held(each, By.COLLECTOR, why, until_ms=last + self._horizon_ms)
+                yield self._held(each, KeptBy.COLLECTOR, why, until_ms=last + self._horizon_ms)
             case KeyKind.QUARANTINE:
-                yield self._held(each, By.TABLE, "it is in quarantine: forget again")
+                yield self._held(each, KeptBy.TABLE, "it is in quarantine: forget again")
             case KeyKind.REGION_REGISTRY:
-                yield self._held(each, By.TABLE, "it names the region of a value: change the regions of the table")
+                yield self._held(each, KeptBy.TABLE, "it names the region of a value: change the regions of the table")
             case _:
                 yield from self._of_versions(each)
 
@@ -72,12 +72,12 @@ class Holders:
         """Of a split or segment."""
         yield from self._tagged(each, lambda tag: self._tag_keys[tag])
         if each.key in snapshot_keys(self.marked.roots.retained.head):
-            yield self._held(each, By.TABLE, _AGAIN)
+            yield self._held(each, KeptBy.TABLE, _AGAIN)
         elif each.key in self._retained_keys:
             removal = self.marked.roots.retained.removals.get(each.key)
             yield self._by_version(each, None if removal is None else removal.version)
         elif each.kind is KeyKind.SEGMENT and each.key in self._unmerged:
-            yield self._held(each, By.TABLE, _MERGE)
+            yield self._held(each, KeptBy.TABLE, _MERGE)
 
     def _of_checkpoints(self, each: ParsedKey) -> Iterator[Held]:
         naming = [one for one in self._checkpoints if each.key == one.key or each.key in self._named_by(one)]
@@ -88,7 +88,9 @@ class Holders:
         going = [self._collected_ms(one.key) for one in naming if one.key in self._unreachable]
         if going and not versions:
             until_ms = max(going) + self._horizon_ms
-            yield self._held(each, By.COLLECTOR, "a state names it that the collector takes first", until_ms=until_ms)
+            yield self._held(
+                each, KeptBy.COLLECTOR, "a state names it that the collector takes first", until_ms=until_ms
+            )
 
     def _is_retained(self, checkpoint: Checkpointed) -> bool:
         """Whether a checkpoint is kept by more than tags."""
@@ -102,19 +104,21 @@ class Holders:
         later = len({one.version for one in self._checkpoints if one.version > version})
         if later < kept:
             more = kept - later
-            return self._held(each, By.VERSION, f"one of the {kept} newest states needs it: forget again ({more} more)")
+            return self._held(
+                each, KeptBy.VERSION, f"one of the {kept} newest states needs it: forget again ({more} more)"
+            )
         return self._by_version(each, version + 1)
 
     def _of_region(self, each: ParsedKey) -> Held:
         directories = [*self._directories(each)]
         merged = [self._merging_version(at) for at in directories]
         if None in merged:
-            return self._held(each, By.TABLE, _MERGE)
+            return self._held(each, KeptBy.TABLE, _MERGE)
         ended = max((version for version in merged if version is not None), default=None)
         if each.kind is KeyKind.REGION_MANIFEST:
             return self._listing(each, ended)
         if ended is None:
-            return self._held(each, By.TABLE, "no generation names this entry: forget again, or merge")
+            return self._held(each, KeptBy.TABLE, "no generation names this entry: forget again, or merge")
         return self._by_version(each, ended)
 
     def _listing(self, each: ParsedKey, ended: int | None) -> Held:
@@ -125,7 +129,7 @@ class Holders:
             return held
         old_ms = self.found.objects[each.key].last_modified_ms + self._retention_ms
         until_ms = max(gone_ms, old_ms) + self._horizon_ms
-        return self._held(each, By.VERSION, "it lists a generation that may have held rows", until_ms=until_ms)
+        return self._held(each, KeptBy.VERSION, "it lists a generation that may have held rows", until_ms=until_ms)
 
     def _directories(self, each: ParsedKey) -> Iterator[Directory]:
         region = each.region or ""
@@ -158,19 +162,19 @@ class Holders:
         for tag in self._tags:
             if each.key in keys(tag):
                 why = f"the tag {tag.name!r} keeps version {tag.version}: remove the tag, or wait until it expires"
-                yield self._held(each, By.TAG, why, until_ms=tag.expires_at_ms, tag=tag.name, version=tag.version)
+                yield self._held(each, KeptBy.TAG, why, until_ms=tag.expires_at_ms, tag=tag.name, version=tag.version)
 
     def _by_version(self, each: ParsedKey, ended: int | None) -> Held:
         """Held by versions before `ended`, until one from there on is the oldest that is retained."""
         later = [one.version for one in self._checkpoints if ended is not None and one.version >= ended]
         shown = None if ended is None else ended - 1
         if not later:
-            return self._held(each, By.VERSION, "no later version has a state: forget again", version=shown)
+            return self._held(each, KeptBy.VERSION, "no later version has a state: forget again", version=shown)
         until_ms = self._time_of(min(later)) + self._retention_ms + self._horizon_ms
         if each.kind in (KeyKind.MANIFEST, KeyKind.JSON_CHECKPOINT_PART):
             until_ms += self._horizon_ms  # only a state that is gone names no manifest
         why = f"versions up to {shown} are retained, which show it"
-        return self._held(each, By.VERSION, why, until_ms=until_ms, version=shown)
+        return self._held(each, KeptBy.VERSION, why, until_ms=until_ms, version=shown)
 
     def _time_of(self, version: int) -> int:
         actions = self.versions.get(version)
@@ -183,7 +187,7 @@ class Holders:
     def _held(
         self,
         each: ParsedKey,
-        by: By,
+        by: KeptBy,
         why: str,
         *,
         until_ms: int | None = None,

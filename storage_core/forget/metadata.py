@@ -7,7 +7,7 @@ named by the version on which the rows were forgotten, or before it, may have he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from storage_core.errors import NotFound
@@ -41,7 +41,10 @@ def is_forgetting(actions: Iterable[Action]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Up to which version of a table, and which generation of a region, rows were forgotten last; None for never."""
+    """The version that the last `FORGET` was planned on, None for never; `at_ms` it was recorded, else the head's time.
+
+    `generations` are the last that it found merged, by region.
+    """
 
     version: int | None
     at_ms: int
@@ -78,16 +81,13 @@ class MetadataSearch:
     judge: Judge
     found: Found
     since: Since
-    versions: dict[int, list[Action]] = field(default_factory=dict)
 
     def holding(self) -> Iterator[str]:
         """Yield the keys of metadata and segments that may hold values of rows.
 
-        One GET per version file, manifest, JSON checkpoint and region manifest there is. Raises what a read raises.
+        One GET per version file, manifest, JSON checkpoint and its parts, region manifest and registry there is. Raises
+        what a read raises.
         """
-        for each in self.found.of_kind(KeyKind.VERSION):
-            if (actions := read_version(self.store, each.version or 0)) is not None:
-                self.versions[each.version or 0] = actions
         live = holding_segments(self.head, self.found, strict=self.since.version is None)
         looks = {
             KeyKind.VERSION: self._of_version,
@@ -190,6 +190,13 @@ class MetadataSearch:
             return removal.version <= self.since.version or is_forgetting(self.versions.get(removal.version, ()))
         written_ms = self.found.objects[key].last_modified_ms
         return written_ms <= self.since.at_ms + self.head.config.gc_horizon_ms  # of a job that began before
+
+    @cached_property
+    def versions(self) -> Mapping[int, list[Action]]:
+        """The actions of the version files there are. One GET each, once."""
+        numbers = (each.version or 0 for each in self.found.of_kind(KeyKind.VERSION))
+        read = ((number, read_version(self.store, number)) for number in numbers)
+        return {number: actions for number, actions in read if actions is not None}
 
     @cached_property
     def _actions(self) -> dict[str, IndexSegment]:

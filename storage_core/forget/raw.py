@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.distribution.offsets import log_offsets
+from storage_core.distribution.offsets import WITH_IDS, log_offsets
 from storage_core.forget.judge import Judge
 from storage_core.forget.raw_table import RawTable
 from storage_core.formats.raw_keys import LIVE_PREFIX, ChunkKey, parse
@@ -28,7 +28,8 @@ _Chunk = tuple[str, int]
 class RawFound:
     """Chunks that hold rows, or cannot be read, with why; `keys` are those of all chunks by store.
 
-    `offsets` say up to which chunk of a writer the table has them. `unreachable` are stores that did not answer.
+    `offsets` say up to which chunk of a writer the table has them. `writers` are those
+    of all chunks, collected ones too. `unreachable` are stores that did not answer.
     """
 
     holding: frozenset[_Chunk]
@@ -36,21 +37,27 @@ class RawFound:
     offsets: Mapping[str, int]
     stores: Sequence[ObjectStore]
     keys: Mapping[str, Mapping[str, _Chunk]]
+    writers: frozenset[str]
     unreachable: tuple[str, ...] = ()
 
 
 def with_named(
     given: Sequence[RawTable], named: Sequence[FeedingRawLog], open_raw: Callable[[str], ObjectStore]
 ) -> tuple[RawTable, ...]:
-    """Return the raw logs that are given, and those that the table names itself, each once. No request."""
-    known = {store.uri for each in given for store in each.opened()}
-    own = [RawTable(each.table, [*map(open_raw, (*each.stores, *each.optional))]) for each in named]
-    return (*given, *(each for each in own if known.isdisjoint(store.uri for store in each.opened())))
+    """Return the raw logs that are given and those that the table names itself, less what others have. No request."""
+    own = (RawTable(each.table, [*map(open_raw, (*each.stores, *each.optional))]) for each in named)
+    found = [(each, {(each.table, store.uri) for store in each.opened()}) for each in (*given, *own)]
+    kept: list[tuple[RawTable, set[tuple[str, str]]]] = []
+    for each, places in sorted(found, key=lambda one: -len(one[1])):
+        if not any(places <= others for _, others in kept):
+            kept.append((each, places))
+    return tuple(each for each, _ in kept)
 
 
-def has_raw_log(snapshot: Snapshot) -> bool:
-    """Return whether rows of the table came from a raw log. The requests of `log_offsets`."""
-    return any(writer != "ids" for writer in log_offsets(snapshot))
+def unknown_writers(snapshot: Snapshot, searched: Iterable[RawFound]) -> list[str]:
+    """Return the writers of raw logs that rows of the table came from and no raw log of these has had. No request."""
+    known = {WITH_IDS}.union(*(each.writers for each in searched))
+    return sorted(log_offsets(snapshot).keys() - known)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +86,7 @@ class RawSearch:
             offsets=log_offsets(self.judge.snapshot),
             stores=history.stores,
             keys={store.uri: _chunks(store) for store in history.stores},
+            writers=frozenset((*history.writers, *history.collected)),
             unreachable=history.unreachable,
         )
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Literal
 
 
-class By(StrEnum):
+class KeptBy(StrEnum):
     """What keeps an object that holds rows."""
 
     TABLE = "table"
-    """The newest version names it, or a region has not merged it: forget again."""
+    """The table itself needs it; `why` says what to do."""
     VERSION = "version"
     """A version that is retained needs it."""
     TAG = "tag"
@@ -18,7 +19,7 @@ class By(StrEnum):
     COLLECTOR = "collector"
     """Nothing needs it: the collector takes it when it has been so for long enough."""
     RAW_LOG = "raw_log"
-    """A table has not taken the chunk yet, or nobody said where the raw log is."""
+    """A raw log keeps it: not distributed, not noted for collection, or not looked through."""
     NOT_READ = "not_read"
     """It cannot be read, or the condition cannot tell whether it holds a row."""
 
@@ -34,7 +35,7 @@ class Held:
     store: str
     key: str
     kind: str
-    by: By
+    by: KeptBy
     why: str
     until_ms: int | None = None
     tag: str | None = None
@@ -42,11 +43,12 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ForgetReport:
     """What a search of all objects found at `at_ms`; at `version` of the table, the newest.
 
-    `since` is the version on which it was last forgotten, None where it never was: what is gone and was named up to it
-    may have held rows, so metadata about it counts as holding values of them. `objects` were there, in all stores.
+    `since` is the version that the last `FORGET` was planned on, the one before it; None: never forgotten. What is gone
+    and was named up to it may have held rows, so metadata about it counts as holding values of them. `objects` were
+    there, in all stores.
     """
 
     version: int
@@ -67,10 +69,21 @@ class Report:
         known = [each for each in times if each is not None]
         return max(known) if known and len(known) == len(times) else None
 
+    def to_dict(self) -> dict[str, object]:
+        """Return it without its version as plain data, as commands and jobs print it (`docs/spec.md`, section 17)."""
+        return {
+            "is_clean": self.is_clean,
+            "since": self.since,
+            "at_ms": self.at_ms,
+            "until_ms": self.until_ms,
+            "objects": self.objects,
+            "held": [{**asdict(each), "by": each.by.value} for each in self.held],
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """What `forget` did: `rows` were deleted now, and `splits` rewritten; the newest version holds none of them.
+    """What `forget` did: `rows` were deleted now, and `splits_rewritten`; the newest version holds none of them.
 
     `commit_id` is that of the commit `FORGET` (empty: none was needed), `version` the newest one after it.
     """
@@ -78,5 +91,10 @@ class Forgotten:
     version: int
     commit_id: str = ""
     rows: int = 0
-    splits: int = 0
-    report: Report
+    splits_rewritten: int = 0
+    report: ForgetReport
+
+    @property
+    def status(self) -> Literal["committed", "nothing_to_do"]:
+        """What commands and jobs call it: `committed`, or `nothing_to_do` where nothing was deleted or rewritten."""
+        return "committed" if self.rows or self.commit_id else "nothing_to_do"

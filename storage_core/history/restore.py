@@ -61,15 +61,14 @@ _OF_REGIONS: Final = (REGIONS_KEY, HAND_REGIONS_KEY)
 class Restored:
     """The newest version, `snapshot`, has the content of `restored_version`.
 
-    `changed` tells whether this call committed; without it the head was so already. `added` and `removed` count splits.
+    Without a `commit_id` the head was so already, or this work was committed before, and nothing was done now.
     """
 
     snapshot: Snapshot
     restored_version: int
     commit_id: str
-    changed: bool
-    added: int
-    removed: int
+    splits_added: int
+    splits_removed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +129,12 @@ def restore(log: TransactionLog, target: Snapshot, *, commit_id: str | None = No
     for _ in range(MAX_PLANS):
         plan = _plan(log.store, log.snapshot(), target)
         if plan.empty:
-            return _restored(plan, target, plan.head, commit_id or "", changed=False)
+            return _restored(plan, target, plan.head, "")
         try:
             result = _commit(log, plan, target, commit_id)
         except CommitConflict:
             continue  # somebody committed meanwhile: what they changed has to be undone as well
-        return _restored(plan, target, result.snapshot, result.commit_id, changed=not result.already_committed)
+        return _restored(plan, target, result.snapshot, "" if result.already_committed else result.commit_id)
     raise CommitConflict(
         f"{log.store.uri}: version {target.version} was not restored, other writers committed during each of "
         f"{MAX_PLANS} attempts; nothing was written, end the writers and try again",
@@ -281,12 +280,11 @@ def _with_old_vector(add: Add) -> Add:
     return replace(add, dataChange=True, deletionVector=add.deletionVector or inline(()))
 
 
-def _restored(plan: _Plan, target: Snapshot, after: Snapshot, commit_id: str, *, changed: bool) -> Restored:
+def _restored(plan: _Plan, target: Snapshot, after: Snapshot, commit_id: str) -> Restored:
     return Restored(
         snapshot=after,
         restored_version=target.version,
         commit_id=commit_id,
-        changed=changed,
-        added=len(plan.adds) if changed else 0,
-        removed=len(plan.removes) if changed else 0,
+        splits_added=len(plan.adds) if commit_id else 0,
+        splits_removed=len(plan.removes) if commit_id else 0,
     )

@@ -54,6 +54,7 @@ class TransactionLog:
         operation: str = "CREATE TABLE",
         actions: Sequence[Action] = (),
         protocol: Protocol | None = None,
+        commit_id: str | None = None,
     ) -> Snapshot:
         """Create the table as version 0 and return it. One LIST and one PUT.
 
@@ -71,7 +72,7 @@ class TransactionLog:
             self._require_durable(0)
             raise _exists(self.store)
         now = self.clock.now_ms()
-        label = CommitLabel(commit_id=self.ids.uuid(), operation=operation)
+        label = CommitLabel(commit_id=commit_id or self.ids.uuid(), operation=operation)
         dated = metadata if metadata.createdTime is not None else replace(metadata, createdTime=now)
         content = (label.info(0, now), *beginning(dated, actions, protocol))
         data = encode_version(content)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import pyarrow as pa
 
 from storage_core.distribution.undistributed import Listed, RegionOffsets, Waiting, settled
-from storage_core.errors import CommitConflict, Corrupt
+from storage_core.errors import Corrupt, Unavailable
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.plan import RawPart
 from storage_core.read.view import Consistency, Regions
@@ -59,7 +59,7 @@ class WithRawLogs:
 def require_distributed(scan: Scan, rows: pa.Table) -> None:
     """Return when none of these rows of a keyed table has a record in a raw log that waits; they are of the scan.
 
-    Raises `CommitConflict` else: whatever is written of its key now, that record comes after it.
+    Raises `Unavailable` else: whatever is written of its key now, that record comes after it.
     """
     waiting = sum(each.records for each in scan.raw)
     if not waiting or scan.records is None or not rows.num_rows:
@@ -69,7 +69,7 @@ def require_distributed(scan: Scan, rows: pa.Table) -> None:
     found = matching(raw, rows.select(key), key).num_rows
     if found:
         names = ", ".join(each.name for each in scan.raw)
-        raise CommitConflict(
+        raise Unavailable(
             f"{scan.store.uri}: {found} records of rows that match are in raw log {names} and not distributed yet, so "
             f"they would come back over what is written of their keys now; first run tidemark distribute {names}",
             records=found,

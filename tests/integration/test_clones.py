@@ -96,7 +96,7 @@ def test_both_sides_change_are_compacted_and_collected_and_neither_loses_a_row(t
     before = rows_of(filled(source))
     words = found_by_search(source)
     done = tm.Table.open(source).clone(new, deep=deep)
-    assert (done.rows, done.is_new, done.tag is None) == (sum(before.values()), True, deep)
+    assert (done.rows, done.commit_id != "", done.tag is None) == (sum(before.values()), True, deep)
     assert rows_of(new) == before
     assert found_by_search(new) == words
     assert sound(new)
@@ -226,7 +226,7 @@ def test_a_clone_is_told_from_one_of_a_clone_that_has_the_same_version(tmp_path:
     clone.clone(third)
     with pytest.raises(tm.errors.InvalidInput, match="there is another table already"):
         table.clone(third)
-    assert not clone.clone(third).is_new
+    assert clone.clone(third).commit_id == ""
     assert rows_of(third) == rows_of(clone) != rows_of(table)
 
 
@@ -238,6 +238,17 @@ def test_what_a_killed_shallow_clone_left_is_no_place_for_another(tmp_path: Path
     for deep in (False, True):
         with pytest.raises(tm.errors.InvalidInput, match=r"holds _source\.json, which another clone left"):
             table.clone(str(tmp_path / "clone"), deep=deep)
+
+
+def test_other_bytes_at_the_place_of_a_deep_clone_say_to_take_another_place(tmp_path: Path) -> None:
+    table = tm.Table.create(str(tmp_path / "source"), SCHEMA)
+    table.append(given(0, 10))
+    (file,) = (tmp_path / "source").glob("splits/*/*.parquet")
+    there = tmp_path / "clone" / file.relative_to(tmp_path / "source")
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"other")
+    with pytest.raises(tm.errors.InvalidInput, match="has other bytes there; clone to an empty place"):
+        table.clone(str(tmp_path / "clone"), deep=True)
 
 
 def test_a_release_that_knows_no_shared_objects_refuses_a_shallow_clone(
@@ -319,6 +330,7 @@ def test_the_command_makes_a_clone_and_says_what_keeps_it(tmp_path: Path, capfd:
     assert main(["clone", source, new, "--json"]) == 0
     about = json.loads(capfd.readouterr().out)
     assert (about["status"], about["rows"], about["source_version"]) == ("committed", 10, 1)
+    assert about["commit_id"] == tm.Table.open(new).history()[-1].commit_id
     assert tm.Table.open(new).describe()["clone_of"] == {
         "uri": Path(source).as_uri(),
         "version": 1,

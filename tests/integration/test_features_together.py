@@ -11,10 +11,12 @@ import pytest
 
 import tidemark as tm
 from storage_core.audit.audit import audit
-from storage_core.forget.report import Report
+from storage_core.forget.report import ForgetReport
 from storage_core.fsck.check import fsck
+from storage_core.log.actions import Txn
 from storage_core.log.sharing import open_table_store
 from storage_core.objectstore.resolve import open_store
+from storage_core.raw_log.history import union
 from storage_core.raw_log.raw_log import RawLog
 from tests.support import upkeep
 from tests.support.clock import ManualClock
@@ -135,18 +137,18 @@ def test_what_is_forgotten_in_a_shallow_clone_is_named_in_its_source_until_that_
     assert kept_by(clone.forget("n = 7").report) >= {(source.uri, "split", tag), (source.uri, "segment", tag)}
     for _ in range(3):
         upkeep.collect(clone.refresh(), horizon_ms=0, at_ms=FAR_AHEAD)
-    held = kept_by(clone.forgotten("n = 7"))
+    held = kept_by(clone.forget_report("n = 7"))
     assert {(source.uri, each, tag) for each in ("manifest", "segment", "split")} <= held
     assert {kind for store, kind, _ in held if store == clone.uri} <= {"version", "state", "manifest"}
     source.forget("n = 7")
     kept_up(source)
-    assert (source.uri, "split", tag) in kept_by(source.refresh().forgotten("n = 7"))
+    assert (source.uri, "split", tag) in kept_by(source.refresh().forget_report("n = 7"))
     source.untag(tag)
     kept_up(source)
-    assert {kind for _, kind, _ in kept_by(source.refresh().forgotten("n = 7"))} <= {"version", "state", "manifest"}
+    assert {kind for _, kind, _ in kept_by(source.refresh().forget_report("n = 7"))} <= {"version", "state", "manifest"}
 
 
-def kept_by(report: Report) -> set[tuple[str, str, str | None]]:
+def kept_by(report: ForgetReport) -> set[tuple[str, str, str | None]]:
     return {(each.store, each.kind, each.tag) for each in report.held}
 
 
@@ -160,3 +162,31 @@ def test_a_table_that_names_its_raw_logs_is_forgotten_in_them_too(tmp_path: Path
     report = table.forget("n = 1").report
     assert {(each.store, each.kind) for each in report.held} == {(open_store(raw).uri, "raw_chunk")}
     assert "distribute, forget again" in report.held[0].why
+
+
+def test_a_raw_log_that_nobody_named_is_named_by_its_writer_beside_one_that_was(tmp_path: Path) -> None:
+    raws = [str(tmp_path / "one"), str(tmp_path / "two")]
+    feeding = [{"name": each[-3:], "table": "rows", "stores": [each]} for each in raws]
+    table = tm.Table.create(str(tmp_path / "table"), SCHEMA, settings={"raw_logs": feeding})
+    for each in raws:
+        with RawLog([each]) as log:
+            log.append("rows", {"n": 1, "text": "x"})
+    writers = [union([each]).writers[0] for each in raws]
+    table.log.commit(table.snapshot, [Txn(appId=f"raw:{each}", version=1) for each in writers], operation="DISTRIBUTE")
+    assert not [each for each in table.forget_report("n = 2").held if each.kind == "raw_log"]
+    table.refresh().alter({"raw_logs": feeding[:1]})
+    (held,) = [each for each in table.forget_report("n = 2").held if each.kind == "raw_log"]
+    assert writers[1] in held.why
+    with_both = table.forget_report("n = 2", raw_logs=[tm.RawTable("rows", [raws[1]])])
+    assert not [each for each in with_both.held if each.kind == "raw_log"]
+
+
+def test_a_report_of_a_table_opened_at_an_older_version_is_about_the_newest(tmp_path: Path) -> None:
+    table = tm.Table.create(str(tmp_path / "table"), SCHEMA)
+    table.append([{"n": 1, "text": "x"}, {"n": 2, "text": "x"}])
+    done = table.forget("n = 1")
+    older = tm.Table.open(table.uri, at=1)
+    report = older.forget_report("n = 1")
+    assert (report.version, report.since) == (done.report.version, done.report.since)
+    assert report.since is not None
+    assert older.version == 1

@@ -52,7 +52,7 @@ def _files(uri: str) -> set[tuple[str, str]]:
 
 def test_it_says_what_holds_the_rows_until_the_collector_has_taken_it(run: Run, uri: str) -> None:
     (done,) = run("forget", uri, "--where", WHERE)
-    assert (done["status"], done["rows"], done["splits"], done["is_clean"]) == ("committed", 2, 2, False)
+    assert (done["status"], done["rows"], done["splits_rewritten"], done["is_clean"]) == ("committed", 2, 2, False)
     held = {each["key"] for each in done["held"]}
     assert {key for _, key in _files(uri)} <= held
     (found,) = run("forget", uri, "--where", WHERE, "--report", code=5)
@@ -85,7 +85,7 @@ def test_the_job_reports_what_it_did_and_what_is_left(uri: str, capfd: pytest.Ca
     report = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (report["job"], report["status"], report["rows_in"], report["splits_in"]) == ("forget", "committed", 2, 2)
     assert report["details"]["held"]
-    assert forget.main(["--table-uri", uri, "--where", WHERE, "--dry-run", "--json"]) == 0
+    assert forget.main(["--table-uri", uri, "--where", WHERE, "--report", "--json"]) == 0
     again = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (again["status"], again["details"]["is_clean"]) == ("planned", False)
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from storage_core.errors import InvalidInput
-from storage_core.forget.report import By
+from storage_core.forget.raw import unknown_writers
+from storage_core.forget.report import KeptBy
 from storage_core.region.spec import first_specs
 from tests.support.changed_rows import require_sound
 from tests.support.forgetting import (
@@ -121,7 +122,7 @@ def test_no_byte_of_a_person_is_left_and_the_report_is_true_at_every_stage(make:
     assert done.rows > 0
     assert made.numbers() == sorted(made.others)
     require_true(done.report, made.places())
-    assert not [each for each in done.report.held if each.by is By.TABLE]
+    assert not [each for each in done.report.held if each.by is KeptBy.TABLE]
     assert not [each for each in done.report.held if each.until_ms is None]
     made.index()
     made.report()
@@ -156,7 +157,7 @@ def test_it_is_done_when_the_report_said_that_it_can_be() -> None:
     while made.clock.now < last_ms + HORIZON_MS:
         made.clock.now += HORIZON_MS
         made.collect()
-        reports.append((made.clock.now, made.opened().forgotten(WHERE, raw_logs=[made.raw]).is_clean))
+        reports.append((made.clock.now, made.opened().forget_report(WHERE, raw_logs=[made.raw]).is_clean))
     assert reports[-1][1]
     assert not [at_ms for at_ms, is_clean in reports if is_clean and at_ms < last_ms]
 
@@ -186,7 +187,7 @@ def test_what_a_tag_protects_is_named_until_it_is_dropped() -> None:
     _retained(made)
     report = made.report()
     assert not report.is_clean
-    assert {(each.by, each.tag, each.version) for each in report.held} == {(By.TAG, "audit", tag.version)}
+    assert {(each.by, each.tag, each.version) for each in report.held} == {(KeptBy.TAG, "audit", tag.version)}
     assert "remove the tag" in report.held[0].why
     made.opened().untag("audit")
     _retained(made)
@@ -198,7 +199,7 @@ def test_a_chunk_that_is_not_distributed_yet_is_named_and_its_rows_are_forgotten
     made = _appended()
     made.produce([400], CANARY)
     report = made.opened().forget(WHERE, raw_logs=[made.raw]).report
-    waiting = [each for each in report.held if each.by is By.RAW_LOG]
+    waiting = [each for each in report.held if each.by is KeptBy.RAW_LOG]
     assert len(waiting) == len(made.raw_stores)
     assert all("distribute, forget again" in each.why for each in waiting)
     _retained(made)
@@ -214,7 +215,8 @@ def test_a_chunk_that_is_not_distributed_yet_is_named_and_its_rows_are_forgotten
 def test_a_raw_log_that_nobody_named_keeps_the_report_from_being_clean() -> None:
     made = _appended()
     held = made.opened().forget(WHERE).report.held
-    assert [each.kind for each in held if each.by is By.RAW_LOG] == ["raw_log"]
+    writers = {each.why.split()[-3] for each in held if each.by is KeptBy.RAW_LOG and each.kind == "raw_log"}
+    assert writers == {f"{each}:" for each in unknown_writers(made.opened().snapshot, [])} != set()
 
 
 def test_forgetting_again_changes_nothing() -> None:
@@ -222,7 +224,7 @@ def test_forgetting_again_changes_nothing() -> None:
     made.opened().forget(WHERE, raw_logs=[made.raw])
     objects = {info.key for info in made.table_store.list("")}
     again = made.opened().forget(WHERE, raw_logs=[made.raw])
-    assert (again.rows, again.splits, again.commit_id) == (0, 0, "")
+    assert (again.rows, again.splits_rewritten, again.commit_id) == (0, 0, "")
     assert {info.key for info in made.table_store.list("")} == objects
 
 

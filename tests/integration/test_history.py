@@ -38,7 +38,7 @@ def test_a_restored_table_reads_searches_and_goes_on_like_any_other(table: Table
         segment = catch_up.execute(table.store, work, ids=table.log.ids)
         table.log.commit(table.refresh().snapshot, [segment], operation="CATCH UP")
     done = table.restore(2)
-    assert (table.version, done.removed) == (7, 1)
+    assert (table.version, done.splits_removed) == (7, 1)
     assert ids(table) == ids(table, at=2) == [1, 2]
     assert table.search("name", index="names").num_rows == 2
     assert ids(table, at=3) == [1, 2, 3]

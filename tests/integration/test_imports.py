@@ -16,6 +16,7 @@ import pytest
 
 import tidemark as tm
 from pipelines.cli import main
+from storage_core.declaration import load
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.resolve import open_store
 from tests.support.foreign_files import ROWS, expected, file_of, hashes, land
@@ -43,7 +44,7 @@ def test_a_thousand_files_of_small_differences_are_one_table(tmp_path: Path) -> 
     )
     assert made.history()[0].operation == "IMPORT"
     assert made.config.window_seconds == 3600
-    assert done.splits == len(made.files()) < 50, "rows of many files share splits"
+    assert done.splits_added == len(made.files()) < 50, "rows of many files share splits"
     assert hashes(folder) == before
 
 
@@ -218,7 +219,7 @@ def test_an_import_holds_a_few_pieces_of_a_source_that_is_larger(tmp_path: Path)
     reader = pa.RecordBatchReader.from_batches(schema, given())
     done = tm.Table.import_from(str(tmp_path / "table"), reader, name="large")
     assert done.rows == batches * batch_bytes // 8
-    assert done.splits > 5
+    assert done.splits_added > 5
     assert max(held) < batches * batch_bytes // 2, f"{max(held):,} bytes of {batches * batch_bytes:,}"
 
 
@@ -226,7 +227,7 @@ def test_rows_of_a_keyed_table_are_put_by_key_and_imported_once(tmp_path: Path) 
     land(tmp_path / "lake", 6)
     table = str(tmp_path / "table")
     done = tm.Table.import_from(table, tmp_path / "lake", primary_key="n")
-    assert (done.rows, done.splits) == (6 * ROWS, 0)
+    assert (done.rows, done.splits_added) == (6 * ROWS, 0)
     assert tm.Table.open(table).scan(consistency="latest").to_arrow().num_rows == 6 * ROWS
     assert tm.Table.import_from(table, tmp_path / "lake").commit_id == ""
 
@@ -269,6 +270,22 @@ def test_a_declared_table_is_made_as_its_file_says(tmp_path: Path, capfd: pytest
     assert json.loads(capfd.readouterr().out)["status"] == "nothing_to_do"
     assert main([*arguments, "--window", "2h"]) == 2
     assert "declares what the table is" in capfd.readouterr().err
+
+
+def test_what_a_declaration_says_is_not_said_again_beside_it(tmp_path: Path) -> None:
+    land(tmp_path / "lake", 1)
+    (tmp_path / "t.yaml").write_text(f"name: t\nuri: {tmp_path}/t\ncolumns: {{n: long}}\n")
+    with pytest.raises(tm.errors.InvalidInput, match="leave out time_column, window, sort_schema and primary_key"):
+        tm.Table.import_from(
+            f"{tmp_path}/t", tmp_path / "lake", declaration=load(tmp_path / "t.yaml"), time_column="at", window="1h"
+        )
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_query_has_no_version(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", f"{tmp_path}/t", "--query", "SELECT 1 AS n", "--version", "3"]) == 2
+    assert "has no versions" in capfd.readouterr().err
+    assert not (tmp_path / "t").exists()
 
 
 def test_a_query_on_the_command_line_reads_a_database_and_leaves_it_as_it_was(

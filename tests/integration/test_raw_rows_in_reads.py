@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.distribution.remaining import Terms
-from storage_core.errors import CommitConflict, Corrupt, InvalidInput, Unavailable
+from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.formats.history_token import RawRun, decode, encode
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -318,9 +318,9 @@ def test_a_statement_on_rows_that_wait_is_refused_and_after_distribution_done() 
     reads = RawReads.create()
     reads.table("users").append([{"n": 1, "text": "a"}, {"n": 2, "text": "a"}])
     appended(reads, 1)
-    with pytest.raises(CommitConflict, match=r"not distributed yet, .* first run tidemark distribute raw"):
+    with pytest.raises(Unavailable, match=r"not distributed yet, .* first run tidemark distribute raw"):
         reads.table("users").delete("n = 1")
-    with pytest.raises(CommitConflict, match="not distributed yet"):
+    with pytest.raises(Unavailable, match="not distributed yet"):
         reads.table("users").update({"text": "b"}, "true")
     assert reads.table("users").delete("n = 2").rows == 1, "no record of that key waits"
     reads.board().distribute(Terms(closed_after_ms=0))

@@ -186,8 +186,8 @@ class LogAgainstADictionary(RuleBasedStateMachine):
         target = pick % len(self.versions)
         wanted = self.versions[target]
         restored = restore(self.log, self.log.snapshot(version=target))
-        assert restored.changed == (wanted.content() != self.head.content())
-        if restored.changed:
+        assert bool(restored.commit_id) == (wanted.content() != self.head.content())
+        if restored.commit_id:
             self.landed(self.head.restored(wanted), restored.snapshot)
 
     # What happens to them and to their objects.

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.distribution.remaining import Terms
-from storage_core.errors import CommitConflict, TidemarkError
+from storage_core.errors import TidemarkError, Unavailable
 from storage_core.formats.raw_chunk import OPERATIONS
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
@@ -128,7 +128,7 @@ class _World:
         is_deleted = True
         try:
             table.delete(f"n = {n}")
-        except CommitConflict as error:
+        except Unavailable as error:
             is_deleted = "not distributed yet" not in str(error)
         after = self.reads.table(name)
         assert after.get(n) is None if is_deleted else by_keys(after) == before

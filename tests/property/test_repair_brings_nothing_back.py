@@ -70,7 +70,7 @@ class _Table:
             self.appended += 1
         else:
             version = int(step) % (head.version + 1)
-            if restore(self.log, self.log.snapshot(version=version)).changed:
+            if restore(self.log, self.log.snapshot(version=version)).commit_id:
                 self.rows.append(self.rows[version])
 
 

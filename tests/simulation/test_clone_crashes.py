@@ -71,8 +71,8 @@ def test_killed_at_a_request_of_the_clone_it_is_made_again_by_the_same_call(deep
     for target in left:
         again = copy_of(source, "source")
         is_table = TransactionLog(target).exists()
-        assert _clone(again, target, deep=deep, seed=8).is_new != is_table
-        assert not _clone(again, target, deep=deep, seed=9).is_new
+        assert (_clone(again, target, deep=deep, seed=8).commit_id == "") == is_table
+        assert _clone(again, target, deep=deep, seed=9).commit_id == ""
         _require_whole(again, target)
 
 

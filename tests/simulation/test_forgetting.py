@@ -88,7 +88,7 @@ def test_it_may_end_at_any_request_and_be_run_again(kind: str, side: CrashFault)
         left.append(made)
     assert len(left) > 5
     for made in left:
-        require_true(made.opened().forgotten(WHERE), made.places())
+        require_true(made.opened().forget_report(WHERE), made.places())
         _forget(made)
         _require_forgotten(made, made.others)
 
@@ -153,7 +153,7 @@ def test_others_commit_at_any_of_its_requests(theirs: str, kind: str) -> None:
         others = (made.others - GONE.get(theirs, set())) | CAME.get(theirs, set())
         back = PERSON if theirs == "restore" else set()  # to a version that has them
         assert {*made.numbers()} - back == others
-        require_true(made.opened().forgotten(WHERE), made.places())
+        require_true(made.opened().forget_report(WHERE), made.places())
         require_sound(made.table_store)
 
 
@@ -179,7 +179,7 @@ def test_it_commits_at_any_request_of_others(mine: str) -> None:
         _forget(made)
         changed = GONE.get(mine, set()) | CAME.get(mine, set())
         assert {*made.numbers()} - changed == made.others - changed
-        require_true(made.opened().forgotten(WHERE), made.places())
+        require_true(made.opened().forget_report(WHERE), made.places())
     assert (aborted > 0) == (COLUMN[mine] == "abort")
 
 

@@ -18,7 +18,7 @@ from storage_core.distribution.backlog import ByTable
 from storage_core.distribution.offsets import log_offsets
 from storage_core.distribution.work import Source
 from storage_core.forget.raw_table import RawTable
-from storage_core.forget.report import Report
+from storage_core.forget.report import ForgetReport
 from storage_core.gc.collect import CollectionReport, collect
 from storage_core.gc.raw_log import RawLogCollector
 from storage_core.index import catch_up
@@ -243,9 +243,9 @@ class Forgetful:
         """Where the one to forget is, in all stores."""
         return set().union(*(places_of(each) for each in self.stores))
 
-    def report(self, where: str = WHERE) -> Report:
+    def report(self, where: str = WHERE) -> ForgetReport:
         """The report, which must name every object that holds a byte of them."""
-        found = self.opened().forgotten(where, raw_logs=[self.raw] if self.raw_stores else [])
+        found = self.opened().forget_report(where, raw_logs=[self.raw] if self.raw_stores else [])
         require_true(found, self.places())
         return found
 
@@ -259,7 +259,7 @@ DATA = frozenset({"split", "raw_chunk", "quarantine"})
 """What holds whole rows; entries of a WAL also hold deletes and patches, of which only the key is of the person."""
 
 
-def require_true(report: Report, places: set[tuple[str, str]]) -> None:
+def require_true(report: ForgetReport, places: set[tuple[str, str]]) -> None:
     """Fail where an object holds a byte that the report does not name, or where it names data that holds none."""
     named = {(each.store, each.key) for each in report.held}
     assert places <= named, sorted(places - named)
