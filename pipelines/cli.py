@@ -19,13 +19,14 @@ import typer
 from jobs.running.stop_signals import heard_once
 from pipelines.commands import (
     altering,
-    bringing,
     caching,
     changing,
     checking,
+    cloning,
     creating,
     distribution,
     forgetting,
+    importing,
     inspecting,
     leasing,
     orchestration,
@@ -60,7 +61,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Rows": {
         "ingest": writing.ingest,
         "append": writing.append,
-        "import": bringing.import_,
+        "import": importing.import_,
         "upsert": changing.upsert,
         "update": changing.update,
         "overwrite": changing.overwrite,
@@ -74,7 +75,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "changes": versions.changes,
         "restore": versions.restore,
         "tag": versions.tag,
-        "clone": bringing.clone,
+        "clone": cloning.clone,
     },
     "Questions": {
         "sql": reading.sql,

@@ -38,9 +38,8 @@ from storage_core.system_errors import typed
 if TYPE_CHECKING:
     from storage_core.alteration import ColumnChange
     from storage_core.append import Appended
-    from storage_core.bringing.outcomes import Cloned, Imported
-    from storage_core.bringing.source import Stream
     from storage_core.cache.pieces import CacheCounts
+    from storage_core.cloning.cloned import Cloned
     from storage_core.compaction.debt import Debt
     from storage_core.compaction.policy import Mode
     from storage_core.declaration import TableDeclaration
@@ -52,6 +51,8 @@ if TYPE_CHECKING:
     from storage_core.forget.report import ForgetReport, Forgotten
     from storage_core.formats.tags import Tag
     from storage_core.history.restore import Restored
+    from storage_core.importing.imported import Imported
+    from storage_core.importing.source import Stream
     from storage_core.ingest.landing import LandingSpec
     from storage_core.log.history import HistoryEntry
     from storage_core.read.arrow_rows import HeldRows
@@ -225,10 +226,10 @@ class Table:
         columns of the source and what is given here, as of `create`; without it, no windows. Imported again, with what
         it held then, nothing is done; a stream is known by its name alone, whatever it holds: other rows need another
         name. The result has no `commit_id` then. Raises `InvalidInput` for a `declaration` beside what it declares; see
-        `bringing.run.import_rows`.
+        `importing.run.import_rows`.
         """
-        from storage_core.bringing.given import AS_IT_IS, TableOptions, source_of
-        from storage_core.bringing.run import import_rows
+        from storage_core.importing.given import AS_IT_IS, TableOptions, source_of
+        from storage_core.importing.run import import_rows
 
         wanted = TableOptions(time_column=time_column, window=window, sort_schema=sort_schema, primary_key=primary_key)
         if declaration is not None and wanted != AS_IT_IS:
@@ -1093,9 +1094,9 @@ class Table:
         A shallow clone writes a log and shares the files with this table, which a tag keeps here for as long as it
         stands: both go on by themselves from there, and neither's collector takes what the other needs. A `deep` clone
         has copies of everything, each verified. Rows of a keyed table that no merge has applied are not in it. See
-        `bringing.clone.clone`.
+        `cloning.clone.clone`.
         """
-        from storage_core.bringing.clone import clone
+        from storage_core.cloning.clone import clone
         from storage_core.read.unmerged_metrics import unmerged_metrics
 
         self.require_capable()

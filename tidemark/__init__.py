@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from storage_core import errors
     from storage_core.append import Appended
-    from storage_core.bringing.outcomes import Cloned, Imported
+    from storage_core.cloning.cloned import Cloned
     from storage_core.dml.assignments import Expression, expr
     from storage_core.dml.changed import Changed
     from storage_core.forget.raw_table import RawTable
     from storage_core.forget.report import ForgetReport, Forgotten, Held
+    from storage_core.importing.imported import Imported
     from storage_core.log.history import HistoryEntry
     from storage_core.raw_log.raw_log import RawLog
     from storage_core.raw_log.stores import RawStore
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Appended": "storage_core.append",
     "Changed": "storage_core.dml.changed",
-    "Cloned": "storage_core.bringing.outcomes",
+    "Cloned": "storage_core.cloning.cloned",
     "Consistency": "storage_core.read.view",
     "Expression": "storage_core.dml.assignments",
     "Filter": "storage_core.read.predicate",
@@ -48,7 +49,7 @@ _HOMES = {
     "Held": "storage_core.forget.report",
     "HistoryEntry": "storage_core.log.history",
     "HistoryPage": "storage_core.read.history_pages",
-    "Imported": "storage_core.bringing.outcomes",
+    "Imported": "storage_core.importing.imported",
     "IndexDefinition": "storage_core.settings.index",
     "LateData": "storage_core.settings.late_data",
     "Plan": "storage_core.read.plan",

@@ -6,8 +6,8 @@ from functools import cache, partial
 
 import pytest
 
-from storage_core.bringing.clone import clone
-from storage_core.bringing.outcomes import Cloned
+from storage_core.cloning.clone import clone
+from storage_core.cloning.cloned import Cloned
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Severity
 from storage_core.gc.collect import collect

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from storage_core import creation
-from storage_core.bringing.folder import Folder, folder_of
-from storage_core.bringing.outcomes import Imported
-from storage_core.bringing.run import import_rows
-from storage_core.bringing.source import Source
 from storage_core.errors import CommitConflict, CommitUnknown
 from storage_core.formats.keys import version_key
 from storage_core.gc.collect import collect
+from storage_core.importing.folder import Folder, folder_of
+from storage_core.importing.imported import Imported
+from storage_core.importing.run import import_rows
+from storage_core.importing.source import Source
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from storage_core.bringing.clone import clone
+from storage_core.cloning.clone import clone
 from storage_core.log.log import TransactionLog
 from storage_core.log.sharing import SharedStore
 from storage_core.objectstore.contract import ObjectStore

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
-import xxhash
 
-from storage_core.bringing.union import as_held, fitted, require_fits
 from storage_core.errors import TidemarkError
+from storage_core.importing.union import as_held, fitted, require_fits
 from storage_core.rows.incoming import ArrowStream, pieces_of, reader_of
 
 
@@ -81,8 +80,3 @@ class Stream:
             except TidemarkError as error:
                 raise error.reworded(f"{self.name}: {error.found} (rows are counted from row {first})") from error
             first += piece.num_rows
-
-
-def short_hash(text: str) -> str:
-    """Return a short text that stands for another one."""
-    return xxhash.xxh3_128_hexdigest(text.encode())

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage_core.bringing.source import Source, Stream
 from storage_core.definition import key_columns
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
+from storage_core.importing.source import Source, Stream
 from storage_core.rows import sort_schema as sort_schemas
 from storage_core.rows.incoming import is_stream
 from storage_core.rows.sort_order import TIME_ONLY
@@ -45,8 +45,8 @@ def source_of(given: object, *, name: str | None, version: int | None) -> Source
 
 
 def _at(place: str, version: int | None) -> Source:
-    from storage_core.bringing.delta import delta_table, is_delta
-    from storage_core.bringing.folder import folder_of
+    from storage_core.importing.delta import delta_table, is_delta
+    from storage_core.importing.folder import folder_of
 
     if is_delta(place):
         return delta_table(place, version)

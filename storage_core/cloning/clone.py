@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from storage_core import creation
-from storage_core.bringing.copying import copy_objects, wanted_of
-from storage_core.bringing.outcomes import Cloned
-from storage_core.bringing.source import short_hash
+from storage_core.cloning.cloned import Cloned
+from storage_core.cloning.copying import copy_objects, wanted_of
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats import clone_source
 from storage_core.formats.keys import source_key
+from storage_core.formats.short_hash import short_hash
 from storage_core.history.renumbered import with_renumbered
 from storage_core.history.tagging import set_tag
 from storage_core.log.actions import Action, Metadata, Txn

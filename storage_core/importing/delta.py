@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage_core.bringing.source import Stream
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.extras import DELTA, needs
+from storage_core.importing.source import Stream
 from storage_core.objectstore.resolve import check_location, open_store, scheme_of
 from storage_core.objectstore.s3_location import parse_s3_uri
 

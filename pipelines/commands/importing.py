@@ -1,4 +1,4 @@
-"""Tables brought in: `import` of what others wrote, `clone` of a table."""
+"""`import`: tables of what others wrote."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import Declaration, Json, Uri, refuse_beside
-from pipelines.commands.target import open_table, resolve
+from pipelines.commands.target import resolve
 from storage_core.errors import InvalidInput
 from storage_core.wording import counted
 
 if TYPE_CHECKING:
-    from storage_core.bringing.outcomes import Cloned, Imported
-    from storage_core.bringing.source import Stream
+    from storage_core.importing.imported import Imported
+    from storage_core.importing.source import Stream
 
 _NEW = "Of a new table: "
 
@@ -70,31 +70,13 @@ def import_(
     _show(done, as_json=as_json)
 
 
-def clone(
-    uri: Uri,
-    to: Annotated[str, typer.Argument(metavar="NEW", help="Where the clone goes: an empty place of its own.")],
-    *,
-    version: Annotated[
-        str | None, typer.Option(metavar="VERSION|TIME|TAG", help="The version; without, the newest.")
-    ] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Copy every file; else they are shared with the table.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Make a table of a version of a table.
-
-    Without --deep only a log is written: the files stay where they are, and a tag in the table keeps them for as long
-    as it is not removed. Rows of a keyed table that are not merged are not in the clone: merge first.
-    """
-    _show_clone(open_table(uri).clone(to, version=version, deep=deep), as_json=as_json)
-
-
 def _source(
     source: str | None, query: str | None, database: Path | None, name: str | None
 ) -> AbstractContextManager[str | Stream]:
     """The place of the source as it is from here, or the answer of the query while it is read."""
     if query is not None:
         refuse_beside("--query", {"SOURCE": source}, why="is what is imported")
-        from storage_core.bringing.query import answer_of
+        from storage_core.importing.query import answer_of
 
         return answer_of(query, database, name=name)
     if source is None:
@@ -115,20 +97,3 @@ def _show(done: Imported, *, as_json: bool) -> None:
         )
     else:
         output.line(f"imported before, nothing to do (version {done.version:,})")
-
-
-def _show_clone(done: Cloned, *, as_json: bool) -> None:
-    if as_json:
-        status = "committed" if done.commit_id else "nothing_to_do"
-        output.json_line({"status": status, **asdict(done), "commit_id": done.commit_id or None})
-        return
-    if not done.commit_id:
-        output.line(f"{done.uri} is that clone already, nothing to do")
-        return
-    how = f"the tag {done.tag} keeps its files" if done.tag else f"{done.copied_bytes:,} bytes copied"
-    output.line(
-        f"version {done.source_version:,} is in {done.uri}: {counted(done.rows, 'row')} in "
-        f"{counted(done.splits, 'split')}; {how}"
-    )
-    if done.unmerged:
-        output.line(f"{counted(done.unmerged, 'record')} that no merge has applied yet are not in it")

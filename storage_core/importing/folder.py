@@ -9,9 +9,9 @@ from functools import partial
 
 import pyarrow as pa
 
-from storage_core.bringing.source import short_hash
-from storage_core.bringing.union import Union, fitted, require_fits
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable, unsound
+from storage_core.formats.short_hash import short_hash
+from storage_core.importing.union import Union, fitted, require_fits
 from storage_core.ingest.landing import LandedFile, LandingSpec, open_bytes, survey
 from storage_core.ingest.parquet_files import footer_of, sound_batches
 from storage_core.objectstore.prefetch import prefetch

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from storage_core.bringing.given import AS_IT_IS, TableOptions
-from storage_core.bringing.outcomes import Imported
-from storage_core.bringing.source import Source, short_hash
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
+from storage_core.formats.short_hash import short_hash
+from storage_core.importing.given import AS_IT_IS, TableOptions
+from storage_core.importing.imported import Imported
+from storage_core.importing.source import Source
 from storage_core.log.actions import Add, Txn
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage_core.bringing.source import Stream, short_hash
 from storage_core.engine.session import of_the_caller
 from storage_core.errors import InvalidInput
+from storage_core.formats.short_hash import short_hash
+from storage_core.importing.source import Stream
 
 MEMORY_BYTES = 2**30
 _BATCH_ROWS = 65_536

@@ -1,1 +1,0 @@
-"""Bringing tables in: imports of what others wrote, and clones of tables."""

@@ -1,0 +1,1 @@
+"""Clones of tables, with their files shared or copied."""
