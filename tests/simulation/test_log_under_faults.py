@@ -327,7 +327,11 @@ class Writer:
             )
         done = restore(self.log, work.planned, commit_id=work.commit_id)
         return CommitResult(
-            done.snapshot.version, done.commit_id, done.snapshot, already_committed=not done.commit_id, attempts=0
+            done.snapshot.version,
+            done.commit_id or work.commit_id or "",
+            done.snapshot,
+            already_committed=not done.commit_id,
+            attempts=0,
         )
 
     def restore(self) -> None:
