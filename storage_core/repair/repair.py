@@ -207,7 +207,7 @@ class _Repair:
 
     def _renumbered(self, found: Salvage, newest: int) -> Metadata:
         """The metadata, recording the newest version that a split brought over names and the new log may lack."""
-        last = (0 if found.kept is None else found.kept.snapshot.version) + 1
+        last = 0 if found.kept is None else found.kept.snapshot.version  # a repair that changes nothing adds no version
         if newest <= last:
             return found.metadata
         here = [path for path in self.transfer.placed if path in self.inventory.objects]

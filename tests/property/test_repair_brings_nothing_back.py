@@ -121,6 +121,7 @@ def _openable(store: ObjectStore, newest: int) -> Iterator[int]:
 @example(steps=RESTORED, damages=[("copy", 17, 24), ("cut", 19, 0)])
 @example(steps=RESTORED, damages=[("cut", 15, 0), ("cut", 19, 0), ("cut", 23, 0)])
 @example(steps=RESTORED, damages=[("swap", 18, 22)])
+@example(steps=["append", "append", 0], damages=[("copy", 0, 1), ("copy", 0, 3)])
 @given(steps=STEPS, damages=DAMAGES)
 def test_no_row_that_was_taken_away_comes_back(steps: list[str | int], damages: list[Damage]) -> None:
     table = _made(steps)
