@@ -80,7 +80,8 @@ def measure(*, small: bool, rows: int = ROWS) -> Iterator[Metric]:
         except NotMeasuredError as error:
             taken, missing = None, f" (not measured: {error})"
         for number, (name, value) in enumerate(own.items()):
-            label, ratio = f"{name} of 1 % of {count:,} rows", taken.statements[number] / value if taken else 0
+            label = f"{name} of 1 % of {count:,} rows, beside {peer}"
+            ratio = taken.statements[number] / value if taken else 0
             yield Metric(name=label, value=value, unit="s", against=f"{peer}{missing}", ratio=ratio, aim=2)
         if taken:
             label = f"aggregate after a delete, {peer}"

@@ -300,6 +300,30 @@ def test_a_shallow_clone_sends_no_signed_request_to_a_service_that_nobody_chose(
         rows_of(str(tmp_path / "clone"))
 
 
+@pytest.mark.parametrize(
+    ("data", "error", "says"),
+    [
+        (b"", tm.errors.Corrupt, "does not say where the source"),
+        (b'{"format":1,"uri":"fi', tm.errors.Corrupt, "does not say where the source"),
+        (b'{"format":1,"uri":7}', tm.errors.Corrupt, "does not say where the source"),
+        (b'{"format":2,"uri":"file:///elsewhere"}', tm.errors.Unsupported, "format 2, this release reads 1; upgrade"),
+        (None, tm.errors.SnapshotExpired, "the store does not have it"),
+    ],
+)
+def test_a_clone_whose_note_of_its_source_is_damaged_or_gone_gives_no_row(
+    data: bytes | None, error: type[tm.errors.TidemarkError], says: str, tmp_path: Path
+) -> None:
+    table = tm.Table.create(str(tmp_path / "source"), SCHEMA)
+    table.append(given(0, 10))
+    table.clone(str(tmp_path / "clone"))
+    pointer = tmp_path / "clone" / "_source.json"
+    pointer.unlink()
+    if data is not None:
+        pointer.write_bytes(data)
+    with pytest.raises(error, match=says):
+        rows_of(str(tmp_path / "clone"))
+
+
 def test_a_clone_that_leads_to_itself_is_an_error_and_no_endless_walk(tmp_path: Path) -> None:
     table = tm.Table.create(str(tmp_path / "source"), SCHEMA)
     table.append(given(0, 10))
