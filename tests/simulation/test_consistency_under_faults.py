@@ -98,6 +98,8 @@ class World:
         """Before a request of one, perhaps let another act."""
         if self.inside or threading.current_thread() is not threading.main_thread():
             return  # two regions are read side by side: an act in one of those threads would not replay
+        if any(each.name.startswith("tidemark-prefetch") for each in threading.enumerate()):
+            return  # nor would one beside the reads of those threads, which find what it commits, or do not
         if self.random.random() < INTERLEAVED:
             self.inside = True
             try:
