@@ -121,7 +121,7 @@ class Forgetting:
             source = replace(self.target, log=log, head=log.snapshot(), verified=Verified())
             held = Forgetting(source, self.wanted).report(source.head).held
         except TidemarkError as error:
-            why = f"it has files of this shallow clone, and could not be looked through: {error}"
+            why = f"it has files of this shallow clone, and could not be looked through: {error.found}"
             return [Held(store=uri, key="", kind="source", by=KeptBy.NOT_READ, why=why)]
         why = f"the tag {tag!r} keeps it for this clone: forget there, clone this deep or drop it, then remove the tag"
         own_tag = [replace(each, why=why) for each in held if each.tag == tag]
