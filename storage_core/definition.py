@@ -14,6 +14,7 @@ from storage_core.index import segments
 from storage_core.log.snapshot import Snapshot
 from storage_core.region.spec import check_spec
 from storage_core.rows import sort_order, sort_schema
+from storage_core.rows.change_columns import CHANGE_COLUMNS
 from storage_core.rows.columns import former_names, stored_name
 from storage_core.rows.fold import merging
 from storage_core.rows.partitions import check_partitions
@@ -24,8 +25,6 @@ from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData, LatePolicy
 from storage_core.settings.table import CHANGEABLE, TableConfig
 from storage_core.settings.vector_options import beside_kind
-
-_OF_CHANGES = frozenset({"_change_type", "_commit_version", "_commit_timestamp"})
 
 
 def check_definition(schema: pa.Schema, config: TableConfig) -> None:
@@ -72,7 +71,7 @@ def require_names(names: Sequence[object]) -> None:
             why = "it is no text"
         elif not name.isprintable() or not name.strip():
             why = "it is blank or unprintable"
-        elif name.casefold() in _OF_CHANGES:
+        elif name.casefold() in CHANGE_COLUMNS:
             why = "reads give it a meaning"
         if why:
             raise InvalidInput(f"{name!r} cannot name a column: {why}; choose another name", column=name)

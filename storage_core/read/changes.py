@@ -31,15 +31,13 @@ from storage_core.log.deletion_vector import inline
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.query_errors import query_errors
+from storage_core.rows.change_columns import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from storage_core.rows.columns import without_metadata
 from storage_core.rows.fingerprint import row_hashes
 from storage_core.split.conform import conform_split
 from storage_core.split.read import open_split
 from storage_core.split.vectors import deleted_rows
 
-CHANGE_TYPE = "_change_type"
-COMMIT_VERSION = "_commit_version"
-COMMIT_TIMESTAMP = "_commit_timestamp"
 DELETE = "delete"
 INSERT = "insert"
 

@@ -16,8 +16,9 @@ from storage_core.log.actions import Action, Add, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.read.changes import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, INSERT, changes
+from storage_core.read.changes import INSERT, changes
 from storage_core.read.scan import Scan
+from storage_core.rows.change_columns import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
