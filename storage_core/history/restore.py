@@ -198,11 +198,10 @@ def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
 
 
 def _with_columns(wanted: Metadata, head: Snapshot, target: Snapshot) -> Metadata:
-    """The older columns, as wide as they ever were, for rows of other versions and such that are not merged.
+    """The older columns, as wide as they ever were: rows of other versions and unmerged records may be so wide.
 
-    Ids and names stay used.
-
-    One that comes back to a keyed table is nullable: records that are not merged were written without it.
+    Ids and stored names that were given away stay so. A column that comes back to a keyed table is nullable: records
+    that are not merged were written without it.
     """
     settings = head.metadata.configuration
     schema, now = numbered(target.schema), {column_id(field): field for field in head.schema}

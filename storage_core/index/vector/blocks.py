@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from storage_core.index.vector.codebook import Codebook
 from storage_core.index.vector.codes import Whole, dots
@@ -29,6 +28,7 @@ from storage_core.index.vector.parts import Parts, Span
 from storage_core.index.vector.segment import require_block
 from storage_core.index.vector.whole import decoded
 from storage_core.process import OwnLock
+from storage_core.rows.keys import Positions
 from storage_core.rows.spans import spans_of
 from storage_core.rows.vectors import Floats, Mask
 from storage_core.split.kept_values import KeptValues
@@ -40,8 +40,6 @@ _GATHERED_BYTES: Final = 2**18
 
 _GATHERED_PART: Final = 4
 """Where fewer rows count than one in so many, their codes are copied together, else all are multiplied."""
-
-Rows = npt.NDArray[np.int64]
 
 _Loaded = TypeVar("_Loaded")
 
@@ -76,14 +74,14 @@ class Blocks:
         self._codes: _Codes | None = None
         self._lock = OwnLock()
 
-    def places(self, blocks: Rows) -> Rows:
+    def places(self, blocks: Positions) -> Positions:
         """Return the places of the rows of ascending blocks."""
         if len(blocks) == len(self.sizes):
             return np.arange(self._head.rows)
         sizes = self.sizes[blocks]
         return np.repeat(self.ends[blocks] - np.cumsum(sizes), sizes) + np.arange(int(sizes.sum()))
 
-    def vectors(self, blocks: Rows) -> list[Floats]:
+    def vectors(self, blocks: Positions) -> list[Floats]:
         """Return the vectors of these blocks, of a segment that has them."""
 
         def numbers(data: memoryview, rows: int) -> Floats:
@@ -91,7 +89,7 @@ class Blocks:
 
         return self._loaded(BLOCKS, blocks, numbers)
 
-    def coarse(self, code: Whole, blocks: Rows, counts: Mask | None) -> tuple[Floats, Floats, Floats]:
+    def coarse(self, code: Whole, blocks: Positions, counts: Mask | None) -> tuple[Floats, Floats, Floats]:
         """Return offsets, leans and dot products with a code of the rows of ascending blocks; of those that count.
 
         Raises `Corrupt` for a block that is not what was written, as all of these do.
@@ -103,7 +101,7 @@ class Blocks:
             offsets, leans = (np.concatenate(each) for each in zip(*((e.offsets, e.leans) for e in found), strict=True))
             products = np.concatenate([dots(code, each.whole) for each in found])
             return offsets[held], leans[held], products[held]
-        codes, places = self._with(blocks), self.places(blocks)
+        codes, places = self._filled_for(blocks), self.places(blocks)
         if counts is not None and _GATHERED_PART * np.count_nonzero(counts) < len(places):
             places = places[counts]
             step = max(1, _GATHERED_BYTES // self._width)
@@ -116,7 +114,7 @@ class Blocks:
         places = places[held]
         return codes.offsets[places], codes.leans[places], products[held]
 
-    def fine(self, code: Whole, places: Rows) -> tuple[Floats, Floats]:
+    def fine(self, code: Whole, places: Positions) -> tuple[Floats, Floats]:
         """Return of ascending places the leans of their codes of 8 bits, and the dot products with a code."""
         numbers = np.searchsorted(self.ends, places, side="right")
         blocks = np.unique(numbers)
@@ -143,7 +141,7 @@ class Blocks:
     def _second_block(data: memoryview, rows: int) -> tuple[Floats, Whole]:
         return np.frombuffer(data[: 4 * rows], "<f4"), np.frombuffer(data[4 * rows :], np.int8).reshape(rows, -1)
 
-    def _with(self, blocks: Rows) -> _Codes:
+    def _filled_for(self, blocks: Positions) -> _Codes:
         """The codes of all rows, of which those of these blocks are filled."""
         with self._lock:
             if self._codes is None:
@@ -158,7 +156,7 @@ class Blocks:
             self._filled[number] = True  # another thread may have filled it, with the same
         return codes
 
-    def _runs(self, blocks: Rows) -> list[tuple[int, int]]:
+    def _runs(self, blocks: Positions) -> list[tuple[int, int]]:
         """Where the rows of ascending blocks begin and end, those of neighbours together."""
         cuts = np.flatnonzero(np.diff(blocks) > 1)
         firsts, lasts = blocks[np.append(0, cuts + 1)], blocks[np.append(cuts, len(blocks) - 1)]
@@ -167,7 +165,7 @@ class Blocks:
     def _loaded(
         self,
         name: str,
-        blocks: Rows,
+        blocks: Positions,
         decode: Callable[[memoryview, int], _Loaded],
         *,
         decoded_bytes: int = 0,
@@ -185,7 +183,7 @@ class Blocks:
             held[each] = value
         return list(held.values())  # type: ignore[arg-type]  # what is kept under a name was made by its own decoder
 
-    def _read(self, name: str, blocks: Rows) -> list[memoryview]:
+    def _read(self, name: str, blocks: Positions) -> list[memoryview]:
         """These blocks of a file, which are read at once, and verified."""
         width = {BLOCKS: row_bytes, SECOND: second_bytes}[name](self._head.quantization, self._head.dimensions)
         starts, ends = (self._starts[blocks] * width).tolist(), (self.ends[blocks] * width).tolist()

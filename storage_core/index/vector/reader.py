@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
-from storage_core.index.vector.blocks import KEPT_BYTES, Blocks, Rows
+from storage_core.index.vector.blocks import KEPT_BYTES, Blocks
 from storage_core.index.vector.codebook import in_bytes
 from storage_core.index.vector.codes import Whole, apart, best_of, candidates_of, dots, padded_size, query_code
 from storage_core.index.vector.distances import Distances, exact
@@ -28,6 +28,7 @@ from storage_core.index.vector.layout import (
 from storage_core.index.vector.parts import Parts
 from storage_core.index.vector.probing import BUDGET_OF_ONE, FILTERED_BYTES, Budget, in_pieces, nearness, probes
 from storage_core.index.vector.segment import codebook_of, require_rows
+from storage_core.rows.keys import Positions
 from storage_core.rows.positions import positions
 from storage_core.rows.vectors import Floats, Mask
 
@@ -87,8 +88,8 @@ class Reader:
         nprobe: int | None = None,
         *,
         budget: Budget = BUDGET_OF_ONE,
-        note: Callable[[Rows], object] = len,
-    ) -> tuple[Rows, Distances]:
+        note: Callable[[Positions], object] = len,
+    ) -> tuple[Positions, Distances]:
         """Return rows among which the `k` nearest to the query most probably are, nearest first, and their distances.
 
         Distances are those of the metric (`distances`), as codes tell them; the caller ranks by exact vectors. Under
@@ -113,7 +114,7 @@ class Reader:
         is_dear = self._is_ranged and self.head.dimensions >= LEAST_SECOND
         return self.head.quantization == "rotated" and not is_dear
 
-    def _found(self, query: _Query, k: int, counted: Mask | None, blocks: Rows) -> tuple[Rows, Distances]:
+    def _found(self, query: _Query, k: int, counted: Mask | None, blocks: Positions) -> tuple[Positions, Distances]:
         if not len(blocks):
             return np.zeros(0, np.int64), np.zeros(0, np.float64)
         places = self._blocks.places(blocks)
@@ -161,7 +162,7 @@ class Reader:
 
     def _looked_into(
         self, query: _Query, counted: Mask | None, most: int, *, nprobe: int | None, budget: Budget
-    ) -> Rows:
+    ) -> Positions:
         """The blocks to look into, ascending."""
         per_block, sizes, ends = self._blocks.sizes, self._blocks.sizes, self._blocks.ends
         if counted is not None:
@@ -191,7 +192,7 @@ class Reader:
         room = budget.bytes - self._opened_bytes
         return in_pieces(found, sizes, near, is_needed, pieces=budget.pieces, most_rows=room // self._row_bytes)
 
-    def _nearness(self, query: _Query, away: Distances, order: Rows) -> Distances:
+    def _nearness(self, query: _Query, away: Distances, order: Positions) -> Distances:
         """How near each cluster is to the first of these."""
         least = float(away[order[0]]) if len(order) else 0.0
         of_query = 0.0 if self.head.metric == "dot" else float(query.placed.astype(np.float64) @ query.placed)
@@ -220,7 +221,7 @@ class Reader:
         measured: Distances = np.sqrt(squares) if book.metric == "l2" else squares / 2
         return measured
 
-    def _answer(self, places: Rows, distances: Distances, best: Rows) -> tuple[Rows, Distances]:
+    def _answer(self, places: Positions, distances: Distances, best: Positions) -> tuple[Positions, Distances]:
         rows, distances = self._rows[places[best]], distances[best]
         order = np.lexsort((rows, distances))
         return rows[order], distances[order]
