@@ -976,8 +976,9 @@ class Table:
         """Return one page of the table's records, the first one or the one that the token leads to.
 
         The pages hold the rows of the base as puts and then, unless `consistency` (`latest`) says less, every
-        acknowledged record that is not merged: folded (`rows.fold`), the table at the moment of the first page. Give
-        `token` of each page for the next one, in this process or another, until it is None. See `read.history_pages`.
+        acknowledged record that is not merged: folded under the schema of the table (`rows.fold`), whose columns say
+        their defaults, the table at the moment of the first page. Give `token` of each page for the next one, in this
+        process or another, until it is None. See `read.history_pages`.
         """
         # There always is a first page.
         return next(self.read_history_pages(token=token, page_bytes=page_bytes, consistency=consistency))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from storage_core.distribution.remaining import Terms
@@ -191,6 +191,7 @@ class _World:
 
 
 @settings(max_examples=25)
+@example([("append", 0, [1]), ("alter", 0, "parts"), ("append", 1, [0, 0, 1, 0])])  # a patch after a delete: defaults
 @given(STEPS)
 def test_each_acknowledged_row_is_read_once_whatever_happens_meanwhile(steps: list[tuple[str, object, object]]) -> None:
     world = _World(RawReads.create())

@@ -16,6 +16,7 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.raw_log.history import CLOSED_AFTER_MS
 from storage_core.region.spec import first_specs
 from storage_core.rows import fold
+from storage_core.rows.schema import conform
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.raw_logs import FeedingRawLog
 from storage_core.settings.table import TableConfig
@@ -159,8 +160,9 @@ def by_history(table: Table, page_bytes: int = 2**30) -> Answer:
     found = pa.concat_tables(records)
     if table.config.kind == "append":
         return rows_of(found.drop_columns([fold.OPERATION, fold.FIELDS]).to_pylist())
-    key = table.config.primary_key
-    return rows_of(fold.apply(table.snapshot.schema.empty_table(), fold.fold(found, key), key).to_pylist())
+    key, schema = table.config.primary_key, table.snapshot.schema
+    found = conform(found, fold.record_schema(schema))  # which says the defaults of columns
+    return rows_of(fold.apply(schema.empty_table(), fold.fold(found, key), key).to_pylist())
 
 
 def records_of(table: Table) -> Answer:
