@@ -46,6 +46,8 @@ AIM = 1 / 0.75
 """A quarter less than arrival order with default encodings."""
 NO_LARGER = 1.0
 """Small windows, once they are packed or joined, take no more than in arrival order with default encodings."""
+MOST_OVERHEAD = 1_024
+"""What a split of one row may take beside the bytes of Parquet itself."""
 ARRIVING = 32
 _LINE = r'^(?P<client>\S+) \S+ \S+ \[(?P<at>[^ ]+) [^\]]+\] "(?P<request>[^"]*)" (?P<status>\d+) (?P<bytes>\d+|-) '
 _REST = r'"(?P<referrer>[^"]*)" "(?P<agent>[^"]*)"'
@@ -96,6 +98,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
         for windows in (True, False):
             yield from _sizes(data, windows=windows)
         yield from _small_windows(data)
+        yield from _one_row(data)
         yield from _reads(data)
 
 
@@ -193,6 +196,29 @@ def _small_windows(data: Data) -> Iterator[Metric]:
         yield from _against(
             f"{data.name} by window, {what}", own, "arrival order, default encodings", (arrived, NO_LARGER)
         )
+
+
+def _one_row(data: Data) -> Iterator[Metric]:
+    """What a split of the first row takes beside a file of Parquet that holds nothing but the row."""
+    row, own = data.rows.slice(0, 1), _plain_parquet(data.rows.slice(0, 1))
+    for what, is_packed in (("plain", False), ("packed", True)):
+        with tempfile.TemporaryDirectory() as folder:
+            context = data.context(windows=True, packed=is_packed)
+            (add,) = sort_and_write(LocalStore(folder), row, context=context, ids=SystemIds(), now_ms=1)
+        name, aim = f"{data.name}, a split of one row, {what}", NO_LARGER if is_packed else None
+        against = "a file of Parquet"
+        yield Metric(name=name, value=add.size, unit="B", against=against, ratio=own / add.size)
+        over = max(1, add.size - own)
+        ratio = MOST_OVERHEAD / over
+        against = f"{MOST_OVERHEAD:,} B"
+        yield Metric(name=f"{name}, overhead", value=over, unit="B", against=against, ratio=ratio, aim=aim)
+
+
+def _plain_parquet(rows: pa.Table) -> int:
+    """The bytes of these rows as Arrow writes them if nothing is asked for but zstd."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd", compression_level=ZSTD_LEVEL, store_schema=False)
+    return int(sink.getvalue().size)
 
 
 def _compacted(data: Data, context: SplitContext) -> Size:
