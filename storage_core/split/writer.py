@@ -151,7 +151,7 @@ class SplitWriter:
         add = self._described(key, *self._ends)
         schema_string = to_schema_string(plain_schema(self._schema))
         metadata = describe(add, table_id=context.table_id, schema_string=schema_string)
-        own = write_origin(_origin(context, head.lineage)) | record(self._encodings) | self._bounds.metadata()
+        own = write_origin(_origin(context, head.lineage)) | record(self._encodings, self._rows) | self._bounds.metadata()
         data = self._file.finish(metadata | own)
         _create(store, add.path, data)
         _logger.info("wrote split %s: %d rows, %d bytes", add.path, self._rows, data.size)
