@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import duckdb
@@ -33,10 +34,17 @@ SERIES = 5_000
 PARTS = 8
 SPLIT_ROWS = 500_000
 WINDOW_SECONDS = 3_600
-TARGET = "16MB"
+TARGET = "16MiB"
 _PEAK = re.compile(r"VmHWM:\s*(\d+) kB")
-_KEY = "series::HUGEINT * 1000000000000000000 - epoch_us(at)"
-"""The order of the sort schema as one number: by series, the latest first."""
+_ENDS = """
+SELECT min(key) AS first, max(key) AS last
+FROM (
+    SELECT filename, series::HUGEINT * 1000000000000000000 - epoch_us(seen) AS key
+    FROM read_parquet($files, filename = true)
+)
+GROUP BY filename ORDER BY first, last
+"""
+"""The ends of each file in the order of the sort schema, which is a number: by series, the latest first."""
 
 
 class Watched(Spark):
@@ -49,7 +57,7 @@ class Watched(Spark):
         self.peak_mib = 0.0
 
     def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """As of every session."""
+        """Return what every session returns."""
         if execute.__name__ == "compact":
             self.merges += [_rows(CompactionTask.from_json(each["task"])) for each in items]
         done = threading.Event()
@@ -116,7 +124,7 @@ def _arrived(folder: str, rows: int, each: int, most: int) -> Table:
     table = Table.create(
         folder,
         _readings(0, 1).schema,
-        time_column="at",
+        time_column="seen",
         sort_schema="series|timestamp/V2",
         window="60m",
         settings={"compaction.run_rows": most, "splits.target_size": TARGET},
@@ -128,10 +136,10 @@ def _arrived(folder: str, rows: int, each: int, most: int) -> Table:
 
 def _readings(number: int, rows: int) -> pa.Table:
     chance = np.random.default_rng(number)
-    at = chance.integers(0, WINDOW_SECONDS * 1_000_000, rows)
+    seen = chance.integers(0, WINDOW_SECONDS * 1_000_000, rows)
     columns = {
         "series": pa.array(chance.integers(0, SERIES, rows), pa.int32()),
-        "at": pa.array(at).cast(pa.timestamp("us", "UTC")),
+        "seen": pa.array(seen).cast(pa.timestamp("us", "UTC")),
         "level": pa.array(chance.integers(0, 1_000, rows), pa.int32()),
     }
     return pa.table(columns)
@@ -149,19 +157,15 @@ def _files(table: Table) -> list[str]:
 
 def _checksum(files: Sequence[str]) -> tuple[int, int]:
     """The number of the rows, and a sum over a hash of each, in whatever order they are."""
-    query = "SELECT count(*), sum(hash(series, at, level)::HUGEINT) FROM read_parquet($files)"
+    query = "SELECT count(*), sum(hash(series, seen, level)::HUGEINT) FROM read_parquet($files)"
     ((count, total),) = duckdb.execute(query, {"files": list(files)}).fetchall()
     return int(count), int(total)
 
 
 def _ends(files: Sequence[str]) -> list[tuple[int, int]]:
     """The last key of each file but the last, in the order of their first ones, and the first key of the next."""
-    query = (
-        f"SELECT min({_KEY}) AS first, max({_KEY}) AS last FROM read_parquet($files, filename = true) "
-        "GROUP BY filename ORDER BY first, last"
-    )
-    found = duckdb.execute(query, {"files": list(files)}).fetchall()
-    return [(last, first) for (_, last), (first, _) in zip(found, found[1:], strict=False)]
+    found = duckdb.execute(_ENDS, {"files": list(files)}).fetchall()
+    return [(last, first) for (_, last), (first, _) in pairwise(found)]
 
 
 def _peak_mib(process: int) -> float:

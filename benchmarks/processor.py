@@ -37,7 +37,7 @@ def _of_running_children() -> float:
 
 
 def descendants(process: int) -> set[int]:
-    """Return the processes that run and were started by this one, or by one that it started; elsewhere than on Linux none."""
+    """Return the running processes that this one started, or one of them; elsewhere than on Linux none."""
     if not _PROC.is_dir():
         return set()
     every = {int(each.name): _stat(each) for each in _PROC.iterdir() if each.name.isdigit()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import datafusion
 import duckdb
 import polars as pl
 import pyarrow as pa
@@ -70,6 +71,10 @@ def test_engines_prune_by_the_bounds_that_are_left(tmp_path: object) -> None:
     assert (number, text) == (("0", "99", None, 0), ("value 0", "value 6", None, 20))
     found = duckdb.execute(f"SELECT n FROM '{path}' WHERE text = 'value 3' AND n > 90").fetchall()
     assert found == [(94,)]
+    session = datafusion.SessionContext()
+    session.register_parquet("rows", path)
+    (batch,) = session.sql("SELECT n FROM rows WHERE text = 'value 3' AND n > 90").collect()
+    assert batch.column(0).to_pylist() == [94]
 
 
 def test_what_the_file_says_beside_its_indexes_stays() -> None:
