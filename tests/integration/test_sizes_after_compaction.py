@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.compaction_sizes import Data, datasets, small_windows
 
-ROWS = 4_000
+ROWS = 1_500
 
 
 @pytest.fixture(scope="module")
