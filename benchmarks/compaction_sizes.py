@@ -3,6 +3,7 @@
 Flights and weather of a year, and a web server's access log, in windows and as a whole. "Arrival" is the order in which
 rows came in (the weather by the hour). Files of the peers have the codec, the pages and the row groups of a split, with
 Arrow's default encodings or with encodings chosen on a sample as splits choose them; they carry no metadata of ours.
+"Bare" ones have neither page indexes nor checksums.
 "Splits" are those that compaction leaves, one per window or one of all; "sorted and chosen" are files of the peers in
 their order. "Packed" are splits of the setting `splits.metadata: packed`, "joined" those of windows that were joined to
 weeks, or days of hours (`compaction.coarsen_to`). "Pages" are the bytes without footers, indexes and metadata, which
@@ -46,6 +47,8 @@ AIM = 1 / 0.75
 """A quarter less than arrival order with default encodings."""
 NO_LARGER = 1.0
 """Small windows, once they are packed or joined, take no more than in arrival order with default encodings."""
+MOST_OVERHEAD = 1_024
+"""What a split of one row may take beside the bytes of a file that says nothing of itself."""
 ARRIVING = 32
 _LINE = r'^(?P<client>\S+) \S+ \S+ \[(?P<at>[^ ]+) [^\]]+\] "(?P<request>[^"]*)" (?P<status>\d+) (?P<bytes>\d+|-) '
 _REST = r'"(?P<referrer>[^"]*)" "(?P<agent>[^"]*)"'
@@ -95,7 +98,8 @@ def measure(*, small: bool) -> Iterator[Metric]:
     for data in datasets(2_000 if small else None):
         for windows in (True, False):
             yield from _sizes(data, windows=windows)
-        yield from _small_windows(data)
+        yield from small_windows(data)
+        yield from _one_row(data)
         yield from _reads(data)
 
 
@@ -181,18 +185,43 @@ def _sizes(data: Data, *, windows: bool) -> Iterator[Metric]:
         yield from _against(what, own, "arrival order, chosen encodings", (chosen, None))
 
 
-def _small_windows(data: Data) -> Iterator[Metric]:
-    """What becomes of windows of few rows: how splits describe themselves, and how long the windows are."""
-    arrived = _written(
-        [part for _, part in split_by_window(data.rows, data.time_column, data.window_seconds)], chosen=False
-    )
-    packed = _compacted(data, data.context(windows=True, packed=True))
-    joined = _compacted(data, data.context(windows=True, joined=True))
-    both = _compacted(data, data.context(windows=True, joined=True, packed=True))
-    for what, own in (("packed", packed), ("joined", joined), ("joined and packed", both)):
-        yield from _against(
-            f"{data.name} by window, {what}", own, "arrival order, default encodings", (arrived, NO_LARGER)
+def small_windows(data: Data) -> Iterator[Metric]:
+    """Yield what becomes of windows of few rows: how splits describe themselves, and how long the windows are."""
+    parts = [part for _, part in split_by_window(data.rows, data.time_column, data.window_seconds)]
+    arrived, bare = _written(parts, chosen=False), _total([_bare(part) for part in parts])
+    for what, packed, joined in (("packed", True, False), ("joined", False, True), ("joined and packed", True, True)):
+        own = _compacted(data, data.context(windows=True, packed=packed, joined=joined))
+        name = f"{data.name} by window, {what}"
+        yield from _against(name, own, "arrival order, default encodings", (arrived, NO_LARGER))
+        yield from _against(name, own, "arrival order, default encodings, bare", (bare, NO_LARGER))
+
+
+def _one_row(data: Data) -> Iterator[Metric]:
+    """What a split of the first row takes beside a file of Parquet that holds nothing but the row."""
+    row = data.rows.slice(0, 1)
+    bare = _bare(row).files
+    for what, is_packed in (("plain", False), ("packed", True)):
+        with tempfile.TemporaryDirectory() as folder:
+            context = data.context(windows=True, packed=is_packed)
+            (add,) = sort_and_write(LocalStore(folder), row, context=context, ids=SystemIds(), now_ms=1)
+        name, aim = f"{data.name}, a split of one row, {what}", NO_LARGER if is_packed else None
+        yield Metric(name=name, value=add.size, unit="B", against="the row in a bare file", ratio=bare / add.size)
+        most = bare + MOST_OVERHEAD
+        yield Metric(
+            name=f"{name}, to a bare file and {MOST_OVERHEAD:,} B",
+            value=add.size,
+            unit="B",
+            against=f"a bare file and {MOST_OVERHEAD:,} B",
+            ratio=most / add.size,
+            aim=aim,
         )
+
+
+def _bare(rows: pa.Table) -> Size:
+    """What these rows take as Arrow writes them where nothing is asked for but the codec of splits."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd", compression_level=ZSTD_LEVEL, store_schema=False)
+    return _size(pa.BufferReader(sink.getvalue()))
 
 
 def _compacted(data: Data, context: SplitContext) -> Size:

@@ -31,15 +31,21 @@ def _cost() -> float:
 
 
 def _of_running_children() -> float:
-    if not _PROC.is_dir():
-        return 0.0
-    processes = {int(each.name): _stat(each) for each in _PROC.iterdir() if each.name.isdigit()}
-    family, ticks = {os.getpid()}, 0
-    waiting = {pid: fields for pid, fields in processes.items() if fields}
-    while children := {pid for pid, fields in waiting.items() if int(fields[_PARENT]) in family and pid not in family}:
-        family |= children
-        ticks += sum(int(each) for pid in children for each in waiting[pid][_FIRST_TIME:_AFTER_TIMES])
+    running = [fields for pid in descendants(os.getpid()) if (fields := _stat(_PROC / str(pid)))]
+    ticks = sum(int(each) for fields in running for each in fields[_FIRST_TIME:_AFTER_TIMES])
     return ticks / float(os.sysconf("SC_CLK_TCK"))
+
+
+def descendants(process: int) -> set[int]:
+    """Return the running processes that this one started, or one of them; elsewhere than on Linux none."""
+    if not _PROC.is_dir():
+        return set()
+    every = {int(each.name): _stat(each) for each in _PROC.iterdir() if each.name.isdigit()}
+    parents = {pid: int(fields[_PARENT]) for pid, fields in every.items() if fields}
+    family = {process}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family - {process}
 
 
 def _stat(process: Path) -> list[str]:

@@ -27,7 +27,7 @@ from storage_core.rows.sort_order import SortOrder
 from storage_core.scratch import scratch_folder
 from storage_core.settings.table import TableConfig
 from storage_core.split.encode import plain_schema
-from storage_core.split.encodings import Encodings, inherited
+from storage_core.split.encodings import ROWS_PER_PAGE, Encodings, inherited
 from storage_core.split.hidden import removal
 from storage_core.split.lineage import Lineage
 from storage_core.split.opened import OpenSplit
@@ -61,8 +61,10 @@ def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) 
         splits = [split.of_table(context.schema) for split in opened]
         schemas = [(split.add.path, split.schema) for split in splits]
         schema = invariants.union_schema(schemas) if task.part is None else task.part.columns
+        rows_in = sum(split.rows for split in splits)
+        codec = context.codec.thorough if rows_in <= ROWS_PER_PAGE else context.codec
         head = SplitHead(
-            context=replace(context, partition_values=adds[0].partitionValues),
+            context=replace(context, codec=codec, partition_values=adds[0].partitionValues),
             window=task.window,
             now_ms=now_ms,
             num_merge_ops=task.merge_ops,
@@ -77,7 +79,7 @@ def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) 
             last = piece.take(pa.array([piece.num_rows - 1]))  # a slice would keep all of it
         outputs = rolling.finish()
         translation = translate(store, splits, merged.order.runs, outputs, ids=ids) if config.indexes else None
-        return _result(task, outputs, translation, rows_in=sum(split.rows for split in splits), now_ms=now_ms)
+        return _result(task, outputs, translation, rows_in=rows_in, now_ms=now_ms)
 
 
 @dataclass(frozen=True, slots=True)

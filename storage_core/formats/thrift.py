@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _STRUCT = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12
 _MOST_FIELDS = 64
 _DEEPEST = 8
+
+LeftOut = Mapping[int, "LeftOut | None"]
+"""The fields of a struct that are left out, by id; of one with a mapping what the structs in it leave out."""
 
 
 def struct(data: bytes | memoryview, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:
@@ -28,23 +31,61 @@ def fields(data: bytes | memoryview, position: int, depth: int = 0) -> Iterator[
     """Yield the fields of a struct as they stand: id, value as of `struct`, and where the field ends. Raises as it."""
     field = 0
     for _ in range(_MOST_FIELDS):
-        head = data[position]
-        if head == _STOP:
+        if data[position] == _STOP:
             return
-        position += 1
-        if head >> 4:
-            field += head >> 4
-        else:
-            field, position = _signed(data, position)
-        if head & 15 in (_TRUE, _FALSE):
-            value: Any = head & 15 == _TRUE
-        else:
-            value, position = _value(data, position, head & 15, depth)
+        field, kind, position = _head(data, position, field)
+        value, position = _value(data, position, kind, depth)
         yield field, value, position
     raise ValueError("too many fields")
 
 
+def without(data: bytes | memoryview, position: int, left_out: LeftOut) -> tuple[bytes, int]:
+    """Return a struct as it stands but for what is left out, and where it ended. Raises as `struct`.
+
+    Also `ValueError` where two fields that stay would be more than 15 ids apart.
+    """
+    found, field, last = bytearray(), 0, 0
+    while data[position] != _STOP:
+        field, kind, start = _head(data, position, field)
+        inner = left_out.get(field)
+        if inner is None:
+            value, position = None, _value(data, start, kind, 0)[1]
+        else:
+            value, position = _without_in(data, start, kind, inner)
+        if inner is not None or field not in left_out:
+            found.append((field - last) << 4 | kind)
+            found += data[start:position] if value is None else value
+            last = field
+    found.append(_STOP)
+    return bytes(found), position + 1
+
+
+def _without_in(data: bytes | memoryview, start: int, kind: int, left_out: LeftOut) -> tuple[bytes, int]:
+    """A struct, or a list of structs, without what each leaves out."""
+    if kind == _STRUCT:
+        return without(data, start, left_out)
+    of, size, position = _list_head(data, start)
+    if kind != _LIST or of != _STRUCT:
+        raise ValueError(f"a field of kind {kind} has no structs")
+    found = bytearray(data[start:position])
+    for _ in range(size):
+        value, position = without(data, position, left_out)
+        found += value
+    return bytes(found), position
+
+
+def _head(data: bytes | memoryview, position: int, last: int) -> tuple[int, int, int]:
+    """The id and the kind of the field at a position behind the field `last`, and where its value begins."""
+    head = data[position]
+    if head >> 4:
+        return last + (head >> 4), head & 15, position + 1
+    field, position = _signed(data, position + 1)
+    return field, head & 15, position
+
+
 def _value(data: bytes | memoryview, position: int, kind: int, depth: int) -> tuple[Any, int]:
+    if kind in (_TRUE, _FALSE):
+        return kind == _TRUE, position
     if kind in (_I16, _I32, _I64):
         return _signed(data, position)
     if kind == _BINARY:
@@ -60,17 +101,23 @@ def _value(data: bytes | memoryview, position: int, kind: int, depth: int) -> tu
 
 
 def _list(data: bytes | memoryview, position: int, depth: int) -> tuple[list[Any], int]:
+    kind, size, position = _list_head(data, position)
+    found = []
+    for _ in range(size):
+        value, position = _value(data, position, _BYTE if kind in (_TRUE, _FALSE) else kind, depth)
+        found.append(value)
+    return found, position
+
+
+def _list_head(data: bytes | memoryview, position: int) -> tuple[int, int, int]:
+    """The kind and the number of the values of a list, and where the first begins."""
     head = data[position]
     size, position = head >> 4, position + 1
     if size == 15:  # more than fit into half a byte
         size, position = _unsigned(data, position)
     if size > len(data):
         raise ValueError(f"a list of {size} values")
-    found = []
-    for _ in range(size):
-        value, position = _value(data, position, _BYTE if head & 15 in (_TRUE, _FALSE) else head & 15, depth)
-        found.append(value)
-    return found, position
+    return head & 15, size, position
 
 
 def _signed(data: bytes | memoryview, position: int) -> tuple[int, int]:

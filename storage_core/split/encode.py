@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage_core.errors import InvalidInput
-from storage_core.formats.parquet_footer import MAGIC, footer_start
+from storage_core.formats.parquet_footer import MAGIC, footer_start, of_single_pages
 from storage_core.rows.order import ranks
 from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.vectors import is_vector
@@ -134,10 +134,13 @@ class FileWriter:
             pages = vector_pages.entry(written, footer, self._schema)
             checked = with_checksum({**metadata, **chunk_checksums.entry(written, footer), **pages})
             checked = packed(checked) if self._packed_metadata else checked
-            return self._sink.with_end(written.slice(0, footer_start(written)), _footer(self._schema, checked, footer))
+            end, start = _footer(self._schema, checked, footer), footer_start(written)
+            if footer.num_row_groups == 1 and footer.num_rows <= ROWS_PER_PAGE:
+                end, start = of_single_pages(end) or (end, start)
+            return self._sink.with_end(written.slice(0, start), end)
 
 
-def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaData) -> pa.Buffer:
+def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaData) -> bytes:
     """The end of a file with the row groups of `closed` and this metadata: what Arrow adds only before they are known.
 
     It knows where the column chunks are when it has written its own footer.
@@ -148,7 +151,7 @@ def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaD
     footer = pq.read_metadata(pa.BufferReader(empty.getvalue()))
     footer.append_row_groups(closed)
     footer.write_metadata_file(end)
-    return end.getvalue().slice(len(MAGIC))
+    return bytes(memoryview(end.getvalue())[len(MAGIC) :])
 
 
 def nan_columns(rows: pa.Table) -> frozenset[str]:

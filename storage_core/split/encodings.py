@@ -80,7 +80,7 @@ def choose(rows: pa.Table, total_rows: int, codec: SplitCodec = USUAL_CODEC) -> 
 
     Measured with the codec on 4 slices of a page each, each column by itself; 1 to 4 encodings of each. A dictionary is
     charged for as many rows as there are, by how its number of values grows over the sample; one of strings may take
-    a quarter of a byte per row more than the smallest.
+    a quarter of a byte per row more than the smallest, from `LEAST_ROWS` rows on.
     """
     slices = _slices(rows)
     chosen: dict[str, Encoding] = {}
@@ -113,9 +113,9 @@ def inherited(inputs: Sequence[tuple[int, Mapping[str, str]]], schema: pa.Schema
     return {name: max(votes[name], key=lambda each: (votes[name][each], each.value)) for name in wanted}
 
 
-def record(encodings: Encodings) -> dict[str, str]:
-    """Return the key-value metadata that `recorded` reads; nothing for no choice."""
-    if not encodings:
+def record(encodings: Encodings, rows: int) -> dict[str, str]:
+    """Return the key-value metadata that `recorded` reads; nothing for no choice, or one that no merge would take."""
+    if not encodings or rows < LEAST_ROWS:
         return {}
     return {PREFIX + _KEY: json.dumps(dict(encodings), sort_keys=True, ensure_ascii=False, separators=(",", ":"))}
 
@@ -153,7 +153,7 @@ def _smallest(
     growth = _growth(parts, sample) if total_rows > len(sample) else 0.0
     factor = max(1.0, total_rows / max(1, len(sample)))
     sizes = {encoding: _estimate(_measured(sample, encoding, codec), factor, growth) for encoding in tried}
-    if pa.types.is_string(sample.type):
+    if pa.types.is_string(sample.type) and total_rows >= LEAST_ROWS:
         sizes[Encoding.DICTIONARY] -= _WORTH_BYTES * total_rows
     return min(tried, key=lambda encoding: sizes[encoding])
 

@@ -58,11 +58,11 @@ class Sink:
             self.stream.close()
             return _mapped(self._descriptor)
 
-    def with_end(self, kept: pa.Buffer, end: pa.Buffer) -> pa.Buffer:
+    def with_end(self, kept: pa.Buffer, end: bytes) -> pa.Buffer:
         """Return `kept`, the first of the bytes that `finish` returned, and `end` behind them. Done once, at last."""
         with self.writing():
             if self._descriptor is None:
-                whole = pa.allocate_buffer(kept.size + end.size)
+                whole = pa.allocate_buffer(kept.size + len(end))
                 memory = pa.FixedSizeBufferWriter(whole)
                 memory.write(kept)
                 memory.write(end)

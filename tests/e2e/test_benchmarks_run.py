@@ -144,8 +144,9 @@ def test_the_small_benchmark_of_ingestion_prints_every_part_and_names_a_peer_tha
 @pytest.mark.spark
 def test_the_small_benchmark_of_compaction_prints_every_part_and_names_a_peer_that_is_not_there() -> None:
     metrics = _metrics("compaction")
-    cases = ("16 splits, 8 columns", "16 splits, 60 columns", "64 splits, 8 columns", "compact job")
-    for part in (*cases, "flights whole", "weather by window", "access log, read for a status"):
+    cases = ("16 splits, 8 columns", "16 splits, 60 columns", "64 splits, 8 columns", "compact job", "flights whole")
+    sizes = ("weather by window, packed", "access log, a split of one row", "access log, read for a status")
+    for part in (*cases, *sizes, "a window of 20,000 rows"):
         assert any(metric["name"].startswith(part) for metric in metrics), part
     for peer in ("Arrow copy", "DuckDB ORDER BY", "Polars sort", "DataFusion's sort-preserving merge", "Spark sort"):
         assert any(metric["against"] == peer and metric["ratio"] > 0 for metric in metrics), peer

@@ -92,7 +92,7 @@ def test_bytes_on_disk_come_back_as_they_were_or_with_another_end_and_leave_no_f
     assert (sink.size, list(tmp_path.iterdir())) == (6, [])
     written = sink.finish()
     assert written.to_pybytes() == b"abcdef"
-    assert sink.with_end(written.slice(0, 4), pa.py_buffer(b"wxyz")).to_pybytes() == b"abcdwxyz"
+    assert sink.with_end(written.slice(0, 4), b"wxyz").to_pybytes() == b"abcdwxyz"
     assert list(tmp_path.iterdir()) == []
 
 

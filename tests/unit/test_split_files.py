@@ -117,14 +117,14 @@ def test_the_action_describes_rows_and_bytes(store: MemoryStore) -> None:
     assert pq.read_metadata(io.BytesIO(data)).serialized_size == len(data) - 8 - add.footerStartOffset
 
 
-def test_parquet_itself_records_the_sort_order_and_a_page_index(store: MemoryStore) -> None:
+def test_parquet_itself_records_the_sort_order_and_bounds(store: MemoryStore) -> None:
     (add,) = sort_and_write(store, events(ROWS), context=context(), ids=SeededIds(1), now_ms=NOW_MS)
     group = pq.read_metadata(io.BytesIO(store.get(add.path).data)).row_group(0)
     ordering, nulls = pq.SortingColumn.to_ordering(SCHEMA, group.sorting_columns)
     assert ordering == (("service", "ascending"), ("host", "ascending"), ("at", "descending"))
     assert nulls == "at_end"
-    assert group.column(0).has_column_index
-    assert group.column(0).has_offset_index
+    bounds = group.column(1).statistics
+    assert (bounds.min, bounds.max, bounds.null_count) == ("api", "web", 0)
     assert group.column(0).compression == "ZSTD"
 
 

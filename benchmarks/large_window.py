@@ -1,0 +1,182 @@
+"""A window that is too large for one task becomes one run of splits that do not overlap (decision 0147).
+
+Readings of a fleet arrive in splits that all have the same series, in one window. The job `compact` makes them one run,
+on Spark with two cores, by merges of at most an eighth of the rows each. What the parts read is seen at the job's door
+to Spark; the memory is the most that any of its Python workers ever had, of which one runs a task at a time. Rows,
+their checksum and the order of the files are counted by DuckDB, over the files alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.metrics import Metric, command
+from benchmarks.processor import descendants
+from jobs import compact
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Answer, Item, Spark
+from storage_core.compaction.work import CompactionTask
+from tidemark import Table
+
+SERIES = 5_000
+PARTS = 8
+SPLIT_ROWS = 500_000
+WINDOW_SECONDS = 3_600
+TARGET = "16MiB"
+_PEAK = re.compile(r"VmHWM:\s*(\d+) kB")
+_ENDS = """
+SELECT min(key) AS first, max(key) AS last
+FROM (
+    SELECT filename, series::HUGEINT * 1000000000000000000 - epoch_us(seen) AS key
+    FROM read_parquet($files, filename = true)
+)
+GROUP BY filename ORDER BY first, last
+"""
+"""The ends of each file in the order of the sort schema, which is a number: by series, the latest first."""
+
+
+class Watched(Spark):
+    """Keeps how many rows each merge reads, and the most memory of any of its workers, in MiB."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        super().__init__("local[2]")
+        self.merges: list[int] = []
+        self.peak_mib = 0.0
+
+    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """Return what every session returns."""
+        if execute.__name__ == "compact":
+            self.merges += [_rows(CompactionTask.from_json(each["task"])) for each in items]
+        done = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=[done])
+        watcher.start()
+        try:
+            return super().map(execute, items)
+        finally:
+            done.set()
+            watcher.join()
+
+    def _watch(self, done: threading.Event) -> None:
+        while not done.wait(0.1):
+            self.peak_mib = max([self.peak_mib, *map(_peak_mib, descendants(os.getpid()))])
+
+
+def measure(*, small: bool, rows: int = 20_000_000) -> Iterator[Metric]:
+    """Yield what the window had before and after, what its merges took, and whether the rows are the same."""
+    rows, each = (20_000, 2_000) if small else (rows, SPLIT_ROWS)
+    most = rows // PARTS
+    with tempfile.TemporaryDirectory() as folder, Watched() as spark:
+        table = _arrived(folder, rows, each, most)
+        before = _checksum(_files(table))
+        name = f"a window of {rows:,} rows"
+        yield Metric(name=f"{name}, splits before", value=len(_files(table)), unit="splits")
+        started = time.perf_counter()
+        compact.run(JobRequest(table_uri=table.uri), spark)
+        seconds = time.perf_counter() - started
+        files = _files(table.refresh())
+        yield Metric(name=f"{name}, splits after", value=len(files), unit="splits")
+        yield Metric(name=f"{name}, merges", value=len(spark.merges), unit="merges")
+        yield Metric(
+            name=f"{name}, rows of the largest merge",
+            value=max(spark.merges),
+            unit="rows",
+            against="bound of a merge",
+            ratio=most / max(spark.merges),
+            aim=1.0,
+        )
+        yield Metric(name=f"{name}, peak memory of a task", value=spark.peak_mib, unit="MiB")
+        apart = 1 + sum(first > last for last, first in _ends(files))
+        yield Metric(
+            name=f"{name}, splits that begin behind the one before",
+            value=apart,
+            unit="splits",
+            against="splits",
+            ratio=apart / len(files),
+            aim=1.0,
+        )
+        after = _checksum(files)
+        yield Metric(
+            name=f"{name}, rows of the checksum that they had",
+            value=after[0],
+            unit="rows",
+            against="rows before",
+            ratio=float(after == before and after[0] == rows),
+            aim=1.0,
+        )
+        yield Metric(name=f"{name}, job, wall", value=seconds, unit="s")
+
+
+def _arrived(folder: str, rows: int, each: int, most: int) -> Table:
+    """A table whose one window has so many rows, in splits of each so many, and merges of at most so many."""
+    table = Table.create(
+        folder,
+        _readings(0, 1).schema,
+        time_column="seen",
+        sort_schema="series|timestamp/V2",
+        window="60m",
+        settings={"compaction.run_rows": most, "splits.target_size": TARGET},
+    )
+    for number in range(rows // each):
+        table.append(_readings(number, each))
+    return table.refresh()
+
+
+def _readings(number: int, rows: int) -> pa.Table:
+    chance = np.random.default_rng(number)
+    seen = chance.integers(0, WINDOW_SECONDS * 1_000_000, rows)
+    columns = {
+        "series": pa.array(chance.integers(0, SERIES, rows), pa.int32()),
+        "seen": pa.array(seen).cast(pa.timestamp("us", "UTC")),
+        "level": pa.array(chance.integers(0, 1_000, rows), pa.int32()),
+    }
+    return pa.table(columns)
+
+
+def _rows(task: CompactionTask) -> int:
+    """The rows that a merge reads: of a part, those of the part."""
+    places = [task.place(number) for number in range(len(task.inputs))]
+    return sum(end - first for first, end in places)
+
+
+def _files(table: Table) -> list[str]:
+    return [f"{table.uri}/{path}" for path in table.snapshot.splits]
+
+
+def _checksum(files: Sequence[str]) -> tuple[int, int]:
+    """The number of the rows, and a sum over a hash of each, in whatever order they are."""
+    query = "SELECT count(*), sum(hash(series, seen, level)::HUGEINT) FROM read_parquet($files)"
+    ((count, total),) = duckdb.execute(query, {"files": list(files)}).fetchall()
+    return int(count), int(total)
+
+
+def _ends(files: Sequence[str]) -> list[tuple[int, int]]:
+    """The last key of each file but the last, in the order of their first ones, and the first key of the next."""
+    found = duckdb.execute(_ENDS, {"files": list(files)}).fetchall()
+    return [(last, first) for (_, last), (first, _) in pairwise(found)]
+
+
+def _peak_mib(process: int) -> float:
+    """The most memory that a process of Python has had; nothing of the JVM, and of one that has ended."""
+    try:
+        is_java = Path(f"/proc/{process}/comm").read_text().strip() == "java"
+        found = _PEAK.search(Path(f"/proc/{process}/status").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return 0.0 if is_java or found is None else int(found[1]) / 1024
+
+
+if __name__ == "__main__":
+    sys.exit(command(measure, __doc__ or ""))
