@@ -174,4 +174,4 @@ class Forgetting:
 
 def of(target: Target, condition: object, raw_logs: Sequence[RawTable]) -> Forgetting:
     """Return what forgets the rows that meet a condition. Raises `InvalidInput` for none."""
-    return Forgetting(target, required_filter(condition, "forget"), tuple(raw_logs))
+    return Forgetting(target, required_filter(condition, "forget", target.head.schema.names), tuple(raw_logs))
