@@ -113,9 +113,7 @@ def test_of_two_imports_of_a_folder_at_a_time_one_is_done(
         assert (done.status, done.commit_id, done.rows) == ("done_by_another", "", 0)
         assert _import(store, tmp_path, config, 9).status == "nothing_to_do"
     else:
-        with pytest.raises(
-            (CommitConflict, InvalidInput), match=r"units of this commit|held something else"
-        ):
+        with pytest.raises((CommitConflict, InvalidInput), match=r"units of this commit|held something else"):
             import_rows(log, source, make)
     assert _rows(store, config) == expected(FILES if same else FILES + 1)
 
