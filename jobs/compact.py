@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from jobs.reports.metrics import Metrics
@@ -27,8 +28,8 @@ from storage_core.compaction.planner import Chosen
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.ranges import is_too_large
 from storage_core.compaction.rewindow import RewindowTask
-from storage_core.compaction.work import CompactionTask
 from storage_core.errors import TidemarkError
+from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.windows import by_start
 from storage_core.wording import listed
@@ -42,7 +43,9 @@ SUMMARY = "Rewrite the splits of each window that holds several as one sorted ru
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Compact the requested windows, in one commit per group of them; with nothing to do, start no Spark at all.
 
-    A merge that is too large for one task has a commit of its own.
+    A merge that is too large for one task has a commit of its own. Before the merges splits are written in windows of
+    another duration: with `REWINDOW` all that have to be, with `POLICY` so many of those of cold windows as one run
+    replaces (decision 0148).
 
     Raises `Held` while another run compacts these windows, and `Fenced` when one took over: files that were not
     committed are orphans then. Rows that were deleted meanwhile are hidden in what was written. A window that fails
@@ -54,20 +57,16 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     job = JobRun("compact", request, spark, tells_windows=wanted != EVERY_WINDOW)
     wanted.require_fits(job.before.config.window_seconds, job.before.config.other_windows)
     resource = resource_of(wanted, job.before.config.window_seconds)
-    if request.mode is Mode.REWINDOW:
-        with job.leased(partial(_plan_of_former, wanted, job.table.log.clock), [resource]) as former:
-            if not former or request.dry_run:
-                return job.report("planned" if former else "nothing_to_do", metrics=_planned(former))
-            return rewindow(job, former)
-    with job.leased(partial(_plan, wanted, request.mode, job.table.log.clock), [resource]) as chosen:
-        if not chosen:
+    with job.leased(partial(_plan, wanted, request.mode, job.table.log.clock), [resource]) as work:
+        if not work:
             return job.report("nothing_to_do")
         if request.dry_run:
-            tasks = chosen.tasks()
-            windows = dict.fromkeys(task.window for task in tasks)
-            return job.report("planned", metrics=_planned(tasks), details={"windows": list(windows)})
-        outcome = GroupsOutcome()
-        for tasks in chosen.parts():
+            inputs = [add for task in work.rewindowed for add in task.inputs]
+            inputs += [add for task in work.merges.tasks() for add in task.inputs]
+            windows = sorted({add.windowStart for add in inputs}, key=by_start)
+            return job.report("planned", metrics=_planned(inputs), details={"windows": windows})
+        outcome = rewindow(job, work.rewindowed)
+        for tasks in work.merges.parts():
             large = [task for task in tasks if is_too_large(task)]
             outcome.take(compact_groups(job, [task for task in tasks if not is_too_large(task)]))
             outcome.take(merge_in_parts(job, large))
@@ -77,21 +76,32 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return report
 
 
-def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> Chosen:
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a run does: splits that it writes in windows of another duration, and merges of windows without such."""
+
+    rewindowed: Sequence[RewindowTask]
+    merges: Chosen
+
+    def __len__(self) -> int:
+        """Return how many pieces it is."""
+        return len(self.rewindowed) + len(self.merges)
+
+
+def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> _Work:
+    now_ms, starts = clock.now_ms(), wanted.select(_window_starts(snapshot))
+    rewindowed: list[RewindowTask] = []
+    if mode is not Mode.FINALIZE:
+        windows = None if wanted == EVERY_WINDOW else starts
+        is_scheduled = mode is Mode.POLICY
+        rewindowed = rewindowing.plan(snapshot, windows=windows, now_ms=now_ms, joined_only=is_scheduled)
+    begun = (add.windowStart for task in rewindowed for add in task.inputs)
+    others = set[int | None]() if mode is Mode.REWINDOW else {*starts}.difference(begun)
     by_name = wanted != EVERY_WINDOW and mode is Mode.FINALIZE
-    chosen = planner.choose(
-        snapshot,
-        windows=wanted.select(_window_starts(snapshot)),
-        now_ms=clock.now_ms(),
-        mode=mode,
-        retry_skipped=by_name,
-    )
-    return chosen.first(MOST_INPUTS)
-
-
-def _plan_of_former(wanted: WindowRange, clock: Clock, snapshot: Snapshot) -> list[RewindowTask]:
-    windows = None if wanted == EVERY_WINDOW else wanted.select(_window_starts(snapshot))
-    return rewindowing.plan(snapshot, windows=windows, now_ms=clock.now_ms())
+    chosen = planner.choose(snapshot, windows=others, now_ms=now_ms, mode=mode, retry_skipped=by_name)
+    if mode is Mode.POLICY:
+        rewindowed = rewindowing.bounded(rewindowed, MOST_INPUTS)
+    return _Work(rewindowed, chosen.first(MOST_INPUTS))
 
 
 def _window_starts(snapshot: Snapshot) -> list[int | None]:
@@ -143,8 +153,7 @@ def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
     return f"compact.{wanted.start // window_seconds % LANES}"
 
 
-def _planned(tasks: Sequence[CompactionTask | RewindowTask]) -> Metrics:
-    inputs = [add for task in tasks for add in task.inputs]
+def _planned(inputs: Sequence[Add]) -> Metrics:
     return Metrics(
         rows_in=sum(add.visible_rows for add in inputs),
         bytes_in=sum(add.size for add in inputs),

@@ -363,8 +363,8 @@ class Table:
         meanwhile: none that met the condition is left in it, none that did not is gone. No file is rewritten: rows
         are hidden by deletion vectors, and a split without a row left leaves the table. What the log's statistics
         exclude is not read, and neither is a split of which they show that all of it goes. Where no row meets it
-        nothing is committed. Raises `InvalidInput` for no condition, `Unavailable` where the condition passes
-        `limits`, `CommitConflict`.
+        nothing is committed. Raises `InvalidInput` for no condition and for one that may be another when it is
+        evaluated again, `Unavailable` where the condition passes `limits`, `CommitConflict`.
 
         Of a keyed table the rows are those that `latest` shows: they are deleted by key in the logs of their regions,
         durable and gone for `committed` and `latest` readers when this returns, and out of the base after the next
@@ -510,7 +510,7 @@ class Table:
         from storage_core.read.raw_rows import require_distributed
 
         self._require_writable()
-        wanted = required_filter(condition, verb)
+        wanted = required_filter(condition, verb, self.snapshot.schema.names)
 
         def matching() -> tuple[Snapshot, pa.Table]:
             found = self.scan(columns, wanted, consistency=Consistency.LATEST, limits=limits)

@@ -164,4 +164,4 @@ def _commit(job: JobRun, merges: Sequence[Executed], outcome: GroupsOutcome) -> 
 def _skips(job: JobRun, merge: Executed) -> Sequence[Action]:
     if merge.failed is None or not merge.failed.lasting:
         return []
-    return skips_of(job.before, merge.task, merge.failed.message, job.table.log.clock.now_ms())
+    return skips_of(job.before, merge.task.inputs, merge.failed.message, job.table.log.clock.now_ms())

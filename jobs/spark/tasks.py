@@ -91,10 +91,14 @@ def of_text(text: str) -> pa.Table:
 
 
 def rewindow(item: Item) -> Answer:
-    """Write splits of former windows anew."""
+    """Write splits in windows of another duration. What fails is an answer, as of `compact`."""
     store = MeteredStore(open_table_store(item["table_uri"]))
     task = rewindowing.RewindowTask.from_json(item["task"])
-    result = rewindowing.execute(store, task, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    try:
+        result = rewindowing.execute(store, task, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    except TidemarkError as error:
+        failed = Failed.of(error, lasting=isinstance(error, LASTING))
+        return {"failed": failed.to_object(), "requests": store.requests}
     return {"result": result.to_json(), "requests": store.requests}
 
 

@@ -88,12 +88,14 @@ def _source(
 
 def _show(done: Imported, *, as_json: bool) -> None:
     if as_json:
-        status = "committed" if done.commit_id else "nothing_to_do"
-        output.json_line({"status": status, **asdict(done), "commit_id": done.commit_id or None})
+        told = {name: value for name, value in asdict(done).items() if name != "by_another"}
+        output.json_line({"status": done.status, **told, "commit_id": done.commit_id or None})
     elif done.commit_id:
         of = f" of {counted(done.files, 'file')}" if done.files else ""
         output.line(
             f"{counted(done.rows, 'row')}{of} imported (version {done.version:,}, {done.splits_added:,} new splits)"
         )
+    elif done.by_another:
+        output.line(f"imported by another process meanwhile, its rows are in once (version {done.version:,})")
     else:
         output.line(f"imported before, nothing to do (version {done.version:,})")

@@ -1,19 +1,19 @@
 """Debt: what there is to do in each window, why, and what the next run costs (decision 0074).
 
-It is made of what the jobs themselves plan: a compaction (`planner`), the retention (`expiry`), and what a compaction
-leaves out for a while because it failed (`mergeskip`).
+It is made of what the jobs themselves plan: a compaction (`planner`), cold windows that it joins (`rewindow`), the
+retention (`expiry`), and what a compaction leaves out for a while because it failed (`mergeskip`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
-from storage_core.compaction import expiry, planner
+from storage_core.compaction import expiry, planner, rewindow
 from storage_core.compaction.merges import MOST_INPUTS, REASONS, Reason, outputs_of
 from storage_core.compaction.planner import Chosen
 from storage_core.compaction.policy import Mode
@@ -22,6 +22,7 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.windows import by_start
 
+COARSEN = "coarsen"
 RETENTION = "retention"
 SKIPPED = "skipped"
 
@@ -77,7 +78,7 @@ class NextRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Debt:
-    """What is to be done in one window, and why: `reasons` are those of the policy, `retention` or `skipped`.
+    """What is to be done in one window, and why: `reasons` of the policy, `coarsen`, `retention` or `skipped`.
 
     `splits`, visible `rows` and `bytes` are what the task is about: what merges read, what leaves, or what waits; the
     `next_run` does less than all `merges` where there are very many. `skipped` are splits of the window besides.
@@ -102,7 +103,10 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
     """
     leaving = expiry.plan(snapshot, retention_ms=snapshot.config.retention_ms, now_ms=now_ms)
     skipped = _skipped(snapshot, now_ms)
-    compacted = _compacted(snapshot, now_ms, mode, skipped)
+    coarsened = _coarsened(snapshot, now_ms, skipped) if mode is Mode.POLICY else []
+    joined = {each.window_start for each in coarsened}
+    merged = _compacted(snapshot, now_ms, mode, skipped)
+    compacted = [*coarsened, *(each for each in merged if each.window_start not in joined)]
     deleted = {each.window_start for each in leaving.windows}
     seen = deleted | {each.window_start for each in compacted}
     waiting = [_waiting(window, found) for window, found in skipped.items() if window not in seen]
@@ -173,6 +177,45 @@ def _compacted(snapshot: Snapshot, now_ms: int, mode: Mode, skipped: Mapping[int
         )
         for each in owed
     ]
+
+
+def _coarsened(snapshot: Snapshot, now_ms: int, skipped: Mapping[int | None, _Found]) -> list[Debt]:
+    """The windows that a scheduled run joins to longer ones (decision 0148), which it does before it merges others.
+
+    What is written for a longer window is counted for the first window that joins it.
+    """
+    tasks = rewindow.plan(snapshot, windows=None, now_ms=now_ms, joined_only=True)
+    now = len(rewindow.bounded(tasks, MOST_INPUTS))
+    found: dict[int | None, Debt] = {}
+    written: set[tuple[int, int]] = set()
+    for number, add in ((number, add) for number, task in enumerate(tasks) for add in task.inputs):
+        target = (number, (add.windowStart or 0) // (tasks[number].context.window_seconds or 1))
+        outputs = int(target not in written)
+        written.add(target)
+        known = found.get(add.windowStart) or _nothing_of(add.windowStart, skipped)
+        found[add.windowStart] = replace(
+            known,
+            splits=known.splits + 1,
+            rows=known.rows + add.visible_rows,
+            bytes=known.bytes + add.size,
+            outputs=known.outputs + outputs,
+            next_run=_with(known.next_run, add, outputs) if number < now else known.next_run,
+        )
+    return [*found.values()]
+
+
+def _nothing_of(window: int | None, skipped: Mapping[int | None, _Found]) -> Debt:
+    about = tuple(about for _, about in skipped.get(window, ()))
+    return Debt(window_start=window, task=Task.COMPACT, reasons=(COARSEN,), splits=0, rows=0, bytes=0, skipped=about)
+
+
+def _with(run: NextRun, add: Add, outputs: int) -> NextRun:
+    return NextRun(
+        splits=run.splits + 1,
+        outputs=run.outputs + outputs,
+        read_bytes=run.read_bytes + add.size,
+        written_bytes=run.written_bytes + add.size,
+    )
 
 
 def _cost(found: WindowDebt | None) -> NextRun:

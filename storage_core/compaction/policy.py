@@ -42,7 +42,8 @@ MOST_RUNS = 256
 class Mode(StrEnum):
     """`POLICY` merges what pays now; `FINALIZE` leaves every window with one run, cold or not.
 
-    `REWINDOW` merges nothing: a job of this mode writes splits of former windows anew (`compaction.rewindow`).
+    `REWINDOW` merges nothing: a job of this mode writes splits of former windows anew (`compaction.rewindow`), as one
+    of `POLICY` does with those of cold windows that are joined.
     """
 
     POLICY = "policy"

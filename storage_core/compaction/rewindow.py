@@ -20,6 +20,7 @@ from storage_core.compaction import invariants
 from storage_core.compaction.expiry import has_left
 from storage_core.compaction.planner import contexts_of
 from storage_core.compaction.scope import Scope, scope_of
+from storage_core.compaction.skips import active_skips
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
 from storage_core.log.actions import Add
@@ -62,22 +63,29 @@ class RewindowTask:
         return RewindowTask(inputs, SplitContext.from_json(body["context"]))
 
 
-def plan(snapshot: Snapshot, *, windows: Collection[int | None] | None, now_ms: int) -> list[RewindowTask]:
+def plan(
+    snapshot: Snapshot, *, windows: Collection[int | None] | None, now_ms: int, joined_only: bool = False
+) -> list[RewindowTask]:
     """Return the work on splits whose windows have another duration than they should, by window; none without windows.
 
-    That is the table's, and where cold windows are joined the longer one of windows that ended so long ago.
+    That is the table's, and where cold windows are joined the longer one of windows that ended so long ago; with
+    `joined_only` only the latter are returned, less those that a compaction failed on and skips.
 
     `windows` limits it to splits of windows that start there. As for a compaction those are left out that have no sort
     schema or one that does not fit the table now, that lie before the start of compaction, or that have left.
     """
     config = snapshot.config
-    if config.window_seconds is None:
+    if config.window_seconds is None or (joined_only and config.compaction.coarsen_to is None):
         return []
     files = snapshot.splits.table()
     start, seconds = files.column("windowStart"), files.column("windowSeconds")
     wanted = _durations(start, seconds, config, now_ms)
     other = pc.fill_null(pc.not_equal(seconds, wanted), fill_value=False)
     keep = pc.and_(files.column("sortSchema").is_valid(), other)
+    if joined_only:
+        skipped = pa.array(active_skips(snapshot.mergeskips.values(), now_ms), pa.string())
+        keep = pc.and_(keep, pc.equal(wanted, config.compaction.coarsen_to))
+        keep = pc.and_(keep, pc.invert(pc.is_in(files.column("path"), value_set=skipped)))
     if config.compaction.start is not None:
         keep = pc.and_(keep, pc.fill_null(pc.greater_equal(start, config.compaction.start), fill_value=True))
     if config.retention_ms is not None:
@@ -96,6 +104,12 @@ def plan(snapshot: Snapshot, *, windows: Collection[int | None] | None, now_ms: 
         if context is not None
         for part in _parts(adds, duration, config.target_split_bytes)
     ]
+
+
+def bounded(tasks: Sequence[RewindowTask], most_inputs: int) -> list[RewindowTask]:
+    """Return the first of the tasks, that read so many splits at most, and one at least."""
+    read = np.cumsum([len(each.inputs) for each in tasks])
+    return list(tasks[: max(1, int(np.searchsorted(read, most_inputs, side="right")))])
 
 
 def _durations(start: pa.ChunkedArray, seconds: pa.ChunkedArray, config: TableConfig, now_ms: int) -> pa.Array:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from storage_core.compaction.work import SKIP_OPERATION, CompactionTask
+from storage_core.compaction.work import SKIP_OPERATION
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
 from storage_core.foreign_text import fitted
-from storage_core.log.actions import MergeSkip
+from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.snapshot import Snapshot
 
 LASTING = (Corrupt, InvalidInput, NotFound, Unsupported)
@@ -21,12 +21,12 @@ SKIP_MS = 24 * 3_600_000
 _MOST_REASON = 500
 
 
-def skips_of(snapshot: Snapshot, task: CompactionTask, reason: str, now_ms: int) -> list[MergeSkip]:
-    """Return the actions that leave out the inputs that the reason names, or all inputs where it names none.
+def skips_of(snapshot: Snapshot, adds: Iterable[Add], reason: str, now_ms: int) -> list[MergeSkip]:
+    """Return the actions that leave out those of a task's inputs that the reason names, or all where it names none.
 
     Each counts how often its split was skipped before. A split that leaves the table takes its skip along.
     """
-    inputs = [add.path for add in task.inputs]
+    inputs = [add.path for add in adds]
     named = [path for path in inputs if path in reason]
     return [
         MergeSkip(

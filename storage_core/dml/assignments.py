@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from storage_core.engine.stability import require_repeatable
 from storage_core.engine.statement import TABLE
 from storage_core.engine.tree import nodes_of, refused
 from storage_core.errors import InvalidInput
@@ -61,13 +62,18 @@ class Assignments:
 
     @staticmethod
     def of(given: object, schema: pa.Schema) -> Assignments:
-        """Return what is set. Raises `InvalidInput` for no column, an unknown one, and a value that does not fit."""
+        """Return what is set. Raises `InvalidInput` for no column, an unknown one, and a value that does not fit.
+
+        Nor may an expression have another value when it is evaluated again.
+        """
         if not isinstance(given, Mapping) or not given:
             raise InvalidInput(f"an update sets columns to values, as in {{'seats': 4}}; found {quoted(given)}")
         unknown = [name for name in given if name not in schema.names]
         if unknown:
             raise InvalidInput(f"unknown columns {unknown}; the table has {schema.names}", columns=unknown)
         expressions = {name: value for name, value in given.items() if isinstance(value, Expression)}
+        for each in expressions.values():
+            require_repeatable(each.sql, schema.names, "expression")
         constants = {name: value for name, value in given.items() if name not in expressions}
         fields = pa.schema([each for each in schema if each.name in constants])
         row = conform(table_of([constants], fields), fields) if constants else pa.table({})

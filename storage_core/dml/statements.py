@@ -15,6 +15,7 @@ from storage_core.dml.finding import ByCondition, ByKeys
 from storage_core.dml.keyed import Matching, change
 from storage_core.dml.rewriting import Rewriter
 from storage_core.dml.statement import Statement
+from storage_core.engine.stability import require_repeatable
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.log.actions import Add, Txn
@@ -155,16 +156,21 @@ def require_append_table(snapshot: Snapshot, uri: str) -> None:
         )
 
 
-def required_filter(condition: object, verb: str) -> Filter:
-    """Return the filter of a statement, which does not go without. Raises `InvalidInput`."""
+def required_filter(condition: object, verb: str, columns: Sequence[str]) -> Filter:
+    """Return the filter of a statement on a table with these columns, which does not go without.
+
+    Raises `InvalidInput`, also for a condition that may be another when it is evaluated again.
+    """
     found = None if isinstance(condition, str) and not condition.strip() else wanted_filter(condition)
     if found is None:
         raise InvalidInput(f"{verb} needs a condition; for every row of the table say so: {verb} where 'true'")
+    if isinstance(condition, str):  # what `col` makes calls nothing
+        require_repeatable(condition, columns, f"condition of {verb}")
     return found
 
 
 def _finder(target: Target, condition: object, verb: str) -> ByCondition:
-    wanted = required_filter(condition, verb)
+    wanted = required_filter(condition, verb, target.head.schema.names)
     return ByCondition(target.log.store, wanted, verb, target.limits, target.verified)
 
 

@@ -80,7 +80,7 @@ def parse(text: object, what: str = "query") -> Node:
     if not isinstance(text, str):
         raise InvalidInput(f"a {what} is text, found {text!r}", query=text)
     _check_size(text, what)
-    row = _parser(os.getpid()).cursor().execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
+    row = parser().execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
     try:
         tree: dict[str, Any] = json.loads(row[0] if row else '{"error": true, "error_message": "no answer"}')
     except RecursionError:
@@ -95,6 +95,11 @@ def parse(text: object, what: str = "query") -> Node:
         raise InvalidInput(f"a {what} is one SELECT statement, {found}", query=text)
     node: Node = statements[0]["node"]
     return node
+
+
+def parser() -> duckdb.DuckDBPyConnection:
+    """Return a cursor of the confined session of this process, which parses and knows the engine's own lists."""
+    return _parser(os.getpid()).cursor()
 
 
 def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query") -> None:

@@ -31,7 +31,7 @@ from storage_core.forget.raw_table import RawTable
 from storage_core.forget.regions import merge_regions
 from storage_core.forget.report import ForgetReport, Forgotten, Held, KeptBy
 from storage_core.forget.rewriting import Ending, Rewriting
-from storage_core.forget.search import Found, holding_splits, search
+from storage_core.forget.search import Found, Search, holding_splits
 from storage_core.forget.segments import holding_segments
 from storage_core.forget.states import are_clean_states
 from storage_core.formats.keys import KeyKind
@@ -47,7 +47,7 @@ from storage_core.read.verified import Verified
 _logger = logging.getLogger(__name__)
 
 MOST_STATES = 10
-"""So many states are written behind the commit at most, where a table retains more of them."""
+"""So many states are written behind the commit at a time, where a table retains more of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,12 +57,14 @@ class Forgetting:
     target: Target
     wanted: Filter
     raw_logs: Sequence[RawTable] = ()
+    _judge: Judge | None = None
 
     def forget(self, matching: Matching | None) -> Forgotten:
         """Forget the rows that match now, and return what was done and what still holds them. Run it again anywhere.
 
-        Of a keyed table `matching` reads them. Requests: those of `delete`, of `search` twice, of the steps above, and
-        of `report`. Raises `CommitConflict` when others were faster each time; what was done by then stays done.
+        Of a keyed table `matching` reads them. Requests: those of `delete`, of the steps above, and of `report`; what a
+        step looked through no later one reads again. Raises `CommitConflict` when others were faster each time; what
+        was done by then stays done.
         """
         log = self.target.log
         rows = self._deleted(matching)
@@ -71,7 +73,7 @@ class Forgetting:
             head = self._merged(head)
         judge, found, raw = self._searched(head)
         ended = Rewriting(log, lambda version: self._ending(version, found)).run(head, found)
-        head = self._with_states(ended.head)
+        head = self._with_states(ended.head, found)
         self._note(found, judge, raw)
         return Forgotten(
             version=head.version,
@@ -84,8 +86,8 @@ class Forgetting:
     def report(self, head: Snapshot) -> ForgetReport:
         """Return what holds the rows at this version, the newest. Writes nothing.
 
-        Requests: those of `search`, of `MetadataSearch.holding` and of `gc.mark`, those of each tag's snapshot, and of
-        each raw log those of `RawSearch.run`. Raises what a read raises, for then nothing can be said.
+        Requests: those of `Search`, of `MetadataSearch.holding` and of `gc.mark`, those of each tag's snapshot, and of
+        each raw log those of `RawSearch`. Raises what a read raises, for then nothing can be said.
         """
         log, store = self.target.log, self.target.log.store
         now_ms = log.clock.now_ms()
@@ -134,10 +136,25 @@ class Forgetting:
 
     def _searched(self, head: Snapshot) -> tuple[Judge, Found, Looked]:
         """What holds rows, in the table and in raw logs: keys of rows that either shows count in both."""
-        store = self.target.log.store
-        judge = Judge(store, head, self.wanted, self.target.limits, self.target.verified)
-        raw = [(each, RawSearch(each, judge).run()) for each in self.raw_logs]
-        return judge, search(store, judge), raw
+        judge = self._judging(head)
+        in_table = Search.of(self.target.log.store, judge)
+        in_raw = [RawSearch.of(each, judge) for each in self.raw_logs]
+        is_left = True
+        while is_left:
+            in_table.look()
+            for each in in_raw:
+                each.look()
+            is_left = judge.memory.has_new_keys()
+        return judge, in_table.done(), [(each.raw, each.done()) for each in in_raw]
+
+    def _judging(self, head: Snapshot) -> Judge:
+        """What judges by this version, and remembers what was looked through."""
+        if self._judge is None:
+            target = self.target
+            self._judge = Judge(target.log.store, head, self.wanted, target.limits, target.verified)
+        elif self._judge.snapshot is not head:
+            self._judge = self._judge.at(head)
+        return self._judge
 
     def _merged(self, head: Snapshot) -> Snapshot:
         _, found, _ = self._searched(head)
@@ -145,8 +162,7 @@ class Forgetting:
 
     def _ending(self, head: Snapshot, found: Found) -> Ending:
         """What a version has that holds rows; of splits that came since the search their files are looked at."""
-        judge = Judge(self.target.log.store, head, self.wanted, self.target.limits, self.target.verified)
-        splits = holding_splits(self.target.log.store, judge, head)
+        splits = holding_splits(self.target.log.store, self._judging(head))
         found.splits |= {add.path for add in splits}
         segments = [*holding_segments(head, found, strict=True).values()]
         # The folder of a partition says what its rows were.
@@ -154,11 +170,11 @@ class Forgetting:
         named = [path for path, each in moves.items() if not found.splits.isdisjoint((*each.inputs, *each.outputs))]
         return Ending(splits, segments, named)
 
-    def _with_states(self, head: Snapshot) -> Snapshot:
+    def _with_states(self, head: Snapshot, found: Found) -> Snapshot:
         """Return the version after which the states that the table retains list nothing of what was forgotten."""
-        wanted = min(head.config.retained_states, MOST_STATES)
-        for _ in range(wanted + 1):
-            if are_clean_states(self.target.log.store, head, wanted):
+        wanted = head.config.retained_states
+        for _ in range(min(wanted + 1, MOST_STATES)):
+            if are_clean_states(self.target.log.store, head, found, wanted):
                 break
             head = compact_state(self.target.log, head, another=True).snapshot
         return head
@@ -174,4 +190,4 @@ class Forgetting:
 
 def of(target: Target, condition: object, raw_logs: Sequence[RawTable]) -> Forgetting:
     """Return what forgets the rows that meet a condition. Raises `InvalidInput` for none."""
-    return Forgetting(target, required_filter(condition, "forget"), tuple(raw_logs))
+    return Forgetting(target, required_filter(condition, "forget", target.head.schema.names), tuple(raw_logs))

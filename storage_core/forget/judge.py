@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
+from storage_core.forget.memory import Memory
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.column_names import in_columns
@@ -42,17 +43,25 @@ class Judge:
     wanted: Filter
     limits: QueryLimits | None = None
     verified: Verified = field(default_factory=Verified)
+    memory: Memory = field(init=False)
     _filter: RowFilter = field(init=False)
     _predicate: Predicate = field(init=False)
-    _keys: list[pa.Table] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Raise what `RowFilter` raises. Nothing is asked yet."""
+        self.memory = Memory(self.snapshot.config.primary_key)
         self._filter = RowFilter(
             self.store, self.snapshot, self.wanted, limits=self.limits, parts=self.verified.bitmaps, query="forget"
         )
         names = self.snapshot.schema.names
         self._predicate = in_columns(self.wanted.predicate, names) or self.wanted.predicate
+
+    def at(self, head: Snapshot) -> Judge:
+        """Return what judges by another version; of the same columns and settings it remembers what this one does."""
+        judge = Judge(self.store, head, self.wanted, self.limits, self.verified)
+        if head.metadata == self.snapshot.metadata:
+            judge.memory = self.memory
+        return judge
 
     @property
     def key(self) -> Sequence[str]:
@@ -77,10 +86,13 @@ class Judge:
         mask[whole] = self._judged(known.filter(pa.array(whole)).select(self.schema.names))
         if {*self._filter.columns} <= {*self.key}:  # also of a delete
             mask[~whole] = self._judged(known.filter(pa.array(~whole)).select(self.schema.names))
-        elif self._keys:
-            others = known.select(self.key).filter(pa.array(~whole))
-            numbered = others.append_column("", pa.array(np.flatnonzero(~whole)))
-            mask[matching(numbered, self.known_keys, self.key).column("").to_numpy()] = True
+        elif not whole.all():
+            self.memory.leave_open()
+            keys = self.memory.keys
+            if keys is not None:
+                others = known.select(self.key).filter(pa.array(~whole))
+                numbered = others.append_column("", pa.array(np.flatnonzero(~whole)))
+                mask[matching(numbered, keys, self.key).column("").to_numpy()] = True
         return mask
 
     def arrived(self, rows: pa.Table) -> Mask:
@@ -91,16 +103,6 @@ class Judge:
             return self.rows(rows)
         except (InvalidInput, pa.ArrowException):  # of other types than the table has
             return np.array([self.text(repr(each)) is not False for each in rows.to_pylist()], np.bool_)
-
-    @property
-    def needs_keys(self) -> bool:
-        """Whether records were judged without keys that are known by now."""
-        return bool(self._keys) and not {*self._filter.columns} <= {*self.key}
-
-    @property
-    def known_keys(self) -> pa.Table:
-        """The keys of the rows that met the condition."""
-        return pa.concat_tables(self._keys)
 
     def require_sound(self) -> None:
         """Raise `InvalidInput` for a condition that cannot be evaluated."""
@@ -120,7 +122,7 @@ class Judge:
             mask[mask] = self._filter.mask(left, left.num_rows)
         if self.key and mask.any():
             met = rows.filter(pa.array(mask))
-            self._keys.append(pa.table({name: met.column(name) for name in self.key}))
+            self.memory.add(pa.table({name: met.column(name) for name in self.key}))
         return mask
 
 

@@ -6,13 +6,14 @@ named by the version on which the rows were forgotten, or before it, may have he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 
 from storage_core.errors import NotFound
 from storage_core.forget.judge import Judge
-from storage_core.forget.search import Found
+from storage_core.forget.search import AT_ONCE, HELD_BYTES, Found
 from storage_core.forget.segments import holding_segments, sources
 from storage_core.formats.avro_state import decode_entries
 from storage_core.formats.keys import KeyKind, ParsedKey
@@ -26,6 +27,7 @@ from storage_core.log.encoding.codec import decode_version
 from storage_core.log.interop.manifest_paths import key_of_manifest
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of, prefetch
 from storage_core.region.manifest import read_version as read_region_manifest
 
 OPERATION = "FORGET"
@@ -71,6 +73,20 @@ class Since:
         ]
 
 
+def may_have_held(split: str, version: int, found: Found, since: Since) -> bool:
+    """Return whether a split that was added on a version held rows, for all that is known of it."""
+    if found.has_split(split):
+        return split in found.splits or split in found.unread
+    return since.version is None or version <= since.version
+
+
+def names_rows(store: ObjectStore, manifest: str, found: Found, since: Since) -> bool:
+    """Return whether a manifest has an entry of a split that may have held rows. One GET."""
+    entries = decode_entries(store.get(manifest).data, manifest)
+    added = zip(entries.column("path").to_pylist(), entries.column("addedAtVersion").to_pylist(), strict=True)
+    return any(may_have_held(path, version or 0, found, since) for path, version in added)
+
+
 @dataclass(frozen=True, eq=False)
 class MetadataSearch:
     """Looks through what speaks of the objects that were found, in the versions that are retained."""
@@ -85,8 +101,8 @@ class MetadataSearch:
     def holding(self) -> Iterator[str]:
         """Yield the keys of metadata and segments that may hold values of rows.
 
-        One GET per version file, manifest, JSON checkpoint and its parts, region manifest and registry there is. Raises
-        what a read raises.
+        One GET per version file, manifest, JSON checkpoint and its parts, region manifest and registry there is,
+        several at a time. Raises what a read raises.
         """
         live = holding_segments(self.head, self.found, strict=self.since.version is None)
         looks = {
@@ -99,25 +115,23 @@ class MetadataSearch:
             KeyKind.REGION_MANIFEST: self._of_region,
             KeyKind.REGION_REGISTRY: self._of_registry,
         }
-        for each in self.found.of_kind(*looks, KeyKind.SEGMENT):
-            if each.kind is KeyKind.SEGMENT:
-                holds = each.key in live if each.key in self.head.segments else self._of_segment(each.key)
-            else:
-                holds = self._looked(each, looks[each.kind])
-            if holds:
-                yield each.key
 
-    def _looked(self, each: ParsedKey, look: Callable[[ParsedKey], bool]) -> bool:
-        try:
-            return look(each)
-        except NotFound:  # collected since it was listed
-            return False
+        def looked(each: ParsedKey) -> tuple[str, bool]:
+            if each.kind is KeyKind.SEGMENT:
+                return each.key, each.key in live if each.key in self.head.segments else self._of_segment(each.key)
+            try:
+                return each.key, looks[each.kind](each)
+            except NotFound:  # collected since it was listed
+                return each.key, False
+
+        every, size = [*self.found.of_kind(*looks, KeyKind.SEGMENT)], self.found.size
+        _ = self.versions, self._actions, self._forgot  # which threads would make at the same time
+        with closing(prefetch(looked, every, AT_ONCE, weight=lambda each: size(each.key), most=HELD_BYTES)) as answers:
+            yield from (key for key, holds in answers if holds)
 
     def _speaks_of(self, split: str, version: int) -> bool:
         """Whether a split that was added on a version may have held rows."""
-        if self.found.has_split(split):
-            return split in self.found.splits or split in self.found.unread
-        return self.since.version is None or version <= self.since.version
+        return may_have_held(split, version, self.found, self.since)
 
     def _of_version(self, each: ParsedKey) -> bool:
         version = each.version or 0
@@ -151,9 +165,7 @@ class MetadataSearch:
         return not self.found.splits.isdisjoint(named)
 
     def _of_manifest(self, each: ParsedKey) -> bool:
-        entries = decode_entries(self.store.get(each.key).data, each.key)
-        added = zip(entries.column("path").to_pylist(), entries.column("addedAtVersion").to_pylist(), strict=True)
-        return any(self._speaks_of(path, version or 0) for path, version in added)
+        return names_rows(self.store, each.key, self.found, self.since)
 
     def _of_checkpoint(self, each: ParsedKey) -> bool:
         data = self.store.get(each.key).data
@@ -193,10 +205,10 @@ class MetadataSearch:
 
     @cached_property
     def versions(self) -> Mapping[int, list[Action]]:
-        """The actions of the version files there are. One GET each, once."""
-        numbers = (each.version or 0 for each in self.found.of_kind(KeyKind.VERSION))
-        read = ((number, read_version(self.store, number)) for number in numbers)
-        return {number: actions for number, actions in read if actions is not None}
+        """The actions of the version files there are. One GET each, once, several at a time."""
+        numbers = [each.version or 0 for each in self.found.of_kind(KeyKind.VERSION)]
+        read = all_of(lambda number: read_version(self.store, number), numbers, AT_ONCE)
+        return {number: actions for number, actions in zip(numbers, read, strict=True) if actions is not None}
 
     @cached_property
     def _actions(self) -> dict[str, IndexSegment]:

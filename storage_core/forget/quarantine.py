@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import pyarrow as pa
 
@@ -11,7 +12,10 @@ from storage_core.errors import NotFound
 from storage_core.forget.judge import Judge
 from storage_core.formats.quarantine_entry import Entry, RejectedLines
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import prefetch
 from storage_core.quarantine import keep, read_entry
+
+ENTRIES_AT_ONCE: Final = 4
 
 
 def without_rows(store: ObjectStore, keys: Sequence[str], judge: Judge) -> None:
@@ -19,11 +23,15 @@ def without_rows(store: ObjectStore, keys: Sequence[str], judge: Judge) -> None:
 
     An entry that is left is as of the collector's next run. Doing it again keeps nothing more.
     """
-    for key in keys:
+
+    def read(key: str) -> Entry | None:
         try:
-            rest = _rest(read_entry(store, key), judge)
+            return read_entry(store, key)
         except NotFound:  # collected since
-            continue
+            return None
+
+    for entry in prefetch(read, keys, ENTRIES_AT_ONCE):
+        rest = None if entry is None else _rest(entry, judge)
         if rest is not None:
             keep(store, rest)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,15 +13,18 @@ import pyarrow.compute as pc
 from storage_core.distribution.offsets import WITH_IDS, log_offsets
 from storage_core.forget.judge import Judge
 from storage_core.forget.raw_table import RawTable
+from storage_core.forget.search import HELD_BYTES, side_by_side
 from storage_core.formats.raw_keys import LIVE_PREFIX, ChunkKey, parse
 from storage_core.gc.forgotten import note_forgotten
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
-from storage_core.raw_log.history import union
+from storage_core.raw_log.history import History, union
 from storage_core.raw_log.read import typed_records
 from storage_core.settings.raw_logs import FeedingRawLog
+
+CHUNKS_AT_ONCE: Final = 4
 
 _Chunk = tuple[str, int]
 
@@ -62,26 +67,39 @@ def unknown_writers(snapshot: Snapshot, searched: Iterable[RawFound]) -> list[st
 
 @dataclass(slots=True, eq=False)
 class RawSearch:
-    """Looks through a raw log for a table."""
+    """Looks for chunks of a raw log that hold rows of a table. What is known of one is not read again."""
 
     raw: RawTable
     judge: Judge
-    holding: set[_Chunk] = field(default_factory=set)
+    history: History
     unread: dict[_Chunk, str] = field(default_factory=dict)
 
-    def run(self) -> RawFound:
-        """Return what holds rows. Two LISTs per store and 1,000 chunks, and a GET of each chunk, of the first copy.
+    @staticmethod
+    def of(raw: RawTable, judge: Judge) -> RawSearch:
+        """Return the search of what there is. One LIST per store and 1,000 chunks. Raises what `union` raises."""
+        return RawSearch(raw, judge, union(raw.opened()))
 
-        Of a keyed table chunks with patches or deletes are read again. Memory: one chunk. Raises what `union` raises.
+    def look(self) -> None:
+        """Look through all chunks that are not known: again through patches, where keys came that may be theirs.
+
+        A GET of each, of the first copy, several at a time.
         """
-        history = union(self.raw.opened())
-        for ref in history.chunks:
-            self._look(history.stores, ref)
-        if self.judge.needs_keys:
-            for ref in history.chunks:
-                self._look(history.stores, ref)
+        memory, stores = self.judge.memory, self.history.stores
+        wanted = (ref for ref in self.history.chunks if memory.needs(self._name(ref)))
+        for ref, chunk in side_by_side(partial(read_columns, stores), wanted, lambda _: HELD_BYTES // CHUNKS_AT_ONCE):
+            if isinstance(chunk, Exception):
+                raise chunk
+            if isinstance(chunk, Damage):
+                self.unread[ref.writer, ref.number] = "; ".join(chunk.reasons)
+            else:
+                own = chunk.records.filter(pc.equal(chunk.records.column("table"), self.raw.table))
+                memory.say(self._name(ref), self._holds(own))
+
+    def done(self) -> RawFound:
+        """Return what holds rows, by what is known now. One LIST per store and 1,000 chunks."""
+        history, memory = self.history, self.judge.memory
         return RawFound(
-            holding=frozenset(self.holding),
+            holding=frozenset((ref.writer, ref.number) for ref in history.chunks if memory.holds(self._name(ref))),
             unread=self.unread,
             offsets=log_offsets(self.judge.snapshot),
             stores=history.stores,
@@ -90,15 +108,9 @@ class RawSearch:
             unreachable=history.unreachable,
         )
 
-    def _look(self, stores: Sequence[ObjectStore], ref: RawChunkRef) -> None:
-        name = (ref.writer, ref.number)
-        if name in self.holding or name in self.unread:
-            return
-        chunk = read_columns(stores, ref)
-        if isinstance(chunk, Damage):
-            self.unread[name] = "; ".join(chunk.reasons)
-        elif self._holds(chunk.records.filter(pc.equal(chunk.records.column("table"), self.raw.table))):
-            self.holding.add(name)
+    def _name(self, ref: RawChunkRef) -> str:
+        """What it is remembered by: writers are of one raw log, which has rows of tables of several names."""
+        return f"{self.raw.table}\n{ref.writer}\n{ref.number}"
 
     def _holds(self, records: pa.Table) -> bool:
         if not records.num_rows:

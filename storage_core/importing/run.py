@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from storage_core.errors import InvalidInput
+from storage_core.errors import InvalidInput, WriterFenced
 from storage_core.foreign_text import quoted
 from storage_core.formats.short_hash import short_hash
 from storage_core.importing.given import AS_IT_IS, TableOptions
@@ -43,7 +43,8 @@ def import_rows(
     again after an interruption they are put again, which by key is the same. Rows are never late.
 
     Raises `InvalidInput` for a source that was imported with other content, and naming file and column, for rows that
-    do not fit, `CommitConflict` where somebody else imports it meanwhile, and what an append raises. Requests: those of
+    do not fit, `CommitConflict` where somebody else imports it with other content meanwhile, `WriterFenced` where
+    another writer claimed a region of a keyed table, and what an append raises. Requests: those of
     the source, one PUT per split, and those of a commit.
     """
     if name is not None and (not name or not name.isprintable()):
@@ -57,7 +58,7 @@ def import_rows(
         snapshot = make(source.schema)
     source.require_fits(snapshot.schema)
     bring = _put if snapshot.config.kind == "keyed" else _added
-    return bring(log, snapshot, source, _records(log, source, name))
+    return bring(log, snapshot, source, name)
 
 
 def _names(source: Source, name: str | None) -> tuple[str, str]:
@@ -102,7 +103,7 @@ def _pieces(source: Source, snapshot: Snapshot) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def _added(log: TransactionLog, snapshot: Snapshot, source: Source, records: list[Txn]) -> Imported:
+def _added(log: TransactionLog, snapshot: Snapshot, source: Source, name: str | None) -> Imported:
     context = context_of(snapshot)
     adds: list[Add] = []
     rows = 0
@@ -110,14 +111,34 @@ def _added(log: TransactionLog, snapshot: Snapshot, source: Source, records: lis
         rows += piece.num_rows
         adds += sort_and_write(log.store, piece, context=context, ids=log.ids, now_ms=log.clock.now_ms())
     metrics = {"rows_in": rows, "rows_out": rows, "splits_out": len(adds), "files": source.files}
-    result = log.commit(snapshot, [*adds, *records], operation=OPERATION, metrics=metrics)
-    if result.already_committed:  # somebody else imported the same meanwhile
-        return Imported(result.version)
+    result = log.commit(snapshot, [*adds, *_records(log, source, name)], operation=OPERATION, metrics=metrics)
+    if result.already_committed:
+        return Imported(result.version, by_another=True)
     _logger.info("imported %s into %s: %d rows, version %d", source.name, log.store.uri, rows, result.version)
     return Imported(result.version, result.commit_id, rows, source.files, len(adds))
 
 
-def _put(log: TransactionLog, snapshot: Snapshot, source: Source, records: list[Txn]) -> Imported:
+def _put(log: TransactionLog, snapshot: Snapshot, source: Source, name: str | None) -> Imported:
+    try:
+        rows = _put_rows(log, snapshot, source)
+    except WriterFenced as fenced:
+        head = log.refresh(snapshot)
+        if _is_done(log, head, source, name):
+            return Imported(head.version, by_another=True)
+        raise fenced.reworded(
+            f"{fenced.found}. Some rows of {source.name} may be in: import it again when that writer is done; by key "
+            "they are in once, and where it was the same import nothing is left to do"
+        ) from fenced
+    metrics = {"rows_in": rows, "rows_out": 0, "splits_out": 0, "files": source.files}
+    records = _records(log, source, name)
+    result = log.commit(log.refresh(snapshot), records, operation=OPERATION, metrics=metrics)
+    if result.already_committed:
+        return Imported(result.version, by_another=True)
+    return Imported(result.version, result.commit_id, rows, source.files)
+
+
+def _put_rows(log: TransactionLog, snapshot: Snapshot, source: Source) -> int:
+    """Put all rows by key, flush them, and return how many they were."""
     from storage_core.region.records import require_keys
     from storage_core.region.router import open_writer
     from storage_core.rows.key_limit import require_short_keys
@@ -130,6 +151,4 @@ def _put(log: TransactionLog, snapshot: Snapshot, source: Source, records: list[
             writer.put(piece)
             rows += piece.num_rows
         writer.flush()
-    metrics = {"rows_in": rows, "rows_out": 0, "splits_out": 0, "files": source.files}
-    result = log.commit(log.refresh(snapshot), records, operation=OPERATION, metrics=metrics)
-    return Imported(result.version, result.commit_id, rows, source.files)
+    return rows

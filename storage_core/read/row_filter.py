@@ -76,8 +76,6 @@ class RowFilter:
         self._condition = str(wanted.expression)
         self.rows_read = 0
         """Of so many rows were the `columns` read."""
-        # A condition that is not understood may be another at another time: what is known of it ends with the search.
-        self._kept = values if values is not None and _is_lasting(wanted.predicate) else KeptValues()
         self._name = ("filter", self._condition, snapshot.table_id, snapshot.version)
         self.answers: dict[str, Answer] = {}
         """What bitmap indexes told of splits, by path."""
@@ -85,6 +83,8 @@ class RowFilter:
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
         self._predicate = in_columns(wanted.predicate, names)
+        # A condition that is not understood may be another at another time: what is known of it ends with the search.
+        self._kept = values if values is not None and _is_lasting(self._predicate or wanted.predicate) else KeptValues()
         self._bitmaps = Bitmaps(store, snapshot, self._predicate, columns=self.columns, parts=parts, is_bounded=False)
         self._is_judged = self._bitmaps.is_exact  # whose values are those of the columns' types
         if is_run and not self._is_judged:

@@ -5,15 +5,22 @@ At every stage each object of every store is read, decoded whatever it is, and c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from storage_core.errors import InvalidInput
+from storage_core.forget.forget import MOST_STATES
 from storage_core.forget.raw import unknown_writers
 from storage_core.forget.report import KeptBy
+from storage_core.formats.keys import KeyKind, parse
+from storage_core.formats.quarantine_entry import QuarantinedRows
+from storage_core.quarantine import read_entries
 from storage_core.region.spec import first_specs
+from storage_core.settings.late_data import LateData
+from storage_core.settings.table import TableConfig
 from tests.support.changed_rows import require_sound
 from tests.support.forgetting import (
     APPENDED,
@@ -25,7 +32,9 @@ from tests.support.forgetting import (
     WHERE,
     Forgetful,
     require_true,
+    row,
 )
+from tests.support.waves import WavesStore
 
 
 def _appended() -> Forgetful:
@@ -235,6 +244,111 @@ def test_others_in_a_quarantine_entry_stay_in_quarantine() -> None:
     texts = [made.table_store.get(info.key).data.decode() for info in made.table_store.list("quarantine/")]
     assert sorted("somebody else" in each for each in texts) == [False, True]
     assert sorted("only others" in each for each in texts) == [False, True]
+
+
+@pytest.mark.parametrize("config", [APPENDED, replace(KEYED, time_column="at")], ids=["append", "keyed"])
+def test_rows_in_quarantine_are_forgotten_and_those_beside_them_stay_there(config: TableConfig) -> None:
+    made = Forgetful.create(replace(config, late_data=LateData()), raw_stores=0)
+    made.opened().append(made.rows([1, 2]))
+    made.clock.now += 2 * RETENTION_MS
+    made.opened().append([row(3), row(100, CANARY), row(4)])
+    assert made.numbers() == [1, 2]
+    assert {each.kind for each in made.report().held} == {"quarantine"}
+    done = made.opened().forget(WHERE)
+    assert (done.rows, done.splits_rewritten) == (0, 0)
+    require_true(done.report, made.places())
+    assert {(each.kind, each.by) for each in done.report.held} == {("quarantine", KeptBy.COLLECTOR)}
+    _retained(made)
+    assert made.places() == set()
+    assert made.report().is_clean
+    [(_, left)] = read_entries(made.table_store)
+    assert isinstance(left, QuarantinedRows)
+    assert sorted(left.rows.column("id").to_pylist()) == [3, 4]
+
+
+@pytest.mark.parametrize("states", [2, MOST_STATES + 2])
+def test_forgetting_again_does_what_the_report_asks_of_states(states: int) -> None:
+    made = Forgetful.create(replace(APPENDED, retained_states=states), raw_stores=0)
+    made.opened().append(made.rows(range(3)))
+    made.opened().append(made.rows(range(3, 6)) + made.rows([100], CANARY))
+    assert _times_until_nothing_is_asked(made) == (1 if states <= MOST_STATES else 2)
+    made.opened().append(made.rows(range(10, 14)))
+    made.keyed.compact()  # what was clean and is in a state behind the commit: nobody can look into it once it is gone
+    made.opened().checkpoint()
+    made.clock.now += RETENTION_MS + HORIZON_MS
+    for _ in range(2):
+        made.collect()
+        made.clock.now += HORIZON_MS
+    assert any("forget again" in each.why for each in made.report().held)
+    assert _times_until_nothing_is_asked(made) <= 2
+    _retained(made)
+    assert made.report().is_clean
+    assert made.numbers() == sorted(made.others)
+
+
+def _times_until_nothing_is_asked(made: Forgetful) -> int:
+    is_asked, times = True, 0
+    while is_asked:
+        times += 1
+        report = made.opened().forget(WHERE).report
+        require_true(report, made.places())
+        is_asked = any("forget again" in each.why for each in report.held)
+        assert times < 4, report.held
+    return times
+
+
+def _of_many_windows(windows: int) -> Forgetful:
+    """Each row was in a split of its own, which left."""
+    made = Forgetful.create(replace(APPENDED, indexes=()), raw_stores=0)
+    hours = range(3600, 3600 * (windows + 1), 3600)
+    made.opened().append(made.rows(hours) + made.rows([1], CANARY))
+    made.opened().overwrite(made.rows([2]), "true")
+    made.others = {2}
+    return made
+
+
+def test_a_report_reads_many_objects_at_a_time() -> None:
+    few, many = 16, 96
+    waves = {}
+    for windows in (few, many):
+        made = _of_many_windows(windows)
+        store = WavesStore(made.table_store)
+        table = made.opened(store)
+        with store.waves.followed() as seen:
+            report = table.forget_report(WHERE)
+        require_true(report, made.places())
+        waves[windows] = seen.number
+    assert waves[many] - waves[few] <= (many - few) // 8
+
+
+def test_a_forget_reads_what_only_it_reads_once() -> None:
+    made = _of_many_windows(20)
+    dead = {each.key for each in made.table_store.list("splits/")} - {*made.opened().snapshot.splits}
+    store = WavesStore(made.table_store)
+    table = made.opened(store)
+    with store.waves.followed() as seen:
+        table.forget(WHERE)
+    got = Counter(key for _, kind, key in seen.requests if kind == "get")
+    assert {got[key] for key in dead} == {1}
+    assert len(dead) == 21
+
+
+def test_of_a_keyed_table_only_records_without_a_row_are_looked_at_again_when_keys_are_known() -> None:
+    made = Forgetful.create(replace(KEYED, indexes=()), raw_stores=0)
+    with made.opened().writer() as writer:
+        writer.patch({"id": 100, "note": "a patch"})  # of a key that no row before it has
+        for number in range(10):
+            writer.put(made.rows([number]))
+        writer.put([row(100, CANARY)])
+    store = WavesStore(made.table_store)
+    table = made.opened(store)
+    with store.waves.followed() as seen:
+        report = table.forget_report(WHERE)
+    found = Counter(key for _, kind, key in seen.requests if kind == "get")
+    entries = sorted(each.key for each in map(parse, found) if each is not None and each.kind is KeyKind.WAL_ENTRY)
+    named = {each.key for each in report.held}
+    assert sorted(found[key] for key in entries) == [*[1] * (len(entries) - 1), 2]
+    assert len(named.intersection(entries)) == 2, "the patch and the row"
 
 
 def test_a_condition_is_needed() -> None:

@@ -18,6 +18,12 @@ from storage_core.log.encoding.codec import decode_version, encode_version
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.region import wal
+from storage_core.region.manifest import read_latest
+from storage_core.region.progress import list_regions
+from storage_core.region.registry import read_registry
+from storage_core.region.spec import hand_region
+from storage_core.settings.region_fields import BY_HAND_SPEC
 from storage_core.split.kept_values import NOTHING
 from storage_core.split.read import read_split
 from tests.support.clock import ManualClock
@@ -79,6 +85,24 @@ def test_the_newest_golden_table_has_an_index_of_its_key_that_tells_where_rows_a
             assert places is None or places.tolist() == [row]
             told += places is not None
     assert told
+
+
+def test_a_golden_table_has_regions_made_by_hand_one_of_them_merged_and_one_not() -> None:
+    store = MemoryStore("golden", clock=ManualClock())
+    for key, data in _objects("format-2-regions-by-hand").items():
+        store.put(key, data, Overwrite())
+    head = TransactionLog(store).snapshot()
+    assert head.config.regions_by_hand
+    found = {each.values: (each.current_generation, each.merged_generation) for each in list_regions(store, head)}
+    assert found["merged",] == (2, 1)
+    assert found["import-2026",] == (2, 0)
+    waiting = read_latest(store, hand_region(head.table_id, "import-2026").id)
+    assert waiting is not None
+    logged = wal.read_tail(store, waiting.region_id, after=waiting.replay_after_wal_id)
+    assert sum(each.entry.records.num_rows for each in logged) == 2
+    assert read_registry(store).of_spec(BY_HAND_SPEC) == sorted(
+        (hand_region(head.table_id, name) for name in ("merged", "import-2026")), key=lambda each: each.id
+    )
 
 
 @pytest.mark.parametrize("kind", REENCODED)

@@ -247,6 +247,9 @@ def test_a_filter_is_asked_of_each_row_once_and_not_again_by_the_next_search(
     table.search("ti*", vector=ORIGIN, filter="id + 0 < 25")  # not understood, so perhaps of this instant only
     table.search("ti*", vector=ORIGIN, filter="id + 0 < 25")
     assert sum(judged) == 90
+    table.search("ti*", vector=ORIGIN, filter="current_date > DATE '2026-01-01'")  # which tomorrow is another day
+    table.search("ti*", vector=ORIGIN, filter="current_date > DATE '2026-01-01'")
+    assert sum(judged) == 150
     table.append(rows_of(30, 31))
     assert table.search("ti*", vector=[30.0, 1.0], filter="id > 29").column("id").to_pylist() == [30]
 

@@ -141,6 +141,18 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
         (lambda t: t.update({"n": 1}, " "), "update needs a condition; for every row of the table say so"),
         (lambda t: t.overwrite([], ""), "overwrite needs a condition; for every row of the table say so"),
         (lambda t: t.forget(""), "forget needs a condition; for every row of the table say so"),
+        # What may be another at another time: a statement is worked out again where others commit meanwhile.
+        (lambda t: t.delete("random() < 0.5"), "the condition of delete .* is refused: random may have another value"),
+        (lambda t: t.delete('"at" < now() - interval 1 day'), "now may have another value .*; write the value itself"),
+        (lambda t: t.delete('"at" < Current_Timestamp'), "current_timestamp may"),
+        (lambda t: t.delete("current_date > date '2026-01-01'"), "current_date may have another value"),
+        (lambda t: t.delete('"at" < ago(interval 1 day)'), "ago may have another value"),
+        (lambda t: t.delete('age("at") > interval 1 day'), "age may have another value"),
+        (lambda t: t.update({"text": tm.expr("uuid()")}, "true"), "the expression .*: uuid may have another value"),
+        (lambda t: t.update({"n": 1}, '"at" < current_localtimestamp()'), "current_localtimestamp may have"),
+        (lambda t: t.overwrite([], "day = today()"), "the condition of overwrite .*: today may have another value"),
+        (lambda t: t.forget("random() < 0.5"), "the condition of forget .*: random may have another value"),
+        (lambda t: t.forget_report("random() < 0.5"), "the condition of forget .*: random may have another value"),
         (lambda _: _partitioned("bucket[99999999999](n)"), r"n from 1 to 2\*\*31 - 1"),
         (lambda _: _partitioned("bucket[" + "9" * 5000 + "](n)"), r"n from 1 to 2\*\*31 - 1"),
         (lambda _: _partitioned("truncate[-1](n)"), r"n from 1 to 2\*\*31 - 1"),
@@ -186,6 +198,8 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
         (lambda t: t.update({"n": 2}, "true", application=("a", 1)), "the work of an application is told by"),
         (lambda t: t.upsert([_row(1, day=AT.date())], on="n"), "told apart by its primary key .*; upsert on="),
         (lambda t: t.delete(None), "delete needs a condition; for every row"),
+        (lambda t: t.delete("random() < 0.5"), "the condition of delete .*: random may have another value"),
+        (lambda t: t.update({"at": tm.expr("now()")}, "true"), "the expression .*: now may have another value"),
         (lambda t: t.alter({"window": "1h"}), "window needs a time_column"),
     ],
     _of_landed: [
@@ -216,3 +230,14 @@ def test_what_cannot_be_is_refused_with_what_to_do_and_changes_nothing(
         act(table)
 
     assert Table.open(table.uri).version == version
+
+
+def test_conditions_that_are_the_same_at_all_times_are_no_less_than_a_scan_takes() -> None:
+    """A share of the rows, an assertion, the parameter of a lambda, and columns that are called like functions."""
+    columns = [("now", pa.int64()), ("current_date", pa.int64()), ("tags", pa.list_(pa.int64()))]
+    table = Table.create(f"memory://{uuid4()}", pa.schema(columns))
+    table.append([{"now": n, "current_date": n, "tags": [n]} for n in range(10)])
+    table.update({"now": tm.expr("now + current_date")}, "age(to_timestamp(5), to_timestamp(0)) > interval 1 second")
+    table.update({"now": tm.expr("if(now < 0, error('below'), now // 2)")}, "hash(current_date) % 1 = 0")
+    assert table.delete("now > 7 and current_date > 7 and len(list_filter(tags, lambda x: x > 7)) = 1").rows == 2
+    assert sorted(table.scan(["now"]).to_arrow().column("now").to_pylist()) == [*range(8)]

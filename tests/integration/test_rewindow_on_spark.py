@@ -83,6 +83,26 @@ def test_a_file_that_was_begun_is_finished_by_new_windows_and_old_ones_are_rewri
     assert main(["compact", changed.uri, "--rewindow", "--policy"]) == 2
 
 
+def test_scheduled_runs_join_cold_windows_and_then_merge_them(changed: Table, spark: Spark) -> None:
+    changed.alter({"compaction.coarsen_to": "1d", "compaction.coarsen_after": "0s", "compaction.cold_after": "0s"})
+    changed.alter({"compaction.most_files": 1})
+    assert {each.reasons for each in changed.debt(Mode.POLICY)} == {("coarsen",)}
+    request = JobRequest(table_uri=changed.uri, mode=Mode.POLICY, master=MASTER)
+    act = Meanwhile(lambda: delete_where(changed.log, lambda row: row["n"] == 65))
+    with pytest.raises(CommitConflict, match="were not compacted"):
+        compact.run(request, act)
+    left = [n for n in range(180) if n != 65]
+    assert numbers(changed) == left
+    report = compact.run(request, spark)
+    assert (report.status, report.metrics.rows_in) == ("committed", len(left))
+    assert changed.refresh().history(1)[0].operation == "REWINDOW"
+    assert (numbers(changed), seconds(changed)) == (left, {86_400})
+    while compact.run(request, spark).status != "nothing_to_do":
+        pass
+    assert (numbers(changed), len(changed.refresh().snapshot.splits)) == (left, 1)
+    assert audit(changed.store, changed.snapshot).violations == ()
+
+
 class Meanwhile(Spark):
     """Joins the session; somebody acts when the tasks are done, before the job goes on."""
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core import creation
-from storage_core.errors import CommitConflict, CommitUnknown
+from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput, WriterFenced
 from storage_core.formats.keys import version_key
 from storage_core.gc.collect import collect
 from storage_core.importing.folder import Folder, folder_of
@@ -70,40 +70,52 @@ def test_killed_at_any_request_it_is_run_again_and_every_row_is_in_once(
 
 
 class _Meanwhile:
-    """A folder whose rows are read after something else happened."""
+    """A folder whose rows are read, or that is found to fit, after something else happened."""
 
-    def __init__(self, folder: Folder, act: Callable[[], object]) -> None:
-        self.folder, self.act = folder, act
+    def __init__(self, folder: Folder, act: Callable[[], object], when: str = "rows") -> None:
+        self.folder, self.act, self.when = folder, act, when
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.folder, name)
 
     def rows(self, schema: pa.Schema) -> Iterator[pa.Table]:
-        self.act()
+        if self.when == "rows":
+            self.act()
         return self.folder.rows(schema)
 
+    def require_fits(self, schema: pa.Schema) -> None:
+        if self.when == "require_fits":
+            self.act()
+        self.folder.require_fits(schema)
 
+
+@CASES
+@pytest.mark.parametrize("when", ["require_fits", "rows"])
 @pytest.mark.parametrize("same", [True, False], ids=["same", "other"])
-def test_of_two_imports_of_a_folder_at_a_time_one_is_done(tmp_path: Path, same: bool) -> None:
+def test_of_two_imports_of_a_folder_at_a_time_one_is_done(
+    tmp_path: Path, config: TableConfig, when: str, same: bool
+) -> None:
     store = MemoryStore("new")
     land(tmp_path, FILES)
     log = TransactionLog(store, clock=ManualClock(step_ms=1), ids=SeededIds(7))
 
     def make(schema: pa.Schema) -> Snapshot:
-        return creation.create(log, schema, APPEND)
+        return creation.create(log, schema, config)
 
     def other() -> None:
         if not same:
             land(tmp_path, FILES + 1)
-        assert _import(store, tmp_path, APPEND, 8).commit_id
+        assert _import(store, tmp_path, config, 8).status == "committed"
 
-    source = cast("Source", _Meanwhile(folder_of(str(tmp_path)), other))
+    source = cast("Source", _Meanwhile(folder_of(str(tmp_path)), other, when))
     if same:
-        assert import_rows(log, source, make).commit_id == ""
+        done = import_rows(log, source, make)
+        assert (done.status, done.commit_id, done.rows) == ("done_by_another", "", 0)
+        assert _import(store, tmp_path, config, 9).status == "nothing_to_do"
     else:
-        with pytest.raises(CommitConflict):
+        with pytest.raises((CommitConflict, InvalidInput), match=r"units of this commit|held something else"):
             import_rows(log, source, make)
-    assert _rows(store, APPEND) == expected(FILES if same else FILES + 1)
+    assert _rows(store, config) == expected(FILES if same else FILES + 1)
 
 
 @CASES
@@ -118,3 +130,20 @@ def test_a_lost_reply_of_its_commit_leaves_it_done_once(tmp_path: Path, config: 
     store.deliver()
     _import(objects, tmp_path, config, 8)
     assert _rows(objects, config) == expected(FILES)
+
+
+def test_an_import_whose_region_another_writer_claims_says_to_import_again(tmp_path: Path) -> None:
+    store = MemoryStore("new")
+    land(tmp_path, FILES)
+    _import(store, tmp_path, KEYED, 6)
+    land(tmp_path / "more", FILES)
+    log = TransactionLog(store, clock=ManualClock(step_ms=1), ids=SeededIds(7))
+
+    def claim() -> None:
+        with opened(store, 9).writer():
+            pass
+
+    source = cast("Source", _Meanwhile(folder_of(str(tmp_path / "more")), claim))
+    with pytest.raises(WriterFenced, match=r"Some rows of .* may be in: import it again"):
+        import_rows(log, source, lambda _: log.snapshot())
+    assert _import(store, tmp_path / "more", KEYED, 10).status == "committed"

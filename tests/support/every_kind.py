@@ -25,8 +25,10 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.region import merge
 from storage_core.region.options import WriterOptions
 from storage_core.region.registry import register
+from storage_core.region.spec import hand_region
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.region_fields import Region
 from storage_core.settings.table import TableConfig
@@ -127,6 +129,24 @@ def changed_columns() -> EveryKind:
         writer.put({"id": "flushed-new", "status": 3})
         writer.flush()
         writer.patch({"id": "tail-0", "text": 2.5})
+    return found
+
+
+def with_regions_by_hand() -> EveryKind:
+    """Return a table of every kind with regions made by hand: one that was merged, one with a generation and a log."""
+    found = every_kind()
+    table = open_copy(found.store, found.clock).alter({"regions_by_hand": True})
+    for name, each in (("merged", "hand-0"), ("import-2026", "hand-1")):
+        with table.writer(region=name) as writer:
+            writer.put({"id": each, "status": 1, "text": name})
+            writer.patch({"id": "old-3-1" if name == "merged" else "new-1-0", "text": name})
+            writer.flush()
+    keyed = KeyedTable(found.store, clock=found.clock)
+    works = merge.plan(keyed.store, keyed.snapshot, regions=[hand_region(table.snapshot.table_id, "merged").id])
+    merge.commit(keyed.log, keyed.snapshot, works, [keyed.execute(work) for work in works])
+    with table.writer(region="import-2026") as writer:
+        writer.put({"id": "hand-2", "status": 1, "text": "not flushed"})
+        writer.delete("hand-1")
     return found
 
 

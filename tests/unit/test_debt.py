@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from storage_core.clock import HOUR_MS
+from storage_core.compaction import debt as debts
 from storage_core.compaction.debt import Debt, NextRun, Skipped, Task, debt
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.policy import Mode
@@ -108,6 +111,44 @@ def test_debt_of_very_many_splits_says_what_the_next_run_takes_of_it() -> None:
     assert sum(each.next_run.splits for each in found) == sum(len(each.inputs) for each in planned)
     assert all(each.next_run.read_bytes == each.next_run.splits * SPLIT_BYTES for each in found)
     assert all(0 < each.next_run.splits < each.splits for each in found)
+
+
+DAY_SECONDS = 24 * HOUR_SECONDS
+JOINING = replace(CONFIG, compaction=replace(CONFIG.compaction, coarsen_to=DAY_SECONDS, coarsen_after_ms=0))
+
+
+def test_cold_windows_that_a_scheduled_run_joins_say_so_and_what_the_next_run_reads_and_writes() -> None:
+    adds = [_add("a", 0), _add("b", 0), _add("c", HOUR_SECONDS), _add("torn", 2 * HOUR_SECONDS)]
+    fresh = [_add("d", DAY_SECONDS), _add("e", DAY_SECONDS)]
+    held = snapshot([*adds, *fresh], config=JOINING, mergeskips=[_skip(adds[-1], until=None)])
+    found = debt(held, now_ms=DAY_SECONDS * 1000, mode=Mode.POLICY)
+    assert found == [
+        Debt(
+            window_start=start,
+            task=Task.COMPACT,
+            reasons=("coarsen",),
+            splits=splits,
+            rows=10 * splits,
+            bytes=1000 * splits,
+            outputs=outputs,
+            next_run=NextRun(splits=splits, outputs=outputs, read_bytes=1000 * splits, written_bytes=1000 * splits),
+        )
+        for start, splits, outputs in ((0, 2, 1), (HOUR_SECONDS, 1, 0))
+    ] + [found[-1]]
+    assert _tasks(found[-1:]) == [(2 * HOUR_SECONDS, Task.WAIT, 1)]
+    for early in (debt(held, now_ms=DAY_SECONDS * 1000 - 1, mode=Mode.POLICY), debt(held, now_ms=DAY_SECONDS * 1000)):
+        assert "coarsen" not in {reason for each in early for reason in each.reasons}, "nor one that was not scheduled"
+
+
+def test_debt_of_very_many_cold_windows_says_what_the_next_run_joins() -> None:
+    adds = [_add(str(number), number * HOUR_SECONDS) for number in range(60)]
+    held = snapshot(adds, config=replace(JOINING, target_split_bytes=5_000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(debts, "MOST_INPUTS", 12)
+        found = debt(held, now_ms=10**13, mode=Mode.POLICY)
+    assert sum(each.splits for each in found) == 60
+    assert sum(each.next_run.splits for each in found) == 10, "two tasks of five splits"
+    assert sum(each.next_run.outputs for each in found) == 2
 
 
 def test_without_anything_to_do_there_is_no_debt() -> None:

@@ -19,6 +19,7 @@ from storage_core.engine.functions import (
     TABLE_FUNCTIONS,
 )
 from storage_core.engine.session import session
+from storage_core.engine.stability import LISTED_AS_CONSISTENT, unstable
 from storage_core.engine.statement import check, parse
 from storage_core.errors import InvalidInput
 
@@ -71,3 +72,21 @@ def test_what_is_not_listed_can_neither_be_called_nor_read_from(name: str) -> No
     ):
         with pytest.raises(InvalidInput):
             check(parse(text), text, tables=["t"])
+
+
+def test_what_is_another_at_another_time_is_told_by_the_engine() -> None:
+    named = {each for each in unstable() if each in {name.lower() for name in NAMED}}
+    assert {"random", "uuid", "uuidv7", "now", "today", "ago", "get_current_timestamp", *LISTED_AS_CONSISTENT} <= named
+    assert not named & OF_ONE_ROW
+
+
+def test_every_function_that_gives_a_time_of_nothing_is_another_at_another_time() -> None:
+    """Name a new one that the engine lists as consistent in `engine.stability`; take off what it lists now."""
+    query = """
+        SELECT DISTINCT function_name, stability FROM duckdb_functions()
+        WHERE function_type = 'scalar' AND len(parameters) = 0 AND regexp_matches(return_type, 'TIME|DATE|UUID')
+    """
+    with session() as connection:
+        found = dict(connection.execute(query).fetchall())
+    assert {*found} <= unstable()
+    assert {name for name, stability in found.items() if stability == "CONSISTENT"} == LISTED_AS_CONSISTENT
