@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Final, Generic, TypeVar
 
@@ -19,7 +20,7 @@ from storage_core.rows.codes import Mask
 from storage_core.rows.columns import stored_schema
 from storage_core.rows.positions import positions
 from storage_core.split.conform import conform_split
-from storage_core.split.opened import OpenSplit, Piece
+from storage_core.split.opened import OpenSplit, Piece, read_together
 from storage_core.split.ranges import Footers
 from storage_core.split.read import open_split, share_of
 from storage_core.split.vectors import visible
@@ -28,6 +29,10 @@ SPLITS_AT_ONCE: Final = 16
 PIECES_AT_ONCE: Final = 8
 HELD_BYTES: Final = 128 * 2**20
 """What row groups that are under way may need of memory, about; one may need more."""
+
+NEAR_AT_ONCE: Final = 4
+TOGETHER_BYTES: Final = 16 * 2**20
+"""Of files on a local disk, which nobody waits for, so much is read by one thread at a time: others cost their time."""
 
 GroupsOf = Callable[[OpenSplit], Sequence[int]]
 """Tells which row groups of an open split are wanted, ascending."""
@@ -64,17 +69,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted(Generic[Used]):
-    piece: Piece
-    first: int
+    """Row groups of a split that are read one after the other."""
+
+    pieces: Sequence[Piece]
     schema: pa.Schema
     use: Callable[[Part], Used]
+    memory_bytes: int
 
-    @property
-    def memory_bytes(self) -> int:
-        return self.piece.memory_bytes
-
-    def used(self) -> Used:
-        return self.use(Part(self.piece.split.add, self.first, self.piece.read(), self.schema))
+    def used(self) -> list[Used]:
+        split = self.pieces[0].split
+        first_rows = split.first_rows
+        read = zip(self.pieces, read_together(self.pieces), strict=True)
+        return [self.use(Part(split.add, int(first_rows[piece.group]), rows, self.schema)) for piece, rows in read]
 
 
 def used(
@@ -97,6 +103,7 @@ def used(
     """
     stored = stored_schema(schema).names
     share = share_of(schema.names, whole)
+    is_near = all(store.local_path(add.path) is not None for add in splits)
 
     def opened(add: Add) -> OpenSplit:
         is_older = add.footerXxh3 is None
@@ -104,17 +111,36 @@ def used(
             store, add, whole=is_older, share=share, footers=footers, deleted=BitMap(), as_dictionary=as_dictionary
         )
 
-    def pieces() -> Generator[_Wanted[Used]]:
-        with closing(prefetch(opened, splits, SPLITS_AT_ONCE)) as found:
+    def wanted() -> Generator[_Wanted[Used]]:
+        with closing(prefetch(opened, splits, 1 if is_near else SPLITS_AT_ONCE)) as found:
             for split in found:
-                first_rows = split.first_rows
-                for piece in split.pieces(stored, groups(split)):
-                    yield _Wanted(piece, int(first_rows[piece.group]), schema, use)
+                for pieces, size in _together(split.pieces(stored, groups(split)), TOGETHER_BYTES if is_near else 0):
+                    yield _Wanted(pieces, schema, use, size)
 
     with (
-        closing(pieces()) as wanted,
+        closing(wanted()) as keys,
         closing(
-            prefetch(_Wanted.used, wanted, PIECES_AT_ONCE, weight=attrgetter("memory_bytes"), most=HELD_BYTES)
-        ) as each,
+            prefetch(
+                _Wanted.used,
+                keys,
+                NEAR_AT_ONCE if is_near else PIECES_AT_ONCE,
+                weight=attrgetter("memory_bytes"),
+                most=HELD_BYTES,
+            )
+        ) as found,
     ):
-        yield from each
+        yield from chain.from_iterable(found)
+
+
+def _together(pieces: Sequence[Piece], most: int) -> Iterator[tuple[Sequence[Piece], int]]:
+    """The pieces, as many together as take at most so much memory, or one that takes more; and what they take."""
+    held, size = list[Piece](), 0
+    for piece in pieces:
+        own = piece.memory_bytes
+        if held and size + own > most:
+            yield held, size
+            held, size = [], 0
+        held.append(piece)
+        size += own
+    if held:
+        yield held, size
