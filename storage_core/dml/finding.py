@@ -124,13 +124,13 @@ class ByCondition:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A read of splits by a condition, of which indexes `told` what they know."""
+    """A read of splits by a condition, of which indexes gave these `answers`."""
 
     finder: ByCondition
     judge: RowFilter
     snapshot: Snapshot
     splits: Sequence[Add]
-    told: Mapping[str, Answer]
+    answers: Mapping[str, Answer]
     hidden: Mapping[str, BitMap]
 
     def met(self) -> Generator[tuple[str, BitMap]]:
@@ -169,7 +169,7 @@ class _Read:
         def groups(split: OpenSplit) -> Sequence[int]:
             is_ours = split.add.footerXxh3 is not None
             found = groups_left(split.footer, predicate, self.snapshot.schema) if is_ours else range(split.row_groups)
-            rows = self.told[split.add.path].rows
+            rows = self.answers[split.add.path].rows
             return found if rows is None else groups_with(rows, split.footer, found)
 
         store, whole = self.finder.store, self.snapshot.schema
