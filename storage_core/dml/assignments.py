@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.engine.stability import require_repeatable
-from storage_core.engine.statement import TABLE
+from storage_core.engine.statement import TABLE, parse
 from storage_core.engine.tree import nodes_of, refused
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
+from storage_core.read.columns_read import columns_read
 from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source
 from storage_core.read.sql_predicate import plain_select
@@ -100,6 +101,12 @@ class Assignments:
         changed = conform(pa.table(columns, names=rows.column_names), rows.schema)
         return require_sound(within_calendar(changed), nonzero)
 
+    def _read(self, names: Sequence[str]) -> Sequence[str]:
+        """Those of these columns that expressions read."""
+        texts = [f"SELECT {each.sql} FROM {TABLE}" for each in self.expressions.values()]  # noqa: S608  # only parsed
+        found = [columns_read(parse(text, "expression"), names, TABLE) for text in texts]
+        return [name for name in names if any(each is None or name in each for each in found)]
+
     def _evaluated(self, rows: pa.Table, limits: QueryLimits) -> dict[str, pa.ChunkedArray]:
         if not self.expressions:
             return {}
@@ -108,7 +115,7 @@ class Assignments:
             str.lower, rows.column_names
         ):
             place += "_"
-        numbered = rows.append_column(place, pa.array(np.arange(rows.num_rows)))
+        numbered = rows.select(self._read(rows.column_names)).append_column(place, pa.array(np.arange(rows.num_rows)))
         chosen = ", ".join(f"({each.sql})" for each in self.expressions.values())  # an alias could be read by the next
         text = f"SELECT {place}, {chosen} FROM {TABLE}"  # noqa: S608  # expressions were checked
         errors = query_errors("update", (), limits, columns=rows.column_names)

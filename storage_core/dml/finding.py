@@ -1,15 +1,14 @@
-"""Which live rows of which splits a statement is about: by a condition, or by keys. Places in files, as bitmaps.
+"""Which live rows of which splits a statement is about, and those that meet a condition. Places in files, as bitmaps.
 
 What the log, indexes and row groups rule out is not read, and where the log's statistics show that every row of a split
-meets a condition, nothing of it is. Memory: two bytes or less per row found, and what `parts.parts` holds.
+meets a condition, nothing of it is. Memory: two bytes or less per row found, and what `parts.used` holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from typing import Final, Protocol
 
@@ -18,29 +17,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from storage_core.dml.parts import SPLITS_AT_ONCE, Part, parts
-from storage_core.formats.key_hash import Hashes, key_hashes, within
+from storage_core.dml.parts import SPLITS_AT_ONCE, Part, Used, used
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
 from storage_core.read.bitmap_pruning import Answer
 from storage_core.read.column_names import in_columns
-from storage_core.read.key_splits import bounds_of_keys
+from storage_core.read.exact_match import is_exact, meeting
 from storage_core.read.late_materialization import may_match
 from storage_core.read.predicate import Compare, Filter, IsNull, Or, Predicate, negate
 from storage_core.read.pruning import conditions, manifests_for, prune_of
 from storage_core.read.row_filter import RowFilter
 from storage_core.read.row_group_pruning import groups_left, groups_with
 from storage_core.read.verified import Verified
-from storage_core.rows.codes import Mask
-from storage_core.rows.columns import stored_rows
-from storage_core.rows.key_ranges import with_room
-from storage_core.rows.keys import Positions, key_codes
+from storage_core.rows.keys import Positions
+from storage_core.rows.positions import bitmap_of
 from storage_core.settings.query import QueryLimits
-from storage_core.split.group_bounds import admitting
 from storage_core.split.opened import OpenSplit
-from storage_core.split.vectors import visible
 
 JUDGED_ROWS: Final = 2**18
 """So many rows at least are given to the process that judges a condition at a time, where there are so many."""
@@ -67,7 +61,7 @@ class Finder(Protocol):
     def rows(self, snapshot: Snapshot, splits: Sequence[Add], hidden: Mapping[str, BitMap]) -> dict[str, BitMap]:
         """Return the places of the live rows of these splits that are; `hidden` of each is gone.
 
-        Requests and errors: those of `parts`.
+        Requests and errors: those of `parts.used`.
         """
         ...
 
@@ -85,7 +79,7 @@ class ByCondition:
 
     def candidates(self, snapshot: Snapshot) -> Candidates:
         """See `Finder`."""
-        predicate = self._predicate(snapshot)
+        predicate = self.predicate(snapshot)
         files = snapshot.splits.table(manifests_for(snapshot, predicate))
         files = files.filter(prune_of(snapshot, files, predicate).keep)
         doubtful = prune_of(snapshot, files, _not_true(predicate)).keep
@@ -97,52 +91,98 @@ class ByCondition:
     def rows(self, snapshot: Snapshot, splits: Sequence[Add], hidden: Mapping[str, BitMap]) -> dict[str, BitMap]:
         """See `Finder`. A bitmap index that tells all that the filter asks is believed, and nothing else is read.
 
-        Raises `InvalidInput` where the filter cannot be evaluated, `Unavailable` where it passes a limit.
+        Of rows that are read DuckDB is asked only where `exact_match` does not tell. Raises `InvalidInput` where the
+        filter cannot be evaluated, `Unavailable` where it passes a limit.
         """
+        is_exact = self._is_exact(snapshot)
         bitmaps, paths = self.verified.bitmaps, [add.path for add in splits]
-        judge = RowFilter(self.store, snapshot, self.wanted, limits=self.limits, parts=bitmaps, query=self.query)
+        judge = RowFilter(
+            self.store, snapshot, self.wanted, limits=self.limits, parts=bitmaps, query=self.query, is_run=not is_exact
+        )
         told = dict(zip(paths, all_of(judge.by_bitmaps, paths, SPLITS_AT_ONCE), strict=True))
         found = {path: _known(answer) - hidden[path] for path, answer in told.items() if _is_known(answer)}
-        left = [add for add in splits if add.path not in found]
-        for path, places in self._judged(judge, snapshot, left, hidden=hidden, told=told):
+        read = _Read(self, judge, snapshot, [add for add in splits if add.path not in found], told, hidden)
+        for path, places in read.met() if is_exact else read.judged():
             found[path] = found.get(path, BitMap()) | places
-        judge.require_sound()
+        if not is_exact:
+            judge.require_sound()
         return found
 
-    def _judged(
-        self,
-        judge: RowFilter,
-        snapshot: Snapshot,
-        splits: Sequence[Add],
-        *,
-        hidden: Mapping[str, BitMap],
-        told: Mapping[str, Answer],
-    ) -> Iterator[tuple[str, BitMap]]:
-        predicate = self._predicate(snapshot)
-        schema = pa.schema([each for each in snapshot.schema if each.name in judge.columns])
-        is_compared = len(list(islice(conditions(predicate), _MOST_CONDITIONS + 1))) <= _MOST_CONDITIONS
+    def predicate(self, snapshot: Snapshot) -> Predicate:
+        """Return the filter over the columns of the table, as it names them."""
+        return in_columns(self.wanted.predicate, snapshot.schema.names) or self.wanted.predicate
 
-        def groups(split: OpenSplit) -> Sequence[int]:
-            is_ours = split.add.footerXxh3 is not None
-            found = groups_left(split.footer, predicate, snapshot.schema) if is_ours else range(split.row_groups)
-            rows = told[split.add.path].rows
-            return found if rows is None else groups_with(rows, split.footer, found)
+    def is_compared(self, snapshot: Snapshot) -> bool:
+        """Whether rows are compared with the conditions of the filter here."""
+        return len(list(islice(conditions(self.predicate(snapshot)), _MOST_CONDITIONS + 1))) <= _MOST_CONDITIONS
 
-        batch = _Batch(judge)
-        footers = self.verified.footers.of_a_read()
-        read = parts(self.store, splits, schema, whole=snapshot.schema, groups=groups, footers=footers)
-        with closing(read) as each_part:
-            for part in each_part:
-                mask = _live(part, hidden[part.split.path])
-                if is_compared:
-                    mask &= may_match(part.rows, predicate)
-                batch.add(part, mask)
+    def _is_exact(self, snapshot: Snapshot) -> bool:
+        """Whether that tells which rows make the filter true."""
+        columns = {each.name: each.type for each in snapshot.schema}
+        return self.is_compared(snapshot) and is_exact(self.predicate(snapshot), columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A read of splits by a condition, of which indexes gave these `answers`."""
+
+    finder: ByCondition
+    judge: RowFilter
+    snapshot: Snapshot
+    splits: Sequence[Add]
+    answers: Mapping[str, Answer]
+    hidden: Mapping[str, BitMap]
+
+    def met(self) -> Generator[tuple[str, BitMap]]:
+        """Yield splits and places of live rows in them that make a condition true that is exact."""
+        predicate = self.finder.predicate(self.snapshot)
+
+        def places(part: Part) -> tuple[str, BitMap]:
+            own = pc.indices_nonzero(meeting(part.rows, predicate)).to_numpy()
+            return part.split.path, bitmap_of(own + part.first) - self.hidden[part.split.path]
+
+        return self._used(places)
+
+    def judged(self) -> Iterator[tuple[str, BitMap]]:
+        """Yield splits and places of live rows in them of which DuckDB says that they meet the condition."""
+        predicate, is_compared = self.finder.predicate(self.snapshot), self.finder.is_compared(self.snapshot)
+
+        def possible(part: Part) -> _Doubtful:
+            rows = part.rows
+            mask = part.live(self.hidden[part.split.path])
+            if is_compared:
+                mask &= may_match(rows, predicate)
+            return _Doubtful(part.split.path, part.first + np.flatnonzero(mask), rows.filter(pa.array(mask)))
+
+        batch = _Batch(self.judge)
+        with closing(self._used(possible)) as read:
+            for each in read:
+                batch.add(each)
                 if batch.rows >= JUDGED_ROWS:
                     yield from batch.judged()
         yield from batch.judged()
 
-    def _predicate(self, snapshot: Snapshot) -> Predicate:
-        return in_columns(self.wanted.predicate, snapshot.schema.names) or self.wanted.predicate
+    def _used(self, use: Callable[[Part], Used]) -> Generator[Used]:
+        schema = pa.schema([each for each in self.snapshot.schema if each.name in self.judge.columns])
+        predicate, footers = self.finder.predicate(self.snapshot), self.finder.verified.footers.of_a_read()
+
+        def groups(split: OpenSplit) -> Sequence[int]:
+            is_ours = split.add.footerXxh3 is not None
+            found = groups_left(split.footer, predicate, self.snapshot.schema) if is_ours else range(split.row_groups)
+            rows = self.answers[split.add.path].rows
+            return found if rows is None else groups_with(rows, split.footer, found)
+
+        store, whole = self.finder.store, self.snapshot.schema
+        return used(use, store, self.splits, schema, whole=whole, groups=groups, footers=footers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubtful:
+    """Rows of a split that may meet a condition, and their places in its file."""
+
+    path: str
+    places: Positions
+    rows: pa.Table
 
 
 @dataclass(slots=True)
@@ -151,26 +191,24 @@ class _Batch:
 
     judge: RowFilter
     rows: int = 0
-    _parts: list[tuple[str, Positions, pa.Table]] = field(default_factory=list)
+    _waiting: list[_Doubtful] = field(default_factory=list)
 
-    def add(self, part: Part, mask: Mask) -> None:
-        if mask.any():
-            places = part.first + np.flatnonzero(mask)
-            rows = part.rows if mask.all() else part.rows.filter(pa.array(mask))
-            self._parts.append((part.split.path, places, rows))
-            self.rows += len(places)
+    def add(self, rows: _Doubtful) -> None:
+        if len(rows.places):
+            self._waiting.append(rows)
+            self.rows += len(rows.places)
 
     def judged(self) -> Iterator[tuple[str, BitMap]]:
         """Yield the splits of these rows and the places of those that meet the filter; none waits then."""
-        waiting, count = self._parts, self.rows
-        self._parts, self.rows = [], 0
+        waiting, count = self._waiting, self.rows
+        self._waiting, self.rows = [], 0
         if not waiting:
             return
-        mask = self.judge.mask(pa.concat_tables([rows for _, _, rows in waiting]), count)
+        mask = self.judge.mask(pa.concat_tables([each.rows for each in waiting]), count)
         first = 0
-        for path, places, _ in waiting:
-            yield path, BitMap(places[mask[first : first + len(places)]].astype(np.uint32))
-            first += len(places)
+        for each in waiting:
+            yield each.path, bitmap_of(each.places[mask[first : first + len(each.places)]])
+            first += len(each.places)
 
 
 def _is_known(answer: Answer) -> bool:
@@ -185,74 +223,3 @@ def _not_true(predicate: Predicate) -> Predicate:
     """What a row meets that may not make the predicate true: it makes it false, or a column has no value."""
     columns = {each.column for each in conditions(predicate) if isinstance(each, Compare)}
     return Or((negate(predicate), *(IsNull(column) for column in sorted(columns))))
-
-
-def _live(part: Part, hidden: BitMap) -> Mask:
-    mask = visible(hidden, part.first, part.rows.num_rows)
-    return np.ones(part.rows.num_rows, np.bool_) if mask is None else mask
-
-
-@dataclass(frozen=True, eq=False)
-class ByKeys:
-    """Rows that have one of these `keys`, of which each occurs once: columns of the table, without nulls."""
-
-    store: ObjectStore
-    keys: pa.Table
-    verified: Verified = field(default_factory=Verified)
-
-    def candidates(self, snapshot: Snapshot) -> Candidates:
-        """See `Finder`: by the bounds of the key columns."""
-        files = snapshot.splits.table()
-        ranges = bounds_of_keys(files, self._fields(snapshot))
-        places = np.flatnonzero(with_room(ranges, self.keys))
-        return Candidates(snapshot.splits.records_at(files, places))
-
-    def rows(self, snapshot: Snapshot, splits: Sequence[Add], hidden: Mapping[str, BitMap]) -> dict[str, BitMap]:
-        """See `Finder`."""
-        found: dict[str, BitMap] = {}
-        footers = self.verified.footers.of_a_read()
-        fields, stored = self._fields(snapshot), stored_rows(self.keys, snapshot.schema)
-
-        def groups(split: OpenSplit) -> Sequence[int]:
-            return admitting(split.bounds, split.row_groups, stored)
-
-        read = parts(self.store, splits, fields, whole=snapshot.schema, groups=groups, footers=footers)
-        with closing(read) as each_part:
-            for part in each_part:
-                places = part.first + self._places(part.rows, _live(part, hidden[part.split.path]))
-                if len(places):
-                    path = part.split.path
-                    found[path] = found.get(path, BitMap()) | BitMap(places.astype(np.uint32))
-        return found
-
-    def _fields(self, snapshot: Snapshot) -> pa.Schema:
-        return pa.schema([snapshot.schema.field(name) for name in self.keys.column_names])
-
-    def _places(self, held: pa.Table, mask: Mask) -> Positions:
-        """Which of these rows of a split, of those of a mask, have one of the keys."""
-        names = self.keys.column_names
-        for name in names:
-            mask &= held.column(name).is_valid().to_numpy(zero_copy_only=False)
-        places = np.flatnonzero(mask)
-        rows = held.take(pa.array(places))
-        hashes = key_hashes(rows, names)
-        alike = within(np.unique(hashes), self._by_hash.hashes)
-        if not len(alike):
-            return alike
-        keys = self.keys.take(pa.array(self._by_hash.order[alike]))
-        wanted, own = key_codes([keys, rows], names)
-        return places[np.isin(own, wanted)]
-
-    @cached_property
-    def _by_hash(self) -> _ByHash:
-        hashes = key_hashes(self.keys, self.keys.column_names)
-        order = np.argsort(hashes)
-        return _ByHash(hashes[order], order)
-
-
-@dataclass(frozen=True, slots=True)
-class _ByHash:
-    """Hashes of keys, ascending, and where each key is."""
-
-    hashes: Hashes
-    order: Positions

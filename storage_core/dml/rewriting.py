@@ -9,22 +9,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
-from pyroaring import BitMap
 
 from storage_core.dml.assignments import Assignments
-from storage_core.dml.parts import parts
+from storage_core.dml.parts import used
 from storage_core.dml.statement import Found
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.row_group_pruning import groups_with
 from storage_core.read.verified import Verified
+from storage_core.rows.columns import stored_schema
 from storage_core.rows.incoming import PIECE_BYTES
-from storage_core.rows.keys import Positions
-from storage_core.rows.positions import positions
 from storage_core.rows.schema import conform
 from storage_core.settings.query import QueryLimits
 from storage_core.split.context import context_of
+from storage_core.split.encodings import Encodings, inherited
 from storage_core.split.opened import OpenSplit
 from storage_core.split.write import sort_and_write
 
@@ -35,7 +34,7 @@ ROWS_AT_ONCE: Final = 2**18
 class Rewriter:
     """Writes rows as `given` sets them: window by window, so that of one whose rows are the same nothing is rewritten.
 
-    Memory: about 64 MiB of rows, and what `parts.parts` holds.
+    Memory: about 64 MiB of rows, and what `parts.used` holds.
     """
 
     log: TransactionLog
@@ -52,7 +51,7 @@ class Rewriter:
     def __call__(self, head: Snapshot, found: Sequence[Found]) -> Sequence[Add]:
         """Return the splits of the rows that were found on this head.
 
-        Requests: those of `parts`, and one PUT per split. Raises what `Assignments` raises.
+        Requests: those of `parts.used`, and one PUT per split. Raises what `Assignments` raises.
         """
         windows: defaultdict[int | None, list[Found]] = defaultdict(list)
         for each in found:
@@ -69,14 +68,28 @@ class Rewriter:
         ids, context = self.log.ids, context_of(head)
         assignments, nonzero = Assignments.of(self.given, head.schema), head.config.nonzero_vectors
         adds: list[Add] = []
+        encodings: Encodings | None = None
         for rows in self._pieces(head, found):
             changed = [
                 assignments.applied(rows.slice(first, ROWS_AT_ONCE), self.limits, nonzero)
                 for first in range(0, rows.num_rows, ROWS_AT_ONCE)
             ]
-            now_ms = self.log.clock.now_ms()
-            adds += sort_and_write(self.log.store, pa.concat_tables(changed), context=context, ids=ids, now_ms=now_ms)
+            encodings = self._inherited(head, found) if encodings is None else encodings
+            adds += sort_and_write(
+                self.log.store,
+                pa.concat_tables(changed),
+                context=context,
+                ids=ids,
+                now_ms=self.log.clock.now_ms(),
+                encodings=encodings,
+            )
         return adds
+
+    def _inherited(self, head: Snapshot, found: Sequence[Found]) -> Encodings | None:
+        """The encodings of the splits that the rows are from, of those whose footers are held; no request."""
+        footers = [(each.split.numRecords or 0, self.verified.footers.held(each.split)) for each in found]
+        inputs = [(rows, {} if footer is None else footer.entries) for rows, footer in footers]
+        return inherited(inputs, stored_schema(head.schema))
 
     def _pieces(self, head: Snapshot, found: Sequence[Found]) -> Iterator[pa.Table]:
         """The rows in tables of about 64 MiB."""
@@ -85,24 +98,22 @@ class Rewriter:
         def groups(split: OpenSplit) -> Sequence[int]:
             return groups_with(rows[split.add.path], split.footer, range(split.row_groups))
 
-        def keep(add: Add, first: int, count: int) -> Positions:
-            return positions(rows[add.path] & BitMap(range(first, first + count))) - first
-
-        read = parts(
+        read = used(
+            lambda part: conform(part.taken(rows[part.split.path]), head.schema),
             self.log.store,
             [each.split for each in found],
             head.schema,
             whole=head.schema,
             groups=groups,
             footers=self.verified.footers.of_a_read(),
-            keep=keep,
+            as_dictionary=True,
         )
         waiting: list[pa.Table] = []
         size = 0
         with closing(read) as each_part:
             for part in each_part:
-                waiting.append(conform(part.rows, head.schema))
-                size += waiting[-1].nbytes
+                waiting.append(part)
+                size += part.nbytes
                 if size >= PIECE_BYTES:
                     yield pa.concat_tables(waiting)
                     waiting, size = [], 0

@@ -11,7 +11,8 @@ import pyarrow as pa
 from storage_core.append import fitting, put
 from storage_core.dml.assignments import Assignments
 from storage_core.dml.changed import Changed
-from storage_core.dml.finding import ByCondition, ByKeys
+from storage_core.dml.finding import ByCondition
+from storage_core.dml.finding_by_keys import ByKeys
 from storage_core.dml.keyed import Matching, change
 from storage_core.dml.rewriting import Rewriter
 from storage_core.dml.statement import Statement

@@ -23,7 +23,8 @@ from storage_core.index.damage import damaged
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.bitmap_rows import Limits, Rows, is_exact, useful
+from storage_core.read.bitmap_rows import Limits, Rows, useful
+from storage_core.read.exact_match import is_exact
 from storage_core.read.predicate import Predicate
 from storage_core.settings.index import IndexDefinition
 from storage_core.split import row_groups

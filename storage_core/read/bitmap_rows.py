@@ -5,7 +5,6 @@ So what a cast or a literal leaves in doubt is in, and a row that is left out co
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -65,7 +64,7 @@ class Rows:
     def that_may_meet(self, predicate: Predicate) -> BitMap | None:
         """Return all rows that may make the predicate true, and perhaps others; None where all of them may.
 
-        Exactly those that do where `is_exact`. Raises `Corrupt` for a bitmap that is none.
+        Exactly those that do where `exact_match.is_exact`. Raises `Corrupt` for a bitmap that is none.
         """
         whole = self._mask(predicate)
         if whole is not None:
@@ -122,9 +121,9 @@ class Rows:
 
 
 def rows_that_meet(condition: Predicate, columns: Mapping[str, ColumnBitmaps], count: Callable[[], int]) -> BitMap:
-    """Return the rows that make a condition true that `is_exact` over these columns. `count` tells how many there are.
+    """Return the rows that make a condition true that `exact_match.is_exact` over these columns.
 
-    Raises `Corrupt` for a bitmap that is none.
+    `count` tells how many there are. Raises `Corrupt` for a bitmap that is none.
     """
     found = Rows(columns, count).that_may_meet(condition)
     return BitMap(range(count())) if found is None else found
@@ -144,39 +143,6 @@ def useful(predicate: Predicate, columns: Collection[str]) -> frozenset[str]:
             return frozenset()
         case _:
             assert_never(predicate)
-
-
-def is_exact(predicate: Predicate, columns: Mapping[str, pa.DataType]) -> bool:
-    """Return whether the bitmaps of these columns tell all that the predicate asks: no literal leaves a doubt."""
-    match predicate:
-        case And(children) | Or(children):
-            return all(is_exact(each, columns) for each in children)
-        case IsNull(column):
-            return column in columns
-        case Compare(column, _, value):
-            return column in columns and _is_of(value, columns[column])
-        case Opaque(_):
-            return False
-        case _:
-            assert_never(predicate)
-
-
-def _is_of(value: object, type_: pa.DataType) -> bool:
-    """Whether a literal is a value of the column's own type, so that nothing is cast and nothing rounded."""
-    kinds = pa.types
-    match value:
-        case bool():
-            return bool(kinds.is_boolean(type_))
-        case int():
-            return bool(kinds.is_integer(type_)) and -(2**63) <= value < 2**63
-        case str():
-            return bool(kinds.is_string(type_)) and value.isprintable()
-        case dt.datetime():
-            return bool(kinds.is_timestamp(type_)) and (value.tzinfo is None) == (type_.tz is None)
-        case dt.date():
-            return bool(kinds.is_date(type_))
-        case _:
-            return False
 
 
 def _has_opaque(predicate: Predicate) -> bool:

@@ -96,17 +96,17 @@ class OpenSplit:
         """
         names = None if columns is None else self._wanted(columns) or self.schema.names[:1]
         chosen = range(self.row_groups) if groups is None else groups
-        return [Piece(self if len(chosen) == 1 else self._apart(), names, group) for group in chosen]
+        return [Piece(self, names, group, is_alone=len(chosen) == 1) for group in chosen]
 
     def chunk_bytes(self, columns: Collection[str] | None, group: int) -> int:
         """Return about what these columns of a row group take in memory, encoded and decoded."""
         chunks = map(self._file.metadata.row_group(group).column, self._leaves(columns))
         return sum(each.total_compressed_size + decoded_bytes(each) for each in chunks)
 
-    def _apart(self) -> OpenSplit:
-        """The same split with a file of its own."""
+    def apart(self) -> OpenSplit:
+        """Return the same split with a file of its own, which another thread may read."""
         own = self._source.another() if isinstance(self._source, VerifiedChunks) else self._source
-        return replace(self, _source=own, _file=parquet_file(own, self._file.metadata))
+        return replace(self, _source=own, _file=parquet_file(own, self.footer, sorted(self.dictionaries())))
 
     @property
     def _chunks(self) -> VerifiedChunks | None:
@@ -153,7 +153,7 @@ class OpenSplit:
         groups = np.searchsorted(first_rows, places, side="right") - 1
 
         def rows_of(index: int) -> pa.Table:
-            own = self._apart() if self.is_ranged else self
+            own = self.apart() if self.is_ranged else self
             rows = own._row_group(index, columns)  # noqa: SLF001  # of the same split
             return rows.take(pa.array(places[groups == index] - first_rows[index]))
 
@@ -258,10 +258,12 @@ class Piece:
     split: OpenSplit
     columns: Collection[str] | None
     group: int
+    is_alone: bool = False
+    """Nobody else reads the split."""
 
     def read(self) -> pa.Table:
         """Return its rows. Ranged GETs where the split is read by ranges. Raises what `open_split` raises."""
-        return next(self.split.batches(self.columns, groups=[self.group]))
+        return next(read_together([self]))
 
     @property
     def memory_bytes(self) -> int:
@@ -269,14 +271,24 @@ class Piece:
         return self.split.chunk_bytes(self.columns, self.group)
 
 
+def read_together(pieces: Sequence[Piece]) -> Iterator[pa.Table]:
+    """Yield the rows of pieces of one split that have the same columns, one after the other; see `Piece.read`."""
+    first = pieces[0]
+    own = first.split if first.is_alone else first.split.apart()
+    return own.batches(first.columns, groups=[each.group for each in pieces])
+
+
 def parquet_file(
     source: pa.NativeFile | io.RawIOBase, footer: pq.FileMetaData | None = None, dictionaries: Sequence[str] = ()
 ) -> pq.ParquetFile:
-    """Return a file that reads nothing ahead; these columns come as dictionaries. Reads the footer, unless given."""
+    """Return a file that reads nothing ahead; these columns come as dictionaries. Reads the footer, unless given.
+
+    Pages are compared with their checksums, unless column chunks were.
+    """
     return pq.ParquetFile(
         source,
         metadata=footer,
         read_dictionary=list(dictionaries) or None,
         pre_buffer=False,
-        page_checksum_verification=True,
+        page_checksum_verification=not isinstance(source, VerifiedChunks),
     )

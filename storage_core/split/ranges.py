@@ -162,13 +162,13 @@ class VerifiedChunks(SeekableFile):
         """Hold nothing."""
         self._held = {}
 
-    def read(self, size: int = -1, /) -> bytes:
+    def read(self, size: int = -1, /) -> memoryview:
         """Return `size` bytes of a chunk that is held, from its start on. Raises `OSError` for any others."""
         chunk = self._held.get(self.position)
         if chunk is None or not 0 <= size <= len(chunk):
             raise OSError(f"{size} bytes at {self.position} are of no column chunk that was fetched")
         self.position += size
-        return bytes(chunk[:size])
+        return chunk[:size]
 
     def _require(self, group: int, column: int, chunk: memoryview) -> None:
         expected = int(self._footer.checksums[group, column])

@@ -30,10 +30,12 @@ def sort_and_write(
     now_ms: int,
     lineage: Lineage = APPENDED,
     placed: list[Positions] | None = None,
+    encodings: Encodings | None = None,
 ) -> list[Add]:
     """Write rows in any order as sorted splits: one partition and window each, about the target size, ids fresh.
 
-    `placed` is given the places in `rows` that the rows of the splits had, in the order of the splits.
+    `placed` is given the places in `rows` that the rows of the splits had, in the order of the splits. Where there are
+    enough rows for a choice of `encodings` it is this one, or one that is measured.
 
     Rows that arrive get the `timeseries_id` that they lack (`rows.timeseries_id`); rows of a merge have it or not.
     A batch of several partitions or windows is split before anything is written. No rows, no splits. One PUT per split;
@@ -55,7 +57,7 @@ def sort_and_write(
             most_bytes=ordered.nbytes,
             may_hold_nan=nan_columns(ordered),
             next_key=partial(next_key_change, ordered, context.order),
-            encodings=_choice(ordered, context),
+            encodings=_choice(ordered, context, encodings),
         )
         rolling = RollingWriter(store, head, expected, ids)
         rolling.add(ordered)
@@ -91,5 +93,7 @@ def write_split(
     return writer.finish(store)
 
 
-def _choice(rows: pa.Table, context: SplitContext) -> Encodings:
-    return choose(rows, rows.num_rows, context.codec) if rows.num_rows >= LEAST_ROWS else {}
+def _choice(rows: pa.Table, context: SplitContext, known: Encodings | None = None) -> Encodings:
+    if rows.num_rows < LEAST_ROWS:
+        return {}
+    return choose(rows, rows.num_rows, context.codec) if known is None else known
