@@ -232,7 +232,7 @@ def _asset(
             kinds=_KINDS[step.job],
             pool=f"tidemark_{identifier(table)}",
             check_specs=_check_specs(step, key),
-            metadata={"uri": declaration.uri, "job": f"python -m jobs.{step.job}"},
+            metadata={"dagster/uri": declaration.uri, "job": f"python -m jobs.{step.job}"},
         )
         def materialize(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only
             with typed_failures():
