@@ -19,8 +19,8 @@ Data: TypeAlias = pa.Table | pa.RecordBatchReader
 def arrow_data(value: object) -> Data:
     """Return Arrow data, a data frame of pandas or Polars, or what gives a stream of Arrow data, as Arrow data.
 
-    A stream is not read yet; a lazy frame is. Raises `InvalidInput` for a pandas frame whose index is more than the
-    numbers of its rows, and for what is none of these.
+    A stream is not read yet; a lazy frame is. An index of pandas that has no name and only whole numbers, which count
+    the rows of some frame, is left out. Raises `InvalidInput` for any other index, and for what is none of these.
     """
     library = type(value).__module__.partition(".")[0]
     if isinstance(value, pa.Table | pa.RecordBatchReader):
@@ -39,7 +39,7 @@ def _of_pandas(frame: Any) -> pa.Table:
 
     if not isinstance(frame, pd.DataFrame):
         raise InvalidInput(f"rows are Arrow data or a data frame, found a {type(frame).__name__} of pandas")
-    if not isinstance(frame.index, pd.RangeIndex) or frame.index.name is not None:
+    if frame.index.name is not None or not pd.api.types.is_integer_dtype(frame.index.dtype):
         raise InvalidInput(
             "the data frame has an index, which is no column of a table: reset_index() makes it one, "
             "reset_index(drop=True) leaves it out"

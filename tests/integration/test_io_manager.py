@@ -3,8 +3,13 @@
 # No `from __future__ import annotations`: Dagster reads the annotations of assets.
 
 import datetime as dt
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import duckdb
@@ -26,10 +31,13 @@ from dagster import (
     HourlyPartitionsDefinition,
     MultiPartitionKey,
     MultiPartitionsDefinition,
+    Out,
     RetryPolicy,
     StaticPartitionsDefinition,
     asset,
     define_asset_job,
+    job,
+    op,
 )
 from pyspark.sql import DataFrame as SparkFrame
 
@@ -41,6 +49,7 @@ from tidemark.io_manager.manager import TidemarkIOManager as Defined
 
 pytestmark = pytest.mark.dagster
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 DAYS = DailyPartitionsDefinition(start_date="2026-01-01", end_date="2026-01-05")
 COUNTRIES = StaticPartitionsDefinition(["at", "de"])
 BOTH = MultiPartitionsDefinition({"day": DAYS, "country": COUNTRIES})
@@ -182,6 +191,35 @@ def test_rows_of_every_type_are_stored_and_loaded_by_partition(instance: Dagster
     assert read(root) == [1, 1, 2, 2]
 
 
+def test_a_frame_of_pandas_that_was_filtered_is_stored_without_its_row_numbers(
+    instance: DagsterInstance, root: str
+) -> None:
+    frame = rows(1, 2, 3).to_pandas()
+    run(instance, root, events(frame[frame["n"] > 1]))
+    assert read(root) == [2, 3]
+    assert Table.open(f"{root}/events").schema.names == ["at", "country", "n"]
+
+
+def test_outputs_of_ops_are_tables_where_they_say_which(instance: DagsterInstance, root: str) -> None:
+    settings = {"tidemark/uri": f"{root}/events", "tidemark/create": {}}
+    seen: list[Any] = []
+
+    @op(out=Out(metadata=settings))
+    def made() -> pa.Table:
+        return rows(1, 2)
+
+    @op
+    def taken(events: pl.DataFrame) -> None:
+        seen.append(events)
+
+    @job(resource_defs={"io_manager": TidemarkIOManager(root=root)})
+    def both() -> None:
+        taken(made())
+
+    assert both.execute_in_process(instance=instance).success
+    assert numbers_of(seen[0]) == [1, 2]
+
+
 @pytest.mark.spark
 def test_frames_of_spark_are_stored_and_loaded(instance: DagsterInstance, root: str, spark: Spark) -> None:
     seen: list[Any] = []
@@ -208,6 +246,7 @@ def test_an_input_without_an_annotation_is_what_the_manager_says(
         (None, "the asset returned a NoneType: return one"),
         (pd.Series([1]), "the asset returned a pandas.core.series.Series: return one"),
         (pd.DataFrame({"n": [1]}, index=["a"]), "reset_index() makes it one"),
+        (pd.DataFrame({"n": [1]}, index=pd.Index([7], name="id")), "reset_index() makes it one"),
         (pd.DataFrame({"n": [1, "a"]}), "values of no one type"),
     ],
 )
@@ -354,6 +393,7 @@ def test_a_partition_whose_column_nobody_knows_is_refused(instance: DagsterInsta
         "give the asset the metadata 'partition_expr'"
         in failures(run(instance, root, stored, partition="at", ok=False))[0]
     )
+    assert not Path(root).exists()  # a table that is made wrong would stay so
     timeless = events(rows(1), partitions_def=DAYS, metadata={"tidemark/create": {}})
     assert "no column is known" in failures(run(instance, f"{root}/2", timeless, partition="2026-01-01", ok=False))[0]
 
@@ -408,26 +448,61 @@ def test_a_store_that_was_killed_after_its_commit_is_retried_and_writes_once(
     assert [each.operation for each in appended] == ["APPEND", "CREATE TABLE"]
 
 
-def test_a_run_that_was_killed_is_run_again_and_appends_once_and_another_run_appends(
-    instance: DagsterInstance, root: str
-) -> None:
-    settings = {"tidemark/create": {}, "tidemark/mode": "append"}
-    first = run(instance, root, events(rows(1), metadata=settings))
-    defs = Definitions(
-        assets=[events(rows(1), metadata=settings)],
+# A process that appends, and is killed after the commit, before Dagster hears of it, unless it retries another run.
+APPENDING = """
+import os, signal, sys
+import pyarrow as pa
+from dagster import (
+    DagsterInstance, Definitions, ReexecutionOptions, asset, define_asset_job, execute_job, in_process_executor,
+    reconstructable,
+)
+from tidemark.dagster import TidemarkIOManager
+from tidemark.io_manager import manager
+
+FOLDER = sys.argv[1]
+
+@asset(metadata={"tidemark/create": {}, "tidemark/mode": "append"})
+def events() -> pa.Table:
+    return pa.table({"n": [1]})
+
+def everything():
+    return Definitions(
+        assets=[events],
         jobs=[define_asset_job("all", "*")],
-        resources={"io_manager": TidemarkIOManager(root=root)},
-    )
-    retry = {"dagster/root_run_id": first.run_id, "dagster/parent_run_id": first.run_id}
-    again = defs.resolve_job_def("all").execute_in_process(instance=instance, tags=retry)
-    assert (again.success, read(root)) == (True, [1])
-    run(instance, root, events(rows(2), metadata=settings))
+        resources={"io_manager": TidemarkIOManager(root=FOLDER + "/warehouse")},
+        executor=in_process_executor,
+    ).resolve_job_def("all")
+
+if __name__ == "__main__":
+    options = ReexecutionOptions(parent_run_id=sys.argv[2]) if sys.argv[2:] else None
+    if options is None:
+        manager.table_metadata = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    with DagsterInstance.local_temp(FOLDER) as instance:
+        assert execute_job(reconstructable(everything), instance, reexecution_options=options).success
+"""
+
+
+def test_a_run_that_is_killed_after_its_commit_is_run_again_and_appends_once(tmp_path: Path, root: str) -> None:
+    program = tmp_path / "appending.py"
+    program.write_text(APPENDING)
+
+    def started(*retried: str) -> int:
+        command = [sys.executable, str(program), str(tmp_path), *retried]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+
+    assert started() == -signal.SIGKILL
+    assert read(root) == [1]
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+        (killed,) = instance.get_runs()
+    assert started(killed.run_id) == 0
+    assert read(root) == [1]
+    with DagsterInstance.ephemeral() as instance:
+        run(instance, root, events(pa.table({"n": [2]}), metadata={"tidemark/mode": "append"}))
     assert read(root) == [1, 2]
 
 
 def test_partitions_that_begin_together_make_the_table_once(instance: DagsterInstance, root: str) -> None:
-    from threading import Thread
-
     def one(day: str) -> None:
         run(instance, root, events(rows(1, day=int(day[-2:])), partitions_def=DAYS), partition=day)
 

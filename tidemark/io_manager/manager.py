@@ -24,7 +24,7 @@ from tidemark.io_manager.failures import typed_failures
 from tidemark.io_manager.forms import Form, data_of, required_form, rows_in
 from tidemark.io_manager.metadata import table_metadata
 from tidemark.io_manager.settings import CREATE, DAGSTER_URI, AssetSettings, InputSettings, Mode, place_of
-from tidemark.io_manager.slices import condition_of
+from tidemark.io_manager.slices import Shape, condition_of
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter
@@ -80,9 +80,12 @@ class TidemarkIOManager(ConfigurableIOManager):
             kept = AssetSettings.of(context.definition_metadata)
             uri = self._place(context, kept, context.definition_metadata)
             data = data_of(obj)
-            table = _opened(uri, data, kept.create)
+            there = Table.open(uri) if exists(uri) else None
+            shape = _to_be(uri, data, kept.create) if there is None else Shape.of(there)
+            condition = _partitions_of_output(context, shape, kept)
+            table = there or _made(shape, kept.create or {})
             mode = kept.mode or (Mode.UPSERT if table.config.primary_key else Mode.OVERWRITE)
-            written = _store(context, table, data, mode=mode, kept=kept)
+            written = _store(context, table, data, mode=mode, condition=condition, on=kept.on)
             found: dict[str, Any] = {
                 **table_metadata(table, _table_name(context, table)),
                 "tidemark/version": table.version,
@@ -113,10 +116,11 @@ class TidemarkIOManager(ConfigurableIOManager):
 def _partitions_of_input(context: InputContext, table: Table, kept: AssetSettings) -> Filter | None:
     if not context.has_asset_partitions:
         return None
-    return condition_of(table, context.asset_partitions_def, context.asset_partition_keys, kept.partition_expr)
+    shape = Shape.of(table)
+    return condition_of(shape, context.asset_partitions_def, context.asset_partition_keys, kept.partition_expr)
 
 
-def _partitions_of_output(context: OutputContext, table: Table, kept: AssetSettings) -> Filter | None:
+def _partitions_of_output(context: OutputContext, table: Shape, kept: AssetSettings) -> Filter | None:
     """The rows in whose place an overwrite puts others. Raises `InvalidInput` for a run without the partition."""
     if context.has_asset_partitions:
         return condition_of(table, context.asset_partitions_def, context.asset_partition_keys, kept.partition_expr)
@@ -125,9 +129,10 @@ def _partitions_of_output(context: OutputContext, table: Table, kept: AssetSetti
     return None
 
 
-def _store(context: OutputContext, table: Table, data: Data, *, mode: Mode, kept: AssetSettings) -> int:
+def _store(
+    context: OutputContext, table: Table, data: Data, *, mode: Mode, condition: Filter | None, on: tuple[str, ...]
+) -> int:
     """Commit the rows, and return how many were written: none where an append was done before."""
-    condition = _partitions_of_output(context, table, kept)
     match mode:
         case Mode.APPEND if table.config.primary_key:
             return table.append(data).rows
@@ -139,7 +144,7 @@ def _store(context: OutputContext, table: Table, data: Data, *, mode: Mode, kept
         case Mode.OVERWRITE:
             return table.overwrite(data, EVERY_ROW if condition is None else condition).rows_added
         case Mode.UPSERT:
-            return table.upsert(data, on=kept.on or table.config.primary_key).rows_added
+            return table.upsert(data, on=on or table.config.primary_key).rows_added
 
 
 def _work_of(context: OutputContext) -> str:
@@ -147,34 +152,33 @@ def _work_of(context: OutputContext) -> str:
     run = context.step_context.dagster_run
     keys = context.asset_partition_key_range if context.has_asset_partitions else None
     what = [context.step_key, context.name, context.mapping_key, *([] if keys is None else [keys.start, keys.end])]
-    return f"dagster:{run.get_root_run_id() or run.run_id}:{short_hash(json.dumps(what))}"
+    first = run.root_run_id or run.get_root_run_id() or run.run_id  # a retry says it in its record, or by a tag
+    return f"dagster:{first}:{short_hash(json.dumps(what))}"
 
 
-def _opened(uri: str, data: Data, create: Mapping[str, Any] | None) -> Table:
-    """Open the table, made where it does not exist. One LIST more than to open it."""
-    if exists(uri):
-        return Table.open(uri)
+def _to_be(uri: str, data: Data, create: Mapping[str, Any] | None) -> Shape:
+    """What a table that does not exist is going to be. Raises `NotFound` where nobody says how it is made."""
     if create is None:
         raise NotFound(
             f"{uri}: there is no table; give the asset the metadata {CREATE!r} with parameters of Table.create, such "
-            "as {'time_column': 'at', 'window': '1d'} or {}, and it is made from its first rows; or declare it in "
+            "as {'time_column': 'at', 'window': '1h'} or {}, and it is made from its first rows; or declare it in "
             "tables/*.yaml and run tidemark init",
             uri=uri,
         )
-    return _made(uri, data, create)
-
-
-def _made(uri: str, data: Data, create: Mapping[str, Any]) -> Table:
     known = sorted({*Table.create.__annotations__} - {"uri", "schema", "return"})
     unknown = [name for name in create if name not in known]
     if unknown:
         raise InvalidInput(f"{CREATE}: {quoted(unknown[0])} is no parameter of Table.create; there are {known}")
+    return Shape(uri, as_held(data.schema, "the rows"), create.get("time_column"))
+
+
+def _made(shape: Shape, create: Mapping[str, Any]) -> Table:
     try:
-        return Table.create(uri, as_held(data.schema, "the rows"), **create)
+        return Table.create(shape.uri, shape.schema, **create)
     except InvalidInput:
-        if not exists(uri):  # else another partition made it in between
+        if not exists(shape.uri):  # else another partition made it in between
             raise
-        return Table.open(uri)
+        return Table.open(shape.uri)
 
 
 def _table_name(context: OutputContext, table: Table) -> str:

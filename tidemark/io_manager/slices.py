@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
+import pyarrow as pa
 from dagster import MultiPartitionKey, MultiPartitionsDefinition, PartitionsDefinition, TimeWindowPartitionsDefinition
 
 from storage_core.errors import InvalidInput
@@ -27,7 +29,21 @@ _ALONE = ""
 _Span = tuple[dt.datetime, dt.datetime]
 
 
-def condition_of(table: Table, definition: Partitions, keys: Sequence[str], columns: Columns) -> Filter:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a condition has to know of a table, which may not exist yet: its place, columns and time."""
+
+    uri: str
+    schema: pa.Schema
+    time_column: str | None
+
+    @classmethod
+    def of(cls, table: Table) -> Self:
+        """Return that of a table at its version."""
+        return cls(table.uri, table.schema, table.config.time_column)
+
+
+def condition_of(table: Shape, definition: Partitions, keys: Sequence[str], columns: Columns) -> Filter:
     """Return the condition that the rows of these partitions meet, and no others; without keys no row meets it.
 
     A dimension of time is the table's time column, from the start of each window to its end, whatever the key looks
@@ -86,9 +102,9 @@ def _by_dimension(definition: Partitions, key: str) -> Mapping[str, str]:
     return found.keys_by_dimension
 
 
-def _column(table: Table, dimension: str, columns: Columns, *, timed: bool) -> str:
+def _column(table: Shape, dimension: str, columns: Columns, *, timed: bool) -> str:
     named = columns.get(dimension) if isinstance(columns, Mapping) else columns if dimension == _ALONE else None
-    name = named or (table.config.time_column if timed else None) or dimension
+    name = named or (table.time_column if timed else None) or dimension
     if name not in table.schema.names:
         what = f"the dimension {dimension!r} of the partitions" if dimension else "the partition"
         example = "'country'" if dimension == _ALONE else f"{{{dimension!r}: 'country'}}"
