@@ -113,6 +113,15 @@ def test_a_relative_place_is_one_of_the_project(sandbox: DefsFolderSandbox) -> N
         assert places == {str(sandbox.project_root / "warehouse" / "events")}
 
 
+def test_assets_have_the_owners_and_tags_of_their_declaration() -> None:
+    given = {"owners": ["team:web"], "tags": {"tier": "1"}}
+    made = component_definitions(TableComponent(**EVENTS | given), RawLogComponent(**RAW | given))
+    specs = made.resolve_all_asset_specs()
+    assert {(*each.owners, each.tags["tier"]) for each in specs} == {("team:web", "1")}
+    of_table = [each.metadata for each in specs if each.key.path[0] == "events"]
+    assert {str(each["dagster/table_name"]) for each in of_table} == {"events"}
+
+
 @pytest.mark.parametrize(
     ("fields", "found"),
     [

@@ -9,6 +9,9 @@ from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableSch
 from storage_core.rows.vectors import type_text
 from storage_core.table import Table
 
+TABLE_METADATA = frozenset({"dagster/uri", "dagster/table_name", "dagster/column_schema", "dagster/row_count"})
+"""Its keys; of a keyed table without the last one."""
+
 
 def table_metadata(table: Table, name: str) -> dict[str, MetadataValue[Any]]:
     """Return the place, name and columns of a table, and of an append table the number of its rows.
