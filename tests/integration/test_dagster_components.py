@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from dagster import Definitions, build_defs_for_component
+from dagster.components.core.package_entry import discover_entry_point_package_objects
 from dagster.components.testing.utils import DefsFolderSandbox, create_defs_folder_sandbox
 
 from assets.launcher import PipesLauncher
@@ -148,9 +149,11 @@ def test_a_project_without_dg_loads_components_too() -> None:
 
 
 def test_dg_lists_the_components_with_the_schema_of_their_fields() -> None:
-    import tidemark.dagster as module
-
-    assert {"TableComponent", "RawLogComponent"} <= {*dir(module)}
+    found = {key.to_typename(): each for key, each in discover_entry_point_package_objects().items()}
+    assert (
+        found.items()
+        >= {f"tidemark.dagster.{each.__name__}": each for each in (TableComponent, RawLogComponent)}.items()
+    )
     for kind, field in ((TableComponent, "sort_schema"), (RawLogComponent, "closed_after")):
         model = kind.get_model_cls()
         assert field in model.model_json_schema()["properties"]
@@ -206,6 +209,8 @@ try:
     from tidemark.dagster import TableComponent
 except ValueError as error:
     print(error)
+import tidemark.dagster
+print(dir(tidemark.dagster))
 """
 
 
@@ -216,7 +221,7 @@ def test_the_rest_works_without_libraries_that_are_missing_and_says_how_to_get_t
     command = [sys.executable, "project.py"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    counted, polars, pandas, spark, hidden = ended.stdout.splitlines()
+    counted, polars, pandas, spark, hidden, names = ended.stdout.splitlines()
     assert counted == "counted 2"
     for line, name, extra in (
         (polars, "polars", "polars"),
@@ -225,4 +230,5 @@ def test_the_rest_works_without_libraries_that_are_missing_and_says_how_to_get_t
     ):
         assert line.startswith(f"{name} unavailable: ")
         assert f"pip install '.[{extra}]'" in line
-    assert hidden.startswith("this project has a module 'assets' of its own (")
+    assert hidden.startswith(f"this project has a module 'assets' ({tmp_path / 'assets.py'}) of its own")
+    assert names == "['TidemarkIOManager']"
