@@ -67,6 +67,8 @@ def build_distributed_asset(declaration: RawLogDeclaration, request: DistributeR
                     description="Every record of the last run fits a table; others are in quarantine.",
                 ),
             ],
+            owners=declaration.owners,
+            tags=declaration.tags,
             metadata={"stores": ", ".join(declaration.uris), "job": "python -m jobs.distribute"},
         )
         def distributed(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only

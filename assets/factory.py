@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 
 from dagster import (
     AssetCheckResult,
-    AssetCheckSeverity,
-    AssetCheckSpec,
     AssetExecutionContext,
     AssetKey,
     AssetObservation,
@@ -29,27 +27,25 @@ from dagster import (
 
 from assets.index_health import index_metadata
 from assets.launcher import JobName, Launcher, PartlyDone, Report, typed_failures
-from assets.metadata import json_value, mapping, metadata_of, metadata_of_partitions
+from assets.metadata import metadata_of, metadata_of_partitions
 from assets.names import identifier
 from assets.partitions import partitions_of, span_of, windows_of, windows_per_run
 from assets.partly_done import record_part
+from assets.rejected_lines import judged_by_quarantine, rejected_lines_spec
 from jobs.requests.request import JobRequest
 from storage_core.clock import Clock
 from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
-from storage_core.errors import Corrupt
 from storage_core.index.debt import debt
-from storage_core.ingest.quarantine import quarantined
 from storage_core.table import Table
+from tidemark.io_manager.metadata import table_metadata
 
 MODE_TAG = "tidemark/compaction"
 """The tag of a run by which schedules and sensors ask for what pays now; without it a compaction finalizes."""
 
 STATE_TAG, COMPACT_STATE = "tidemark/state", "compact"
 """By this tag and value of a run a compact state of the table is asked for."""
-
-REJECTED_LINES = "no_rejected_lines"
 
 # What the UI shows on an asset: who does the work, and in which format the result is.
 _KINDS: Mapping[JobName, set[str]] = {
@@ -143,7 +139,7 @@ def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
         description="Rows of landed files, each exactly once; lines that are no rows are in quarantine.",
         windowed=declaration.window is not None,
         request=request,
-        judge=_no_rejected_lines,
+        judge=judged_by_quarantine,
     )
     merged = Step(
         name="merged",
@@ -231,8 +227,14 @@ def _asset(
             group_name=identifier(table),
             kinds=_KINDS[step.job],
             pool=f"tidemark_{identifier(table)}",
-            check_specs=_check_specs(step, key),
-            metadata={"uri": declaration.uri, "job": f"python -m jobs.{step.job}"},
+            check_specs=[rejected_lines_spec(key)] if step.judge else None,
+            owners=declaration.owners,
+            tags=declaration.tags,
+            metadata={
+                "dagster/uri": declaration.uri,
+                "dagster/table_name": declaration.name,
+                "job": f"python -m jobs.{step.job}",
+            },
         )
         def materialize(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only
             with typed_failures():
@@ -248,11 +250,12 @@ def _asset(
             try:
                 report = launcher.submit(context, step.job, request)
             except PartlyDone as partly:
-                raise record_part(context, key, partly, _debt_left(declaration, mode)) from partly
-            metadata = metadata_of(report, _debt_left(declaration, mode))
+                raise record_part(context, key, partly, _debt_left(_opened(declaration), mode)) from partly
+            left = _opened(declaration)
+            metadata = {**metadata_of(report, _debt_left(left, mode)), **table_metadata(left, table)}
             if step.request.index is not None:
                 with typed_failures():
-                    metadata |= index_metadata(debt(Table.open(declaration.uri).snapshot, step.request.index))
+                    metadata |= index_metadata(debt(left.snapshot, step.request.index))
             if partitions is not None and context.has_partition_key_range:
                 for name, own in metadata_of_partitions(report, context.partition_keys).items():
                     context.add_asset_metadata(own, partition_key=name)
@@ -267,34 +270,11 @@ def _asset(
     return materialize
 
 
-def _debt_left(declaration: TableDeclaration, mode: Mode) -> int:
+def _opened(declaration: TableDeclaration) -> Table:
     with typed_failures():
-        return sum(each.task is Task.COMPACT for each in Table.open(declaration.uri).debt(mode))
+        return Table.open(declaration.uri)
 
 
-def _check_specs(step: Step, key: AssetKey) -> Sequence[AssetCheckSpec] | None:
-    if step.judge is None:
-        return None
-    description = "Every line that landed is a row. Lines that are none stand in quarantine until someone removes them."
-    return [AssetCheckSpec(REJECTED_LINES, asset=key, description=description)]
-
-
-def _no_rejected_lines(declaration: TableDeclaration, report: Report) -> AssetCheckResult:
-    """Judge what stands in quarantine, not what this run put there: the next run would make it green."""
-    rejected = mapping(report["details"]).get("rejected", 0)
+def _debt_left(table: Table, mode: Mode) -> int:
     with typed_failures():
-        try:
-            found = quarantined(Table.open(declaration.uri).store)
-        except Corrupt as error:  # the rows are in
-            return AssetCheckResult(check_name=REJECTED_LINES, passed=False, description=str(error))
-    return AssetCheckResult(
-        check_name=REJECTED_LINES,
-        passed=not (rejected or found.lines or found.unread),
-        severity=AssetCheckSeverity.WARN,
-        metadata={
-            "rejected": json_value(rejected),
-            "in_quarantine": found.lines,
-            "reasons": json_value(found.reasons),
-            "entries_not_read": found.unread,
-        },
-    )
+        return sum(each.task is Task.COMPACT for each in table.debt(mode))

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from dagster import (
     AssetExecutionContext,
@@ -35,6 +35,7 @@ from jobs.spark.code_archive import first_on_path
 from jobs.spark.spark import Spark
 from storage_core.errors import TidemarkError
 from storage_core.foreign_text import shortened
+from tidemark.io_manager.failures import shown
 
 JobName = Literal[
     "ingest",
@@ -58,9 +59,6 @@ Context = AssetExecutionContext | OpExecutionContext
 
 LAUNCHER = "launcher"
 
-# What the same step may do better later; any other kind fails the same way until somebody acts.
-_WORTH_A_RETRY = frozenset({"conflict", "held", "unavailable", "outcome_unknown", "snapshot_expired"})
-
 
 class Launcher(Protocol):
     """Runs one job to its end. Implementations differ in where it runs, never in what it does."""
@@ -79,7 +77,7 @@ class PartlyDone(Failure):
 
     def __init__(self, failed: Failed, report: Report) -> None:
         """Hold the kind and message of the job's error, and its report."""
-        super().__init__(**_shown(failed))
+        super().__init__(**shown(failed.kind, failed.message))
         self.report = report
 
 
@@ -151,16 +149,7 @@ def _reported_failure(messages: Path) -> Iterator[None]:
 
 
 def _failure(failed: Failed, done: Report | None = None) -> Failure:
-    return Failure(**_shown(failed)) if done is None else PartlyDone(failed, done)
-
-
-def _shown(failed: Failed) -> dict[str, Any]:
-    """What the event log says of it."""
-    return {
-        "description": f"{failed.kind}: {failed.message}",
-        "metadata": {"kind": failed.kind, "message": failed.message},
-        "allow_retries": failed.kind in _WORTH_A_RETRY,
-    }
+    return Failure(**shown(failed.kind, failed.message)) if done is None else PartlyDone(failed, done)
 
 
 def _custom_messages(messages: Path) -> Iterator[Report]:

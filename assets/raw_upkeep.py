@@ -79,6 +79,8 @@ def build_raw_asset(declaration: RawLogDeclaration, step: RawStep, request: RawL
         group_name=identifier(declaration.name),
         kinds={"python"},
         check_specs=[AssetCheckSpec(step.check, asset=key, description=f"{', '.join(step.empty)}: none.")],
+        owners=declaration.owners,
+        tags=declaration.tags,
         metadata={"stores": ", ".join(declaration.uris), "job": f"python -m jobs.{step.job}"},
     )
     def kept_up(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only

@@ -16,6 +16,7 @@ from jobs.running.command import command, on_spark
 from jobs.running.run import JobRun
 from jobs.running.shared_place import require_shared
 from jobs.spark.spark import Spark
+from storage_core.declaration_file import is_text
 from storage_core.declaration_parts import below
 from storage_core.errors import InvalidInput
 from storage_core.forget.raw_table import RawTable
@@ -49,7 +50,7 @@ def _raw_logs(request: ForgetRequest) -> list[RawTable]:
     if request.raw_logs and request.table is None:
         raise InvalidInput("give --table, the name of the table in the records of the raw logs")
     root = Path(request.root or ".")
-    declared = [load_raw_log(root / each) for each in request.raw_logs]
+    declared = [load_raw_log(each if is_text(each) else root / each) for each in request.raw_logs]
     return [RawTable(request.table or "", [require_shared(below(root, uri)) for uri in each.uris]) for each in declared]
 
 

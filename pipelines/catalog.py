@@ -35,7 +35,7 @@ def build_definitions(
             resources={LAUNCHER: launcher},
             assets=[_left_out(problem) for problem in (*declared.problems, *raw_logs.problems)],
         ),
-        *(_of_table(table, raw_logs, clock) for table in declared.tables),
+        *(build_table(table, raw_logs, clock) for table in declared.tables),
         *map(build_raw_log, raw_logs.raw_logs),
     )
 
@@ -44,7 +44,8 @@ def _left_out(problem: Problem) -> AssetSpec:
     return AssetSpec([INVALID, problem.file.stem], group_name=INVALID, description=problem.message, kinds={"yaml"})
 
 
-def _of_table(table: DeclaredTable, raw_logs: DeclaredRawLogs, clock: Clock | None) -> Definitions:
+def build_table(table: DeclaredTable, raw_logs: DeclaredRawLogs, clock: Clock | None) -> Definitions:
+    """Return the assets, checks, jobs, schedules and sensors of one table. They need the resource `launcher`."""
     declaration = table.declaration
     file = str(table.file) if table.file else None
     feeding = [each for each in raw_logs.raw_logs if each.declaration.feeds(declaration.name)]

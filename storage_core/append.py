@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.late_row_filter import LateRowFilter, Origin
-from storage_core.log.actions import Add
+from storage_core.log.actions import Action, Add
+from storage_core.log.applications import once
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.calendar import within_calendar
@@ -51,14 +52,20 @@ def fitting(rows: Rows, schema: pa.Schema, nonzero: Collection[str] = ()) -> Ite
         first += piece.num_rows
 
 
-def append(log: TransactionLog, snapshot: Snapshot, pieces: Iterable[pa.Table]) -> tuple[Appended, Snapshot]:
+def append(
+    log: TransactionLog, snapshot: Snapshot, pieces: Iterable[pa.Table], application: tuple[str, int] | None = None
+) -> tuple[Appended, Snapshot]:
     """Add rows to an append table in one commit; durable when this returns, with the version that they are in.
 
     `pieces` have the schema of the table; each is sorted and written before the next one is taken, as splits of its
     own. Late rows are counted, and kept in quarantine or dropped where the table says so (decision 0051); without a row
     left nothing is committed. One PUT per split, and those of the commit. What `pieces` raises ends it without a
-    commit; the splits written until then are the collector's.
+    commit; the splits written until then are the collector's. Of the work of an application that is recorded already no
+    piece is taken.
     """
+    txn, is_done = once(log, snapshot, application)
+    if is_done:
+        return Appended(snapshot.version, "", 0, 0), snapshot
     late_filter = LateRowFilter(log.store, LateRule.of(snapshot.config), Origin(source="append", by=log.ids.uuid()))
     context = context_of(snapshot)
     adds: list[Add] = []
@@ -75,7 +82,10 @@ def append(log: TransactionLog, snapshot: Snapshot, pieces: Iterable[pa.Table]) 
         "splits_out": len(adds),
         **late_filter.metrics.as_mapping(),
     }
-    result = log.commit(snapshot, adds, operation="APPEND", metrics=metrics)
+    actions: list[Action] = [*adds] if txn is None else [*adds, txn]
+    result = log.commit(snapshot, actions, operation="APPEND", metrics=metrics)
+    if result.already_committed:  # by another process that does the same work
+        return Appended(result.version, "", 0, 0, late_filter.metrics), result.snapshot
     return Appended(result.version, result.commit_id, rows_out, len(adds), late_filter.metrics), result.snapshot
 
 

@@ -20,9 +20,11 @@ from storage_core.declaration_parts import (
     LandingDeclaration,
     LateDeclaration,
     Milliseconds,
+    Owners,
     PartitionsDeclaration,
     RawLogs,
     ScheduleDeclaration,
+    Tags,
     arrow_field,
     below,
     place,
@@ -48,7 +50,8 @@ class TableDeclaration(Closed):
     time column is part of the key, and takes its rows from region writers, not from landed files. `map_columns` says of
     a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
-    `retention` says; how long versions can be read is `gc.retention`. `raw_logs` are read at `latest`.
+    `retention` says; how long versions can be read is `gc.retention`. `raw_logs` are read at `latest`. Dagster shows
+    `owners` and `tags` on every asset of the table.
     """
 
     name: str
@@ -73,6 +76,8 @@ class TableDeclaration(Closed):
     idle_after: Milliseconds = TableConfig().idle_after_ms
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
+    owners: Owners = ()
+    tags: Tags = Field(default_factory=dict)
     splits: SplitsDeclaration = SplitsDeclaration()
     checkpoint: CheckpointDeclaration = CheckpointDeclaration()
     gc: GcDeclaration = GcDeclaration()

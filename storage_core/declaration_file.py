@@ -1,7 +1,12 @@
-"""A file that declares something: read whole, checked completely, each problem with its file, line and field."""
+"""A file that declares something: read whole, checked completely, each problem with its file, line and field.
+
+What a component of Dagster declares has no file: it is text, which a job takes in the place of a file.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,17 +24,49 @@ Model = TypeVar("Model", bound=Closed)
 
 
 def load_as(model: type[Model], path: str | Path) -> Model:
-    """Return what one file declares.
+    """Return what one file declares, or the text of `text_of`.
 
     Raises `InvalidInput` with one line per problem, `<file>:<line>: field `<name>`: <what is wrong>`, as many problems
     as can be seen at once, and a hundred at most; `NotFound` when there is no such file.
     """
+    if is_text(path):
+        return load_text(model, str(path), "the declaration")
     where = str(path)
     try:
         with Path(path).open("rb") as file:
             data = file.read(located_yaml.MOST_BYTES + 1)
     except OSError as error:
         raise NotFound(f"{where}: the declaration cannot be read: {error.strerror}", file=where) from error
+    return _parsed(model, data, where)
+
+
+def is_text(given: str | Path) -> bool:
+    """Return whether this is a declaration itself, as `text_of` writes it, and not the path of its file."""
+    return str(given).startswith("{")
+
+
+def text_of(fields: Mapping[str, object]) -> str:
+    """Return the text of a declaration with these fields; what is None is left out. Raises `InvalidInput`."""
+    try:
+        return json.dumps(_present(fields), ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"a declaration has text, numbers, lists and mappings: {error}") from error
+
+
+def load_text(model: type[Model], text: str, where: str) -> Model:
+    """Return what a text declares; errors call it `where`. Raises `InvalidInput` as `load_as` does."""
+    return _parsed(model, text.encode(errors="surrogatepass"), where)
+
+
+def _present(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(name): _present(each) for name, each in value.items() if each is not None}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_present(each) for each in value]
+    return value
+
+
+def _parsed(model: type[Model], data: bytes, where: str) -> Model:
     document = located_yaml.parse(data, where)
     try:
         return model.model_validate(document.value)

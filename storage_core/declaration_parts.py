@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Self
+from typing import Annotated, NoReturn, Self
 
 import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -35,6 +35,9 @@ _COLUMN_TYPES = (
 _SPARK_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte"}
 _SCALAR = r"\s*([a-z_]+(?:\(\d+,\s*\d+\))?)\s*"
 _MAP = re.compile(rf"map<{_SCALAR},{_SCALAR}>")
+_OWNER = re.compile(r"team:\S+|[^@\s]+@[^@\s]+\.[^@\s]+")
+_TAG_KEY = re.compile(r"([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}")
+_TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{0,63}")
 _CRON_FIELD = re.compile(r"(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?(,(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?)*")
 
 
@@ -55,6 +58,24 @@ def _raw_logs(given: object) -> tuple[FeedingRawLog, ...]:
     return tuple(each.moved(place) for each in read_raw_logs(given))
 
 
+def _owner(text: str) -> str:
+    if not _OWNER.fullmatch(text):
+        raise InvalidInput(f"{text!r} is no owner; write an address such as ann@example.com, or team:data")
+    return text
+
+
+def _tag_key(text: str) -> str:
+    return text if _TAG_KEY.fullmatch(text) else _refuse_tag(text)
+
+
+def _tag_value(text: str) -> str:
+    return text if _TAG_VALUE.fullmatch(text) else _refuse_tag(text)
+
+
+def _refuse_tag(text: str) -> NoReturn:
+    raise InvalidInput(f"{text!r} is no part of a tag; write up to 63 of A-Z a-z 0-9 _ - . and in a key at most one /")
+
+
 def _cron(text: str) -> str:
     parts = text.split()
     if len(parts) != 5 or not all(_CRON_FIELD.fullmatch(part) for part in parts):
@@ -67,6 +88,8 @@ Seconds = Annotated[int, BeforeValidator(lambda text: windows.parse_duration(tex
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 RawLogs = Annotated[tuple[FeedingRawLog, ...], BeforeValidator(_raw_logs)]
+Owners = tuple[Annotated[str, AfterValidator(_owner)], ...]
+Tags = dict[Annotated[str, AfterValidator(_tag_key)], Annotated[str, AfterValidator(_tag_value)]]
 Cron = Annotated[str, BeforeValidator(_cron)]
 
 

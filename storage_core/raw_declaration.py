@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from storage_core.declaration_file import load_as
-from storage_core.declaration_parts import Closed, Cron, Milliseconds, place
+from storage_core.declaration_parts import Closed, Cron, Milliseconds, Owners, Tags, place
 from storage_core.distribution.work import UNIQUE_FOR_MS
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
@@ -36,7 +36,8 @@ class RawLogDeclaration(Closed):
     `closed_after` is the age at which a segment counts as closed though its writer began no other. Every writer must
     begin another before. Chunks that every table has are collected when they are older than `retention`; without it
     all are kept. A record whose producer gave it an id is taken once among records of segments that began at most
-    `unique_for` apart. `upkeep_schedule` is when stores are healed and chunks collected.
+    `unique_for` apart. `upkeep_schedule` is when stores are healed and chunks collected. Dagster shows `owners` and
+    `tags` on its assets.
     """
 
     name: Annotated[str, AfterValidator(validate_table_name)]
@@ -47,6 +48,8 @@ class RawLogDeclaration(Closed):
     unique_for: Milliseconds = UNIQUE_FOR_MS
     retention: Milliseconds | None = None
     upkeep_schedule: Cron = "40 3 * * *"
+    owners: Owners = ()
+    tags: Tags = Field(default_factory=dict)
 
     @field_validator("stores")
     @classmethod

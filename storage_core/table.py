@@ -331,7 +331,7 @@ class Table:
         return self
 
     @_loading
-    def append(self, rows: Rows) -> Appended:
+    def append(self, rows: Rows, *, application: tuple[str, int] | None = None) -> Appended:
         """Add rows in one commit; when this returns they are durable and every reader that opens the table sees them.
 
         Rows are split by window and sorted before they are written. On a keyed table the rows are put through a
@@ -344,15 +344,18 @@ class Table:
         (`__arrow_c_stream__`). A stream into an append table is read, sorted and written in pieces of 64 MiB, and
         committed at its end: when it breaks off, or a row of it does not fit, nothing is committed and the collector
         takes what was written. Into a keyed table it is read whole.
+
+        With `application`, a name and a number, the work of that number is done once, as by `update`: rows that are
+        appended again by the same work, or by work of a lower number, are not taken. It is of append tables only.
         """
         from storage_core.append import append, fitting, put
 
         self._require_writable()
         if self.snapshot.config.kind == "keyed":
+            self._require_no_application(application)
             return put(self._log, self.snapshot, rows)
-        appended, self._view.snapshot = append(
-            self._log, self.snapshot, fitting(rows, self.schema, self.config.nonzero_vectors)
-        )
+        pieces = fitting(rows, self.schema, self.config.nonzero_vectors)
+        appended, self._view.snapshot = append(self._log, self.snapshot, pieces, application)
         return appended
 
     @_loading
@@ -401,8 +404,7 @@ class Table:
 
         if self.config.kind != "keyed":
             return self._ran(statements.update(self._target(limits), values, filter, application))
-        if application is not None:
-            raise InvalidInput(f"{self.uri}: the work of an application is told by its commit, and patches have none")
+        self._require_no_application(application)
         matching = self._matching(filter, "update", limits)
         return statements.update_by_key(self._log, self.snapshot, values, matching, limits=limits or QueryLimits())
 
@@ -1194,6 +1196,11 @@ class Table:
         from storage_core.compaction.policy import Mode
 
         return debt(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode or Mode.FINALIZE)
+
+    def _require_no_application(self, application: object) -> None:
+        """Return where no work of an application is done, on a keyed table."""
+        if application is not None:
+            raise InvalidInput(f"{self.uri}: the work of an application is told by its commit, and records have none")
 
     def _require_writable(self) -> None:
         if self._view.pinned:

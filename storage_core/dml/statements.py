@@ -19,7 +19,8 @@ from storage_core.dml.statement import Statement
 from storage_core.engine.stability import require_repeatable
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
-from storage_core.log.actions import Add, Txn
+from storage_core.log.actions import Add
+from storage_core.log.applications import once
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.predicate import Filter
@@ -32,8 +33,6 @@ from storage_core.rows.keys import key_order
 from storage_core.settings.query import QueryLimits
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
-
-_APP = "app:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,9 @@ def update(
     target: Target, given: object, condition: object, application: tuple[str, int] | None
 ) -> tuple[Changed, Snapshot]:
     """Set columns of the rows that meet a condition: they are hidden, and are in new splits, by the same commit."""
-    txn, done = _once(target, application)
-    if done is not None:
-        return done, target.head
+    txn, is_done = once(target.log, target.head, application)
+    if is_done:
+        return Changed(version=target.head.version), target.head
     rewriter = Rewriter(target.log, given, target.limits, target.verified)
     rewriter.require_sound(target.head)
     finder = _finder(target, condition, "update")
@@ -74,9 +73,9 @@ def overwrite(
 
     Raises `InvalidInput` naming the first row given that does not; then nothing is committed.
     """
-    txn, done = _once(target, application)
-    if done is not None:
-        return done, target.head
+    txn, is_done = once(target.log, target.head, application)
+    if is_done:
+        return Changed(version=target.head.version), target.head
     finder = _finder(target, condition, "overwrite")
     adds = _written(target, _meeting(target, finder.wanted, fitting(rows, *_fitted(target))))
     return Statement(target.log, operation="OVERWRITE", finder=finder, adds=adds, txn=txn).run(target.head)
@@ -177,22 +176,6 @@ def _finder(target: Target, condition: object, verb: str) -> ByCondition:
 
 def _fitted(target: Target) -> tuple[pa.Schema, Collection[str]]:
     return target.head.schema, target.head.config.nonzero_vectors
-
-
-def _once(target: Target, application: object) -> tuple[Txn | None, Changed | None]:
-    """The transaction of an application's version, and what was done where it is recorded already."""
-    if application is None:
-        return None, None
-    match application:
-        case (str(name), int(version)) if name and not isinstance(version, bool) and 0 <= version < 2**63:
-            txn = Txn(appId=_APP + name, version=version, lastUpdated=target.log.clock.now_ms())
-        case _:
-            raise InvalidInput(
-                f"an application is its name and the number of its work, as in ('nightly', 17); found "
-                f"{quoted(application)}"
-            )
-    recorded = target.head.txns.get(txn.appId, -1) >= txn.version
-    return txn, Changed(version=target.head.version) if recorded else None
 
 
 def _written(target: Target, pieces: Iterator[pa.Table] | Sequence[pa.Table]) -> list[Add]:

@@ -131,7 +131,7 @@ def default_text(value: object, field: pa.Field) -> str:
         )
     try:
         is_text = isinstance(value, str) and not pa.types.is_string(field.type)
-        found = _parsed(str(value), field.type) if is_text else exact_array([value], field.type)[0]
+        found = value_of(str(value), field.type) if is_text else exact_array([value], field.type)[0]
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise InvalidInput(
             f"the default of column {field.name!r} does not fit {field.type}: {error}", column=field.name
@@ -146,8 +146,8 @@ def default_text(value: object, field: pa.Field) -> str:
     return text
 
 
-def _parsed(text: str, type_: pa.DataType) -> pa.Scalar:
-    """A value from its text. Raises `ValueError`, or what Arrow raises."""
+def value_of(text: str, type_: pa.DataType) -> pa.Scalar:
+    """Return a value of a type that has bounds from its text. Raises `ValueError`, or what Arrow raises."""
     found = decode_column(pa.array([text]), type_).cast(type_)[0]
     if not found.is_valid:
         raise ValueError(f"{quoted(text)} is none")
@@ -162,7 +162,7 @@ def default_of(field: pa.Field) -> str | None:
 def defaults(field: pa.Field, rows: int) -> pa.Array:
     """Return the values of a column in so many rows that were written before it was added."""
     text = default_of(field)
-    return pa.nulls(rows, field.type) if text is None else pa.repeat(_parsed(text, field.type), rows)
+    return pa.nulls(rows, field.type) if text is None else pa.repeat(value_of(text, field.type), rows)
 
 
 def may_widen(type_: pa.DataType, wider: pa.DataType) -> bool:

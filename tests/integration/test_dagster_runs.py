@@ -30,6 +30,7 @@ from pipelines.tables import load_tables
 from storage_core.declaration import load
 from storage_core.formats.keys import version_key
 from tidemark import Table
+from tidemark.io_manager.metadata import TABLE_METADATA
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark]
 
@@ -111,7 +112,8 @@ def test_a_ranged_run_ingests_and_compacts_with_all_metrics(defs: Definitions, i
     result = run(defs, instance, "access_log_backfill", tags=HOURS)
 
     ingested, compacted = metrics(result, "access_log/ingested"), metrics(result, "access_log/compacted")
-    assert ingested.keys() == compacted.keys() == METADATA
+    assert ingested.keys() == compacted.keys() == METADATA | TABLE_METADATA
+    assert (ingested["dagster/row_count"], ingested["dagster/table_name"]) == (LINES, "access_log")
     assert (ingested["rows_in"], ingested["rows_out"], ingested["status"]) == (LINES + 1, LINES, "committed")
     assert (compacted["rows_in"], compacted["debt_left"]) == (compacted["rows_out"], 0)
     assert compacted["splits_in"] == 2
@@ -175,7 +177,9 @@ def test_every_asset_can_be_materialized_from_nothing(defs: Definitions, instanc
         event = instance.get_latest_materialization_event(key)
         assert event is not None
         assert event.asset_materialization is not None
-        expected_keys = PARTITION_METADATA if event.asset_materialization.partition else METADATA
+        is_keyed = key.path[0] == "planes"
+        of_table = METADATA | TABLE_METADATA - ({"dagster/row_count"} if is_keyed else set())
+        expected_keys = PARTITION_METADATA if event.asset_materialization.partition else of_table
         if key.path[-1].startswith("index_"):
             of_vectors = {"index_imbalance"}
             expected_keys |= INDEX_METADATA - (set() if key.path[-1] == "index_meaning" else of_vectors)

@@ -208,6 +208,19 @@ def test_an_application_does_the_work_of_a_number_once(store: MemoryStore) -> No
     assert table.update({"n": tm.expr("n + 1000")}, "n < 2000", application=("nightly", 2)).rows == 40
 
 
+def test_rows_that_an_application_appends_again_are_not_taken(store: MemoryStore) -> None:
+    table = _filled(store, rows=10)
+    stale = opened(store, 9)
+    assert table.append([row(77, "new")], application=("load", 3)).rows == 1
+    for each in (table, stale):
+        done = each.append([row(77, "new")], application=("load", 3))
+        assert (done.rows, done.commit_id, done.version) == (0, "", table.version)
+    assert table.append([row(78, "old")], application=("load", 2)).rows == 0
+    assert table.append([row(79, "newer")], application=("load", 4)).rows == 1
+    assert [each.operation for each in table.history(2)] == ["APPEND", "APPEND"]
+    assert {77, 79} == {each["n"] for each in table.scan(["n"], "n in (77, 78, 79)").to_arrow().to_pylist()}
+
+
 def test_an_upsert_leaves_one_row_of_each_key_however_many_there_were(store: MemoryStore) -> None:
     table = _filled(store, rows=10)
     table.append([row(3, "again"), row(3, "and again"), row(4, None)])

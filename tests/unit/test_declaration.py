@@ -109,6 +109,24 @@ def test_key_columns_are_required(tmp_path: Path) -> None:
     assert table.schema().field("at").nullable
 
 
+def test_owners_and_tags_are_those_that_dagster_takes(tmp_path: Path) -> None:
+    good = "owners: [ann@example.com, team:data]\ntags: {domain: web, acme.com/tier: '1', empty: ''}\n"
+    loaded = declaration.load(write(tmp_path, GOOD + good))
+    assert loaded.owners == ("ann@example.com", "team:data")
+    assert loaded.tags == {"domain": "web", "acme.com/tier": "1", "empty": ""}
+    for wrong, found in (
+        (
+            "owners: [ann]",
+            "field `owners.0`: 'ann' is no owner; write an address such as ann@example.com, or team:data",
+        ),
+        ("tags: {a b: c}", "'a b' is no part of a tag"),
+        ("tags: {a: b/c}", "field `tags.a`: 'b/c' is no part of a tag"),
+    ):
+        with pytest.raises(InvalidInput) as raised:
+            declaration.load(write(tmp_path, f"{GOOD}{wrong}\n"))
+        assert found in str(raised.value)
+
+
 def test_the_declared_tables_of_the_repository_load() -> None:
     declared = load_tables(ROOT / "tables")
     tables = {table.declaration.name: table.declaration for table in declared.tables}

@@ -18,7 +18,7 @@ SUPPORT = "tests.support"
 # From the highest to the lowest. A module may import its own layer and every layer below; names that share a line are
 # one height and know nothing of each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("tidemark.__main__",),
+    ("tidemark.__main__", "tidemark.dagster"),
     ("pipelines",),
     ("assets",),
     ("jobs",),

@@ -1,0 +1,177 @@
+"""Components of Dagster for projects made with `dg`: what `tables/*.yaml` and `raw_logs/*.yaml` declare, as attributes.
+
+A component has the fields of the declaration and makes what the pipeline makes of its file. It has no file that a job
+could read, so jobs get the declaration itself (`declaration_file.text_of`; decision 0158).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from dagster import Component, ComponentLoadContext, Definitions
+from dagster.components import ComponentTypeSpec
+from pydantic import BaseModel, GetJsonSchemaHandler, RootModel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from assets.launcher import LAUNCHER, PipesLauncher
+from jobs.requests.distribute import DistributeRequest
+from pipelines.catalog import build_table
+from pipelines.distribution import build_raw_log
+from pipelines.raw_logs import DeclaredRawLog, DeclaredRawLogs
+from pipelines.tables import DeclaredTable
+from storage_core.declaration import TableDeclaration
+from storage_core.declaration_file import load_text, text_of
+from storage_core.declaration_parts import Closed
+from storage_core.errors import InvalidInput
+from storage_core.raw_declaration import RawLogDeclaration
+
+_TEMPLATES = ("{{", "{%")
+_MAKES = ("asset", "asset_check", "job", "schedule", "sensor")
+
+
+class TableAttributes(RootModel[dict[str, Any]]):
+    """The fields of `tables/*.yaml`, checked where the component is made."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the schema of the declaration, by which editors complete and check a `defs.yaml`."""
+        return handler(TableDeclaration.__pydantic_core_schema__)
+
+
+class RawLogAttributes(RootModel[dict[str, Any]]):
+    """The fields of `raw_logs/*.yaml`, checked where the component is made."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the schema of the declaration, by which editors complete and check a `defs.yaml`."""
+        return handler(RawLogDeclaration.__pydantic_core_schema__)
+
+
+Declared = TypeVar("Declared", TableDeclaration, RawLogDeclaration)
+
+
+class _Declaring(Component, Generic[Declared]):
+    """A component that is a declaration. Raises `InvalidInput` with a line per problem, each with its field."""
+
+    attributes: ClassVar[type[RootModel[dict[str, Any]]]]
+    model: ClassVar[type[Closed]]
+
+    declaration: Declared
+
+    def __init__(self, **fields: object) -> None:
+        self.text = text_of(fields)
+        self.declaration = load_text(self.model, self.text, type(self).__name__)  # type: ignore[assignment]  # of the class
+
+    @classmethod
+    def get_model_cls(cls) -> type[BaseModel]:
+        """Return what Dagster reads the attributes of a `defs.yaml` with."""
+        return cls.attributes
+
+    @classmethod
+    def get_spec(cls) -> ComponentTypeSpec:
+        """Return what `dg` lists of the component."""
+        return ComponentTypeSpec(description=(cls.__doc__ or "").partition("\n")[0], produces=_MAKES)
+
+    @classmethod
+    def load(cls, attributes: BaseModel | None, context: ComponentLoadContext) -> Self:
+        """Return the component with these attributes, whose templates such as `{{ env.WAREHOUSE }}` are filled in."""
+        given = attributes.root if isinstance(attributes, RootModel) else {}
+        return cls(**_filled_in(given, context))
+
+    @abstractmethod
+    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+        """Return what the pipeline makes of the declaration."""
+
+
+class TableComponent(_Declaring[TableDeclaration]):
+    """A Tidemark table with the assets, checks, jobs, schedules and sensors of its upkeep; as in `tables/*.yaml`."""
+
+    attributes = TableAttributes
+    model = TableDeclaration
+
+    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+        """Return the definitions of the table, fed by the project's raw logs; places are relative to the project."""
+        return _of_table(self, _siblings(context, RawLogComponent), context.project_root)
+
+
+class RawLogComponent(_Declaring[RawLogDeclaration]):
+    """A raw log that Tidemark tables get their rows from, with the assets of its upkeep; as in `raw_logs/*.yaml`."""
+
+    attributes = RawLogAttributes
+    model = RawLogDeclaration
+
+    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+        """Return the definitions of the raw log; its tables are those of the project. Raises `InvalidInput`."""
+        return _of_raw_log(self, _siblings(context, TableComponent), context.project_root)
+
+
+def component_definitions(*components: TableComponent | RawLogComponent, root: Path | None = None) -> Definitions:
+    """Return the definitions of components that are made in Python, in a project without a `defs` folder.
+
+    Places in them are relative to `root`, by default the working directory.
+    """
+    tables = [each for each in components if isinstance(each, TableComponent)]
+    raw_logs = [each for each in components if isinstance(each, RawLogComponent)]
+    where = (root or Path.cwd()).resolve()
+    return Definitions.merge(
+        *(_of_table(each, raw_logs, where) for each in tables),
+        *(_of_raw_log(each, tables, where) for each in raw_logs),
+    )
+
+
+def _of_table(component: TableComponent, raw_logs: Sequence[RawLogComponent], root: Path) -> Definitions:
+    table = DeclaredTable(component.declaration.below(root))
+    feeding = DeclaredRawLogs(tuple(_declared(each, (), root) for each in raw_logs))
+    return Definitions.merge(Definitions(resources={LAUNCHER: _launcher(root)}), build_table(table, feeding, None))
+
+
+def _of_raw_log(component: RawLogComponent, tables: Sequence[TableComponent], root: Path) -> Definitions:
+    raw, known = component.declaration, [each.declaration.name for each in tables]
+    unknown = [name for name in raw.tables if name not in known]
+    if unknown or not known:
+        raise InvalidInput(
+            f"raw log {raw.name!r}: no TableComponent declares {', '.join(unknown) or 'a table'}; add it to the "
+            "project, or in Python give both to component_definitions"
+        )
+    declared = _declared(component, tables, root)
+    return Definitions.merge(Definitions(resources={LAUNCHER: _launcher(root)}), build_raw_log(declared))
+
+
+def _declared(component: RawLogComponent, tables: Sequence[TableComponent], root: Path) -> DeclaredRawLog:
+    texts = tuple(each.text for each in tables)
+    return DeclaredRawLog(
+        component.declaration, DistributeRequest(raw_log=component.text, tables=texts, root=str(root))
+    )
+
+
+_Kind = TypeVar("_Kind", bound=Component)
+
+
+def _siblings(context: ComponentLoadContext, kind: type[_Kind]) -> list[_Kind]:
+    """The components of a kind in the project; none where there is no folder of them."""
+    tree = context.component_tree
+    module: object = tree.defs_module  # of a component alone a stand-in
+    return tree.get_all_components(of_type=kind) if isinstance(module, ModuleType) else []
+
+
+@cache
+def _launcher(root: Path) -> PipesLauncher:
+    """One per project, for definitions that are merged share it."""
+    return PipesLauncher(root)
+
+
+def _filled_in(value: Any, context: ComponentLoadContext) -> Any:
+    """The value with its templates filled in. What is no template stays text: Dagster would make numbers of some."""
+    if isinstance(value, Mapping):
+        return {name: _filled_in(each, context) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_filled_in(each, context) for each in value]
+    if isinstance(value, str) and any(each in value for each in _TEMPLATES):
+        return context.resolution_context.resolve_value(value)
+    return value

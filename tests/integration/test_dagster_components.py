@@ -1,0 +1,234 @@
+"""Components of projects made with `dg`: a `defs.yaml` declares what a file of `tables/` or `raw_logs/` does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from dagster import Definitions, build_defs_for_component
+from dagster.components.core.package_entry import discover_entry_point_package_objects
+from dagster.components.testing.utils import DefsFolderSandbox, create_defs_folder_sandbox
+
+from assets.launcher import PipesLauncher
+from jobs import distribute
+from jobs.requests.distribute import DistributeRequest, parse, parser
+from jobs.requests.request import to_argv
+from jobs.spark.spark import Spark
+from pipelines.catalog import build_definitions
+from pipelines.raw_logs import read_raw_logs
+from pipelines.tables import read_tables
+from storage_core.errors import InvalidInput
+from storage_core.raw_log.limits import RawLimits
+from tidemark import RawLog, RawStore, Table
+from tidemark.dagster import RawLogComponent, TableComponent, component_definitions
+
+# What Dagster itself calls to read a `defs.yaml`.
+pytestmark = [pytest.mark.dagster, pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated:DeprecationWarning")]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+EVENTS: dict[str, Any] = {"name": "events", "uri": "warehouse/events", "columns": {"n": "int!"}}
+RAW: dict[str, Any] = {"name": "landing", "stores": ["raw/main"], "tables": ["events"], "closed_after": "0s"}
+
+
+@pytest.fixture
+def sandbox() -> Iterator[DefsFolderSandbox]:
+    with create_defs_folder_sandbox() as made:
+        yield made
+
+
+def declare(sandbox: DefsFolderSandbox, kind: str, name: str, attributes: object) -> Path:
+    """Write the `defs.yaml` of a component of ours."""
+    folder = sandbox.defs_folder_path / name
+    folder.mkdir()
+    (folder / "defs.yaml").write_text(yaml.safe_dump({"type": f"tidemark.dagster.{kind}", "attributes": attributes}))
+    return folder
+
+
+def names_in(defs: Definitions) -> dict[str, list[str]]:
+    """Everything that Dagster is shown, by kind."""
+    repository = defs.get_repository_def()
+    graph = repository.asset_graph
+    return {
+        "assets": sorted(key.to_user_string() for key in graph.get_all_asset_keys()),
+        "edges": sorted(
+            f"{up.to_user_string()} > {key.to_user_string()}"
+            for key in graph.get_all_asset_keys()
+            for up in graph.get(key).parent_keys
+        ),
+        "checks": sorted(map(str, graph.asset_check_keys)),
+        "jobs": sorted(repository.job_names),
+        "schedules": sorted(f"{each.name} {each.cron_schedule}" for each in repository.schedule_defs),
+        "sensors": sorted(each.name for each in repository.sensor_defs),
+    }
+
+
+def test_components_make_what_the_files_of_tables_and_raw_logs_make(sandbox: DefsFolderSandbox) -> None:
+    for folder, kind in (("tables", "TableComponent"), ("raw_logs", "RawLogComponent")):
+        for file in (ROOT / folder).glob("*.yaml"):
+            declare(sandbox, kind, f"{folder}_{file.stem}", yaml.safe_load(file.read_text()))
+    tables = read_tables(ROOT / "tables")
+    files = build_definitions(tables, PipesLauncher(), raw_logs=read_raw_logs(ROOT / "tables"))
+    with sandbox.build_all_defs() as defs:
+        assert names_in(defs) == names_in(files)
+
+
+def test_a_template_is_filled_in_and_what_is_none_stays_text(
+    sandbox: DefsFolderSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAREHOUSE", "s3://bucket/w")
+    pattern = "^(?P<n>[0-9]{3}) (?P<at>.*)$"
+    attributes = {
+        "name": "log",
+        "uri": "{{ env.WAREHOUSE }}/log",
+        "columns": {"at": {"type": "timestamp", "nullable": False}, "n": "int"},
+        "time_column": "at",
+        "window": 3600,
+        "gc": {"retention": 86400},
+        "landing": {"uri": "landing", "format": "pattern", "pattern": pattern, "null_values": ["1", "-"]},
+    }
+    path = declare(sandbox, "TableComponent", "log", attributes)
+    with sandbox.load_component_and_build_defs(path) as (loaded, defs):
+        component = getattr(loaded, "components", [loaded])[0]
+        declaration = component.declaration
+        assert declaration.uri == "s3://bucket/w/log"
+        assert declaration.landing.null_values == ("1", "-")
+        assert declaration.landing.pattern == pattern
+        # A number of seconds, as in a file: not what the field is in.
+        assert (declaration.window, declaration.gc.settings()["version_retention_ms"]) == (3600, 86_400_000)
+        places = {str(each.metadata["dagster/uri"]) for each in defs.resolve_all_asset_specs()}
+        assert places == {"s3://bucket/w/log"}
+
+
+def test_a_relative_place_is_one_of_the_project(sandbox: DefsFolderSandbox) -> None:
+    path = declare(sandbox, "TableComponent", "events", EVENTS)
+    with sandbox.load_component_and_build_defs(path) as (_, defs):
+        places = {str(each.metadata["dagster/uri"]) for each in defs.resolve_all_asset_specs()}
+        assert places == {str(sandbox.project_root / "warehouse" / "events")}
+
+
+def test_assets_have_the_owners_and_tags_of_their_declaration() -> None:
+    given = {"owners": ["team:web"], "tags": {"tier": "1"}}
+    made = component_definitions(TableComponent(**EVENTS | given), RawLogComponent(**RAW | given))
+    specs = made.resolve_all_asset_specs()
+    assert {(*each.owners, each.tags["tier"]) for each in specs} == {("team:web", "1")}
+    of_table = [each.metadata for each in specs if each.key.path[0] == "events"]
+    assert {str(each["dagster/table_name"]) for each in of_table} == {"events"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"window": "1h"}, "field `window`: a windowed table needs a time_column"),
+        ({"sort_shema": "n"}, "field `sort_shema`: is not a field that a declaration has; check its spelling"),
+        ({"columns": None}, "field `columns`: is missing; add it"),
+        ({"columns": {True: "int"}, "primary_key": "on"}, "field `primary_key`: 'on' is not among the columns True"),
+        ({"uri": object()}, "a declaration has text, numbers, lists and mappings"),
+    ],
+)
+def test_a_wrong_attribute_is_named_as_in_a_file(fields: dict[str, object], found: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        TableComponent(**{**EVENTS, **fields})
+    assert found in str(raised.value)
+
+
+def test_a_project_without_dg_loads_components_too() -> None:
+    alone = build_defs_for_component(TableComponent(**EVENTS))
+    assert "events/compacted" in names_in(alone)["assets"]
+    both = names_in(component_definitions(TableComponent(**EVENTS), RawLogComponent(**RAW)))
+    assert "landing/distributed > events/compacted" in both["edges"]
+    with pytest.raises(InvalidInput, match="no TableComponent declares events; add it to the project"):
+        build_defs_for_component(RawLogComponent(**RAW))
+
+
+def test_dg_lists_the_components_with_the_schema_of_their_fields() -> None:
+    found = {key.to_typename(): each for key, each in discover_entry_point_package_objects().items()}
+    assert (
+        found.items()
+        >= {f"tidemark.dagster.{each.__name__}": each for each in (TableComponent, RawLogComponent)}.items()
+    )
+    for kind, field in ((TableComponent, "sort_schema"), (RawLogComponent, "closed_after")):
+        model = kind.get_model_cls()
+        assert field in model.model_json_schema()["properties"]
+        assert "asset" in kind.get_spec().produces
+
+
+@pytest.mark.spark
+def test_a_job_takes_what_components_declare_in_the_place_of_files(tmp_path: Path, spark: Spark) -> None:
+    raw, table = RawLogComponent(**RAW), TableComponent(**EVENTS)
+    repository = component_definitions(raw, table, root=tmp_path).get_repository_def()
+    assert repository.get_schedule_def("landing_distribute_schedule").cron_schedule == "*/15 * * * *"
+    request = DistributeRequest(raw_log=raw.text, tables=(table.text,), root=str(tmp_path))
+    assert parse(parser("").parse_args(to_argv(request))) == request
+    with RawLog([RawStore(str(tmp_path / "raw" / "main"))], limits=RawLimits(segment_ms=1)) as log:
+        for first in (0, 10):
+            log.append("events", pa.table({"n": pa.array(range(first, first + 10), pa.int32())}))
+    distribute.run(request, spark)
+    assert Table.open(str(tmp_path / "warehouse" / "events")).snapshot.rows == 20
+
+
+# Without the libraries that are not needed, in a project that has modules of the names of ours.
+PROJECT = """
+import sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in ("pandas", "polars", "pyspark"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Finder())
+import assets, duckdb, pyarrow as pa
+from dagster import AssetIn, Failure, asset, materialize
+from tidemark.dagster import TidemarkIOManager
+
+@asset(metadata={"tidemark/create": {}})
+def numbers() -> pa.Table:
+    return pa.table({"n": [1, 2]})
+
+@asset
+def counted(numbers: duckdb.DuckDBPyRelation) -> None:
+    print("counted", numbers.aggregate("count(*)").fetchall()[0][0])
+
+@asset(ins={"numbers": AssetIn()})
+def anything(numbers) -> None:
+    pass
+
+assert materialize([numbers, counted], resources={"io_manager": TidemarkIOManager(root="warehouse")}).success
+for kind in ("polars", "pandas", "spark"):
+    given = {"io_manager": TidemarkIOManager(root="warehouse", default_type=kind)}
+    try:
+        materialize([numbers, anything], selection=[anything], resources=given)
+    except Failure as error:
+        print(kind, error.description)
+try:
+    from tidemark.dagster import TableComponent
+except ValueError as error:
+    print(error)
+import tidemark.dagster
+print(dir(tidemark.dagster))
+"""
+
+
+def test_the_rest_works_without_libraries_that_are_missing_and_says_how_to_get_them(tmp_path: Path) -> None:
+    (tmp_path / "assets.py").write_text("mine = True\n")
+    (tmp_path / "project.py").write_text(PROJECT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "project.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    counted, polars, pandas, spark, hidden, names = ended.stdout.splitlines()
+    assert counted == "counted 2"
+    for line, name, extra in (
+        (polars, "polars", "polars"),
+        (pandas, "pandas", "pipeline"),
+        (spark, "spark", "pipeline"),
+    ):
+        assert line.startswith(f"{name} unavailable: ")
+        assert f"pip install '.[{extra}]'" in line
+    assert hidden.startswith(f"this project has a module 'assets' ({tmp_path / 'assets.py'}) of its own")
+    assert names == "['TidemarkIOManager']"

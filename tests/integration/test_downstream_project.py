@@ -1,0 +1,95 @@
+"""The example project: two assets downstream of a table, on a real instance, by partition and by a range."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from dagster import AssetKey, DagsterInstance, Definitions, define_asset_job
+
+from pipelines.run_requests import RANGE_END, RANGE_START
+from tidemark import Table
+from tidemark.dagster import TableComponent
+
+# What Dagster itself calls to read a `defs.yaml`.
+pytestmark = [pytest.mark.dagster, pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated:DeprecationWarning")]
+
+PROJECT = Path(__file__).resolve().parents[2] / "examples" / "downstream"
+QUIET = {"telemetry": {"enabled": False}}
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    return tmp_path / "warehouse"
+
+
+@pytest.fixture
+def project(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Definitions]:
+    """The project as `dagster dev` loads it, with its tables in the warehouse, and jobs of its two assets."""
+    monkeypatch.setenv("WAREHOUSE", str(warehouse))
+    loaded = importlib.import_module("examples.downstream.definitions").defs()
+    jobs = [define_asset_job("both", ["visits", "visitors"]), define_asset_job("visits_only", "visits")]
+    yield Definitions.merge(loaded, Definitions(jobs=[*jobs, define_asset_job("visitors_only", "visitors")]))
+    for name in [each for each in sys.modules if each.startswith("examples.downstream")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
+    folder = tmp_path / "history"
+    folder.mkdir()
+    with DagsterInstance.local_temp(str(folder), overrides=QUIET) as opened:
+        yield opened
+
+
+def click(day: int, hour: int, visitor: str, ms: int) -> dict[str, object]:
+    return {"time": dt.datetime(2026, 1, day, hour, tzinfo=dt.UTC), "visitor": visitor, "url": "/", "ms": ms}
+
+
+def rows_of(place: Path) -> list[Any]:
+    found: pa.Table = Table.open(str(place)).scan(consistency="latest").to_arrow()
+    return sorted((tuple(each.values()) for each in found.to_pylist()), key=str)
+
+
+def test_two_assets_downstream_of_a_table_follow_it_by_partition_and_by_range(
+    project: Definitions, instance: DagsterInstance, warehouse: Path
+) -> None:
+    def run(job: str, *, partition: str | None = None, between: tuple[str, str] | None = None) -> None:
+        tags = {RANGE_START: between[0], RANGE_END: between[1]} if between else {}
+        resolved = project.resolve_job_def(job)
+        assert resolved.execute_in_process(instance=instance, partition_key=partition, tags=tags).success
+
+    clicks = _clicks(warehouse)
+    clicks.append([click(1, 9, "ada", 5), click(1, 23, "ada", 7), click(2, 0, "bob", 1), click(3, 12, "ada", 2)])
+    day = [dt.datetime(2026, 1, number, tzinfo=dt.UTC) for number in range(1, 4)]
+
+    run("visits_only", partition="2026-01-01")
+    assert rows_of(warehouse / "visits") == [(day[0], "ada", 2, 12)]
+    run("visits_only", between=("2026-01-01", "2026-01-03"))
+    every = [(day[0], "ada", 2, 12), (day[1], "bob", 1, 1), (day[2], "ada", 1, 2)]
+    assert rows_of(warehouse / "visits") == every
+    run("visitors_only")
+    assert rows_of(warehouse / "visitors") == [("ada", 2, 3), ("bob", 1, 1)]
+
+    run("clicks_checkpoint")  # in a process of its own, as every job of the upkeep
+    assert Table.open(clicks.uri).snapshot.checkpoint_version is not None
+
+    clicks.append([click(2, 5, "eve", 9)])
+    run("visits_only", partition="2026-01-02")
+    run("visitors_only")
+    assert rows_of(warehouse / "visits") == sorted([*every, (day[1], "eve", 1, 9)], key=str)
+    assert rows_of(warehouse / "visitors") == [("ada", 2, 3), ("bob", 1, 1), ("eve", 1, 1)]
+    assert instance.get_materialized_partitions(AssetKey("visits")) == {f"2026-01-0{number}" for number in (1, 2, 3)}
+
+
+def _clicks(warehouse: Path) -> Table:
+    """The table, made as its component declares it."""
+    attributes = yaml.safe_load((PROJECT / "defs" / "clicks" / "defs.yaml").read_text())["attributes"]
+    return Table.declare(TableComponent(**attributes | {"uri": str(warehouse / "clicks")}).declaration)

@@ -1,0 +1,574 @@
+"""Assets that are tables: every type in and out, by partition, by real runs."""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of assets.
+
+import datetime as dt
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from dagster import (
+    AssetIn,
+    AssetKey,
+    AssetsDefinition,
+    AssetSpec,
+    BackfillPolicy,
+    DagsterInstance,
+    DailyPartitionsDefinition,
+    Definitions,
+    DynamicPartitionsDefinition,
+    ExecuteInProcessResult,
+    HourlyPartitionsDefinition,
+    MultiPartitionKey,
+    MultiPartitionsDefinition,
+    Out,
+    RetryPolicy,
+    StaticPartitionsDefinition,
+    asset,
+    define_asset_job,
+    job,
+    op,
+)
+from pyspark.sql import DataFrame as SparkFrame
+
+from jobs.spark.spark import Spark
+from pipelines.run_requests import RANGE_END, RANGE_START
+from tidemark import Table
+from tidemark.dagster import TidemarkIOManager
+from tidemark.io_manager.manager import TidemarkIOManager as Defined
+
+pytestmark = pytest.mark.dagster
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DAYS = DailyPartitionsDefinition(start_date="2026-01-01", end_date="2026-01-05")
+COUNTRIES = StaticPartitionsDefinition(["at", "de"])
+BOTH = MultiPartitionsDefinition({"day": DAYS, "country": COUNTRIES})
+BY_TIME = {"time_column": "at", "window": "1h"}
+
+Make = Callable[[pa.Table], object]
+
+
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    with DagsterInstance.ephemeral() as opened:
+        yield opened
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return str(tmp_path / "warehouse")
+
+
+def at(day: int, hour: int = 0) -> dt.datetime:
+    return dt.datetime(2026, 1, day, hour, tzinfo=dt.UTC)
+
+
+def rows(*numbers: int, day: int = 1, country: str = "at") -> pa.Table:
+    """A row per number, an hour apart."""
+    return pa.table(
+        {
+            "at": pa.array([at(day, number % 24) for number in numbers], pa.timestamp("us", "UTC")),
+            "country": pa.array([country for _ in numbers], pa.string()),
+            "n": pa.array(numbers, pa.int64()),
+        }
+    )
+
+
+def read(root: str, name: str = "events") -> list[Any]:
+    """The numbers in a table, ascending."""
+    found: list[Any] = Table.open(f"{root}/{name}").scan(["n"], consistency="latest").to_arrow()["n"].to_pylist()
+    return sorted(found)
+
+
+def run(
+    instance: DagsterInstance,
+    root: str,
+    *assets: AssetsDefinition | AssetSpec,
+    partition: str | None = None,
+    between: tuple[str, str] | None = None,
+    default_type: str = "arrow",
+    ok: bool = True,
+) -> ExecuteInProcessResult:
+    """Materialize the assets, for a partition or for a range in one run."""
+    made = [each for each in assets if isinstance(each, AssetsDefinition)]
+    defs = Definitions(
+        assets=assets,
+        jobs=[define_asset_job("all", made)],
+        resources={"io_manager": TidemarkIOManager(root=root, default_type=default_type)},
+    )
+    tags = {RANGE_START: between[0], RANGE_END: between[1]} if between else {}
+    job = defs.resolve_job_def("all")
+    result = job.execute_in_process(instance=instance, partition_key=partition, tags=tags, raise_on_error=False)
+    assert result.success is ok, failures(result)
+    return result
+
+
+def failures(result: ExecuteInProcessResult) -> list[str]:
+    return [
+        str(data.user_failure_data.description if data.user_failure_data else data.error)
+        for data in (event.step_failure_data for event in result.get_step_failure_events())
+    ]
+
+
+def metadata(result: ExecuteInProcessResult, name: str) -> dict[str, Any]:
+    (event,) = result.asset_materializations_for_node(name)
+    return {key: value.value for key, value in event.metadata.items()}
+
+
+def events(value: object, **given: Any) -> AssetsDefinition:
+    """The asset `events`, which returns the value, or what it makes for the partition of the run."""
+    settings: dict[str, Any] = {"name": "events", "metadata": {"tidemark/create": BY_TIME}, **given}
+
+    def stored(context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # of no type that Dagster would check
+        return value(context) if callable(value) else value
+
+    made: AssetsDefinition = asset(**settings)(stored)
+    return made
+
+
+def reading(kind: Any, seen: list[Any], **given: Any) -> AssetsDefinition:
+    """An asset that takes the rows of `events` as a type, and notes what it got."""
+    found: dict[str, Any] = {"ins": {"events": AssetIn(metadata=given.pop("input_metadata", {}))}, **given}
+
+    def taken(events):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # annotated below
+        seen.append(events.read_all() if isinstance(events, pa.RecordBatchReader) else events)
+
+    taken.__annotations__ = {"return": None} if kind is None else {"events": kind, "return": None}
+    made: AssetsDefinition = asset(name="taken", **found)(taken)
+    return made
+
+
+def numbers_of(value: Any) -> list[int]:
+    """The column `n` of rows of any type, ascending."""
+    match value:
+        case pa.Table():
+            found = value["n"].to_pylist()
+        case pd.DataFrame() | pl.DataFrame():
+            found = list(value["n"])
+        case pl.LazyFrame():
+            found = list(value.collect()["n"])
+        case duckdb.DuckDBPyRelation():
+            found = [n for (n,) in value.select("n").fetchall()]
+        case _:
+            found = [row["n"] for row in value.select("n").collect()]
+    return sorted(found)
+
+
+TYPES: Mapping[str, tuple[Any, Make]] = {
+    "arrow": (pa.Table, lambda table: table),
+    "reader": (pa.RecordBatchReader, lambda table: table.to_reader()),
+    "pandas": (pd.DataFrame, lambda table: table.to_pandas()),
+    "polars": (pl.DataFrame, pl.DataFrame),
+    "polars_lazy": (pl.LazyFrame, lambda table: pl.LazyFrame(pl.DataFrame(table))),
+    "duckdb": (duckdb.DuckDBPyRelation, lambda table: duckdb.connect().from_arrow(table)),
+}
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_rows_of_every_type_are_stored_and_loaded_by_partition(instance: DagsterInstance, root: str, name: str) -> None:
+    kind, make = TYPES[name]
+    seen: list[Any] = []
+    stored = events(lambda context: make(rows(1, 2, day=int(context.partition_key[-2:]))), partitions_def=DAYS)
+    for day in ("2026-01-01", "2026-01-02"):
+        run(instance, root, stored, partition=day)
+    run(instance, root, stored, reading(kind, seen, partitions_def=DAYS), partition="2026-01-02")
+    assert isinstance(seen[0], pa.Table if name == "reader" else kind)
+    assert numbers_of(seen[0]) == [1, 2]
+    assert Table.open(f"{root}/events").schema == rows().schema
+    assert read(root) == [1, 1, 2, 2]
+
+
+def test_a_frame_of_pandas_that_was_filtered_is_stored_without_its_row_numbers(
+    instance: DagsterInstance, root: str
+) -> None:
+    frame = rows(1, 2, 3).to_pandas()
+    run(instance, root, events(frame[frame["n"] > 1]))
+    assert read(root) == [2, 3]
+    assert Table.open(f"{root}/events").schema.names == ["at", "country", "n"]
+
+
+def test_outputs_of_ops_are_tables_where_they_say_which(instance: DagsterInstance, root: str) -> None:
+    settings = {"tidemark/uri": f"{root}/events", "tidemark/create": {}}
+    seen: list[Any] = []
+
+    @op(out=Out(metadata=settings))
+    def made() -> pa.Table:
+        return rows(1, 2)
+
+    @op
+    def taken(events: pl.DataFrame) -> None:
+        seen.append(events)
+
+    @job(resource_defs={"io_manager": TidemarkIOManager(root=root)})
+    def both() -> None:
+        taken(made())
+
+    assert both.execute_in_process(instance=instance).success
+    assert numbers_of(seen[0]) == [1, 2]
+
+
+@pytest.mark.spark
+def test_frames_of_spark_are_stored_and_loaded(instance: DagsterInstance, root: str, spark: Spark) -> None:
+    seen: list[Any] = []
+    made = spark.session().createDataFrame(rows(1, 2))
+    run(instance, root, events(made), reading(SparkFrame, seen))
+    assert isinstance(seen[0], SparkFrame)
+    assert numbers_of(seen[0]) == read(root) == [1, 2]
+    assert Table.open(f"{root}/events").schema.field("at").type == pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize("name", ["reader", "polars_lazy"])
+def test_an_input_without_an_annotation_is_what_the_manager_says(
+    instance: DagsterInstance, root: str, name: str
+) -> None:
+    seen: list[Any] = []
+    run(instance, root, events(rows(1)), reading(None, seen), default_type=name)
+    assert isinstance(seen[0], pa.Table if name == "reader" else TYPES[name][0])
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ([1, 2], "the asset returned a list: return one"),
+        (None, "the asset returned a NoneType: return one"),
+        (pd.Series([1]), "the asset returned a pandas.core.series.Series: return one"),
+        (pd.DataFrame({"n": [1]}, index=["a"]), "reset_index() makes it one"),
+        (pd.DataFrame({"n": [1]}, index=pd.Index([7], name="id")), "reset_index() makes it one"),
+        (pd.DataFrame({"n": [1, "a"]}), "values of no one type"),
+    ],
+)
+def test_what_is_no_rows_is_refused_with_what_to_do(
+    instance: DagsterInstance, root: str, value: object, found: str
+) -> None:
+    result = run(instance, root, events(value), ok=False)
+    (failure,) = failures(result)
+    assert failure.startswith("invalid_input: ")
+    assert found in failure
+    assert not Path(root).exists()
+
+
+@pytest.mark.parametrize("kind", [list, dict[str, int], pa.Table | None, pa.RecordBatch, pd.Series])
+def test_an_annotation_that_is_no_rows_is_refused_with_what_to_write(
+    instance: DagsterInstance, root: str, kind: object
+) -> None:
+    seen: list[Any] = []
+    result = run(instance, root, events(rows(1)), reading(kind, seen), ok=False)
+    assert "a table is loaded as pyarrow.Table, pyarrow.RecordBatchReader, pandas.DataFrame" in failures(result)[0]
+    assert seen == []
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_partition_is_overwritten_exactly_and_a_rerun_changes_no_row(instance: DagsterInstance, root: str) -> None:
+    for day, number in (("2026-01-01", 1), ("2026-01-02", 2), ("2026-01-03", 3)):
+        run(instance, root, events(rows(number, day=number), partitions_def=DAYS), partition=day)
+    again = events(rows(20, 21, day=2), partitions_def=DAYS)
+    run(instance, root, again, partition="2026-01-02")
+    result = run(instance, root, again, partition="2026-01-02")
+    assert read(root) == [1, 3, 20, 21]
+    assert [each.operation for each in Table.open(f"{root}/events").history(2)] == ["OVERWRITE", "OVERWRITE"]
+    found = metadata(result, "events")
+    assert (found["dagster/row_count"], found["dagster/partition_row_count"], found["tidemark/rows_written"]) == (
+        4,
+        2,
+        2,
+    )
+
+
+def test_a_row_of_another_partition_is_refused_and_nothing_is_written(instance: DagsterInstance, root: str) -> None:
+    run(instance, root, events(rows(1), partitions_def=DAYS), partition="2026-01-01")
+    for wrong in (rows(2, day=2), rows(2, day=1).append_column("m", [[1]])):
+        result = run(instance, root, events(wrong, partitions_def=DAYS), partition="2026-01-01", ok=False)
+        assert failures(result)[0].startswith("invalid_input: ")
+    assert read(root) == [1]
+
+
+def test_a_range_of_partitions_is_stored_and_loaded_by_one_run(instance: DagsterInstance, root: str) -> None:
+    three = pa.concat_tables([rows(day, day=day) for day in (2, 3)])
+    run(instance, root, events(rows(1), partitions_def=DAYS), partition="2026-01-01")
+    stored = events(three, partitions_def=DAYS, backfill_policy=BackfillPolicy.single_run())
+    seen: list[Any] = []
+    taken = reading(pa.Table, seen, partitions_def=DAYS, backfill_policy=BackfillPolicy.single_run())
+    run(instance, root, stored, taken, between=("2026-01-02", "2026-01-03"))
+    assert numbers_of(seen[0]) == [2, 3]
+    assert read(root) == [1, 2, 3]
+    assert instance.get_materialized_partitions(AssetKey("events")) == {f"2026-01-0{day}" for day in (1, 2, 3)}
+
+
+def test_an_asset_without_partitions_loads_all_of_them(instance: DagsterInstance, root: str) -> None:
+    seen: list[Any] = []
+    stored = events(
+        lambda context: rows(int(context.partition_key[-2:]), day=int(context.partition_key[-2:])), partitions_def=DAYS
+    )
+    for day in ("2026-01-01", "2026-01-03"):
+        run(instance, root, stored, partition=day)
+    outside = rows(99, day=9)
+    Table.open(f"{root}/events").append(outside)
+    spec = AssetSpec("events", partitions_def=DAYS, metadata={"tidemark/uri": f"{root}/events"})
+    run(instance, root, spec, reading(pa.Table, seen))
+    assert numbers_of(seen[0]) == [1, 3]
+
+
+def test_hours_above_are_a_day_below(instance: DagsterInstance, root: str) -> None:
+    table = Table.create(f"{root}/clicks", rows().schema, time_column="at", window="1h")
+    table.append(pa.concat_tables([rows(0, 23, day=1), rows(0, 5, day=2), rows(0, day=3)]))
+    hours = HourlyPartitionsDefinition(start_date="2026-01-01-00:00", end_date="2026-01-05-00:00")
+    spec = AssetSpec("events", partitions_def=hours, metadata={"dagster/uri": table.uri})
+    seen: list[Any] = []
+    run(instance, root, spec, reading(pa.Table, seen, partitions_def=DAYS), partition="2026-01-02")
+    assert numbers_of(seen[0]) == [0, 5]
+
+
+def test_partitions_of_days_and_countries_are_both(instance: DagsterInstance, root: str) -> None:
+    def store(day: int, country: str, *numbers: int) -> None:
+        key = MultiPartitionKey({"day": f"2026-01-0{day}", "country": country})
+        made = events(rows(*numbers, day=day, country=country), partitions_def=BOTH)
+        run(instance, root, made, partition=key)
+
+    store(1, "at", 1)
+    store(1, "de", 2)
+    store(2, "at", 3)
+    store(1, "de", 20)
+    assert read(root) == [1, 3, 20]
+    seen: list[Any] = []
+    spec = AssetSpec("events", partitions_def=BOTH)
+    key = MultiPartitionKey({"day": "2026-01-01", "country": "at"})
+    run(instance, root, spec, reading(pa.Table, seen, partitions_def=BOTH), partition=key)
+    run(instance, root, spec, reading(pa.Table, seen, partitions_def=DAYS), partition="2026-01-01")
+    run(instance, root, spec, reading(pa.Table, seen))
+    assert [numbers_of(each) for each in seen] == [[1], [1, 20], [1, 3, 20]]
+
+
+HOSTILE = ("x' OR '1'='1", "at'); DROP TABLE t; --", "%")
+
+
+@pytest.mark.parametrize("key", HOSTILE)
+def test_a_hostile_partition_key_stays_a_value(instance: DagsterInstance, root: str, key: str) -> None:
+    countries = DynamicPartitionsDefinition(name="countries")
+    instance.add_dynamic_partitions("countries", ["safe", key])
+    given = {"tidemark/create": BY_TIME}
+    by_country: dict[str, Any] = {"partitions_def": countries, "metadata": {**given, "partition_expr": "country"}}
+    run(instance, root, events(rows(1, country="safe"), **by_country), partition="safe")
+    for _ in range(2):
+        run(instance, root, events(rows(2, country=key), **by_country), partition=key)
+    seen: list[Any] = []
+    run(
+        instance,
+        root,
+        AssetSpec("events", **by_country),
+        reading(pa.Table, seen, partitions_def=countries),
+        partition=key,
+    )
+    assert numbers_of(seen[0]) == [2]
+    assert seen[0]["country"].to_pylist() == [key]
+    assert read(root) == [1, 2]
+
+
+def test_a_key_that_is_no_value_of_its_column_is_refused(instance: DagsterInstance, root: str) -> None:
+    numbers = StaticPartitionsDefinition(["1", "1 OR true"])
+    settings = {"partitions_def": numbers, "metadata": {"tidemark/create": {}, "partition_expr": "n"}}
+    run(instance, root, events(rows(1), **settings), partition="1")
+    result = run(instance, root, events(rows(1), **settings), partition="1 OR true", ok=False)
+    assert "column 'n': '1 OR true' is not a value of int64" in failures(result)[0]
+    assert read(root) == [1]
+
+
+def test_a_partition_whose_column_nobody_knows_is_refused(instance: DagsterInstance, root: str) -> None:
+    stored = events(rows(1), partitions_def=COUNTRIES)
+    assert (
+        "give the asset the metadata 'partition_expr'"
+        in failures(run(instance, root, stored, partition="at", ok=False))[0]
+    )
+    assert not Path(root).exists()  # a table that is made wrong would stay so
+    timeless = events(rows(1), partitions_def=DAYS, metadata={"tidemark/create": {}})
+    assert "no column is known" in failures(run(instance, f"{root}/2", timeless, partition="2026-01-01", ok=False))[0]
+
+
+# --- ways to store ----------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_appended_where_the_asset_says_so(instance: DagsterInstance, root: str) -> None:
+    metadata_ = {"tidemark/create": {}, "tidemark/mode": "append"}
+    run(instance, root, events(rows(1), metadata=metadata_))
+    result = run(instance, root, events(rows(2), metadata=metadata_))
+    assert read(root) == [1, 2]
+    assert metadata(result, "events")["tidemark/mode"] == "append"
+
+
+def test_rows_of_a_keyed_table_take_the_place_of_those_with_their_key(instance: DagsterInstance, root: str) -> None:
+    keyed = {"tidemark/create": {"primary_key": "n"}}
+    run(instance, root, events(rows(1, 2), metadata=keyed))
+    seen: list[Any] = []
+    result = run(instance, root, events(rows(2, 3, day=2), metadata=keyed), reading(pa.Table, seen))
+    assert numbers_of(seen[0]) == [1, 2, 3]
+    assert "dagster/row_count" not in metadata(result, "events")
+
+
+def test_rows_are_upserted_by_the_columns_that_the_asset_names(instance: DagsterInstance, root: str) -> None:
+    settings = {"tidemark/create": {}, "tidemark/mode": "upsert", "tidemark/on": "n"}
+    for numbers in ((1, 2), (2, 3)):
+        run(instance, root, events(rows(*numbers), metadata=settings))
+    assert read(root) == [1, 2, 3]
+
+
+def test_a_store_that_was_killed_after_its_commit_is_retried_and_writes_once(
+    instance: DagsterInstance, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Defined.handle_output
+    died: list[str] = []
+
+    def dying(self: Defined, context: Any, obj: object) -> None:
+        store(self, context, obj)
+        if len(died) < 2:
+            died.append(context.run_id)
+            raise ConnectionError("the process ended here, before Dagster heard of the commit")
+
+    monkeypatch.setattr(Defined, "handle_output", dying)
+    for mode in ("append", "overwrite"):
+        died.clear()
+        settings: dict[str, object] = {"tidemark/create": {}, "tidemark/mode": mode}
+        run(instance, f"{root}/{mode}", events(rows(1, 2), metadata=settings, retry_policy=RetryPolicy(max_retries=2)))
+        assert read(f"{root}/{mode}") == [1, 2]
+        assert len(died) == 2
+    appended = Table.open(f"{root}/append/events").history()
+    assert [each.operation for each in appended] == ["APPEND", "CREATE TABLE"]
+
+
+# A process that appends, and is killed after the commit, before Dagster hears of it, unless it retries another run.
+APPENDING = """
+import os, signal, sys
+import pyarrow as pa
+from dagster import (
+    DagsterInstance, Definitions, ReexecutionOptions, asset, define_asset_job, execute_job, in_process_executor,
+    reconstructable,
+)
+from tidemark.dagster import TidemarkIOManager
+from tidemark.io_manager import manager
+
+FOLDER = sys.argv[1]
+
+@asset(metadata={"tidemark/create": {}, "tidemark/mode": "append"})
+def events() -> pa.Table:
+    return pa.table({"n": [1]})
+
+def everything():
+    return Definitions(
+        assets=[events],
+        jobs=[define_asset_job("all", "*")],
+        resources={"io_manager": TidemarkIOManager(root=FOLDER + "/warehouse")},
+        executor=in_process_executor,
+    ).resolve_job_def("all")
+
+if __name__ == "__main__":
+    options = ReexecutionOptions(parent_run_id=sys.argv[2]) if sys.argv[2:] else None
+    if options is None:
+        manager.table_metadata = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    with DagsterInstance.local_temp(FOLDER) as instance:
+        assert execute_job(reconstructable(everything), instance, reexecution_options=options).success
+"""
+
+
+def test_a_run_that_is_killed_after_its_commit_is_run_again_and_appends_once(tmp_path: Path, root: str) -> None:
+    program = tmp_path / "appending.py"
+    program.write_text(APPENDING)
+
+    def started(*retried: str) -> int:
+        command = [sys.executable, str(program), str(tmp_path), *retried]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+
+    assert started() == -signal.SIGKILL
+    assert read(root) == [1]
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+        (killed,) = instance.get_runs()
+    assert started(killed.run_id) == 0
+    assert read(root) == [1]
+    with DagsterInstance.ephemeral() as instance:
+        run(instance, root, events(pa.table({"n": [2]}), metadata={"tidemark/mode": "append"}))
+    assert read(root) == [1, 2]
+
+
+def test_partitions_that_begin_together_make_the_table_once(instance: DagsterInstance, root: str) -> None:
+    def one(day: str) -> None:
+        run(instance, root, events(rows(1, day=int(day[-2:])), partitions_def=DAYS), partition=day)
+
+    threads = [Thread(target=one, args=(f"2026-01-0{day}",)) for day in (1, 2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert read(root) == [1, 1]
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_materialization_says_where_the_table_is_and_what_is_in_it(instance: DagsterInstance, root: str) -> None:
+    result = run(instance, root, events(rows(1, 2), key_prefix="raw"))
+    found = metadata(result, "raw__events")
+    table = Table.open(f"{root}/raw/events")
+    assert found["dagster/uri"] == table.uri
+    assert found["dagster/table_name"] == "raw.events"
+    assert (found["dagster/row_count"], found["tidemark/version"]) == (2, table.version)
+    assert [(each.name, each.type) for each in found["dagster/column_schema"].columns] == [
+        ("at", "timestamp[us, tz=UTC]"),
+        ("country", "string"),
+        ("n", "int64"),
+    ]
+
+
+def test_a_table_that_nobody_made_is_refused_with_how_to_make_it(instance: DagsterInstance, root: str) -> None:
+    (failure,) = failures(run(instance, root, events(rows(1), metadata={}), ok=False))
+    assert failure.startswith("not_found: ")
+    assert "'tidemark/create'" in failure
+    assert "tidemark init" in failure
+    assert not Path(root).exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"tidemark/modes": "append"}, "'tidemark/modes' is no setting here"),
+        ({"tidemark/mode": "replace"}, "tidemark/mode is one of append, overwrite, upsert; found 'replace'"),
+        ({"tidemark/create": {"key": "n"}}, "'key' is no parameter of Table.create"),
+        ({"tidemark/create": "n"}, "tidemark/create has the parameters of Table.create by name"),
+        ({"tidemark/uri": "ftp://host/x"}, "use file:///"),
+        ({"tidemark/create": {"primary_key": "n"}, "tidemark/mode": "overwrite"}, "a keyed table is not overwritten"),
+    ],
+)
+def test_a_setting_that_is_none_is_refused_by_its_name(
+    instance: DagsterInstance, root: str, settings: dict[str, object], found: str
+) -> None:
+    (failure,) = failures(run(instance, root, events(rows(1), metadata=settings), ok=False))
+    assert failure.startswith("invalid_input: ")
+    assert found in failure
+
+
+def test_an_asset_key_that_leaves_its_folder_is_refused(instance: DagsterInstance, root: str) -> None:
+    prefixed: Sequence[str] = ["..", "other"]
+    result = run(instance, root, events(rows(1), key_prefix=prefixed), ok=False)
+    assert "'..' is no name of a folder" in failures(result)[0]
+
+
+def test_an_input_is_of_the_version_and_columns_that_it_names(instance: DagsterInstance, root: str) -> None:
+    run(instance, root, events(rows(1)))
+    version = Table.open(f"{root}/events").version
+    run(instance, root, events(rows(2)))
+    seen: list[Any] = []
+    named = {"tidemark/at": version, "columns": ["n"], "tidemark/uri": f"{root}/events"}
+    run(instance, root, AssetSpec("events"), reading(pa.Table, seen, input_metadata=named))
+    assert seen[0].to_pydict() == {"n": [1]}
