@@ -20,6 +20,7 @@ from storage_core.foreign_text import quoted
 from storage_core.log.actions import Add, Txn
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.transactions import transaction_of
 from storage_core.read.predicate import Filter
 from storage_core.read.row_filter import RowFilter
 from storage_core.read.scan import wanted_filter
@@ -30,8 +31,6 @@ from storage_core.rows.keys import key_order
 from storage_core.settings.query import QueryLimits
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
-
-_APP = "app:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +175,7 @@ def _once(target: Target, application: object) -> tuple[Txn | None, Changed | No
     """The transaction of an application's version, and what was done where it is recorded already."""
     if application is None:
         return None, None
-    match application:
-        case (str(name), int(version)) if name and not isinstance(version, bool) and 0 <= version < 2**63:
-            txn = Txn(appId=_APP + name, version=version, lastUpdated=target.log.clock.now_ms())
-        case _:
-            raise InvalidInput(
-                f"an application is its name and the number of its work, as in ('nightly', 17); found "
-                f"{quoted(application)}"
-            )
+    txn = transaction_of(application, target.log.clock.now_ms())
     recorded = target.head.txns.get(txn.appId, -1) >= txn.version
     return txn, Changed(version=target.head.version) if recorded else None
 

@@ -9,10 +9,30 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.log.actions import Txn
 
 if TYPE_CHECKING:
     from storage_core.log.listed_transactions import ListedTransactions, Recorded
+
+
+_APP = "app:"
+
+
+def transaction_of(application: object, now_ms: int) -> Txn:
+    """Return what records the work of a caller's application: its name, and the number of the work.
+
+    Raises `InvalidInput` for all else.
+    """
+    match application:
+        case (str(name), int(version)) if name and not isinstance(version, bool) and 0 <= version < 2**63:
+            return Txn(appId=_APP + name, version=version, lastUpdated=now_ms)
+        case _:
+            raise InvalidInput(
+                f"an application is its name and the number of its work, as in ('nightly', 17); found "
+                f"{quoted(application)}"
+            )
 
 
 class Transactions(Mapping[str, int]):
