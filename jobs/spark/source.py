@@ -14,7 +14,8 @@ from pyspark.sql.types import StructType
 from jobs.spark.session import is_elsewhere, ship_code
 from jobs.spark.source_options import read_options, sink_options, write_options
 from jobs.spark.source_reader import PruningReader, TableReader
-from jobs.spark.source_types import spark_schema
+from jobs.spark.source_stream import TableStream
+from jobs.spark.source_types import change_schema, spark_schema
 from jobs.spark.source_writer import StreamWriter, TableWriter
 from storage_core.errors import InvalidInput
 from storage_core.read.view import Consistency
@@ -50,17 +51,21 @@ class TableSource(DataSource):
         level = options.consistency if is_refused else Consistency.SNAPSHOT
         table.scan(options.columns, options.filter, consistency=level)
         self._version = table.version
-        return spark_schema(table.schema, options.columns)
+        columns = spark_schema(table.schema, options.columns)
+        return change_schema(columns) if options.changes else columns
 
     def reader(self, schema: StructType) -> TableReader:
         """Return a reader of a batch."""
-        if self._version is None:
-            raise InvalidInput(
-                "the format tidemark knows its columns: leave schema(…) out, choose by the option columns"
-            )
         options = read_options(self.options)
+        options.require_batch()
         kind = PruningReader if options.pushdown else TableReader
-        return kind(options, schema, version=self._version, batch_rows=self.batch_rows)
+        return kind(options, schema, version=self._loaded, batch_rows=self.batch_rows)
+
+    def streamReader(self, schema: StructType) -> TableStream:  # noqa: N802  # Spark's name
+        """Return a reader of a stream."""
+        options = read_options(self.options)
+        options.require_stream()
+        return TableStream(options, schema, version=self._loaded, batch_rows=self.batch_rows)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:  # noqa: FBT001  # as Spark calls it
         """Return a writer of a batch."""
@@ -69,6 +74,13 @@ class TableSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802
         """Return a writer of a stream."""
         return StreamWriter(sink_options(self.options), schema, overwrite=overwrite)
+
+    @property
+    def _loaded(self) -> int:
+        """The version that was the newest when this was loaded."""
+        if self._version is None:
+            raise InvalidInput("the format tidemark knows its columns: leave schema(…) out, choose by option columns")
+        return self._version
 
 
 def register(spark: SparkSession) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
+from storage_core.read.follow import Limit, Unit
 from storage_core.read.view import Consistency
 
 _PATH = "path"
-_READ = ("at", "consistency", "columns", "filter", "pushdown")
+_BATCH = ("at", "consistency", "columns", "filter", "pushdown")
+_STREAM = ("at", "columns", "changes", "max_rows", "max_bytes", "max_files")
+_READ = (*_BATCH, *_STREAM[2:])
 _TRUTH = {"true": True, "false": False}
 _WRITE = ("application", "batch")
 _CHECKPOINT = "checkpointlocation"
@@ -19,7 +22,10 @@ _CHECKPOINT = "checkpointlocation"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What is read: of which table, which version, at which level, which columns, and which rows."""
+    """What is read: of which table, which version, at which level, which columns, and which rows; of a stream how.
+
+    `given` are the names of those that were given.
+    """
 
     uri: str
     at: str | None = None
@@ -27,11 +33,22 @@ class ReadOptions:
     columns: tuple[str, ...] | None = None
     filter: str | None = None
     pushdown: bool = False
+    changes: bool = False
+    limit: Limit | None = None
+    given: tuple[str, ...] = ()
 
     @property
     def is_of_the_base(self) -> bool:
         """Whether the rows are those of a version."""
         return self.consistency == Consistency.SNAPSHOT
+
+    def require_batch(self) -> None:
+        """Raise `InvalidInput` where an option is of streams only."""
+        _require(self.given, _BATCH, "spark.read")
+
+    def require_stream(self) -> None:
+        """Raise `InvalidInput` where an option is of batches only."""
+        _require(self.given, _STREAM, "spark.readStream")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +60,7 @@ class WriteOptions:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Return the options of a batch read. Raises `InvalidInput` for an unknown one."""
+    """Return the options of a read, of a batch or a stream. Raises `InvalidInput` for an unknown one."""
     known = _known(given, _READ, "spark.read")
     return ReadOptions(
         uri=uri_of(given),
@@ -52,6 +69,9 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         columns=names_of(known.get("columns")),
         filter=known.get("filter"),
         pushdown=_truth("pushdown", known),
+        changes=_truth("changes", known),
+        limit=_limit(known),
+        given=tuple(known),
     )
 
 
@@ -97,6 +117,20 @@ def names_of(text: str | None) -> tuple[str, ...] | None:
     return tuple(map(str, found))
 
 
+def _limit(known: Mapping[str, str]) -> Limit | None:
+    """How much a micro-batch reads at most."""
+    units: tuple[Unit, ...] = ("rows", "bytes", "files")
+    found = [(unit, known[f"max_{unit}"]) for unit in units if f"max_{unit}" in known]
+    if not found:
+        return None
+    (unit, text), *others = found
+    if others or not text.isdecimal() or not int(text):
+        raise InvalidInput(
+            f"a micro-batch has one limit, a number from 1 on as max_rows, max_bytes or max_files; found {found}"
+        )
+    return Limit(unit, int(text))
+
+
 def _truth(name: str, known: Mapping[str, str]) -> bool:
     text = known.get(name, "false")
     if text.lower() not in _TRUTH:
@@ -107,11 +141,15 @@ def _truth(name: str, known: Mapping[str, str]) -> bool:
 def _known(given: Mapping[str, str], names: tuple[str, ...], where: str) -> dict[str, str]:
     """The given options by their names in lower case, as Spark tells no case."""
     found = {name.lower(): value for name, value in given.items() if name.lower() != _PATH}
-    unknown = sorted(set(found) - set(names))
+    _require(found, names, where)
+    return found
+
+
+def _require(given: Iterable[str], names: tuple[str, ...], where: str) -> None:
+    unknown = sorted(set(given) - set(names))
     if unknown:
         raise InvalidInput(
             f"{where} of the format tidemark has no option {', '.join(map(quoted, unknown))}; it has "
             f"{', '.join(names)}",
             options=unknown,
         )
-    return found

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from jobs.spark.source_filters import all_of, is_exact
 from jobs.spark.source_options import ReadOptions
-from jobs.spark.source_types import require_schema
+from jobs.spark.source_types import require_schema, spark_schema
 from storage_core.read.portions import Portion, Wanted, portions, rows_of
 from storage_core.read.sql_predicate import from_sql
 from storage_core.table import Table
@@ -35,7 +35,7 @@ class TableReader(DataSourceReader):
         options = self._options
         table = Table.open(options.uri, at=self._version if options.is_of_the_base else None)
         scan = table.scan(options.columns, options.filter, consistency=options.consistency)
-        require_schema(self._schema, scan.snapshot.schema, options.columns)
+        require_schema(self._schema, spark_schema(scan.snapshot.schema, options.columns))
         return [InputPartition(each) for each in portions(replace(scan, among=all_of(self._pruning)))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

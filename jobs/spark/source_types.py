@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from storage_core.errors import InvalidInput
+from storage_core.rows.change_columns import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from storage_core.rows.schema import to_schema_string
 
 
@@ -19,9 +20,20 @@ def spark_schema(schema: pa.Schema, columns: Sequence[str] | None = None) -> Str
     return StructType.fromJson({**described, "fields": [{**each, "metadata": {}} for each in described["fields"]]})
 
 
-def require_schema(given: StructType, schema: pa.Schema, columns: Sequence[str] | None = None) -> None:
+def change_schema(columns: StructType) -> StructType:
+    """Return the columns of changes to rows with these columns: see `read.changes`."""
+    return StructType(
+        [
+            *columns.fields,
+            StructField(CHANGE_TYPE, StringType(), nullable=False),
+            StructField(COMMIT_VERSION, LongType(), nullable=False),
+            StructField(COMMIT_TIMESTAMP, TimestampType(), nullable=False),
+        ]
+    )
+
+
+def require_schema(given: StructType, expected: StructType) -> None:
     """Return when Spark was given the columns of the table. Raises `InvalidInput` for others."""
-    expected = spark_schema(schema, columns)
     if given != expected:
         raise InvalidInput(
             f"Spark expects the columns {given.simpleString()}, and the table has {expected.simpleString()}: leave "

@@ -26,6 +26,7 @@ from tests.support.scale import scaled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
     from jobs.spark.spark import Spark
 
@@ -310,8 +311,13 @@ def test_without_pyspark_the_error_says_what_to_install() -> None:
 def streamed(session: SparkSession, folder: Path, uri: str) -> None:
     """Append what landed in a folder as Parquet since the last time, file by file."""
     landed = session.readStream.schema("n long").option("maxFilesPerTrigger", 1).parquet(str(folder / "landed"))
-    query = landed.writeStream.format("tidemark").option("checkpointLocation", str(folder / "checkpoint"))
-    query.trigger(availableNow=True).start(uri).awaitTermination()
+    copied(landed, folder / "checkpoint", uri).awaitTermination()
+
+
+def copied(frame: DataFrame, checkpoint: Path, uri: str) -> StreamingQuery:
+    """A query that appends a stream to a table until it has all that is there now."""
+    writing = frame.writeStream.format("tidemark").option("checkpointLocation", str(checkpoint))
+    return writing.trigger(availableNow=True).start(uri)
 
 
 def test_a_micro_batch_that_spark_runs_again_is_in_the_table_once(session: SparkSession, tmp_path: Path) -> None:
@@ -336,3 +342,40 @@ def test_a_stream_of_results_that_replace_one_another_is_refused(session: SparkS
     )
     said = refusal(lambda: query.trigger(availableNow=True).start(table.uri).awaitTermination())
     assert "takes streams in the output mode append" in said
+
+
+def test_a_table_is_copied_by_a_stream_that_is_stopped_again_and_again(session: SparkSession, tmp_path: Path) -> None:
+    source, copy = (
+        tm.Table.create(str(tmp_path / name), SCHEMA, time_column="ts", window="1h") for name in ("source", "copy")
+    )
+    source.append([row(n) for n in range(300)])
+    random = Random(3)
+    for stops in range(4):
+        frame = session.readStream.format("tidemark").option("max_files", 3).load(source.uri)
+        query = copied(frame, tmp_path / "checkpoint", copy.uri)
+        if stops < 3:
+            query.awaitTermination(random.random() * 2)
+            query.stop()
+            source.append([row(1_000 + stops)])
+        query.awaitTermination()
+    assert rows(copy.refresh().scan().to_arrow(), SCHEMA) == rows(source.scan().to_arrow(), SCHEMA)
+    assert copy.version >= 4, "three files at a time"
+
+
+def test_changes_are_streamed_with_what_happened_to_each_row(session: SparkSession, tmp_path: Path) -> None:
+    table = tm.Table.create(str(tmp_path / "t"), pa.schema([("n", pa.int64()), ("s", pa.string())]))
+    table.append([{"n": 1, "s": "a"}, {"n": 2, "s": "b"}])
+    frame = session.readStream.format("tidemark").options(changes=True, columns="n").load(table.uri)
+    table.update({"n": 3}, "n = 2")
+    found: list[tuple[object, ...]] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        found.extend((number, each["_change_type"], each["n"], each["_commit_version"]) for each in batch.collect())
+
+    query = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(take)
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(found) == [(0, "delete", 2, 2), (0, "insert", 3, 2)]
+    rows_only = session.readStream.format("tidemark").option("at", 1).load(table.uri)
+    copy = tm.Table.create(str(tmp_path / "copy"), table.schema)
+    said = refusal(lambda: copied(rows_only, tmp_path / "other", copy.uri).awaitTermination())
+    assert "version 2 changed or removed rows, which a stream of rows cannot tell" in said
