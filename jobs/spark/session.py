@@ -9,10 +9,11 @@ import logging
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.running.stop_signals import handlers_kept
 from jobs.spark import code_archive
@@ -57,7 +58,7 @@ def start(master: str) -> SparkSession:
     local = master.startswith("local")
     session = connect(master, _SESSION) if master.startswith(CONNECT) else _start_driver(master, local=local)
     if not local:
-        _ship_code(session)
+        ship_code(session)
     return session
 
 
@@ -76,7 +77,19 @@ def _start_driver(master: str, *, local: bool) -> SparkSession:
         return builder.config(map={**_SESSION, **settings, **loopback}).getOrCreate()
 
 
-def _ship_code(session: SparkSession) -> None:
+def is_elsewhere(session: SparkSession) -> bool:
+    """Return whether the workers of a session may lack this code: on a cluster, and behind a Connect server.
+
+    So may those of a session of this process that was started by somebody else, unless they are told where it is.
+    """
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        return True
+    context: Any = session.sparkContext
+    paths = (context._jvm.System.getenv("PYTHONPATH") or "").split(os.pathsep)  # noqa: SLF001  # the workers have it
+    return not context.master.startswith("local") or str(ROOT) not in [*paths, sysconfig.get_path("purelib")]
+
+
+def ship_code(session: SparkSession) -> None:
     """Give the workers of the session this code. Executors fetch it as they start, so the file stays as long as it."""
     folder = Path(tempfile.mkdtemp(prefix="tidemark-code-"))
     weakref.finalize(session, shutil.rmtree, folder, ignore_errors=True)

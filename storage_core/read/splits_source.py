@@ -129,17 +129,10 @@ def source_of(
     tells them. Requests besides those of `splits_source`: those of `take_apart` and `Overlay.deleted`. Raises what they
     raise.
     """
-    over = None
-    if records is not None and records.num_rows:
-        from storage_core.read.overlay import take_apart  # which reads of the base alone do not need
-        from storage_core.region.unmerged import Unmerged
-
-        unmerged = [Unmerged(generation=None, records=(records,))]
-        overlay = take_apart(store, snapshot, unmerged, footers=verified.footers)
-        over = Over(overlay.rest, overlay.touched, partial(overlay.deleted, store, snapshot))
-    elif is_counted(snapshot, columns):
+    over = over_of(store, snapshot, records, verified)
+    if over is None and is_counted(snapshot, columns):
         return (), Source(snapshot.schema.empty_table(), unread=snapshot.rows)
-    elif asked is not None and (told := exact_metrics(snapshot, asked)) is not None:
+    if over is None and asked is not None and (told := exact_metrics(snapshot, asked)) is not None:
         return (), Source(snapshot.schema.empty_table(), unread=told.rows, ends=told.ends, values=told.values)
     splits = first_splits(snapshot, first).splits if first is not None and over is None else prune(snapshot, predicate)
     with query_errors(query, splits):
@@ -155,6 +148,18 @@ def source_of(
             rows=found.rows,
             in_order=first is not None,
         )
+
+
+def over_of(store: ObjectStore, snapshot: Snapshot, records: pa.Table | None, verified: Verified) -> Over | None:
+    """Return what records that are not merged put over the splits; None without one. Requests: see `take_apart`."""
+    if records is None or not records.num_rows:
+        return None
+    from storage_core.read.overlay import take_apart  # which reads of the base alone do not need
+    from storage_core.region.unmerged import Unmerged
+
+    unmerged = [Unmerged(generation=None, records=(records,))]
+    overlay = take_apart(store, snapshot, unmerged, footers=verified.footers)
+    return Over(overlay.rest, overlay.touched, partial(overlay.deleted, store, snapshot))
 
 
 def narrowed(

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ import pytest
 
 from jobs import collect
 from jobs.requests.request import JobRequest
+from jobs.spark.code_archive import ROOT
 from jobs.spark.spark import Spark
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
@@ -103,14 +106,33 @@ def on_cluster(
 
 
 @pytest.fixture(scope="module")
-def server(cluster: StandaloneCluster, on_cluster: Compacted) -> str:
+def copy_on_cluster(cluster: StandaloneCluster, on_cluster: Compacted, s3: S3Server) -> str:
+    """The compacted table copied by a session on the cluster, which ends before the Connect server as well."""
+    libraries = cluster.worker_environment["PYTHONPATH"]  # what plans on the driver runs with the workers' Python
+    return copied_in_spark(cluster.master, on_cluster.uri, s3, {**cluster.driver_environment, "PYTHONPATH": libraries})
+
+
+@pytest.fixture(scope="module")
+def server(cluster: StandaloneCluster, on_cluster: Compacted, copy_on_cluster: str) -> str:
     assert on_cluster.tasks
+    assert copy_on_cluster
     return cluster.start_connect_server(SPECULATION)
 
 
 def copied(original: MemoryStore, uri: str) -> str:
     copy_into(open_store(uri), original)
     return uri
+
+
+def copied_in_spark(master: str, uri: str, s3: S3Server, environment: Mapping[str, str]) -> str:
+    """A copy of a table that the data source of Spark has made."""
+    table = Table.open(uri)
+    copy = Table.create(s3.uri(f"tables/{uuid4()}"), table.schema, time_column=table.config.time_column)
+    program = [sys.executable, "-m", "tests.integration.copy_in_spark", master, uri, copy.uri]
+    ended = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-4_000:]
+    assert int(ended.stdout.splitlines()[-1]) == table.snapshot.rows
+    return copy.uri
 
 
 def through_connect(server: str) -> dict[str, str]:
@@ -156,6 +178,14 @@ def test_the_same_splits_come_out_here_on_a_cluster_and_through_spark_connect(
     # The large window waits for a small one, so tasks begin on both. Where they end, a second attempt decides.
     spread = executors_by_application(cluster.begun_tasks())
     assert sorted(spread.values()) == [2, 2], f"both executors of the job's own driver and of the server: {spread}"
+
+
+def test_tables_are_read_and_written_by_sessions_of_the_cluster_and_of_connect(
+    on_cluster: Compacted, copy_on_cluster: str, server: str, s3: S3Server
+) -> None:
+    through = copied_in_spark(server, on_cluster.uri, s3, through_connect(server))
+    expected = rows_of(Table.open(on_cluster.uri))
+    assert rows_of(Table.open(copy_on_cluster)) == rows_of(Table.open(through)) == expected
 
 
 def test_of_two_attempts_at_a_task_that_both_end_one_is_committed(server: str, uri: str, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_every_page_is_followed_here_and_listed() -> None:
     listed = re.findall(
         r"^\d\. \[[^\]]+\]\((.+?)\.md\)", (GUIDE / "README.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert listed == [*PAGES, "4-scheduling", "5-s3", "6-your-own-assets"]
+    assert listed == [*PAGES, "4-scheduling", "5-s3", "6-your-own-assets", "7-spark"]
     assert sorted(listed) == sorted(page.stem for page in GUIDE.glob("*.md") if page.stem != "README")
 
 
@@ -176,6 +176,11 @@ def test_the_page_on_scheduling_does_what_it_shows(reader: Reader) -> None:
 @pytest.mark.dagster
 def test_the_page_on_assets_does_what_it_shows(reader: Reader) -> None:
     follow("6-your-own-assets", reader)
+
+
+@pytest.mark.spark
+def test_the_page_on_spark_does_what_it_shows(reader: Reader) -> None:
+    follow("7-spark", reader)
 
 
 def test_the_page_on_s3_does_what_it_shows(

@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tidemark.__main__", "tidemark.dagster"),
     ("pipelines",),
     ("assets",),
+    ("tidemark.spark",),
     ("jobs",),
     ("tidemark",),
     ("storage_core.table", "storage_core"),

@@ -1,0 +1,115 @@
+"""Reads by the data source of Spark beside Spark's own Parquet reader over the same files, in one warm session.
+
+Both sides get the files of one table on a local disk, the columns that a query needs, and the same aggregates; a frame
+is loaded anew for each query. Whole reads are of large splits, as compaction leaves them; the query that pruning helps
+asks one hour of a table of many.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+import tidemark as tm
+import tidemark.spark
+from benchmarks.metrics import Metric, command, in_turns
+from jobs.spark.spark import Spark
+
+SCHEMA = pa.schema(
+    [
+        *(("time", pa.timestamp("us", "UTC")), ("host", pa.string()), ("path", pa.string())),
+        *(("status", pa.int32()), ("bytes", pa.int64()), ("seconds", pa.float64())),
+    ]
+)
+PEER = "Spark's Parquet reader"
+NUMBERS, EVERY = ("status", "bytes", "seconds"), tuple(SCHEMA.names)
+
+
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield the milliseconds of whole reads, of some columns and of all, and of one hour out of many."""
+    rows, hours, turns = (100_000, 20, 1) if small else (8_000_000, 1_000, 7)
+    with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, Spark("local[2]") as spark:
+        session = spark.session()
+        tidemark.spark.register(session)
+        large = _large(Path(folder) / "large", rows)
+        for columns in (NUMBERS, EVERY):
+            label = f"whole read of {len(columns)} of {len(EVERY)} columns, {rows:,} rows, {len(large.files())} splits"
+            yield _compared(label, session, large, columns=columns, turns=turns, aim=0.5)
+        many = _many(Path(folder) / "many", hours)
+        hour = "time >= '2026-01-01T05:00:00Z' and time < '2026-01-01T06:00:00Z'"
+        label = f"one hour of {hours:,} splits"
+        yield _compared(label, session, many, columns=NUMBERS, condition=hour, turns=turns, aim=3)
+
+
+def _compared(
+    label: str,
+    session: SparkSession,
+    table: tm.Table,
+    *,
+    columns: Sequence[str],
+    condition: str | None = None,
+    turns: int,
+    aim: float,
+) -> Metric:
+    paths = [str(Path(table.uri.removeprefix("file://")) / str(each["path"])) for each in table.files()]
+
+    def ours() -> list[object]:
+        options = {"columns": ",".join(columns)} | ({} if condition is None else {"filter": condition})
+        return _asked(session.read.format("tidemark").options(**options).load(table.uri), columns)
+
+    def theirs() -> list[object]:
+        frame = session.read.parquet(*paths)
+        return _asked(frame if condition is None else frame.where(condition), columns)
+
+    if ours() != theirs():
+        raise AssertionError(f"{label}: the readers disagree")
+    own, peer = in_turns([partial(ours), partial(theirs)], turns)
+    return Metric(name=label, value=own, unit="ms", against=PEER, ratio=peer / own, aim=aim)
+
+
+def _asked(frame: DataFrame, columns: Sequence[str]) -> list[object]:
+    """An aggregate that reads every value of the columns."""
+    kinds = dict(frame.dtypes)
+    sums = [f"sum({'length(' if kinds[each] == 'string' else '('}{each}))" for each in columns if each != "time"]
+    times = ["min(time)", "max(time)"] if "time" in columns else []
+    found = frame.selectExpr("count(*)", *sums, *times).collect()
+    return [round(each, 3) if isinstance(each, float) else each for each in found[0]]
+
+
+def _rows(first: int, count: int, step_us: int) -> pa.Table:
+    drawn = np.random.default_rng(first)
+    number = np.arange(first, first + count)
+    start = 1_767_225_600_000_000  # 2026-01-01
+    columns = [
+        pa.array(start + number * step_us).cast(SCHEMA.field("time").type),
+        pa.array(drawn.integers(0, 500, count)).cast(pa.string()),
+        pa.array(drawn.integers(0, 20_000, count)).cast(pa.string()),
+        pa.array(drawn.choice([200, 304, 404, 500], count).astype(np.int32)),
+        pa.array(drawn.integers(0, 1_000_000, count)),
+        pa.array(drawn.random(count)),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def _large(folder: Path, rows: int) -> tm.Table:
+    table = tm.Table.create(str(folder), SCHEMA, time_column="time", window="24h", coarse_window=True)
+    for part in range(8):
+        table.append(_rows(part * rows // 8, rows // 8, 8 * 86_400_000_000 // rows))
+    return table
+
+
+def _many(folder: Path, hours: int) -> tm.Table:
+    table = tm.Table.create(str(folder), SCHEMA, time_column="time", window="1h")
+    table.append(_rows(0, hours * 500, 3_600_000_000 // 500))
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(command(measure, __doc__ or ""))
