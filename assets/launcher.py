@@ -45,6 +45,7 @@ JobName = Literal[
     "checkpoint",
     "catch_up",
     "collect",
+    "publish",
     "distribute",
     "audit",
     "collect_raw",
