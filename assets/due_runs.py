@@ -1,7 +1,8 @@
 """What storage asks for: the runs that a table needs now, derived from its log and its landing place and nothing else.
 
 Schedules and sensors ask here and request what comes back. So a missed tick, a late file or a killed run is caught up
-by the next look, and a table that needs nothing gets no run (docs/architecture/orchestration.md).
+by the next look, and a table that needs nothing gets no run (docs/architecture/orchestration.md). More than 300 lines:
+a look per job.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from storage_core.ingest.waiting import (
     look,
     waiting_files,
 )
+from storage_core.log.published import newest_commit
 from storage_core.region import sorting
 from storage_core.region.idle import merge_due
 from storage_core.table import Table, exists
@@ -266,6 +268,16 @@ def _collect(state: TableInputs) -> DueRuns:
     return DueRuns((DueRun(work_key=f"v{table.version} plan {plan.counter} new {len(new)}", reason=reason),))
 
 
+def _publish(state: TableInputs) -> DueRuns:
+    table = state.table
+    newest = None if table is None else newest_commit(table.store)
+    shown = None if newest is None else newest.commit.shown
+    if table is None or (shown is not None and shown.version == table.version):
+        return DueRuns()
+    behind = "nothing is published" if shown is None else f"Delta shows version {shown.version}"
+    return DueRuns((DueRun(work_key=f"v{table.version}", reason=f"version {table.version}, {behind}"),))
+
+
 _CHECKS: Mapping[JobName, Callable[[TableInputs], DueRuns]] = {
     "merge": _merge,
     "sort": _sort,
@@ -274,6 +286,7 @@ _CHECKS: Mapping[JobName, Callable[[TableInputs], DueRuns]] = {
     "checkpoint": _checkpoint,
     "catch_up": _catch_up,
     "collect": _collect,
+    "publish": _publish,
 }
 
 

@@ -1,7 +1,8 @@
 """The assets of one table, made from its declaration (docs/architecture/orchestration.md, "Assets").
 
 An asset asks the launcher for one job and records its report; what there is to do, the job finds out from storage. So
-every asset can be materialized at any time, in any order and again: with nothing to do it says so.
+every asset can be materialized at any time, in any order and again: with nothing to do it says so. More than 300 lines:
+each step of a table is here.
 """
 
 # No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
@@ -57,6 +58,7 @@ _KINDS: Mapping[JobName, set[str]] = {
     "checkpoint": {"avro"},
     "catch_up": {"spark"},
     "collect": {"python"},
+    "publish": {"deltalake"},
 }
 
 _OF_THE_RUN = "all partitions of this run together"
@@ -168,14 +170,22 @@ def _after_compaction(declaration: TableDeclaration, request: JobRequest) -> lis
         )
         for index in declaration.indexes
     ]
+    published = Step(
+        name="published",
+        job="publish",
+        description="The newest versions as readers of Delta see them: a log beside the table that names its splits.",
+        after=("compacted",),
+        request=request,
+    )
+    published_as = [published] if declaration.publish.delta else []
     collected = Step(
         name="collected",
         job="collect",
         description="Objects that no retained version needs, deleted once they are older than the horizon.",
-        after=_names([checkpointed, *indexes]),
+        after=_names([checkpointed, *indexes, *published_as]),
         request=request,
     )
-    return [checkpointed, *indexes, collected]
+    return [checkpointed, *indexes, *published_as, collected]
 
 
 def _names(steps: Sequence[Step]) -> tuple[str, ...]:

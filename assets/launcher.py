@@ -46,6 +46,7 @@ JobName = Literal[
     "checkpoint",
     "catch_up",
     "collect",
+    "publish",
     "distribute",
     "audit",
     "collect_raw",

@@ -32,6 +32,7 @@ from pipelines.commands import (
     orchestration,
     output,
     probing,
+    publishing,
     quarantine,
     raw,
     reading,
@@ -76,6 +77,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "restore": versions.restore,
         "tag": versions.tag,
         "clone": cloning.clone,
+        "publish": publishing.publish,
     },
     "Questions": {
         "sql": reading.sql,

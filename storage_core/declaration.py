@@ -22,6 +22,7 @@ from storage_core.declaration_parts import (
     Milliseconds,
     Owners,
     PartitionsDeclaration,
+    Published,
     RawLogs,
     ScheduleDeclaration,
     Tags,
@@ -40,6 +41,7 @@ from storage_core.rows import sort_schema as sort_schemas
 from storage_core.rows import windows
 from storage_core.rows.partitions import check_partitions
 from storage_core.rows.sort_order import bind
+from storage_core.settings.publish import Publish
 from storage_core.settings.table import MapMode, TableConfig
 
 
@@ -52,6 +54,7 @@ class TableDeclaration(Closed):
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
     `retention` says; how long versions can be read is `gc.retention`. `raw_logs` are read at `latest`. Dagster shows
     `owners` and `tags` on every asset of the table.
+    `publish: delta` keeps a mirror for readers of Delta.
     """
 
     name: str
@@ -73,6 +76,7 @@ class TableDeclaration(Closed):
     retention: Milliseconds | None = None
     regions_by_hand: bool = False
     raw_logs: RawLogs = ()
+    publish: Published = Publish()
     idle_after: Milliseconds = TableConfig().idle_after_ms
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
@@ -109,6 +113,7 @@ class TableDeclaration(Closed):
             retention_ms=self.retention,
             regions_by_hand=self.regions_by_hand,
             raw_logs=self.raw_logs,
+            publish=self.publish,
             idle_after_ms=self.idle_after,
             late_data=self.late_data.setting() if self.late_data else None,
             map_columns=self.map_columns,

@@ -22,6 +22,7 @@ from storage_core.rows.vectors import dimensions_of, vector_type
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition, IndexKind
 from storage_core.settings.late_data import LateData, LatePolicy
+from storage_core.settings.publish import Publish
 from storage_core.settings.raw_logs import FeedingRawLog
 from storage_core.settings.sizes import parse_size
 from storage_core.settings.vector_options import VectorOptions, beside_kind
@@ -87,6 +88,7 @@ Milliseconds = Annotated[int, BeforeValidator(_milliseconds), Field(ge=0)]
 Seconds = Annotated[int, BeforeValidator(lambda text: windows.parse_duration(text) if isinstance(text, str) else text)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
+Published = Annotated[Publish, BeforeValidator(Publish.of)]
 RawLogs = Annotated[tuple[FeedingRawLog, ...], BeforeValidator(_raw_logs)]
 Owners = tuple[Annotated[str, AfterValidator(_owner)], ...]
 Tags = dict[Annotated[str, AfterValidator(_tag_key)], Annotated[str, AfterValidator(_tag_value)]]
@@ -194,6 +196,7 @@ class ScheduleDeclaration(Closed):
     checkpoint: Cron = "20 * * * *"
     catch_up: Cron = "10,40 * * * *"
     collect: Cron = "30 3 * * *"
+    publish: Cron = "25 * * * *"
 
 
 class LateDeclaration(Closed):

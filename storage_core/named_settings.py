@@ -19,6 +19,7 @@ from storage_core.rows.windows import parse_duration, parse_milliseconds
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
+from storage_core.settings.publish import Publish
 from storage_core.settings.raw_logs import FeedingRawLog, raw_logs_of
 from storage_core.settings.sizes import parse_size, size_text
 from storage_core.settings.table import CHANGEABLE, TableConfig
@@ -156,6 +157,7 @@ _MS = _Form(parse_milliseconds, _duration_text)
 _SECONDS = _Form(parse_duration, lambda seconds: _duration_text(1000 * seconds))
 _COLUMNS = _Form(_names, list)
 _RAW_LOGS = _Form(read_raw_logs, lambda found: [_shown_raw_log(each) for each in found])
+_PUBLISH = _Form(Publish.of, Publish.shown)
 _INDEXES = _Form(_indexes, lambda found: [_shown_index(each) for each in found])
 
 NAMED: Final[Mapping[str, _Named]] = {
@@ -169,6 +171,7 @@ NAMED: Final[Mapping[str, _Named]] = {
     "maintained_indexes": _Named(_COLUMNS, "maintained_indexes"),
     "regions_by_hand": _Named(_Form(_flag, bool), "regions_by_hand"),
     "raw_logs": _Named(_RAW_LOGS, "raw_logs"),
+    "publish": _Named(_PUBLISH, "publish"),
     "splits.target_size": _Named(_SIZE, "target_split_bytes"),
     "splits.compression": _Named(_TEXT, "split_compression"),
     "splits.compression_level": _Named(_COUNT, "split_compression_level"),

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from storage_core.importing.source import Stream
     from storage_core.ingest.landing import LandingSpec
     from storage_core.log.history import HistoryEntry
+    from storage_core.publishing.mirrored import Mirrored
     from storage_core.read.arrow_rows import HeldRows
     from storage_core.read.history_pages import HistoryPage
     from storage_core.read.lookup_plan import LookupPlan
@@ -1111,6 +1112,23 @@ class Table:
         waiting = unmerged_metrics(self._store, snapshot) if is_newest else None
         count = None if waiting is None else sum(each.generation_records + each.wal_records for each in waiting)
         return replace(done, unmerged=count)
+
+    @_loading
+    def publish(self, format: str = "delta") -> Mirrored:  # noqa: A002  # as the command and declarations call it
+        """Show all versions up to the newest in another format, beside the table, and return what is shown.
+
+        `delta` writes a `_delta_log` that names the same splits, one Delta commit per version; readers of Delta then
+        read the table where it is. Of a keyed table they see the base: what is merged. Nothing is rewritten; what
+        was shown already stays, and whatever ends this, the next call goes on. The setting `publish` says how deleted
+        rows are shown. See `publishing.delta.publish_delta`.
+        """
+        from storage_core.publishing.delta import publish_delta
+        from storage_core.settings.publish import FORMATS
+
+        if format not in FORMATS:
+            raise InvalidInput(f"a table is published as {', '.join(FORMATS)}, found {quoted(format)}", format=format)
+        self._require_writable()
+        return publish_delta(self._log, shows_vectors=self.config.publish.delta != "none")
 
     @_loading
     def tag(self, name: str, version: At | None = None, *, expires: dt.timedelta | None = None) -> Tag:

@@ -26,6 +26,7 @@ from storage_core.log.tags import read_tags
 from storage_core.objectstore.prefetch import all_of
 
 _AGAIN: Final = "the newest version has it: forget again"
+_PUBLISH: Final = "a Delta version names it: publish the newest, and wait as long as versions are retained"
 _MERGE: Final = "a region has not merged it: forget again, or merge"
 
 
@@ -64,6 +65,8 @@ class Holders:
                 yield self._held(each, KeptBy.COLLECTOR, why, until_ms=last + self._horizon_ms)
             case KeyKind.QUARANTINE:
                 yield self._held(each, KeptBy.TABLE, "it is in quarantine: forget again")
+            case KeyKind.DELTA_COMMIT | KeyKind.DELTA_CHECKPOINT:
+                yield self._held(each, KeptBy.VERSION, _PUBLISH)
             case KeyKind.REGION_REGISTRY:
                 yield self._held(each, KeptBy.TABLE, "it names the region of a value: change the regions of the table")
             case _:
@@ -77,6 +80,8 @@ class Holders:
         elif each.key in self._retained_keys:
             removal = self.marked.roots.retained.removals.get(each.key)
             yield self._by_version(each, None if removal is None else removal.version)
+        elif each.key in self.marked.roots.published:
+            yield self._held(each, KeptBy.VERSION, _PUBLISH)
         elif each.kind is KeyKind.SEGMENT and each.key in self._unmerged:
             yield self._held(each, KeptBy.TABLE, _MERGE)
 

@@ -25,6 +25,7 @@ from storage_core.log.checkpoints.root import read_state
 from storage_core.log.covered import members
 from storage_core.log.encoding.codec import decode_version
 from storage_core.log.interop.manifest_paths import key_of_manifest
+from storage_core.log.published import checkpointed_files, read_commit
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of, prefetch
@@ -114,6 +115,8 @@ class MetadataSearch:
             KeyKind.JSON_CHECKPOINT_PART: self._of_checkpoint,
             KeyKind.REGION_MANIFEST: self._of_region,
             KeyKind.REGION_REGISTRY: self._of_registry,
+            KeyKind.DELTA_COMMIT: self._of_delta,
+            KeyKind.DELTA_CHECKPOINT: self._of_delta,
         }
 
         def looked(each: ParsedKey) -> tuple[str, bool]:
@@ -173,6 +176,21 @@ class MetadataSearch:
             return False
         adds = [action for action in decode_version(data, each.key) if isinstance(action, Add)]
         return any(self._speaks_of(add.path, each.version or 0) for add in adds)
+
+    def _of_delta(self, each: ParsedKey) -> bool:
+        """Of a commit, which brings splits of versions after the one that the commit before shows, or a checkpoint."""
+        commit = read_commit(self.store, each.version or 0)
+        if commit is None or commit.shown is None:
+            return True
+        is_parted = bool(self.head.config.partition_by)
+        version, keys = commit.shown.version, [*commit.added, *(commit.removed if is_parted else ())]
+        if each.kind is KeyKind.DELTA_CHECKPOINT:
+            listed = checkpointed_files(self.store, commit.version)
+            keys = [] if listed is None else [*listed.files]
+        elif commit.shown.after is not None:
+            version = commit.shown.after + 1
+        speaks = self._leaves if is_parted else self._speaks_of
+        return any(speaks(key, version) for key in keys)
 
     def _of_region(self, each: ParsedKey) -> bool:
         region = each.region or ""

@@ -35,6 +35,7 @@ class Reason(StrEnum):
     DISTRIBUTED_CHUNK = "distributed_chunk"
     OLD_RECORD_IDS = "old_record_ids"
     FORGOTTEN = "forgotten"
+    OLD_PUBLISHED = "old_published"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

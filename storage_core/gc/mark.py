@@ -109,6 +109,8 @@ def _reason(found: Roots, parsed: ParsedKey, *, old: bool) -> Reason | None:
             return _of_region(found, parsed, old=old)
         case KeyKind.PROBE:
             return Reason.LEFT_BY_PROBE
+        case KeyKind.DELTA_COMMIT | KeyKind.DELTA_CHECKPOINT:
+            return Reason.OLD_PUBLISHED if _number(parsed.version) < found.first_published else None
         case (
             KeyKind.LAST_CHECKPOINT
             | KeyKind.REGION_REGISTRY
@@ -119,6 +121,7 @@ def _reason(found: Roots, parsed: ParsedKey, *, old: bool) -> Reason | None:
             | KeyKind.SOURCE
             | KeyKind.LOCK
             | KeyKind.QUARANTINE
+            | KeyKind.DELTA_HINT
         ):
             return None
         case _:

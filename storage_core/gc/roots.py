@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage_core.formats.keys import ParsedKey
+from storage_core.gc.published import published
 from storage_core.gc.regions import RegionRoots, region_roots
 from storage_core.gc.retention import Retained, retained
 from storage_core.log.checkpoints.checkpointed import Checkpointed
@@ -23,22 +24,26 @@ from storage_core.objectstore.contract import ObjectStore
 class Roots:
     """What must stay.
 
-    `keys` are splits, translations, segments, also those of unmerged generations, retained checkpoints, and the
-    manifests and parts of all that exist. Version files are kept from `first_version` on, which is the base or the
-    oldest of the newest states that the table retains, two or more: should the newest be damaged, those files lead from
-    another one to the head. Objects of a region are kept by its `RegionRoots`, by id.
+    `keys` are splits, also those that a mirror shows, translations, segments, also those of unmerged generations,
+    retained checkpoints, and the manifests and parts of all that exist. Version files are kept from `first_version` on,
+    which is the base or the oldest of the newest states that the table retains, two or more: should the newest be
+    damaged, those files lead from another one to the head. Objects of a region are kept by its `RegionRoots`, by id.
+    Commits and checkpoints of the Delta mirror are kept from `first_published` on; `published` are splits they name.
     """
 
     retained: Retained
     first_version: int
     keys: frozenset[str]
     regions: Mapping[str, RegionRoots]
+    published: frozenset[str] = frozenset()
+    first_published: int = 0
 
 
 def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], *, now_ms: int) -> Roots:
     """Return the roots at `now_ms`; `listed` tells which states and regions exist.
 
-    Requests: see `retained` and `region_roots`, and one GET per checkpoint. Any read error is raised and ends a sweep.
+    Requests: see `retained`, `region_roots` and `published`, and one GET per checkpoint. Any read error is raised and
+    ends a sweep.
     """
     kept = retained(log, now_ms=now_ms)
     checkpoints = {each.key: each for each in kept.checkpoints}
@@ -53,11 +58,14 @@ def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], 
     looked = {region: region_roots(store, region, kept) for region in sorted(region_ids)}
     regions = {region: found for region, found in looked.items() if found is not None}
     unmerged = frozenset(key for found in regions.values() for key in found.segments)
+    mirror = published(store, cutoff_ms=now_ms - kept.head.config.version_retention_ms)
     return Roots(
         retained=kept,
         first_version=min((kept.base.version, *newest)),
-        keys=kept.keys | _retained_checkpoints(every, newest, kept) | _named(store, every) | unmerged,
+        keys=kept.keys | _retained_checkpoints(every, newest, kept) | _named(store, every) | unmerged | mirror.keys,
         regions=regions,
+        published=mirror.keys,
+        first_published=mirror.first,
     )
 
 

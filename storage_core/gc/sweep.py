@@ -22,7 +22,7 @@ from storage_core.objectstore.contract import PAGE_KEYS, ObjectStore
 
 # Names that a stalled writer could take again once they are free. A shorter horizon than the table's own never applies
 # to them, whatever the caller overrides, nor to the manifest of a generation, which alone tells its WAL entries.
-NUMBERED_KINDS = frozenset({KeyKind.VERSION, KeyKind.REGION_MANIFEST, KeyKind.WAL_ENTRY})
+NUMBERED_KINDS = frozenset({KeyKind.VERSION, KeyKind.REGION_MANIFEST, KeyKind.WAL_ENTRY, KeyKind.DELTA_COMMIT})
 
 _logger = logging.getLogger(__name__)
 

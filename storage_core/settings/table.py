@@ -26,6 +26,7 @@ from storage_core.settings.json_text import (
 )
 from storage_core.settings.late_data import LATE_DATA_KEY, LateData
 from storage_core.settings.partition_fields import PARTITION_BY_KEY, PartitionField, partition_fields
+from storage_core.settings.publish import PUBLISH_KEY, Publish
 from storage_core.settings.raw_logs import RAW_LOGS_KEY, FeedingRawLog
 from storage_core.settings.raw_logs import from_text as raw_logs_from_text
 from storage_core.settings.raw_logs import to_text as raw_logs_to_text
@@ -70,6 +71,7 @@ _MODES = _Form(lambda modes: json_text(dict(sorted(modes.items()))), json_object
 _LATE = _Form(LateData.to_text, lambda _, text: LateData.from_text(text))
 _COMPACTION = _Form(CompactionSettings.to_text, lambda _, text: CompactionSettings.from_text(text))
 _REGIONS = _Form(specs_to_text, lambda _, text: specs_from_text(text))
+_PUBLISH = _Form(Publish.to_text, lambda _, text: Publish.from_text(text))
 _RAW_LOGS = _Form(raw_logs_to_text, lambda _, text: raw_logs_from_text(text))
 
 
@@ -103,7 +105,7 @@ class TableConfig:
     `manifest_entries` splits in a manifest, and the newest `retained_states` stay whatever their age. Bounds of strings
     in the log are cut after `string_cut` code points. `maintained_indexes` names the indexes of which generations get
     segments; None are all of them. Of `raw_logs` readers at `latest` see the rows that are not distributed yet
-    (decision 0144).
+    (decision 0144). Of mirrors in other formats `publish` says how (decision 0155).
     """
 
     time_column: Annotated[str | None, _Stored("tidemark.timeColumn")] = None
@@ -158,6 +160,7 @@ class TableConfig:
         tuple[str, ...] | None, _Stored("tidemark.maintainedIndexes", _NAMES, changeable=True)
     ] = None
     raw_logs: Annotated[tuple[FeedingRawLog, ...], _Stored(RAW_LOGS_KEY, _RAW_LOGS, changeable=True)] = ()
+    publish: Annotated[Publish, _Stored(PUBLISH_KEY, _PUBLISH, changeable=True)] = field(default_factory=Publish)
     map_columns: Annotated[Mapping[str, MapMode], _Stored("tidemark.mapColumns", _MODES)] = field(default_factory=dict)
     indexes: tuple[IndexDefinition, ...] = ()
 

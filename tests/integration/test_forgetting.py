@@ -355,3 +355,24 @@ def test_a_condition_is_needed() -> None:
     made = Forgetful.create(APPENDED, raw_stores=0)
     with pytest.raises(InvalidInput, match="forget needs a condition"):
         made.opened().forget(None)  # type: ignore[arg-type]
+
+
+def test_what_delta_shows_of_a_person_is_in_the_report_and_goes_once_the_newest_is_published() -> None:
+    made = Forgetful.create(APPENDED, raw_stores=0)
+    made.opened().append(made.rows(range(10)) + made.rows([100, 101], CANARY))
+    made.opened().publish()
+    made.opened().append(made.rows(range(20, 24)) + made.rows([120], CANARY))
+    made.opened().publish()
+    assert any("_delta_log/" in key for _, key in made.places())
+    require_true(made.opened().forget(WHERE).report, made.places())
+    _retained(made)
+    report = made.report()
+    assert {each.why for each in report.held if each.kind in ("split", "delta_commit")} == {
+        "a Delta version names it: publish the newest, and wait as long as versions are retained"
+    }
+    made.opened().publish()
+    made.report()
+    _retained(made)
+    assert made.places() == set()
+    assert made.report().is_clean
+    assert made.numbers() == sorted(made.others)

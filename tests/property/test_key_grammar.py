@@ -40,6 +40,9 @@ built_keys = st.one_of(
     st.builds(keys.probe_key, uuids),
     st.builds(keys.lock_key, texts),
     st.builds(keys.quarantine_key, texts, uuids),
+    st.builds(keys.delta_commit_key, versions),
+    st.builds(keys.delta_checkpoint_key, versions),
+    st.just(keys.delta_hint_key()),
 )
 
 
@@ -88,6 +91,12 @@ def rebuild(parsed: ParsedKey) -> str:
             if "~" in source:
                 return parsed.key
             return keys.quarantine_key(decode_segment(source), entry_id)
+        case ParsedKey(kind=KeyKind.DELTA_COMMIT, version=int(version)):
+            return keys.delta_commit_key(version)
+        case ParsedKey(kind=KeyKind.DELTA_CHECKPOINT, version=int(version)):
+            return keys.delta_checkpoint_key(version)
+        case ParsedKey(kind=KeyKind.DELTA_HINT):
+            return keys.delta_hint_key()
         case _:
             raise AssertionError(f"{parsed} lacks a part")
 

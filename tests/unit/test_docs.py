@@ -30,6 +30,7 @@ from storage_core.rows.columns import FORMER_NAMES, LAST_COLUMN_ID
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
+from storage_core.settings.publish import Publish
 from storage_core.settings.raw_logs import FeedingRawLog
 from storage_core.settings.region_fields import RegionSpec
 from storage_core.settings.table import TableConfig
@@ -288,6 +289,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         regions_by_hand=True,
         late_data=LateData(),
         raw_logs=(FeedingRawLog(name="raw", table="t", stores=("memory://raw",)),),
+        publish=Publish(delta="none"),
     )
     assert [each.name for each in fields(TableConfig) if getattr(changed, each.name) == each.default] == []
     assert {key for key in written if key.startswith("tidemark.")} == {

@@ -12,6 +12,7 @@ from here, as `keys.version_key(7)`.
 
 from __future__ import annotations
 
+from storage_core.formats.keys.delta import DELTA_PREFIX, delta_checkpoint_key, delta_commit_key, delta_hint_key
 from storage_core.formats.keys.grammar import parse
 from storage_core.formats.keys.indices import segment_key, translation_key
 from storage_core.formats.keys.names import validate_table_name, validate_tag_name
@@ -54,6 +55,7 @@ from storage_core.formats.keys.upkeep import (
 )
 
 __all__ = [
+    "DELTA_PREFIX",
     "GENERATION_FILES",
     "LOCKS_PREFIX",
     "LOG_PREFIX",
@@ -63,6 +65,9 @@ __all__ = [
     "VERSIONS_PREFIX",
     "KeyKind",
     "ParsedKey",
+    "delta_checkpoint_key",
+    "delta_commit_key",
+    "delta_hint_key",
     "folder_value",
     "gc_boundary_key",
     "gc_candidates_key",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from storage_core.errors import InvalidInput
+from storage_core.formats.keys.delta import parse_delta
 from storage_core.formats.keys.indices import parse_index
 from storage_core.formats.keys.parsed import ParsedKey
 from storage_core.formats.keys.regions import parse_region
@@ -31,6 +32,7 @@ _PARSERS: dict[str, Callable[[str, list[str]], ParsedKey | None]] = {
     "_probe": parse_probe,
     "_locks": parse_lock,
     "quarantine": parse_quarantine,
+    "_delta_log": parse_delta,
 }
 
 

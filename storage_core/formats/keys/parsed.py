@@ -32,6 +32,9 @@ class KeyKind(StrEnum):
     PROBE = "probe"
     LOCK = "lock"
     QUARANTINE = "quarantine"
+    DELTA_COMMIT = "delta_commit"
+    DELTA_CHECKPOINT = "delta_checkpoint"
+    DELTA_HINT = "delta_hint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,41 @@
+"""`publish`: a table as readers of other formats see it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import Json, Uri
+from pipelines.commands.target import open_table
+
+if TYPE_CHECKING:
+    from storage_core.publishing.mirrored import Mirrored
+
+
+def publish(
+    uri: Uri,
+    *,
+    format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help="Which format: delta.")] = "delta",
+    as_json: Json = False,
+) -> None:
+    """Show the newest versions to readers of Delta.
+
+    Nothing is rewritten: a log beside the table names the same files. Run it again after changes, or declare `publish`
+    and let its asset do so. Of a keyed table what is merged is shown.
+    """
+    _show(open_table(uri).publish(format_), as_json=as_json)
+
+
+def _show(done: Mirrored, *, as_json: bool) -> None:
+    if as_json:
+        output.json_line({"status": "committed" if done.commits else "nothing_to_do", **asdict(done)})
+        return
+    if done.version is None:
+        output.line(f"{done.format} shows no version yet")
+    else:
+        output.line(f"{done.format} version {done.shown_as:,} shows version {done.version:,} ({done.commits:,} new)")
+    if done.waits_for is not None:
+        output.line(f"newer ones wait: {done.waits_for}")

@@ -1,0 +1,1 @@
+"""Tables as other formats show them, beside what they are: derived, and never the truth."""

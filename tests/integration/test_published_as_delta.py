@@ -1,0 +1,233 @@
+"""A table as readers of Delta see it: at every version that is published they find the rows that a scan does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import deltalake
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from storage_core.errors import Corrupt, InvalidInput
+from storage_core.formats.keys import delta_checkpoint_key, delta_commit_key
+from storage_core.table import Table
+from tests.support import upkeep
+from tests.support.published import (
+    SCHEMA,
+    Rows,
+    by_delta_rs,
+    by_duckdb,
+    by_polars,
+    by_spark,
+    history,
+    made,
+    ordered,
+    plain,
+    shown_versions,
+)
+from tests.support.scale import scaled
+
+MAPPED = 46
+"""The version from which on Delta has to map names; Polars reads no such table, and says so."""
+
+
+class Story:
+    """The table of a long history, published after each change, with what a scan finds at each Delta version."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.waited: dict[int, str] = {}
+        for table in history(uri):
+            done = table.publish("delta")
+            if done.waits_for is not None:
+                self.waited[table.version] = done.waits_for
+        self.versions = shown_versions(uri)
+        scans = [table.scan(at=version).to_arrow() for version in self.versions]
+        self.rows: list[Rows] = list(map(plain, scans))
+        self.names = [each.column_names for each in scans]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    return Story(str(tmp_path_factory.mktemp("published") / "t"))
+
+
+def test_each_version_that_can_be_shown_is_a_delta_version(story: Story) -> None:
+    newest = story.versions[-1]
+    assert len(story.versions) > 50
+    assert sorted({*range(1, newest + 1)} - {*story.versions}) == sorted(story.waited)
+    assert "have the default of column 'level' by the log only" in story.waited[25]
+    assert "has int32 in column 'n', the table int64" in story.waited[37]
+
+
+def test_delta_rs_finds_the_same_rows_at_every_version(story: Story) -> None:
+    for version, rows in enumerate(story.rows):
+        assert by_delta_rs(story.uri, version, story.names[version]) == rows
+
+
+def test_polars_finds_the_same_rows_at_every_version_before_names_are_mapped(story: Story) -> None:
+    for version, rows in enumerate(story.rows):
+        if story.versions[version] <= MAPPED:
+            assert by_polars(story.uri, version, story.names[version]) == rows
+        else:
+            with pytest.raises(Exception, match="columnMapping"):
+                by_polars(story.uri, version, story.names[version])
+
+
+def test_duckdb_finds_the_same_rows_at_every_version(story: Story) -> None:
+    assert by_duckdb(story.uri, story.names) == story.rows
+
+
+def test_spark_finds_the_same_rows_and_refuses_to_write(story: Story) -> None:
+    last = len(story.versions) - 1
+    chosen = sorted({1, last, *range(last, 0, -50 // scaled(1))})
+    found = by_spark(story.uri, chosen, [story.names[each] for each in chosen])
+    assert [ordered(each) for each in found["rows"]] == [story.rows[each] for each in chosen]
+    condition = "n % 2 = 0 and at >= timestamptz '2024-02-29 11:00:00Z'"
+    assert found["counted"] == _count(Table.open(story.uri), condition)
+    assert found["refused"] == ["DELTA_UNSUPPORTED_FEATURES_FOR_WRITE"] * 2
+
+
+def _table(tmp_path: Path, **publish: object) -> Table:
+    return Table.create(
+        str(tmp_path / "t"),
+        SCHEMA,
+        time_column="at",
+        window="1h",
+        sort_schema="host|timestamp/V2",
+        settings={"publish": {"delta": publish}},
+    )
+
+
+def test_a_table_is_shown_from_its_newest_version_on_and_publishing_again_does_nothing(tmp_path: Path) -> None:
+    table = _table(tmp_path)
+    table.append(made(table, 0))
+    table.append(made(table, 30))
+    first, second = table.publish(), table.publish()
+    assert (first.version, first.shown_as, first.commits) == (2, 0, 1)
+    assert (second.version, second.shown_as, second.commits) == (2, 0, 0)
+    table.alter({"gc.states": 3})
+    assert table.publish().commits == 0, "what changes nothing that is shown has no commit"
+    assert table.publish().version == table.version
+
+
+def test_without_vectors_a_table_is_shown_at_compaction_points_to_readers_that_know_of_none(tmp_path: Path) -> None:
+    table = _table(tmp_path, vectors="none")
+    table.append(made(table, 0))
+    table.append(made(table, 30))
+    table.publish()
+    before = plain(table.scan().to_arrow())
+    table.delete("n % 3 = 0")
+    done = table.publish()
+    assert done.version == 2
+    assert done.waits_for is not None
+    assert "`vectors: none` waits; compact their windows" in done.waits_for
+    assert plain(deltalake.DeltaTable(table.uri).to_pyarrow_table().select(SCHEMA.names)) == before
+    upkeep.compact(table)
+    assert table.refresh().publish().waits_for is None
+    shown = deltalake.DeltaTable(table.uri)
+    assert shown.protocol().min_reader_version == 1
+    assert plain(shown.to_pyarrow_table().select(SCHEMA.names)) == plain(table.scan().to_arrow())
+
+
+def test_of_a_keyed_table_the_base_is_shown(tmp_path: Path) -> None:
+    table = Table.create(
+        str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False), ("v", pa.string())]), primary_key="id"
+    )
+    with table.writer() as writer:
+        writer.put([{"id": n, "v": "a"} for n in range(9)])
+        writer.flush()
+    upkeep.merge(table)
+    with table.refresh().writer() as writer:
+        writer.put([{"id": 1, "v": "b"}])
+        writer.flush()
+    table.publish()
+    assert pl.read_delta(table.uri)["v"].to_list() == ["a"] * 9
+    upkeep.merge(table)
+    table.refresh().publish()
+    assert sorted(pl.read_delta(table.uri).rows()) == [(n, "b" if n == 1 else "a") for n in range(9)]
+
+
+def test_partitioned_tables_and_names_that_delta_has_to_map_are_read(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [("a name", pa.string()), ("place", pa.struct([("x y", pa.int32())])), ("of", pa.list_(pa.string()))]
+    )
+    table = Table.create(str(tmp_path / "t"), schema, partition_by="a name")
+    table.append(
+        [{"a name": name, "place": {"x y": n}, "of": [name]} for n, name in enumerate(["a/b", "50 %", "ü+", ""])]
+    )
+    table.publish()
+    assert by_delta_rs(table.uri, 0, schema.names) == plain(table.scan().to_arrow())
+
+
+def test_bounds_of_delta_prune_no_row(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [("x", pa.float64()), ("s", pa.string()), ("t", pa.timestamp("us", "UTC")), ("d", pa.decimal128(30, 20))]
+    )
+    table = Table.create(str(tmp_path / "t"), schema)
+    for row in (
+        {"x": float("nan"), "s": "\U0010ffff" * 40, "t": "2024-01-01T00:00:00.000999Z", "d": "1.00000000000000000001"},
+        {"x": -0.0, "s": "z" * 40, "t": "1969-12-31T23:59:59.999999Z", "d": "-1.00000000000000000001"},
+        {"x": float("inf"), "s": "", "t": None, "d": None},
+    ):
+        table.append(pa.table({name: pa.array([value]).cast(schema.field(name).type) for name, value in row.items()}))
+    table.publish()
+    for condition in (
+        "isnan(x)",
+        "x = 0",
+        "x > 1e300",
+        "s > 'zz'",
+        "t >= timestamptz '2024-01-01 00:00:00.000999Z'",
+        "t <= timestamptz '1969-12-31 23:59:59.999999Z'",
+        "d > 1",
+        "d < -1",
+    ):
+        shown = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(table.uri))
+        found = pa.table(
+            shown.execute(f"SELECT count(*) AS c FROM t WHERE {condition.replace('timestamptz', 'timestamp')}")
+        )
+        assert found["c"].to_pylist() == [_count(table, condition)]
+
+
+def _count(table: Table, condition: str) -> int:
+    return int(table.sql(f"select count(*) c from t where {condition}").to_arrow()["c"][0].as_py())
+
+
+def test_a_delta_log_of_others_is_left_alone(tmp_path: Path) -> None:
+    table = _table(tmp_path)
+    table.append(made(table, 0))
+    table.publish()
+    commit = tmp_path / "t" / delta_commit_key(1)
+    commit.write_text('{"commitInfo":{"timestamp":1}}\n')
+    with pytest.raises(Corrupt, match=r"written by somebody else.*remove the folder `_delta_log`"):
+        table.publish()
+    with pytest.raises(InvalidInput, match="a table is published as delta"):
+        table.publish("hudi")
+
+
+def test_a_shallow_clone_is_refused_and_a_deep_one_is_published_by_itself(tmp_path: Path) -> None:
+    table = _table(tmp_path)
+    table.append(made(table, 0))
+    table.publish()
+    table.clone(str(tmp_path / "shallow"))
+    with pytest.raises(InvalidInput, match="clone it with --deep"):
+        Table.open(str(tmp_path / "shallow")).publish()
+    table.clone(str(tmp_path / "deep"), deep=True)
+    deep = Table.open(str(tmp_path / "deep"))
+    assert deep.publish().shown_as == 0
+    assert by_delta_rs(deep.uri, 0, SCHEMA.names) == plain(table.scan().to_arrow())
+
+
+def test_every_ten_delta_versions_a_checkpoint_holds_what_is_shown(tmp_path: Path) -> None:
+    table = _table(tmp_path)
+    for n in range(23):
+        table.append(made(table, 3 * n, 3))
+        if n == 5:
+            table.delete("n = 4")
+        table.publish()
+    there = [n for n in range(25) if (tmp_path / "t" / delta_checkpoint_key(n)).exists()]
+    assert there == [10, 20]
+    for n in range(10):
+        (tmp_path / "t" / delta_commit_key(n)).unlink()
+    assert by_delta_rs(table.uri, 23, SCHEMA.names) == plain(table.scan().to_arrow())

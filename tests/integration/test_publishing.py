@@ -1,0 +1,120 @@
+"""Publishing by command, by job and by asset, and the setting that says how."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from dagster import AssetKey, DagsterInstance
+
+from assets.due_runs import due_runs
+from assets.launcher import InProcessLauncher
+from jobs import publish
+from jobs.spark.spark import Spark
+from pipelines.catalog import build_definitions
+from pipelines.cli import main
+from pipelines.tables import load_tables
+from storage_core.declaration import load
+from storage_core.errors import InvalidInput
+from storage_core.settings.publish import Publish
+from storage_core.settings.table import TableConfig
+from tidemark import Table
+
+DECLARATION = """\
+name: hits
+uri: warehouse/hits
+columns: {id: long, url: string}
+publish: %s
+"""
+
+
+def _declared(tmp_path: Path, how: str) -> Path:
+    (tmp_path / "tables").mkdir()
+    file = tmp_path / "tables" / "hits.yaml"
+    file.write_text(DECLARATION % how, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("given", "vectors"),
+    [
+        ("delta", "inline"),
+        ({"delta": None}, "inline"),
+        ({"delta": {}}, "inline"),
+        ({"delta": {"vectors": "none"}}, "none"),
+        (["delta"], "inline"),
+        ('{"delta": {"vectors": "none"}}', "none"),
+        ({}, None),
+    ],
+)
+def test_how_a_table_is_published_is_said_shortly_or_in_full_and_comes_back(given: object, vectors: str | None) -> None:
+    found = Publish.of(given)
+    assert found.delta == vectors
+    assert Publish.of(found.shown()) == Publish.from_text(found.to_text()) == found
+    assert TableConfig.from_configuration(TableConfig(publish=found).to_configuration()).publish == found
+
+
+@pytest.mark.parametrize(
+    "given", ["hudi", {"delta": {"vector": "none"}}, {"delta": {"vectors": "some"}}, 7, "[", {"a": 1}]
+)
+def test_another_format_or_option_is_refused_and_named(given: object) -> None:
+    with pytest.raises(InvalidInput, match=r"delta|not JSON"):
+        Publish.of(given)
+
+
+def test_a_command_publishes_and_says_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _declared(tmp_path, "{delta: {vectors: none}}")
+    assert main(["init", "hits"]) == 0
+    table = Table.open("warehouse/hits")
+    assert table.config.publish.delta == "none"
+    assert table.describe()["settings"]["publish"] == {"delta": {"vectors": "none"}}  # type: ignore[index]
+    table.append([{"id": 1, "url": "/"}, {"id": 2, "url": "/"}])
+    capsys.readouterr()
+    assert main(["publish", "hits"]) == 0
+    assert capsys.readouterr().out == "delta version 0 shows version 1 (1 new)\n"
+    table.delete("id = 1")
+    assert main(["publish", "hits"]) == 0
+    assert "newer ones wait: rows of 1 split are deleted" in capsys.readouterr().out
+    assert main(["alter", "warehouse/hits", "set", "publish=delta"]) == 0
+    capsys.readouterr()
+    assert main(["publish", "hits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "status": "committed",
+        "format": "delta",
+        "version": 3,
+        "shown_as": 1,
+        "commits": 1,
+        "waits_for": None,
+    }
+    assert main(["publish", "hits", "--format", "hudi"]) == 2
+    assert publish.main(["--table-uri", "warehouse/hits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["details"]["shown_as"] == 1
+
+
+@pytest.mark.dagster
+def test_only_a_table_that_declares_it_has_the_asset_which_publishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = _declared(tmp_path, "delta")
+    (tmp_path / "tables" / "others.yaml").write_text("name: others\nuri: warehouse/others\ncolumns: {id: long}\n")
+    declared = load_tables(tmp_path / "tables")
+    declaration = load(file)
+    with Spark() as spark, DagsterInstance.ephemeral() as instance:
+        launcher = InProcessLauncher(spark)
+        assets = list(build_definitions(declared, launcher).resolve_asset_graph().get_all_asset_keys())
+        assert AssetKey(["hits", "published"]) in assets
+        assert AssetKey(["others", "published"]) not in assets
+        table = Table.declare(declaration)
+        table.append([{"id": 1, "url": "/"}])
+        (due,) = due_runs("publish", declaration, after=None).wanted
+        assert due.reason == "version 1, nothing is published"
+        job = build_definitions(declared, launcher).resolve_job_def("hits_publish")
+        assert job.execute_in_process(instance=instance).success
+        assert not due_runs("publish", declaration, after=None).wanted
+    assert pl.read_delta("warehouse/hits").rows() == [(1, "/")]

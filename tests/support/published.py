@@ -1,0 +1,178 @@
+"""A table with a long history that is published as it goes, and what readers of Delta find in it.
+
+Readers that run in other environments, or in a JVM, are the programs of `tests.support.readers`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import polars as pl
+import pyarrow as pa
+
+from scripts.installer import REQUIREMENTS, ROOT, find_uv, install, make_environment
+from storage_core.dml.assignments import expr
+from storage_core.formats import delta_log
+from storage_core.formats.keys import delta_commit_key
+from storage_core.table import Table
+from tests.support import upkeep
+
+READERS = Path(__file__).parent / "readers"
+START = dt.datetime(2024, 2, 29, 10, tzinfo=dt.UTC)
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+SCHEMA = pa.schema(
+    [
+        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+        ("host", pa.string()),
+        ("n", pa.int32()),
+        ("x", pa.float64()),
+        ("day", pa.date32()),
+        ("price", pa.decimal128(9, 2)),
+    ]
+)
+Step = Callable[[], object]
+Rows = list[list[Any]]
+"""Rows of JSON values, sorted: instants as microseconds, dates and decimals as text."""
+
+
+def plain(rows: pa.Table) -> Rows:
+    """Return the rows of an Arrow table, whatever of its types are as large or as views."""
+    return ordered([[_plain(value) for value in row.values()] for row in rows.to_pylist()])
+
+
+def ordered(rows: Sequence[Sequence[Any]]) -> Rows:
+    """Return the rows in one order."""
+    return sorted(map(list, rows), key=json.dumps)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dt.datetime):
+        return (value - EPOCH) // dt.timedelta(microseconds=1)
+    return value if value is None or isinstance(value, int | float | str) else str(value)
+
+
+def made(table: Table, first: int, rows: int = 30, **more: object) -> pa.Table:
+    """Return rows with the numbers from one on, in three windows, with those columns that the table has."""
+    numbers = range(first, first + rows)
+    known: dict[str, list[object]] = {
+        "at": [START + dt.timedelta(minutes=n * 37 % 180, microseconds=n) for n in numbers],
+        "host": [None if n % 11 == 0 else f"h{n % 5}" for n in numbers],
+        "n": [*numbers],
+        "x": [None if n % 13 == 0 else n / 7 for n in numbers],
+        "day": [dt.date(2024, 1, 1 + n % 28) for n in numbers],
+        "price": [Decimal(n) / 4 for n in numbers],
+        **{name: [value] * rows for name, value in more.items()},
+    }
+    fields = [field for field in table.schema if field.name in known]
+    return pa.table([pa.array(known[each.name], each.type) for each in fields], schema=pa.schema(fields))
+
+
+def shown_versions(uri: str | Path) -> list[int]:
+    """Return which version of the table each Delta version shows."""
+    found: list[int] = []
+    while (file := Path(uri) / delta_commit_key(len(found))).exists():
+        shown = delta_log.decode(file.read_bytes(), len(found), file.name).shown
+        assert shown is not None
+        found.append(shown.version)
+    return found
+
+
+def history(uri: str) -> Iterator[Table]:
+    """Make a table at `uri`, and yield it after each of some sixty changes; names change in the last of them only."""
+    settings = {"publish": "delta", "checkpoint.interval": "4"}
+    table = Table.create(uri, SCHEMA, time_column="at", window="1h", sort_schema="host|timestamp/V2", settings=settings)
+    numbers = count(0, 30)
+
+    def append(**more: object) -> None:
+        table.append(made(table.refresh(), next(numbers), **more))
+
+    def compact() -> None:
+        upkeep.compact(table.refresh())
+
+    often: list[Step] = [
+        append,
+        lambda: table.delete("n % 7 = 3"),
+        append,
+        compact,
+        lambda: table.update({"host": expr("coalesce(host, '') || '!'")}, "n % 17 = 1"),
+        lambda: table.delete("host = 'h2' and n % 2 = 0"),
+        append,
+    ]
+    changes: list[list[Step]] = [
+        [],
+        [
+            lambda: table.add_column("note", "string"),
+            partial(append, note="first"),
+            lambda: table.delete("note = 'first' and n % 5 = 0"),
+        ],
+        [  # which cannot be shown before all splits were written anew
+            lambda: table.add_column("level", "int", default=7),
+            partial(append, level=1),
+            lambda: table.widen_column("n", "long"),
+            append,
+            compact,
+        ],
+        [lambda: table.restore(6), append, compact],
+        [lambda: table.rename_column("x", "y"), partial(append, y=0.5), lambda: table.delete("y < 9")],
+        [
+            lambda: table.drop_column("price"),
+            append,
+            lambda: table.add_column("price", "string"),
+            partial(append, price="dear"),
+        ],
+    ]
+    for change in changes:
+        for step in [*often, *change]:
+            step()
+            yield table.refresh()
+
+
+def by_delta_rs(uri: str, version: int, names: Sequence[str]) -> Rows:
+    """Return the rows that delta-rs finds by SQL."""
+    table = deltalake.DeltaTable(uri, version=version)
+    return plain(pa.table(deltalake.QueryBuilder().register("t", table).execute("SELECT * FROM t")).select([*names]))
+
+
+def by_polars(uri: str, version: int, names: Sequence[str]) -> Rows:
+    """Return the rows that Polars finds."""
+    return plain(pl.scan_delta(uri, version=version).collect().to_arrow().select([*names]))
+
+
+def by_duckdb(uri: str, names: Sequence[Sequence[str]]) -> list[Rows]:
+    """Return the rows that DuckDB finds at each version from 0 on, given the columns of each."""
+    return [ordered(each) for each in _printed(_duckdb_python(), "duckdb_delta.py", uri, names)]
+
+
+def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]]) -> Any:
+    """Return what `spark_delta.py` finds."""
+    return _printed(Path(sys.executable), "spark_delta.py", uri, versions, names)
+
+
+def _duckdb_python() -> Path:
+    """The Python of the readers that the project has not; made once, in a folder of its own."""
+    folder, lock = ROOT / ".delta_readers", REQUIREMENTS / "delta_readers.lock"
+    python, stamp = folder / "bin" / "python", folder / ".stamp"
+    if not stamp.exists() or stamp.read_text() != lock.read_text():
+        make_environment(folder, find_uv())
+        install(python, "--require-hashes", "-r", str(lock))
+        stamp.write_text(lock.read_text())
+    return python
+
+
+def _printed(python: Path, program: str, *arguments: object) -> Any:
+    given = [each if isinstance(each, str) else json.dumps(each) for each in arguments]
+    command, environment = [str(python), str(READERS / program), *given], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)

@@ -1,0 +1,64 @@
+"""What delta-spark finds in a table, in one session: a program that starts a JVM with the JARs of Delta Lake.
+
+spark_delta.py PLACE VERSIONS_AS_JSON COLUMNS_AS_JSON: versions to read, and the columns of each. Prints as JSON the
+rows of each, how many SQL counts in the newest with a condition, and what a delete and a vacuum answer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from benchmarks.peers import delta_jars, with_delta
+
+
+def main(place: str, versions: str, columns: str) -> None:
+    with_delta(delta_jars(make=True))
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+    builder = SparkSession.builder.master("local[2]")
+    session = reduce(lambda made, each: made.config(*each), settings.items(), builder).getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    read = [_rows(session, place, *each) for each in zip(json.loads(versions), json.loads(columns), strict=True)]
+    rows = reduce(DataFrame.unionAll, read).collect()
+    found: dict[int, list[object]] = {version: [] for version in json.loads(versions)}
+    for version, width, row in rows:
+        values = json.loads(row)  # which has no nulls
+        found[version].append([values.get(f"c{place}") for place in range(width)])
+    counted = session.sql(f"SELECT count(*) FROM delta.`{place}` WHERE n % 2 = 0 AND at >= '2024-02-29T11:00:00Z'")
+    refused = [_refused(session, text) for text in (f"DELETE FROM delta.`{place}`", f"VACUUM delta.`{place}`")]
+    sys.stdout.write(json.dumps({"rows": [*found.values()], "counted": counted.collect()[0][0], "refused": refused}))
+
+
+def _rows(session: SparkSession, place: str, version: int, names: list[str]) -> DataFrame:
+    """The rows of a version as JSON, so that those of all versions have the same columns."""
+    table = session.read.format("delta").option("versionAsOf", version).load(place)
+    kinds = dict(table.dtypes)
+    values = [_plain(f.col(f"`{name}`"), kinds[name]).alias(f"c{place}") for place, name in enumerate(names)]
+    return table.select(f.lit(version), f.lit(len(names)), f.to_json(f.struct(*values)))
+
+
+def _plain(column: Column, kind: str) -> Column:
+    if kind == "timestamp":
+        return f.unix_micros(column)
+    return column.cast("string") if kind.startswith("decimal") else column
+
+
+def _refused(session: SparkSession, statement: str) -> str:
+    try:
+        session.sql(statement).collect()
+    except Exception as error:  # noqa: BLE001  # of a JVM, whose errors have no types
+        return str(error).partition("[")[2].partition("]")[0]
+    return "done"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
