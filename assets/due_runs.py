@@ -22,6 +22,7 @@ from storage_core.gc.collect import collect as collection
 from storage_core.gc.plan import read_plan
 from storage_core.gc.sweep import Horizon, may_be_due
 from storage_core.index import catch_up as indexing
+from storage_core.ingest.delta_versions import waiting_versions
 from storage_core.ingest.landing import LandedFile
 from storage_core.ingest.waiting import (
     Candidate,
@@ -97,6 +98,10 @@ def _ingest(state: TableInputs, after: str | None) -> DueRuns:
     snapshot = state.table.snapshot if state.table else None
     if spec is None:
         return DueRuns()
+    if spec.is_delta:
+        versions = waiting_versions(spec.uri, snapshot)
+        reason = f"{counted(len(versions), 'version')} of the Delta table"
+        return DueRuns(tuple(DueRun(work_key=f"Delta version {last}", reason=reason) for last in versions[-1:]))
     candidates = waiting_files(snapshot, spec, window_seconds=declaration.window)
     if span is None or declaration.time_column is None:
         files = [file for file, _ in candidates]

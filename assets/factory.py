@@ -61,8 +61,6 @@ _KINDS: Mapping[JobName, set[str]] = {
     "publish": {"deltalake"},
 }
 
-_OF_THE_RUN = "all partitions of this run together"
-
 Judge = Callable[[TableDeclaration, Report], AssetCheckResult]
 
 
@@ -139,7 +137,7 @@ def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
         name="ingested",
         job="ingest",
         description="Rows of landed files, each exactly once; lines that are no rows are in quarantine.",
-        windowed=declaration.window is not None,
+        windowed=declaration.window is not None and not (declaration.landing and declaration.landing.is_delta),
         request=request,
         judge=judged_by_quarantine,
     )
@@ -147,6 +145,7 @@ def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
         name="merged",
         job="merge",
         description="Rows of region writers, applied to the base: per key the newest wins.",
+        after=("ingested",) if declaration.landing else (),
         request=replace(request, declaration=None),
     )
     return ([ingested] if declaration.landing else []) + ([merged] if declaration.primary_key else [])
@@ -269,7 +268,8 @@ def _asset(
             if partitions is not None and context.has_partition_key_range:
                 for name, own in metadata_of_partitions(report, context.partition_keys).items():
                     context.add_asset_metadata(own, partition_key=name)
-                context.log_event(AssetObservation(key, description=_OF_THE_RUN, metadata=metadata))
+                of_all = "all partitions of this run together"
+                context.log_event(AssetObservation(key, description=of_all, metadata=metadata))
                 metadata = {}
             return MaterializeResult(
                 metadata=metadata,

@@ -56,7 +56,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 def _prune(job: JobRun, request: JobRequest) -> dict[str, object]:
     """How many files were pruned, of a table that has a landing place. One that does not answer stops nothing."""
     spec = job.table.landing()
-    if spec is None:
+    if spec is None or spec.is_delta:
         return {}
     try:
         done = prune_gone_files(job.table.log, spec, dry_run=request.dry_run, require_held=job.require_held)

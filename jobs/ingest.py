@@ -39,6 +39,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     """Ingest what is landed and not in yet, one Spark task per file, in one commit.
 
     What no key can name and what is no regular file is named and counted by every run (`not_read`).
+    Of a Delta table, group after group of its versions, each in one commit (`jobs.delta`).
     Lines that are no rows go to the table's quarantine with file, line and reason; they stop nothing. Late rows go
     where the table's policy says (decision 0051). The landing place comes from the declaration, else from the table.
     Raises `CommitConflict` when another run ingested the same rows. A dry run neither creates the table
@@ -55,6 +56,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         raise InvalidInput(
             f"{where}: no landing place is declared; add landing: {{uri: …, format: …}} to the table's file"
         )
+    if spec.is_delta:
+        return _from_delta(job, spark, spec, request)
     landed = survey(spec)
     work = plan(job.before, spec, landed.files, _windows(request.windows, job.before.config.window_seconds))
     if not work:
@@ -74,11 +77,22 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     return job.commit(actions, operation="INGEST", metrics=metrics, details=details, by_window=_by_window(results))
 
 
+def _from_delta(job: JobRun, spark: Spark, spec: LandingSpec, request: JobRequest) -> JobReport:
+    from jobs.delta.run import DeltaIngest  # and regions, which landed files do not need
+
+    if request.windows != EVERY_WINDOW:
+        raise InvalidInput(
+            f"{job.table.uri}: a Delta table lands by its versions, not by windows; leave the windows out"
+        )
+    ingest = DeltaIngest(job, spark, spec)
+    return ingest.plan() if request.dry_run else ingest.run()
+
+
 def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> JobReport:
     """The plan of a run that would create the table first: it would take every landed file."""
     _windows(request.windows, declaration.window)
     spec = declaration.landing_spec()
-    landed = survey(spec) if spec else Landed([])
+    landed = survey(spec) if spec and not spec.is_delta else Landed([])
     details = {"files": len(landed.files), "creates_table": True} | _not_read(landed)
     planned = Metrics(bytes_in=sum(file.size for file in landed.files))
     return JobReport(job="ingest", status="planned", version=0, metrics=planned, details=details)
@@ -89,7 +103,8 @@ def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:
     if not request.dry_run:
         return Table.declare(declaration, request.table_uri)
     table = Table.open(request.table_uri)
-    declared_changes(declaration.name, declaration.schema(), table.schema)
+    is_delta = declaration.landing is not None and declaration.landing.is_delta
+    declared_changes(declaration.name, declaration.schema(), table.schema, follows=is_delta)
     check_unchanged(declaration.name, declaration.config(), table.config)
     return table
 

@@ -192,10 +192,11 @@ def _sorted_by(snapshot: Snapshot) -> set[str]:
     return {name for order in orders if order is not None for name in order.described}
 
 
-def declared_changes(name: str, declared: pa.Schema, found: pa.Schema) -> list[ColumnChange]:
+def declared_changes(name: str, declared: pa.Schema, found: pa.Schema, *, follows: bool = False) -> list[ColumnChange]:
     """Return the changes that make the columns of a table those that its declaration has: added and widened ones.
 
-    The order of columns is the table's. Raises `InvalidInput` for what a declaration does not change, saying what does.
+    The order of columns is the table's. One that `follows` a source may have more columns, and wider ones.
+    Raises `InvalidInput` for what a declaration does not change, saying what does.
     """
     alter, changes = f"`tidemark alter {name}", list[ColumnChange]()
     for field in declared:
@@ -207,12 +208,14 @@ def declared_changes(name: str, declared: pa.Schema, found: pa.Schema) -> list[C
         elif own.nullable != field.nullable:
             advice = f"run {alter} relax-column {field.name}`" if field.nullable else "declare it nullable"
             raise _undeclared(name, field, f"it is {_nullability(own)} in the table: {advice}")
+        elif follows and may_widen(field.type, own.type):
+            continue
         elif own.type != field.type and not may_widen(own.type, field.type):
             raise _undeclared(name, field, f"it is {type_text(own.type)} in the table: add a column of the other type")
         elif own.type != field.type:
             changes.append(widen_column(field.name, field.type))
     gone = next((each for each in found if each.name not in declared.names), None)
-    if gone is not None:
+    if gone is not None and not follows:
         do = f"run {alter} drop-column {gone.name}` or {alter} rename-column {gone.name} …`"
         raise _undeclared(name, gone, f"it is in the table and not declared: {do}")
     return changes

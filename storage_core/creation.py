@@ -73,6 +73,7 @@ def declare(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
     """Return the newest version of the declared table, created where there is none; see `Table.declare`."""
     landing = declaration.landing_spec()
     extra = {} if landing is None else {LANDING: landing.to_json()}
+    is_delta = landing is not None and landing.is_delta
     if not log.exists():
         try:
             return create(log, declaration.schema(), declaration.config(), extra)
@@ -80,7 +81,7 @@ def declare(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
             if not log.exists():  # else another process declared it in between
                 raise
     found = log.snapshot()
-    changes = declared_changes(declaration.name, declaration.schema(), found.schema)
+    changes = declared_changes(declaration.name, declaration.schema(), found.schema, follows=is_delta)
     check_unchanged(declaration.name, declaration.config(), found.config)
     for change in changes:
         found = change_column(log, found, change)

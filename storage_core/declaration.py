@@ -49,7 +49,7 @@ class TableDeclaration(Closed):
     """One table. Fields are checked in this order, each against those before it.
 
     `window` is in seconds; one above an hour needs `coarse_window: true`. A keyed table may be windowed only if its
-    time column is part of the key, and takes its rows from region writers, not from landed files. `map_columns` says of
+    time column is part of the key, and takes its rows from region writers or a Delta table. `map_columns` says of
     a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
     `retention` says; how long versions can be read is `gc.retention`. `raw_logs` are read at `latest`. Dagster shows
@@ -261,10 +261,12 @@ class TableDeclaration(Closed):
     ) -> LandingDeclaration | None:
         if landing is None or not {"columns", "time_column", "primary_key"} <= info.data.keys():
             return landing
-        if info.data["primary_key"]:
+        if info.data["primary_key"] and landing.format != "delta":
             raise InvalidInput("landed files are ingested into append tables; write a keyed table with Table.writer()")
+        if info.data["primary_key"] and landing.changes not in (None, "apply"):
+            raise InvalidInput(f"a keyed table follows every change by key; leave `changes: {landing.changes}` out")
         maps = [name for name, column in info.data["columns"].items() if column.is_map]
-        if maps and landing.format != "parquet":
+        if maps and landing.format not in ("parquet", "delta"):
             raise InvalidInput(f"column {maps[0]!r} is a map, which has no text form; land the files as parquet")
         if landing.pattern is not None:
             captured = captured_columns(landing.pattern)

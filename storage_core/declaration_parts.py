@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from storage_core.errors import InvalidInput
-from storage_core.ingest.landing import LandingFormat, LandingSpec
+from storage_core.ingest.landing import DeltaChanges, LandingFormat, LandingSpec
 from storage_core.named_settings import INSTANT_FORMAT, parse_instant, read_raw_logs
 from storage_core.objectstore.resolve import check_location
 from storage_core.rows import windows
@@ -158,11 +158,17 @@ class LandingDeclaration(Closed):
     time_format: str | None = None
     null_values: tuple[str, ...] = ()
     suffix: str | None = None
+    changes: DeltaChanges | None = None
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
         self.spec()
         return self
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether it is a Delta table, whose columns and wider types the table gets beside those declared."""
+        return self.format == "delta"
 
     def spec(self) -> LandingSpec:
         """Return the record that ingestion works with. Raises `InvalidInput`."""

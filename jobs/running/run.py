@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
+from pyarrow import RecordBatch
+
 from jobs.reports.metrics import NO_METRICS, Metrics
 from jobs.reports.report import JobReport, Status
 from jobs.running.as_completed import as_completed
@@ -150,6 +152,15 @@ class JobRun:
         if items and writes:
             self.table.require_capable()
         answers = self._spark.map(execute, [{"table_uri": self.table.uri, **item} for item in items])
+        self._costs.take(answers)
+        return answers
+
+    def map_rows(
+        self, execute: Callable[[Iterator[RecordBatch], Item], Answer], frame: object, item: Item
+    ) -> list[Answer]:
+        """Return the answer for each partition of a data frame; the requests of its tasks count as this run's."""
+        self.table.require_capable()
+        answers = self._spark.map_rows(execute, frame, {"table_uri": self.table.uri, **item})
         self._costs.take(answers)
         return answers
 

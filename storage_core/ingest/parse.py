@@ -15,7 +15,7 @@ from typing import assert_never
 import duckdb
 import pyarrow as pa
 
-from storage_core.errors import Corrupt, Unavailable
+from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.ingest.content import ContentHash
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.csv_files import csv_blocks
@@ -97,5 +97,7 @@ def _blocks(
                 yield from ndjson_blocks(landed.path, stream, target, block_bytes=block_bytes)
             case "csv":
                 yield from csv_blocks(landed.path, stream, target, block_bytes=block_bytes)
+            case "delta":
+                raise InvalidInput(f"{landed.path}: a Delta table is read by its versions, not by file")
             case _:
                 assert_never(spec.format)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 import pyarrow as pa
 
+from storage_core.ingest.delta_progress import delta_progress
 from storage_core.log.actions import Add
 from storage_core.log.sharing import SOURCE
 from storage_core.log.snapshot import Snapshot
@@ -48,6 +49,7 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, recalls: Ma
         "indexes": [_index(snapshot, definition, recalls or {}) for definition in config.indexes],
         "regions": _regions(store, snapshot),
         **_progress(snapshot),
+        **_delta(snapshot),
         **_clone_of(snapshot),
     }
 
@@ -96,6 +98,15 @@ def _progress(snapshot: Snapshot) -> Row:
         "progress_objects": len(parts),
         "progress_bytes": sum(part.info.size_bytes for part in parts),
     }
+
+
+def _delta(snapshot: Snapshot) -> Row:
+    """Of a table that lands from a Delta table how far it is, and the versions that were gone before they were read."""
+    reached = delta_progress(snapshot.txns)
+    if reached is None:
+        return {}
+    gaps = [[each.first, each.last] for each in reached.gaps]
+    return {"delta_source": {"id": reached.table_id, "next_version": reached.next_version, "gaps": gaps}}
 
 
 def _windows(snapshot: Snapshot) -> list[Row]:

@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("jobs",),
     ("tidemark",),
     ("storage_core.table", "storage_core"),
+    ("storage_core.delta_source",),
     ("storage_core.forget", "storage_core.importing", "storage_core.cloning", "storage_core.publishing"),
     ("storage_core.dml",),
     ("storage_core.creation", "storage_core.append"),

@@ -1,0 +1,184 @@
+"""The log of a Delta table, as far as landing needs it: its versions, and what each of them changed.
+
+Versions are read from their own files, one GET each; what a version began with is told by delta-rs, which knows
+checkpoints of all kinds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from storage_core.delta_source.files import DeltaFile, DeltaSchema, data_file, key_of, mapping_of
+from storage_core.errors import Corrupt, InvalidInput, NotFound
+from storage_core.extras import DELTA, needs
+from storage_core.importing.delta import as_delta_has_it
+from storage_core.ingest.delta_versions import version_key, versions
+from storage_core.objectstore.contract import ObjectInfo, ObjectStore
+from storage_core.objectstore.resolve import open_store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaTable:
+    """A Delta table as of a version: its id, and what reading its files needs."""
+
+    id: str
+    schema: DeltaSchema
+
+    def after(self, actions: Iterable[Mapping[str, Any]]) -> DeltaTable:
+        """Return the table after the actions of its next version."""
+        table_id, schema = self.id, self.schema
+        for action in actions:
+            if found := action.get("metaData"):
+                table_id = found["id"]
+                schema = replace(
+                    schema,
+                    text=found["schemaString"],
+                    partition_columns=tuple(found.get("partitionColumns") or ()),
+                    mapping=mapping_of(found.get("configuration") or {}),
+                )
+            elif found := action.get("protocol"):
+                features = tuple(sorted(found.get("readerFeatures") or ()))
+                schema = replace(schema, reader_version=found["minReaderVersion"], features=features)
+        return DeltaTable(id=table_id, schema=schema)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaCommit:
+    """What a version changed, by files: those that changed no row, as of a compaction, are left out.
+
+    `feed` are files of the change feed, which tell all that the version did where there are any. `table` is the table
+    after it, and `committed_ms` when its log file was written.
+    """
+
+    version: int
+    operation: str
+    table: DeltaTable
+    committed_ms: int
+    added: tuple[DeltaFile, ...] = ()
+    removed: tuple[DeltaFile, ...] = ()
+    feed: tuple[DeltaFile, ...] = ()
+
+    @property
+    def removes_rows(self) -> bool:
+        """Whether rows of earlier versions are gone or changed."""
+        return bool(self.removed or self.feed)
+
+    @property
+    def files(self) -> tuple[DeltaFile, ...]:
+        """The files to read for what it did."""
+        return self.feed or (*self.added, *self.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaLog:
+    """The versions of a Delta table that its log has files of, from some version on, ascending."""
+
+    store: ObjectStore
+    infos: Mapping[int, ObjectInfo] = field(default_factory=dict)
+
+    @classmethod
+    def look(cls, uri: str, first: int = 0) -> DeltaLog:
+        """Return what `versions` finds at this place."""
+        store = open_store(uri)
+        return cls(store, versions(store, first))
+
+    @property
+    def newest(self) -> int | None:
+        """The last version; None where there is none."""
+        return max(self.infos, default=None)
+
+    @property
+    def root(self) -> str:
+        """The URI of the table as Spark's file systems have it."""
+        uri = self.store.uri.partition("?")[0]
+        return f"s3a{uri.removeprefix('s3')}" if uri.startswith("s3:") else uri
+
+    def table_at(self, version: int) -> DeltaTable:
+        """Return the table as of a version, by delta-rs.
+
+        Raises `NotFound` where its log does not reach back to it, `Unavailable` without the package.
+        """
+        place, options = as_delta_has_it(self.store.uri)
+        with needs(DELTA, "landing from a Delta table"):
+            import deltalake
+            from deltalake.exceptions import DeltaError
+        try:
+            found = deltalake.DeltaTable(place, version=version, storage_options=options, without_files=True)
+            metadata, protocol, text = found.metadata(), found.protocol(), found.schema().to_json()
+        except (DeltaError, OSError, ValueError) as error:
+            raise NotFound(f"{place}: version {version} of the Delta table cannot be opened: {error}") from error
+        schema = DeltaSchema(
+            text=text,
+            partition_columns=tuple(metadata.partition_columns),
+            mapping=mapping_of(metadata.configuration),
+            reader_version=protocol.min_reader_version,
+            features=tuple(sorted(protocol.reader_features or ())),
+        )
+        return DeltaTable(id=str(metadata.id), schema=schema)
+
+    def commit(self, version: int, before: DeltaTable) -> DeltaCommit:
+        """Return what a version did to the table as it was `before`. One GET.
+
+        Raises `NotFound` where the log has no file of it any more, `Corrupt` for one that cannot be read.
+        """
+        key = version_key(version)
+        actions = list(_actions(self.store.get(key).data, f"{self.store.uri}/{key}"))
+        table = before.after(actions)
+        named: dict[str, list[DeltaFile]] = {"add": [], "remove": [], "cdc": []}
+        for action in actions:
+            for name, files in named.items():
+                if (found := action.get(name)) and (name == "cdc" or found.get("dataChange", True)):
+                    files.append(self._sized(data_file(self.root, found)))
+        told = (each["commitInfo"].get("operation") for each in actions if "commitInfo" in each)
+        return DeltaCommit(
+            version=version,
+            operation=str(next(told, None) or "a change"),
+            table=table,
+            committed_ms=self.infos[version].last_modified_ms,
+            added=tuple(named["add"]),
+            removed=tuple(named["remove"]),
+            feed=tuple(named["cdc"]),
+        )
+
+    def has(self, file: DeltaFile) -> bool:
+        """Return whether all objects of a file are there still; of one that lies elsewhere True. One HEAD each."""
+        return all(self._head(uri) is not None for uri in file.objects if key_of(self.root, uri) is not None)
+
+    def _sized(self, file: DeltaFile) -> DeltaFile:
+        """The file with its size, which a log may leave out of what it removes."""
+        if file.size is not None:
+            return file
+        info = self._head(file.uri)
+        return file if info is None else replace(file, size=info.size)
+
+    def _head(self, uri: str) -> ObjectInfo | None:
+        key = key_of(self.root, uri)
+        try:
+            return None if key is None else self.store.head(key)
+        except NotFound:
+            return None
+
+
+def _actions(data: bytes, where: str) -> Iterator[Mapping[str, Any]]:
+    try:
+        for line in data.splitlines():
+            if line.strip():
+                yield json.loads(line)
+    except ValueError as error:
+        raise Corrupt(
+            f"{where}: not a version of a Delta log: {error}", advice="repair the Delta table, or restore its log"
+        ) from error
+
+
+def require_same_table(found: DeltaTable, table_id: str, where: str, version: int) -> None:
+    """Return when a Delta table is the one whose rows are in. Raises `InvalidInput` that says what to do."""
+    if found.id != table_id:
+        raise InvalidInput(
+            f"{where}: this is another Delta table than the one whose rows below version {version} are in: it has the "
+            f"id {found.id}, that one {table_id}; put the first table back, or land the new one in a table of its own",
+            expected=table_id,
+            found=found.id,
+        )

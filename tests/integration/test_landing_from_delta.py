@@ -1,0 +1,264 @@
+"""Rows of a Delta table, changed by delta-spark and delta-rs, arrive in a table once, version by version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from shutil import rmtree
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+from storage_core.errors import InvalidInput
+from tests.support.delta_spark import DeltaSpark, delta_spark
+from tests.support.scale import scaled
+from tidemark import Table
+
+pytestmark = pytest.mark.spark
+
+CHANGES = scaled(12)
+LOOKS = 2
+FIRST_KILL, EVERY_KILL = (0, 1) if scaled(1) > 1 else (3, 7)
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("price", pa.float64())])
+APPEND = """
+name: rows
+uri: {root}/rows
+columns: {{id: long!, name: string, price: double}}
+landing: {{uri: {root}/delta, format: delta, changes: {changes}}}
+"""
+KEYED = """
+name: keyed
+uri: {root}/keyed
+columns: {{id: long!, name: string, price: double}}
+primary_key: id
+landing: {{uri: {root}/delta, format: delta}}
+"""
+
+
+@pytest.fixture(scope="module")
+def delta() -> Iterator[DeltaSpark]:
+    with delta_spark() as running:
+        yield running
+
+
+def declared(root: Path, text: str, changes: str = "refuse") -> Path:
+    file = root / f"{text.split()[1]}.yaml"
+    file.write_text(text.format(root=root, changes=changes), encoding="utf-8")
+    return file
+
+
+def rows(root: Path, name: str) -> list[tuple[object, ...]]:
+    return in_order(Table.open(str(root / name)).scan(consistency="latest").to_arrow())
+
+
+def in_order(found: pa.Table) -> list[tuple[object, ...]]:
+    return sorted((tuple(row.values()) for row in found.to_pylist()), key=repr)
+
+
+def delta_rows(root: Path, delta: DeltaSpark) -> list[tuple[object, ...]]:
+    return sorted(map(tuple, delta.sql(f"SELECT * FROM {at(root)}")), key=repr)
+
+
+def at(root: Path) -> str:
+    return f"delta.`{root}/delta`"
+
+
+def given(*found: tuple[int, str | None, float | None]) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(SCHEMA.names, each, strict=True)) for each in found], schema=SCHEMA)
+
+
+def append(root: Path, *found: tuple[int, str | None, float | None]) -> None:
+    deltalake.write_deltalake(str(root / "delta"), given(*found), mode="append")
+
+
+class Changes:
+    """Changes of a Delta table by one engine or the other, drawn by a seed; ids are unique."""
+
+    def __init__(self, root: Path, delta: DeltaSpark, *, by_both: bool) -> None:
+        self.root, self.delta, self.random = root, delta, Random(7)
+        self.next_id = 1
+        self.choices: list[Callable[[], object]] = [
+            *(self.append,) * 4,
+            self.delete,
+            self.update,
+            self.merge,
+            self.optimize,
+            *((self.delete_by_rust, self.update_by_rust, self.merge_by_rust) * 2 if by_both else ()),
+        ]
+
+    def change(self) -> None:
+        self.random.choice(self.choices)()
+
+    def some(self, count: int) -> pa.Table:
+        ids = range(self.next_id, self.next_id + count)
+        self.next_id += count
+        return given(
+            *((each, self.random.choice(["a", "b", None]), self.random.choice([0.0, -0.0, None])) for each in ids)
+        )
+
+    @property
+    def remainder(self) -> int:
+        return self.random.randrange(5)
+
+    @property
+    def table(self) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(str(self.root / "delta"))
+
+    def append(self) -> None:
+        deltalake.write_deltalake(str(self.root / "delta"), self.some(5), mode="append")
+
+    def delete(self) -> None:
+        self.delta.sql(f"DELETE FROM {at(self.root)} WHERE id % 7 = {self.remainder}")
+
+    def update(self) -> None:
+        self.delta.sql(f"UPDATE {at(self.root)} SET name = 'u', price = -price WHERE id % 5 = {self.remainder}")
+
+    def merge(self) -> None:
+        new = self.next_id
+        self.next_id += 3
+        self.delta.sql(
+            f"MERGE INTO {at(self.root)} t USING "
+            f"(SELECT id, 'm' AS name, 1.5D AS price FROM range({new - 4}, {new + 3})) s "
+            "ON t.id = s.id WHEN MATCHED AND s.id % 2 = 0 THEN DELETE WHEN MATCHED THEN UPDATE SET * "
+            "WHEN NOT MATCHED THEN INSERT *"
+        )
+
+    def optimize(self) -> None:
+        self.delta.sql(f"OPTIMIZE {at(self.root)}")
+
+    def delete_by_rust(self) -> None:
+        self.table.delete(f"id % 7 = {self.remainder}")
+
+    def update_by_rust(self) -> None:
+        self.table.update(new_values={"name": "r"}, predicate=f"id % 5 = {self.remainder}")
+
+    def merge_by_rust(self) -> None:
+        merging = self.table.merge(self.some(3), "t.id = s.id + 2", source_alias="s", target_alias="t")
+        merging.when_matched_update({"name": "s.name"}).when_not_matched_insert_all().execute()
+
+
+def test_added_rows_come_once_and_a_version_that_removes_some_is_refused_or_left_out(
+    tmp_path: Path, delta: DeltaSpark
+) -> None:
+    append(tmp_path, (1, "a", 0.5), (2, None, None))
+    file = declared(tmp_path, APPEND)
+    assert delta.ingest(file)["rows_out"] == 2
+    append(tmp_path, (3, "c", None))
+    delta.sql(f"INSERT INTO {at(tmp_path)} VALUES (4, 'd', 2.0)", f"OPTIMIZE {at(tmp_path)}")
+    report = delta.ingest(file)
+    assert (report["rows_out"], report["details"]["versions"]) == (2, [1, 3])
+    assert delta.ingest(file)["status"] == "nothing_to_do"
+    assert rows(tmp_path, "rows") == delta_rows(tmp_path, delta)
+
+    append(tmp_path, (5, "e", None))
+    delta.sql(f"DELETE FROM {at(tmp_path)} WHERE id = 1")
+    append(tmp_path, (6, "f", None))
+    with pytest.raises(InvalidInput, match=r"version 5 .* \(DELETE\) .*`changes: apply`.*`changes: skip`"):
+        delta.ingest(file)
+    assert [row[0] for row in rows(tmp_path, "rows")] == [1, 2, 3, 4, 5]
+    assert delta.ingest(declared(tmp_path, APPEND, "skip"))["details"]["skipped_versions"] == [5]
+    assert [row[0] for row in rows(tmp_path, "rows")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("feed", [True, False], ids=["with a change feed", "with deletion vectors"])
+def test_a_changed_table_arrives_as_append_and_as_keyed_table(tmp_path: Path, delta: DeltaSpark, *, feed: bool) -> None:
+    kind = "enableChangeDataFeed" if feed else "enableDeletionVectors"
+    delta.sql(
+        f"CREATE TABLE {at(tmp_path)} (id BIGINT NOT NULL, name STRING, price DOUBLE) USING delta "
+        f"TBLPROPERTIES ('delta.{kind}' = true)"
+    )
+    changes = Changes(tmp_path, delta, by_both=feed)
+    files = declared(tmp_path, APPEND, "apply"), declared(tmp_path, KEYED)
+    for number in range(CHANGES):
+        changes.change()
+        if number == 2 or number % (CHANGES // LOOKS) == CHANGES // LOOKS - 1:
+            for file in files:
+                assert delta.ingest(file)["details"]["rows_not_found"] == 0
+                assert rows(tmp_path, file.stem) == delta_rows(tmp_path, delta), number
+
+
+def test_columns_follow_those_of_the_delta_table(tmp_path: Path, delta: DeltaSpark) -> None:
+    place, text = at(tmp_path), APPEND.replace("name: string, price: double", "name: string, n: int")
+    delta.sql(
+        f"CREATE TABLE {place} (id BIGINT, name STRING, n INT) USING delta TBLPROPERTIES ("
+        "'delta.columnMapping.mode' = 'name', 'delta.enableTypeWidening' = true, 'delta.enableDeletionVectors' = true)",
+        f"INSERT INTO {place} VALUES (1, 'a', 1)",
+    )
+    file = declared(tmp_path, text, "apply")
+    delta.ingest(file)
+    delta.sql(
+        f"ALTER TABLE {place} ADD COLUMNS (more MAP<STRING, INT>)",
+        f"INSERT INTO {place} VALUES (2, 'b', 2, map('x', 1))",
+        f"ALTER TABLE {place} ALTER COLUMN n TYPE BIGINT",
+        f"INSERT INTO {place} VALUES (3, 'c', 3000000000, NULL)",
+        f"UPDATE {place} SET name = 'z' WHERE id < 3",
+    )
+    assert delta.ingest(file)["details"]["rows_not_found"] == 0
+    expected = [(1, "z", 1, None), (2, "z", 2, [("x", 1)]), (3, "c", 3_000_000_000, None)]
+    assert rows(tmp_path, "rows") == expected
+
+    delta.sql(f"ALTER TABLE {place} RENAME COLUMN name TO title", f"INSERT INTO {place} VALUES (4, 'd', 4, NULL)")
+    with pytest.raises(InvalidInput, match=r"'name' of the Delta table is called 'title' now; .*-column name title`"):
+        delta.ingest(file)
+    Table.open(str(tmp_path / "rows")).rename_column("name", "title")
+    delta.ingest(declared(tmp_path, text.replace("name: string", "title: string"), "apply"))
+    assert rows(tmp_path, "rows") == [*expected, (4, "d", 4, None)]
+
+
+def test_what_was_vacuumed_before_it_was_read_is_a_gap_that_is_named(tmp_path: Path, delta: DeltaSpark) -> None:
+    append(tmp_path, (1, "a", None))
+    file = declared(tmp_path, APPEND)
+    delta.ingest(file)
+    append(tmp_path, (2, "lost with its file", None))
+    table = deltalake.DeltaTable(str(tmp_path / "delta"))
+    table.optimize.compact()
+    table.vacuum(0, enforce_retention_duration=False, dry_run=False)
+    append(tmp_path, (3, "c", None))
+    report = delta.ingest(file)
+    assert (report["details"]["gaps"], report["rows_out"]) == ([[1, 1]], 1)
+
+    append(tmp_path, (4, "lost with the log", None))
+    lost = deltalake.DeltaTable(str(tmp_path / "delta")).version()
+    append(tmp_path, (5, "e", None))
+    deltalake.DeltaTable(str(tmp_path / "delta")).create_checkpoint()
+    for version in range(lost + 1):
+        (tmp_path / "delta" / "_delta_log" / f"{version:020}.json").unlink()
+    append(tmp_path, (6, "f", None))
+    assert delta.ingest(file)["details"]["gaps"] == [[lost, lost]]
+    assert [row[0] for row in rows(tmp_path, "rows")] == [1, 3, 5, 6]
+    about = Table.open(str(tmp_path / "rows")).describe()["delta_source"]
+    assert about == {"id": table.metadata().id, "next_version": lost + 3, "gaps": [[1, 1], [lost, lost]]}
+
+
+def test_a_delta_table_that_was_replaced_or_set_back_is_refused(tmp_path: Path, delta: DeltaSpark) -> None:
+    append(tmp_path, (1, "a", None))
+    append(tmp_path, (2, "b", None))
+    file = declared(tmp_path, APPEND)
+    delta.ingest(file)
+    (tmp_path / "delta" / "_delta_log" / f"{1:020}.json").unlink()
+    with pytest.raises(InvalidInput, match="below 2 are in, and it has version 0 as its newest: it was set back"):
+        delta.ingest(file)
+    rmtree(tmp_path / "delta")
+    for number in range(3):
+        append(tmp_path, (number, "new", None))
+        with pytest.raises(InvalidInput, match="another Delta table than the one whose rows below version 2"):
+            delta.ingest(file)
+    assert [row[0] for row in rows(tmp_path, "rows")] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [APPEND, KEYED], ids=["append", "keyed"])
+def test_a_run_that_is_killed_at_any_request_is_run_again(tmp_path: Path, delta: DeltaSpark, kind: str) -> None:
+    append(tmp_path, (0, "a", None))
+    file = declared(tmp_path, kind, "apply")
+    delta.ingest(file)
+    request, killed = FIRST_KILL, True
+    while killed:
+        append(tmp_path, (request, "b", 0.5), (request + 1000, "c", None))
+        deltalake.DeltaTable(str(tmp_path / "delta")).delete(f"id = {request - 1} OR id = {request + 1000}")
+        killed = delta.killed_ingest(file, request)
+        request += EVERY_KILL
+    table = deltalake.DeltaTable(str(tmp_path / "delta"))
+    assert rows(tmp_path, file.stem) == in_order(table.to_pyarrow_table())
+    assert delta.ingest(file)["status"] == "nothing_to_do"
