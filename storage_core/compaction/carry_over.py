@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.compaction.kernel import Runs, merge_order
-from storage_core.compaction.ranges import sort_columns
+from storage_core.compaction.merge_parts import sort_columns
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.ids import Ids

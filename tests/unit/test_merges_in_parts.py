@@ -14,8 +14,8 @@ from pyroaring import BitMap
 from storage_core.audit.audit import audit
 from storage_core.compaction import work
 from storage_core.compaction.execute import execute
+from storage_core.compaction.merge_parts import bounds_of, is_too_large, require_whole
 from storage_core.compaction.policy import FINALIZED
-from storage_core.compaction.ranges import bounds_of, is_too_large, require_whole
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
