@@ -78,7 +78,7 @@ def require_as_one(store: MemoryStore, task: CompactionTask) -> list[CompactionT
     bounds = bounds_of(task.context)
     for part, result in zip(parts, results, strict=True):
         assert part.part is not None
-        rows = [end - first for first, end in part.part.places]
+        rows = [end - first for first, end in part.part.row_ranges]
         assert sum(rows) <= bounds.rows
         size = sum(add.size * count / (add.numRecords or 1) for add, count in zip(part.inputs, rows, strict=True))
         assert size <= bounds.bytes
