@@ -23,10 +23,10 @@ from jobs.spark.spark import Spark
 from storage_core.clock import Clock
 from storage_core.compaction import planner
 from storage_core.compaction import rewindow as rewindowing
+from storage_core.compaction.merge_parts import is_too_large
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.planner import Chosen
 from storage_core.compaction.policy import Mode
-from storage_core.compaction.ranges import is_too_large
 from storage_core.compaction.rewindow import RewindowTask
 from storage_core.errors import TidemarkError
 from storage_core.log.actions import Add

@@ -10,7 +10,7 @@ import pyarrow as pa
 from jobs.running.run import JobRun
 from jobs.running.window_groups import Executed, GroupsOutcome, settle
 from jobs.spark import tasks
-from storage_core.compaction.ranges import Sample, divide, require_whole
+from storage_core.compaction.merge_parts import Sample, divide, require_whole
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Fenced, TidemarkError
 

@@ -18,7 +18,7 @@ from jobs.reports.failure import Failed
 from storage_core.audit import audit as auditing
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
-from storage_core.compaction import ranges
+from storage_core.compaction import merge_parts
 from storage_core.compaction import rewindow as rewindowing
 from storage_core.compaction.skips import LASTING
 from storage_core.compaction.work import CompactionTask
@@ -65,7 +65,7 @@ def compact(item: Item) -> Answer:
 def sample_keys(item: Item) -> Answer:
     """Sample the keys of some inputs of a merge that is too large for one task. Writes nothing."""
     store = MeteredStore(open_table_store(item["table_uri"]))
-    found = ranges.sample(store, CompactionTask.from_json(item["task"]), item["inputs"])
+    found = merge_parts.sample(store, CompactionTask.from_json(item["task"]), item["inputs"])
     columns = as_text(found.columns.empty_table())
     return {"keys": as_text(found.keys), "columns": columns, "requests": store.requests}
 
@@ -73,7 +73,7 @@ def sample_keys(item: Item) -> Answer:
 def locate_keys(item: Item) -> Answer:
     """Say where some inputs of such a merge have keys. Writes nothing."""
     store = MeteredStore(open_table_store(item["table_uri"]))
-    places = ranges.locate(store, CompactionTask.from_json(item["task"]), of_text(item["keys"]))
+    places = merge_parts.locate(store, CompactionTask.from_json(item["task"]), of_text(item["keys"]))
     return {"places": places, "requests": store.requests}
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.compaction.kernel import Runs, merge_order
-from storage_core.compaction.ranges import sort_columns
+from storage_core.compaction.merge_parts import sort_columns
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.ids import Ids
@@ -165,7 +165,7 @@ class _Carried:
                     f"{self.task.context.planned_version} and {head.version}; plan again",
                     path=planned.path,
                 )
-            newly[number] = after - before - outside(planned, self.task.place(number))
+            newly[number] = after - before - outside(planned, self.task.row_range(number))
         return {number: rows for number, rows in newly.items() if rows}
 
     def _add(self, number: int, rows: BitMap) -> Add:
@@ -212,10 +212,10 @@ class _Route:
                 f"{sum(written)}; nothing was committed"
             )
         firsts = np.cumsum(runs.count) - runs.count
-        places = [task.place(number) for number in numbers]
+        ranges = [task.row_range(number) for number in numbers]
         # of a part of a merge the rows around it count as one stretch: there may be millions of them
-        within = [split.deleted & BitMap(range(*place)) for split, place in zip(splits, places, strict=True)]
-        return _Route(runs, firsts, [first for first, _ in places], [positions(each) for each in within], ends)
+        within = [split.deleted & BitMap(range(*rows)) for split, rows in zip(splits, ranges, strict=True)]
+        return _Route(runs, firsts, [first for first, _ in ranges], [positions(each) for each in within], ends)
 
     def outputs_of(self, rows: Places) -> dict[int, BitMap]:
         """Return the places in the outputs of rows of the inputs that were visible to the merge."""
@@ -242,7 +242,7 @@ class _Route:
 def _opened(store: ObjectStore, task: CompactionTask, number: int) -> OpenSplit:
     """An input with the rows that the merge saw."""
     add = task.inputs[number]
-    hidden = None if task.part is None else deleted_rows(store, add) | outside(add, task.place(number))
+    hidden = None if task.part is None else deleted_rows(store, add) | outside(add, task.row_range(number))
     return open_split(store, add, whole=False, as_dictionary=True, deleted=hidden)
 
 

@@ -156,7 +156,7 @@ def _opened(store: ObjectStore, task: CompactionTask) -> Iterator[list[OpenSplit
     if task.part is not None:
         with scratch_folder("tidemark-compact-") as folder:
             yield [
-                open_part(store, add, place, spool=folder) for add, place in zip(adds, task.part.places, strict=True)
+                open_part(store, add, rows, spool=folder) for add, rows in zip(adds, task.part.row_ranges, strict=True)
             ]
         return
     if sum(add.size for add in adds) <= _IN_MEMORY_BYTES:

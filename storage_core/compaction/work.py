@@ -19,7 +19,7 @@ from storage_core.log.actions import Add
 from storage_core.log.encoding.action_json import read_actions, write_actions
 from storage_core.settings.compaction import MOST_RUN_INPUTS, CompactionSettings
 from storage_core.split.context import SplitContext
-from storage_core.split.part import Place
+from storage_core.split.part import RowRange
 
 OPERATION = "COMPACT"
 """What the commits of compactions call themselves in the log."""
@@ -53,13 +53,13 @@ class Bounds:
 class Part:
     """What one task does of a merge that is too large for one: a range of its rows, in the order of the sort schema.
 
-    Of each input of the task it has the rows of the file that lie in its `places`. The outputs of all parts have the
+    Of each input of the task it has the rows of the file in its `row_ranges`. The outputs of all parts have the
     `columns` of all inputs, carry one `operation_id`, and name all that the merge `replaces`, with their rows.
     `leaving` are the inputs whose last rows these are: each is removed once, and all parts are committed together or
     none (decision 0147).
     """
 
-    places: tuple[Place, ...]
+    row_ranges: tuple[RowRange, ...]
     leaving: tuple[str, ...]
     columns: pa.Schema
     operation_id: str
@@ -67,16 +67,16 @@ class Part:
 
     def to_object(self) -> dict[str, Any]:
         """Return the JSON object from which `from_object` makes an equal record."""
-        places = [list(each) for each in self.places]
+        ranges = [list(each) for each in self.row_ranges]
         columns = base64.b64encode(self.columns.serialize()).decode()
         said = {"columns": columns, "operationId": self.operation_id, "replaces": dict(self.replaces)}
-        return {"places": places, "leaving": list(self.leaving), **said}
+        return {"rowRanges": ranges, "leaving": list(self.leaving), **said}
 
     @staticmethod
     def from_object(body: Mapping[str, Any]) -> Part:
         """Return the record that `to_object` wrote."""
         return Part(
-            places=tuple((first, end) for first, end in body["places"]),
+            row_ranges=tuple((first, end) for first, end in body["rowRanges"]),
             leaving=tuple(body["leaving"]),
             columns=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(body["columns"]))),
             operation_id=body["operationId"],
@@ -97,9 +97,9 @@ class CompactionTask:
     merge_ops: int = 1
     part: Part | None = None
 
-    def place(self, number: int) -> Place:
+    def row_range(self, number: int) -> RowRange:
         """Return the rows of the file of an input that the task is about."""
-        return (0, self.inputs[number].numRecords or 0) if self.part is None else self.part.places[number]
+        return (0, self.inputs[number].numRecords or 0) if self.part is None else self.part.row_ranges[number]
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal task."""

@@ -31,7 +31,7 @@ MOST_CLONES = 16
 _Found = TypeVar("_Found")
 
 
-class SharedStore:
+class TableStore:
     """The objects of a table: its own, and behind them those of the source of a shallow clone.
 
     An object of the source costs one request more when it is met first, and once the GET of `_source.json`; a table
@@ -151,11 +151,11 @@ def require_same_service(table: str, source: str) -> None:
         )
 
 
-def open_table_store(uri: str | Path, clones: int = 0) -> SharedStore:
+def open_table_store(uri: str | Path, clones: int = 0) -> TableStore:
     """Return the store of the table at `uri`, as `open_store` does; what a shallow clone shares is found in it.
 
     `clones` lead there, each of the next. Raises `Corrupt` for more than there are: they lead in a circle.
     """
     if clones > MOST_CLONES:
         raise Corrupt(f"{uri}: more than {MOST_CLONES} shallow clones, each of the next, lead there; is one its own?")
-    return SharedStore(open_store(uri), partial(open_table_store, clones=clones + 1))
+    return TableStore(open_store(uri), partial(open_table_store, clones=clones + 1))

@@ -18,18 +18,18 @@ from storage_core.split.read import is_small, open_split
 from storage_core.split.row_groups import shown
 from storage_core.split.vectors import deleted_rows
 
-Place = tuple[int, int]
+RowRange = tuple[int, int]
 """Rows of a file: the first, and the one after the last."""
 
 
-def open_part(store: ObjectStore, add: Add, place: Place, *, spool: Path) -> OpenSplit:
-    """Open the rows of a split that lie in `place` and are not deleted; the others are as if they were deleted.
+def open_part(store: ObjectStore, add: Add, rows: RowRange, *, spool: Path) -> OpenSplit:
+    """Open the rows of a split that lie in `rows` and are not deleted; the others are as if they were deleted.
 
     The row groups that hold one are fetched into a file in `spool`, each column chunk verified by its checksum, one row
     group in memory at a time; of files of earlier releases and of small ones all. Ranged GETs of the footer and of
     chunks, one GET for a stored vector. Raises what `open_split` raises.
     """
-    hidden = deleted_rows(store, add) | outside(add, place)
+    hidden = deleted_rows(store, add) | outside(add, rows)
     if add.footerXxh3 is None or is_small(add, 1):
         return open_split(store, add, as_dictionary=True, spool=spool, deleted=hidden)
     with corrupt_on_failure(add):
@@ -42,9 +42,9 @@ def open_part(store: ObjectStore, add: Add, place: Place, *, spool: Path) -> Ope
     return open_split(store, add, whole=False, as_dictionary=True, file_path=path, footers=footers, deleted=hidden)
 
 
-def outside(add: Add, place: Place) -> BitMap:
-    """Return the rows of the file of a split that do not lie in `place`."""
-    first, end = place
+def outside(add: Add, rows: RowRange) -> BitMap:
+    """Return the rows of the file of a split that do not lie in `rows`."""
+    first, end = rows
     return BitMap(range(first)) | BitMap(range(end, add.numRecords or 0))
 
 

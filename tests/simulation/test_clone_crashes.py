@@ -12,7 +12,7 @@ from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Severity
 from storage_core.gc.collect import collect
 from storage_core.log.log import TransactionLog
-from storage_core.log.sharing import SharedStore
+from storage_core.log.sharing import TableStore
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
@@ -52,7 +52,7 @@ def _collected(store: ObjectStore) -> None:
 
 
 def _require_whole(source: ObjectStore, target: ObjectStore) -> None:
-    seen = SharedStore(target, opened=lambda _: source)
+    seen = TableStore(target, opened=lambda _: source)
     assert rows_of(seen) == rows_of(_source())
     _collected(source)
     _collected(seen)
@@ -104,4 +104,4 @@ def test_the_collector_of_the_source_meets_no_moment_at_which_it_takes_what_a_cl
     table.delete("true")
     table.checkpoint()
     _collected(source)
-    assert rows_of(SharedStore(target, opened=lambda _: source)) == rows_of(_source(), version)
+    assert rows_of(TableStore(target, opened=lambda _: source)) == rows_of(_source(), version)

@@ -7,7 +7,7 @@ from typing import Any
 
 from storage_core.cloning.clone import clone
 from storage_core.log.log import TransactionLog
-from storage_core.log.sharing import SharedStore
+from storage_core.log.sharing import TableStore
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from tests.support.changed_rows import CONFIG, created, index, opened, row
@@ -40,7 +40,7 @@ def made() -> dict[str, MemoryStore]:
 
 def seen(stores: Mapping[str, ObjectStore]) -> dict[str, ObjectStore]:
     """The stores as tables see them: what the shallow clone lacks is in the source."""
-    return {name: SharedStore(store, opened=lambda _: stores["source"]) for name, store in stores.items()}
+    return {name: TableStore(store, opened=lambda _: stores["source"]) for name, store in stores.items()}
 
 
 def answers(stores: Mapping[str, ObjectStore]) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from storage_core.compaction.merge_parts import divide, is_too_large, locate, sample
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.planner import choose
 from storage_core.compaction.policy import Mode
-from storage_core.compaction.ranges import divide, is_too_large, locate, sample
 from storage_core.compaction.work import CompactionTask
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot

@@ -9,10 +9,10 @@ import pytest
 
 from storage_core.compaction import planner
 from storage_core.compaction.debt import WindowDebt, window_debts
+from storage_core.compaction.merge_parts import is_too_large
 from storage_core.compaction.merges import Reason
 from storage_core.compaction.planner import choose
 from storage_core.compaction.policy import FINALIZED, Mode
-from storage_core.compaction.ranges import is_too_large
 from storage_core.compaction.scope import scope_of
 from storage_core.compaction.work import MOST_RUN_TARGETS, CompactionTask
 from storage_core.log.actions import Add, MergeSkip

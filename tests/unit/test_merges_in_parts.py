@@ -14,8 +14,8 @@ from pyroaring import BitMap
 from storage_core.audit.audit import audit
 from storage_core.compaction import work
 from storage_core.compaction.execute import execute
+from storage_core.compaction.merge_parts import bounds_of, is_too_large, require_whole
 from storage_core.compaction.policy import FINALIZED
-from storage_core.compaction.ranges import bounds_of, is_too_large, require_whole
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
@@ -78,7 +78,7 @@ def require_as_one(store: MemoryStore, task: CompactionTask) -> list[CompactionT
     bounds = bounds_of(task.context)
     for part, result in zip(parts, results, strict=True):
         assert part.part is not None
-        rows = [end - first for first, end in part.part.places]
+        rows = [end - first for first, end in part.part.row_ranges]
         assert sum(rows) <= bounds.rows
         size = sum(add.size * count / (add.numRecords or 1) for add, count in zip(part.inputs, rows, strict=True))
         assert size <= bounds.bytes

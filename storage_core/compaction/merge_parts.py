@@ -145,7 +145,7 @@ def parts(
         leaving = left_in == number
         chosen = np.flatnonzero((end > first) | leaving).tolist()
         part = Part(
-            places=tuple((int(first[each]), int(end[each])) for each in chosen),
+            row_ranges=tuple((int(first[each]), int(end[each])) for each in chosen),
             leaving=tuple(task.inputs[each].path for each in np.flatnonzero(leaving).tolist()),
             columns=columns,
             operation_id=operation_id,
