@@ -85,6 +85,11 @@ class Assignments:
         """The columns that are set."""
         return [*self.values, *self.expressions]
 
+    def needed(self, names: Sequence[str]) -> Sequence[str]:
+        """Return those of a table's columns whose values an update needs: they stay, or an expression reads them."""
+        read = {*self._read(names)}
+        return [name for name in names if name not in self.columns or name in read]
+
     def applied(self, rows: pa.Table, limits: QueryLimits, nonzero: Collection[str]) -> pa.Table:
         """Return the rows with what is set, in their order; `nonzero` as of `rows.vectors.require_sound`.
 
@@ -93,7 +98,7 @@ class Assignments:
         """
         found = self._evaluated(rows, limits)
         columns = [
-            _repeated(self.values[each.name], rows.num_rows)
+            repeated(self.values[each.name], rows.num_rows)
             if each.name in self.values
             else found.get(each.name, rows.column(each.name))
             for each in rows.schema
@@ -135,6 +140,6 @@ def _typed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
     return pa.chunked_array([pa.nulls(len(column), type_)]) if column.null_count == len(column) else column
 
 
-def _repeated(value: pa.Scalar, rows: int) -> pa.Array:
-    """The value so many times; Arrow repeats no list and no map zero times."""
+def repeated(value: pa.Scalar, rows: int) -> pa.Array:
+    """Return the value so many times; Arrow repeats no list and no map zero times."""
     return pa.repeat(value, max(1, rows)).slice(0, rows)

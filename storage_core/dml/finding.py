@@ -24,7 +24,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
 from storage_core.read.bitmap_pruning import Answer
 from storage_core.read.column_names import in_columns
-from storage_core.read.exact_match import is_exact, meeting
+from storage_core.read.exact_match import is_exact, meeting, only_values
 from storage_core.read.late_materialization import may_match
 from storage_core.read.predicate import Compare, Filter, IsNull, Or, Predicate, negate
 from storage_core.read.pruning import conditions, manifests_for, prune_of
@@ -116,10 +116,13 @@ class ByCondition:
         """Whether rows are compared with the conditions of the filter here."""
         return len(list(islice(conditions(self.predicate(snapshot)), _MOST_CONDITIONS + 1))) <= _MOST_CONDITIONS
 
+    def only_values(self, snapshot: Snapshot) -> Mapping[str, pa.Scalar]:
+        """Return columns that have the same value in all rows that are found, and that value."""
+        return only_values(self.predicate(snapshot), _types(snapshot)) if self._is_exact(snapshot) else {}
+
     def _is_exact(self, snapshot: Snapshot) -> bool:
         """Whether that tells which rows make the filter true."""
-        columns = {each.name: each.type for each in snapshot.schema}
-        return self.is_compared(snapshot) and is_exact(self.predicate(snapshot), columns)
+        return self.is_compared(snapshot) and is_exact(self.predicate(snapshot), _types(snapshot))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,10 @@ class _Batch:
         for each in waiting:
             yield each.path, bitmap_of(each.places[mask[first : first + len(each.places)]])
             first += len(each.places)
+
+
+def _types(snapshot: Snapshot) -> Mapping[str, pa.DataType]:
+    return {each.name: each.type for each in snapshot.schema}
 
 
 def _is_known(answer: Answer) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
 
-from storage_core.dml.assignments import Assignments
+from storage_core.dml.assignments import Assignments, repeated
+from storage_core.dml.finding import ByCondition
 from storage_core.dml.parts import used
 from storage_core.dml.statement import Found
 from storage_core.log.actions import Add, Metadata
@@ -39,6 +40,7 @@ class Rewriter:
 
     log: TransactionLog
     given: object
+    finder: ByCondition
     limits: QueryLimits
     verified: Verified
     _written: dict[int | None, tuple[Metadata, Sequence[Found], Sequence[Add]]] = field(default_factory=dict)
@@ -69,7 +71,7 @@ class Rewriter:
         assignments, nonzero = Assignments.of(self.given, head.schema), head.config.nonzero_vectors
         adds: list[Add] = []
         encodings: Encodings | None = None
-        for rows in self._pieces(head, found):
+        for rows in self._pieces(self._columns(head, assignments), found):
             changed = [
                 assignments.applied(rows.slice(first, ROWS_AT_ONCE), self.limits, nonzero)
                 for first in range(0, rows.num_rows, ROWS_AT_ONCE)
@@ -91,7 +93,14 @@ class Rewriter:
         inputs = [(rows, {} if footer is None else footer.entries) for rows, footer in footers]
         return inherited(inputs, stored_schema(head.schema))
 
-    def _pieces(self, head: Snapshot, found: Sequence[Found]) -> Iterator[pa.Table]:
+    def _columns(self, head: Snapshot, assignments: Assignments) -> _Columns:
+        needed = assignments.needed(head.schema.names)
+        known = {**self.finder.only_values(head)}
+        known |= {name: value for name, value in assignments.values.items() if name not in needed}
+        read = [each for each in head.schema if each.name in needed and each.name not in known]
+        return _Columns(head.schema, pa.schema(read or [head.schema.field(0)]), known)
+
+    def _pieces(self, columns: _Columns, found: Sequence[Found]) -> Iterator[pa.Table]:
         """The rows in tables of about 64 MiB."""
         rows = {each.split.path: each.rows for each in found}
 
@@ -99,11 +108,11 @@ class Rewriter:
             return groups_with(rows[split.add.path], split.footer, range(split.row_groups))
 
         read = used(
-            lambda part: conform(part.taken(rows[part.split.path]), head.schema),
+            lambda part: columns.whole(part.taken(rows[part.split.path])),
             self.log.store,
             [each.split for each in found],
-            head.schema,
-            whole=head.schema,
+            columns.read,
+            whole=columns.schema,
             groups=groups,
             footers=self.verified.footers.of_a_read(),
             as_dictionary=True,
@@ -119,6 +128,25 @@ class Rewriter:
                     waiting, size = [], 0
         if waiting:
             yield pa.concat_tables(waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of a table, those that are `read`, and of others the one value that is `known` of all rows."""
+
+    schema: pa.Schema
+    read: pa.Schema
+    known: Mapping[str, pa.Scalar]
+
+    def whole(self, rows: pa.Table) -> pa.Table:
+        """Return rows that were read with all columns; of which nothing is needed have no values."""
+        read = conform(rows, self.read)
+        return pa.table([self._column(each, read) for each in self.schema], schema=self.schema)
+
+    def _column(self, field: pa.Field, rows: pa.Table) -> pa.Array | pa.ChunkedArray:
+        if field.name in self.known:
+            return repeated(self.known[field.name], rows.num_rows)
+        return rows.column(field.name) if field.name in self.read.names else pa.nulls(rows.num_rows, field.type)
 
 
 def _are_alike(one: Sequence[Found], other: Sequence[Found]) -> bool:

@@ -60,9 +60,9 @@ def update(
     txn, is_done = once(target.log, target.head, application)
     if is_done:
         return Changed(version=target.head.version), target.head
-    rewriter = Rewriter(target.log, given, target.limits, target.verified)
-    rewriter.require_sound(target.head)
     finder = _finder(target, condition, "update")
+    rewriter = Rewriter(target.log, given, finder, target.limits, target.verified)
+    rewriter.require_sound(target.head)
     return Statement(target.log, operation="UPDATE", finder=finder, rewrite=rewriter, txn=txn).run(target.head)
 
 

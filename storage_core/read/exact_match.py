@@ -60,6 +60,18 @@ def meeting(rows: pa.Table, predicate: Predicate) -> pa.ChunkedArray:
             assert_never(predicate)
 
 
+def only_values(predicate: Predicate, columns: Mapping[str, pa.DataType]) -> dict[str, pa.Scalar]:
+    """Return the columns that have one value in every row that makes a predicate true that is exact, and that value."""
+    match predicate:
+        case And(children):
+            return {name: value for each in children for name, value in only_values(each, columns).items()}
+        case Compare(column, Comparison.EQ, value):
+            found = _scalar(value, columns[column])
+            return {column: found} if found.type == columns[column] else {}
+        case _:
+            return {}
+
+
 def _is_of(value: object, type_: pa.DataType) -> bool:
     """Whether a literal is a value of the column's own type, so that nothing is cast and nothing rounded."""
     kinds = pa.types
