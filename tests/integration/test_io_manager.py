@@ -43,6 +43,7 @@ from pyspark.sql import DataFrame as SparkFrame
 
 from jobs.spark.spark import Spark
 from pipelines.run_requests import RANGE_END, RANGE_START
+from tests.support.s3_server import S3Server
 from tidemark import Table
 from tidemark.dagster import TidemarkIOManager
 from tidemark.io_manager.manager import TidemarkIOManager as Defined
@@ -138,7 +139,8 @@ def events(value: object, **given: Any) -> AssetsDefinition:
 
 def reading(kind: Any, seen: list[Any], **given: Any) -> AssetsDefinition:
     """An asset that takes the rows of `events` as a type, and notes what it got."""
-    found: dict[str, Any] = {"ins": {"events": AssetIn(metadata=given.pop("input_metadata", {}))}, **given}
+    loaded = AssetIn(key=given.pop("above", None), metadata=given.pop("input_metadata", {}))
+    found: dict[str, Any] = {"ins": {"events": loaded}, **given}
 
     def taken(events):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # annotated below
         seen.append(events.read_all() if isinstance(events, pa.RecordBatchReader) else events)
@@ -556,6 +558,18 @@ def test_a_setting_that_is_none_is_refused_by_its_name(
     (failure,) = failures(run(instance, root, events(rows(1), metadata=settings), ok=False))
     assert failure.startswith("invalid_input: ")
     assert found in failure
+
+
+def test_assets_are_kept_in_a_bucket(instance: DagsterInstance, s3_server: S3Server) -> None:
+    root, seen = s3_server.uri("io-manager"), list[Any]()
+    stored = events(lambda context: rows(int(context.partition_key[-2:])), partitions_def=DAYS, key_prefix="web")
+    ok = {"2026-01-01": True, "2026-01-02": False}  # whose row is of the day before
+    for day, is_sound in ok.items():
+        run(instance, root, stored, partition=day, ok=is_sound)
+    above = AssetKey(["web", "events"])
+    taken = reading(pl.DataFrame, seen, above=above, partitions_def=DAYS)
+    run(instance, root, AssetSpec(above, partitions_def=DAYS), taken, partition="2026-01-01")
+    assert numbers_of(seen[0]) == [1]
 
 
 def test_an_asset_key_that_leaves_its_folder_is_refused(instance: DagsterInstance, root: str) -> None:

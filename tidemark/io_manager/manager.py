@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dagster import AssetKey, ConfigurableIOManager, InputContext, OutputContext
+from dagster import ConfigurableIOManager, InputContext, OutputContext
 from pydantic import Field
 
 from storage_core.errors import InvalidInput, NotFound
@@ -87,7 +87,7 @@ class TidemarkIOManager(ConfigurableIOManager):
             mode = kept.mode or (Mode.UPSERT if table.config.primary_key else Mode.OVERWRITE)
             written = _store(context, table, data, mode=mode, condition=condition, on=kept.on)
             found: dict[str, Any] = {
-                **table_metadata(table, _table_name(context, table)),
+                **table_metadata(table, _table_name(context, table, kept)),
                 "tidemark/version": table.version,
                 "tidemark/mode": mode.value,
                 "tidemark/rows_written": written,
@@ -181,10 +181,8 @@ def _made(shape: Shape, create: Mapping[str, Any]) -> Table:
         return Table.open(shape.uri)
 
 
-def _table_name(context: OutputContext, table: Table) -> str:
-    """The place below the root, as names of tables have it; elsewhere the name of the folder."""
-    key: AssetKey | None = context.asset_key if context.has_asset_key else None
-    by_key = None if key is None else "/".join(key.path)
-    if by_key is not None and key is not None and table.uri.endswith(f"/{by_key}"):
-        return ".".join(key.path)
-    return table.uri.rstrip("/").rpartition("/")[2]
+def _table_name(context: OutputContext, table: Table, kept: AssetSettings) -> str:
+    """The key of an asset whose place is by its key, as names of tables are written; else the name of the folder."""
+    if kept.uri is None and context.has_asset_key:
+        return ".".join(context.asset_key.path)
+    return table.uri.partition("?")[0].rstrip("/").rpartition("/")[2]

@@ -100,7 +100,8 @@ def place_of(root: str, key: Sequence[str]) -> str:
                 f"the asset key {quoted('/'.join(key))} is no place of a table, for {quoted(part)} is no name of a "
                 f"folder; give the asset the metadata {URI!r}"
             )
-    return "/".join([root.rstrip("/"), *key])
+    place, mark, parameters = root.partition("?") if "://" in root else (root, "", "")  # of an s3:// URI
+    return "/".join([place.rstrip("/"), *key]) + mark + parameters
 
 
 def _values(metadata: Metadata, known: Sequence[str]) -> dict[str, Any]:
