@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from jobs.spark.source_options import ReadOptions
 from jobs.spark.source_reader import spark_batches
 from jobs.spark.source_types import change_schema, require_schema, spark_schema
-from storage_core.read.follow import Change, Follower, Limit, Position, changed_rows
+from storage_core.read.follow import BEGINNING, Change, Follower, Limit, Position, changed_rows
 from storage_core.read.portions import Wanted
 from storage_core.table import Table
 
@@ -46,9 +46,8 @@ class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follower: Follower | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below
-        """Return where a new query begins."""
-        changes = self._options.changes
-        return asdict(Position(self._version + 1) if changes else Position(self._version, is_base=True))
+        """Return where every query begins: Spark asks again until the first micro-batch is committed."""
+        return asdict(BEGINNING)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit that the options name."""
@@ -92,7 +91,8 @@ class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             table = Table.open(self._options.uri)
             columns = spark_schema(table.snapshot.schema, self._options.columns)
             require_schema(self._schema, change_schema(columns) if self._options.changes else columns)
-            self._follower = Follower(table.log, table.snapshot.schema, as_changes=self._options.changes)
+            changes = self._options.changes
+            self._follower = Follower(table.log, table.snapshot.schema, first=self._version, as_changes=changes)
         return self._follower
 
 

@@ -49,6 +49,10 @@ class Position:
     is_base: bool = False
 
 
+BEGINNING: Final = Position(-1)
+"""Where a reader is that has read nothing, and does not know yet of which version."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """How much is read at most at a time; one split, or one version that is read as a whole, may be more."""
@@ -82,14 +86,35 @@ class _Step:
         return [{unit: sum(each[unit] for each in found) for unit in found[0]}] if self.is_whole and found else found
 
 
+@dataclass(slots=True)
+class _Budget:
+    """What may be read still. Something always may: a part that is larger than the limit would never be read."""
+
+    limit: Limit | None
+    taken: int = 0
+    is_whole: bool = True
+
+    def fitting(self, sizes: Sequence[Mapping[Unit, int]]) -> int:
+        """Take as many parts as there is room for, and return their number."""
+        if self.limit is None:
+            return len(sizes)
+        for number, size in enumerate(sizes):
+            if self.taken + size[self.limit.unit] > self.limit.most and not self.is_whole:
+                return number
+            self.taken, self.is_whole = self.taken + size[self.limit.unit], False
+        return len(sizes)
+
+
 class Follower:
     """Reads the log of one table step by step; `columns` are those that rows are read in.
 
-    With `as_changes` every version that changed rows is read as a whole. Not safe for several threads.
+    From the beginning it reads the table at the version `first`, or with `as_changes` what came after it: then every
+    version that changed rows is read as a whole. Not safe for several threads.
     """
 
-    def __init__(self, log: TransactionLog, columns: pa.Schema, *, as_changes: bool = False) -> None:
+    def __init__(self, log: TransactionLog, columns: pa.Schema, *, first: int, as_changes: bool = False) -> None:
         self._log = log
+        self._first = first
         self._columns = columns
         self._as_changes = as_changes
         self._steps: dict[tuple[int, bool], _Step] = {}
@@ -98,20 +123,26 @@ class Follower:
     def advance(self, start: Position, limit: Limit | None = None, *, last: int | None = None) -> Position:
         """Return how far to read from `start`: as far as the limit allows, and not behind the version `last`.
 
-        One GET per version that was not looked at before; where there is no newer one, another of the collector's
-        boundary. Raises `SnapshotExpired` for a version that is no longer retained, `InvalidInput` where the columns of
-        the table are others by now.
+        From the beginning not behind the rows of the table as it was: so that what lies between is told by the end,
+        also when a reader that began later asks for it again. One GET per version that was not looked at before; where
+        there is no newer one, another of the collector's boundary. Raises `SnapshotExpired` for a version that is no
+        longer retained, `InvalidInput` where the columns of the table are others by now.
         """
-        at, taken, is_first = start, 0, True
+        budget = _Budget(limit)
+        if start == BEGINNING:
+            first = Position(self._first, is_base=True)
+            if self._as_changes:
+                return Position(self._first + 1)
+            return replace(first, part=budget.fitting(self._base(first.version).sizes))
+        at = start
         while at.is_base or last is None or at.version <= last:
             step = self._step(at)
             if step is None:
                 return at
-            for size in step.sizes[at.part :]:
-                taken += 0 if limit is None else size[limit.unit]
-                if limit is not None and taken > limit.most and not is_first:
-                    return at
-                at, is_first = replace(at, part=at.part + 1), False
+            left = step.sizes[at.part :]
+            fitting = budget.fitting(left)
+            if fitting < len(left):
+                return replace(at, part=at.part + fitting)
             at = Position(at.version + 1)
         return at
 
@@ -119,6 +150,8 @@ class Follower:
         """Return what lies between two positions, for tasks. Requests and errors: those of `advance`."""
         found: list[Portion | Change] = []
         at = start
+        if start == BEGINNING:
+            at = replace(end, part=0) if end.is_base else end
         while at != end:
             step = self._step(at)
             if step is None:

@@ -179,8 +179,9 @@ def test_the_page_on_assets_does_what_it_shows(reader: Reader) -> None:
 
 
 @pytest.mark.spark
-def test_the_page_on_spark_does_what_it_shows(reader: Reader) -> None:
-    follow("7-spark", reader)
+def test_the_page_on_spark_does_what_it_shows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # half of its processor time
+    follow("7-spark", request.getfixturevalue("reader"))
 
 
 def test_the_page_on_s3_does_what_it_shows(

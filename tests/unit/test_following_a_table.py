@@ -13,7 +13,7 @@ import tidemark as tm
 from storage_core.errors import InvalidInput, SnapshotExpired
 from storage_core.formats.keys import version_key
 from storage_core.gc.boundary import advance_boundary
-from storage_core.read.follow import Change, Follower, Limit, Position, changed_rows
+from storage_core.read.follow import BEGINNING, Change, Follower, Limit, Position, changed_rows
 from storage_core.read.portions import Wanted, rows_of
 from storage_core.rows.change_columns import CHANGE_TYPE
 
@@ -37,7 +37,7 @@ def part(commit: int) -> pa.Table:
 
 
 def follower(table: tm.Table, *, as_changes: bool = False) -> Follower:
-    return Follower(table.log, table.snapshot.schema, as_changes=as_changes)
+    return Follower(table.log, table.snapshot.schema, first=table.version, as_changes=as_changes)
 
 
 def rows_between(following: Follower, start: Position, end: Position) -> list[int]:
@@ -58,7 +58,7 @@ def numbers(table: tm.Table) -> list[int]:
 @pytest.mark.parametrize("limit", [None, Limit("files", 3), Limit("rows", 10**9)])
 def test_every_row_lies_between_two_positions_once(tmp_path: Path, limit: Limit | None) -> None:
     table, random = table_at(tmp_path, 3), Random(7)
-    at = Position(table.version, is_base=True)
+    at = BEGINNING
     found: list[int] = []
     steps = 0
     while True:
@@ -74,6 +74,20 @@ def test_every_row_lies_between_two_positions_once(tmp_path: Path, limit: Limit 
                 table.checkpoint()
     assert sorted(found) == numbers(table)
     assert limit is None or limit.most > 10**6 or steps > 5
+
+
+def test_what_a_first_batch_reads_is_told_by_its_end(tmp_path: Path) -> None:
+    table = table_at(tmp_path, 1)
+    began = [(each.advance(BEGINNING), each) for each in (follower(table), follower(table, as_changes=True))]
+    assert [end for end, _ in began] == [Position(1, 4, is_base=True), Position(2)]
+    table.append(part(1))
+    later = [(each.advance(BEGINNING), each) for each in (follower(table), follower(table, as_changes=True))]
+    assert [end for end, _ in later] == [Position(2, 8, is_base=True), Position(3)]
+    for end, _ in began:
+        assert sorted(rows_between(later[0][1], BEGINNING, end)) == ([0, 1, 2, 3] if end.is_base else [])
+    empty = tm.Table.create(str(tmp_path / "empty"), SCHEMA)
+    assert follower(empty).advance(BEGINNING) == Position(0, is_base=True)
+    assert follower(empty).advance(Position(0, is_base=True)) == Position(1)
 
 
 def test_a_limit_is_kept_and_one_split_is_read_whatever_it_weighs(tmp_path: Path) -> None:
