@@ -18,6 +18,7 @@ BENCHMARKS = (
     "ingest_and_compact",
     "log_at_scale",
     "progress",
+    "publishing",
     "ingestion",
     "compaction",
     "compaction_questions",

@@ -51,6 +51,11 @@ def test_the_small_benchmark_of_progress_prints_what_opening_costs_against_a_you
     assert compared == {"requests", "bytes", "ms"}
 
 
+def test_the_small_benchmark_of_publishing_prints_what_a_commit_costs_against_a_young_table() -> None:
+    compared = {metric["unit"] for metric in _metrics("publishing") if metric["against"] == "after 10"}
+    assert compared == {"requests", "KiB", "ms"}
+
+
 def test_the_small_benchmark_of_startup_prints_every_command_by_the_clock_and_by_the_processor() -> None:
     metrics = _metrics("startup")
     for name in ("tm.Table", "tidemark describe", "tidemark sql", "tidemark search", "tidemark get"):

@@ -10,11 +10,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import deltalake
@@ -28,6 +29,7 @@ from storage_core.formats.keys import delta_commit_key
 from storage_core.table import Table
 from tests.support import upkeep
 
+NOTHING: Mapping[str, object] = MappingProxyType({})
 READERS = Path(__file__).parent / "readers"
 START = dt.datetime(2024, 2, 29, 10, tzinfo=dt.UTC)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -62,7 +64,7 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
-def made(table: Table, first: int, rows: int = 30, **more: object) -> pa.Table:
+def made(table: Table, first: int, rows: int = 30, *, more: Mapping[str, object] = NOTHING) -> pa.Table:
     """Return rows with the numbers from one on, in three windows, with those columns that the table has."""
     numbers = range(first, first + rows)
     known: dict[str, list[object]] = {
@@ -95,7 +97,7 @@ def history(uri: str) -> Iterator[Table]:
     numbers = count(0, 30)
 
     def append(**more: object) -> None:
-        table.append(made(table.refresh(), next(numbers), **more))
+        table.append(made(table.refresh(), next(numbers), more=more))
 
     def compact() -> None:
         upkeep.compact(table.refresh())
