@@ -29,6 +29,7 @@ BENCHMARKS = (
     "index_moves",
     "key_index",
     "deletes",
+    "delta_source",
     "vectors",
     "vector_job",
     "read_memory",
