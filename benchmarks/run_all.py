@@ -31,6 +31,7 @@ BENCHMARKS = (
     "key_index",
     "deletes",
     "spark_source",
+    "delta_source",
     "vectors",
     "vector_job",
     "read_memory",

@@ -26,7 +26,7 @@ from jobs.spark.spark import Spark
 from jobs.spark.tasks import of_text
 from storage_core.delta_source.columns import follow
 from storage_core.delta_source.equal_rows import deleting
-from storage_core.delta_source.log import DeltaLog
+from storage_core.delta_source.log import DeltaLog, DeltaTable
 from storage_core.delta_source.plan import DeltaGroup, next_group
 from storage_core.delta_source.regions import Filling, fillings, finish
 from storage_core.distribution.work import Divided, FillResult
@@ -103,6 +103,7 @@ class DeltaIngest:
     spark: Spark
     spec: LandingSpec
     _done: _Done = field(default_factory=_Done)
+    _known: DeltaTable | None = None
 
     @property
     def changes(self) -> DeltaChanges:
@@ -145,7 +146,7 @@ class DeltaIngest:
     def _look(self, lost: frozenset[int]) -> tuple[DeltaLog, DeltaGroup | None]:
         reached = delta_progress(self.job.before.txns)
         log = DeltaLog.look(self.spec.uri, 0 if reached is None else reached.next_version)
-        return log, next_group(log, reached, self.changes, lost)
+        return log, next_group(log, reached, self.changes, lost=lost, known=self._known)
 
     def _bring_next(self, *, keyed: bool) -> bool:
         """Bring in the next group; False where there is none. Versions of which a file is gone are gaps of it."""
@@ -230,13 +231,14 @@ class DeltaIngest:
             try:
                 report = self._committed(actions, requirements, group, brought)
             except CommitConflict:
-                self.job.before = log.refresh(self.job.before)
+                self.job.look_again()
                 if len(requirements) == 1 or plan + 1 == _MOST_PLANS:
                     raise
                 start.check(self.job.before)
                 continue
             self._done.add(group, brought, report)
-            self.job.before = log.refresh(self.job.before)
+            self._known = group.table
+            self.job.look_again()
             return
 
     def _committed(

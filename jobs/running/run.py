@@ -155,6 +155,10 @@ class JobRun:
         self._costs.take(answers)
         return answers
 
+    def look_again(self) -> None:
+        """Let `before`, on which the next commit is planned, be the newest snapshot; the requests of `log.refresh`."""
+        self.before, self._head = self.table.log.refresh(self._head or self.before), None
+
     def map_rows(
         self, execute: Callable[[Iterator[RecordBatch], Item], Answer], frame: object, item: Item
     ) -> list[Answer]:

@@ -97,7 +97,7 @@ class DeltaLog:
         return f"s3a{uri.removeprefix('s3')}" if uri.startswith("s3:") else uri
 
     def table_at(self, version: int) -> DeltaTable:
-        """Return the table as of a version, by delta-rs.
+        """Return the table as of a version, by delta-rs, which reads the log up to it.
 
         Raises `NotFound` where its log does not reach back to it, `Unavailable` without the package.
         """
@@ -106,7 +106,7 @@ class DeltaLog:
             import deltalake
             from deltalake.exceptions import DeltaError
         try:
-            found = deltalake.DeltaTable(place, version=version, storage_options=options, without_files=True)
+            found = deltalake.DeltaTable(place, version=version, storage_options=options)
             metadata, protocol, text = found.metadata(), found.protocol(), found.schema().to_json()
         except (DeltaError, OSError, ValueError) as error:
             raise NotFound(f"{place}: version {version} of the Delta table cannot be opened: {error}") from error

@@ -67,12 +67,19 @@ class DeltaGroup:
 
 
 def next_group(
-    log: DeltaLog, reached: DeltaProgress | None, changes: DeltaChanges, lost: Collection[int] = ()
+    log: DeltaLog,
+    reached: DeltaProgress | None,
+    changes: DeltaChanges,
+    *,
+    lost: Collection[int] = (),
+    known: DeltaTable | None = None,
 ) -> DeltaGroup | None:
     """Return what comes next, None where nothing does; versions in `lost` are gaps. One GET per version.
 
-    The first group is the table as it is. Raises `InvalidInput` for another table than the one that is `reached`, for
-    one that was set back, and for a version that removes rows where they are refused; `NotFound` without a table.
+    `known` is the table as far as it is reached, which else is opened. The first group is the table as it is.
+
+    Raises `InvalidInput` for another table than the one that is `reached`, for one that was set back, and for a version
+    that removes rows where they are refused; `NotFound` without a table.
     """
     newest = log.newest
     where = log.store.uri
@@ -83,10 +90,10 @@ def next_group(
     if newest is None:
         raise _set_back(log, reached)
     start = reached.next_version
-    before = _table_at(log, start - 1)
+    before = known or _table_at(log, start - 1)
     following = [version for version in log.infos if version >= start]
     if not following:
-        require_same_table(log.table_at(newest), reached.table_id, where, start)
+        require_same_table(known or log.table_at(newest), reached.table_id, where, start)
         return None
     if following[0] > start:
         gap = DeltaGap(start, following[0] - 1)

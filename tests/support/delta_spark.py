@@ -55,7 +55,9 @@ class DeltaSpark:
     def _ask(self, command: str, **arguments: Any) -> Any:
         _stream(self._process.stdin).write(json.dumps({"command": command, "arguments": arguments}) + "\n")
         _stream(self._process.stdin).flush()
-        answer = json.loads(_stream(self._process.stdout).readline())
+        line = _stream(self._process.stdout).readline()
+        assert line, "the process has ended; see its standard error"
+        answer = json.loads(line)
         if "error" in answer:
             raise error_of(answer["error"], answer["message"])
         return answer["answer"]

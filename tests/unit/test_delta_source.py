@@ -1,0 +1,171 @@
+"""A Delta table as a landing place, without Spark: its log, the files that a group reads, rows that are equal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+from jobs.requests.window_range import EVERY_WINDOW
+from jobs.spark import delta
+from storage_core.declaration import load
+from storage_core.delta_source.equal_rows import deleting
+from storage_core.delta_source.files import DeltaSchema, data_file, excerpt
+from storage_core.delta_source.log import DeltaLog
+from storage_core.delta_source.plan import DeltaGroup, next_group
+from storage_core.errors import InvalidInput, NotFound, Unavailable
+from storage_core.ingest.delta_progress import DeltaGap, DeltaProgress, delta_progress, progress_txns
+from storage_core.ingest.landing import DeltaChanges
+from storage_core.log.transactions import Transactions
+from tidemark import Table
+
+ROOT = "s3a://bucket/lake"
+
+
+def changed(place: Path, *ids: int) -> deltalake.DeltaTable:
+    """Add a version with these rows."""
+    deltalake.write_deltalake(str(place), pa.table({"id": pa.array(ids, pa.int64())}), mode="append")
+    return deltalake.DeltaTable(str(place))
+
+
+def group_after(place: Path, version: int, changes: DeltaChanges = "apply", lost: tuple[int, ...] = ()) -> DeltaGroup:
+    log = DeltaLog.look(str(place), version)
+    table_id = str(deltalake.DeltaTable(str(place)).metadata().id)
+    found = next_group(log, DeltaProgress(table_id=table_id, next_version=version), changes, lost=lost)
+    assert found is not None
+    return found
+
+
+def test_an_excerpt_names_files_and_vectors_where_they_lie() -> None:
+    vector = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", "offset": 4, "sizeInBytes": 40}
+    action = {"path": "year=2024/a%20b.parquet", "partitionValues": {"year": "2024"}, "deletionVector": vector}
+    schema = DeltaSchema(text='{"type": "struct", "fields": []}', partition_columns=("year",), reader_version=3)
+    add = json.loads(excerpt(schema, [data_file(ROOT, action)]).splitlines()[2])["add"]
+    assert add["path"] == f"{ROOT}/year=2024/a%20b.parquet"
+    # the example of Delta's protocol, "Derived Fields"
+    expected = f"{ROOT}/ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
+    assert (add["deletionVector"]["storageType"], add["deletionVector"]["pathOrInlineDv"]) == ("p", expected)
+    with pytest.raises(InvalidInput, match="does not tell its partition"):
+        excerpt(schema, [data_file(ROOT, {"path": "a.parquet"})])
+
+
+def test_a_file_that_came_and_went_and_what_a_compaction_rewrote_are_not_read(tmp_path: Path) -> None:
+    changed(tmp_path, 1)
+    table = changed(tmp_path, 2)
+    table.delete("id = 2")
+    changed(tmp_path, 3).optimize.compact()
+    group = group_after(tmp_path, 1)
+    assert (group.first, group.last, len(group.added), len(group.removed)) == (1, 4, 1, 0)
+    assert not group.lost(DeltaLog.look(str(tmp_path)))
+
+
+def test_a_group_ends_before_a_version_that_is_refused_and_skips_or_follows_it(tmp_path: Path) -> None:
+    changed(tmp_path, 1, 2)
+    changed(tmp_path, 3).delete("id = 1")
+    changed(tmp_path, 4)
+    assert group_after(tmp_path, 1, "refuse").last == 1
+    with pytest.raises(InvalidInput, match=r"version 2 .*\(DELETE\)"):
+        group_after(tmp_path, 2, "refuse")
+    skipping, following = group_after(tmp_path, 1, "skip"), group_after(tmp_path, 1)
+    assert (skipping.skipped, len(skipping.added), len(skipping.removed)) == ((2,), 2, 0)
+    assert (following.skipped, len(following.added), len(following.removed)) == ((), 3, 1)
+
+
+def test_a_lost_version_is_a_gap_of_its_group(tmp_path: Path) -> None:
+    changed(tmp_path, 1)
+    changed(tmp_path, 2)
+    changed(tmp_path, 3)
+    group = group_after(tmp_path, 1)
+    for file in group.commits[0].added:
+        Path(file.uri.removeprefix("file://")).unlink()
+    assert group.lost(DeltaLog.look(str(tmp_path))) == {1}
+    found = group_after(tmp_path, 1, lost=(1,))
+    assert (found.gaps, found.added) == ((DeltaGap(1, 1),), group.commits[1].added)
+    (tmp_path / "_delta_log" / f"{1:020}.json").unlink()
+    begun = DeltaProgress(table_id=group.table.id, next_version=1)
+    without = next_group(DeltaLog.look(str(tmp_path), 1), begun, "refuse")
+    assert without is not None
+    assert (without.last, without.has_rows, without.reached.gaps) == (1, False, (DeltaGap(1, 1),))
+
+
+def test_progress_is_read_as_it_was_recorded() -> None:
+    reached = DeltaProgress(table_id="7d-1", next_version=9, gaps=(DeltaGap(2, 2), DeltaGap(4, 6)))
+    recorded = Transactions()
+    assert delta_progress(recorded) is None
+    for txn in progress_txns(reached, 1):
+        recorded.record(txn)
+    assert delta_progress(recorded) == reached
+
+
+def test_no_delta_table_is_no_landing_place(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no Delta table"):
+        next_group(DeltaLog.look(str(tmp_path)), None, "refuse")
+
+
+def test_as_many_equal_rows_are_deleted_as_are_given(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64()), ("tags", pa.map_(pa.string(), pa.int32())), ("x", pa.float64())])
+    table = Table.create(str(tmp_path / "t"), schema)
+    row: dict[str, Any] = {"id": None, "tags": {"a": 1}, "x": None}
+    table.append([row, row, {**row, "x": 1.5}])
+    table.append([row, {**row, "tags": {"a": 2}}])
+
+    def delete(*rows: dict[str, Any]) -> int:
+        given = pa.Table.from_pylist([{**each, "tags": list(each["tags"].items())} for each in rows], schema=schema)
+        found = deleting(table.log, table.snapshot, given)
+        if found.actions:
+            table.log.commit(table.snapshot, found.actions, operation="DELETE")
+        table.refresh()
+        return found.rows
+
+    assert delete(row, row) == 2
+    assert delete(row, row, {**row, "x": 1.5}) == 2
+    assert table.scan().to_arrow().to_pylist() == [{**row, "tags": [("a", 2)]}]
+    assert delete(row) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("landing: {uri: lake, format: delta, suffix: .x}", "suffix do not apply"),
+        ("landing: {uri: lake, format: csv, changes: skip}", "landed files do not change"),
+        ("primary_key: id\nlanding: {uri: lake, format: delta, changes: skip}", "a keyed table follows every change"),
+        ("primary_key: id\nlanding: {uri: lake, format: csv}", "landed files are ingested into append tables"),
+    ],
+)
+def test_a_landing_that_means_nothing_is_refused(tmp_path: Path, more: str, message: str) -> None:
+    (tmp_path / "t.yaml").write_text(f"name: t\nuri: t\ncolumns: {{id: long!}}\n{more}\n", encoding="utf-8")
+    with pytest.raises(InvalidInput, match=message):
+        load(tmp_path / "t.yaml")
+
+
+def test_a_folder_without_jars_is_named_and_without_one_spark_fetches_them(tmp_path: Path) -> None:
+    assert delta.settings({})["spark.jars.packages"] == delta.PACKAGE
+    with pytest.raises(Unavailable, match=f"{delta.JARS}={tmp_path} is no folder with the JARs of {delta.PACKAGE}"):
+        delta.settings({delta.JARS: str(tmp_path)})
+    (tmp_path / "delta.jar").touch()
+    assert delta.settings({delta.JARS: str(tmp_path)})["spark.jars"] == str(tmp_path / "delta.jar")
+
+
+def test_versions_that_are_not_in_are_due_and_land_whole_whatever_their_windows(tmp_path: Path) -> None:
+    from assets.due_runs import due_runs  # and Dagster, a second or two
+    from assets.factory import steps_of
+
+    changed(tmp_path / "lake", 1)
+    group = changed(tmp_path / "lake", 2)
+    text = "name: t\nuri: {0}/t\ncolumns: {{id: long!, at: timestamp!}}\ntime_column: at\nwindow: 1h\n"
+    text += "primary_key: [id, at]\nlanding: {{uri: {0}/lake, format: delta}}\n"
+    (tmp_path / "t.yaml").write_text(text.format(tmp_path), encoding="utf-8")
+    declaration = load(tmp_path / "t.yaml")
+    steps = {step.name: step for step in steps_of(declaration)}
+    assert (steps["ingested"].windowed, steps["compacted"].windowed) == (False, True)
+    assert steps["merged"].after == ("ingested",)
+    (due,) = due_runs("ingest", declaration).wanted
+    assert (due.reason, due.windows) == ("2 versions of the Delta table", EVERY_WINDOW)
+    table = Table.declare(declaration)
+    reached = DeltaProgress(table_id=str(group.metadata().id), next_version=2)
+    table.log.commit(table.snapshot, progress_txns(reached, 1), operation="INGEST")
+    assert due_runs("ingest", declaration).wanted == ()
