@@ -33,6 +33,7 @@ BENCHMARKS = (
     "vector_job",
     "read_memory",
     "read_client",
+    "catalogue",
     "startup",
 )
 PACKAGES = (

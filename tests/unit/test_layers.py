@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("assets",),
     ("jobs",),
     ("tidemark",),
+    ("storage_core.catalog",),
     ("storage_core.table", "storage_core"),
     ("storage_core.forget", "storage_core.importing", "storage_core.cloning"),
     ("storage_core.dml",),
