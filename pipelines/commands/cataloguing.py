@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import From, Json, To
+from pipelines.commands.arguments import Json
 from pipelines.commands.output import cell, number, window
 from pipelines.commands.target import declared, resolve
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError
@@ -42,8 +42,12 @@ def catalog(
     sort_schema: Annotated[
         str | None, typer.Option(metavar="TEXT", help="candidates: of this sort schema, not the table's own.")
     ] = None,
-    start: From = None,
-    end: To = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="between: rows from this time on (UTC).")
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="between: rows before this time (UTC).")
+    ] = None,
     where: Annotated[
         str | None, typer.Option(metavar="CONDITION", help="between: that may hold rows of a SQL condition.")
     ] = None,
@@ -51,7 +55,7 @@ def catalog(
     explain: Annotated[bool, typer.Option("--explain", help="sql: show the plan of the database instead.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Keep a cache of the logs in SQL, and ask it which splits there are.
+    """Keep a cache of the logs in SQL, and ask it.
 
     sql asks one of four questions: candidates TABLE (splits to compact), between TABLE (splits of a time, by --from,
     --to and --where), expired [TABLE] (windows to discard), changes TABLE --since VERSION. Anything else is a statement

@@ -12,10 +12,11 @@ _Position = TypeVar("_Position")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Row, _Position]):
-    """Rows, and where the next page begins: None where there is none."""
+    """Rows as of a version of the table, and where the next page begins: None where there is none."""
 
     rows: tuple[_Row, ...]
     after: _Position | None
+    version: int
 
 
 Place = tuple[int | None, str]

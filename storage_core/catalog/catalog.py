@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
-import sqlalchemy as sa
+from sqlalchemy import Connection
 
 from storage_core.cache.pieces import cached_pieces
 from storage_core.catalog import queries
@@ -35,7 +35,6 @@ from storage_core.catalog.known import Known, every_known, known_by
 from storage_core.catalog.plans import plan_of
 from storage_core.catalog.pruned import pruned
 from storage_core.catalog.queries import Statement
-from storage_core.catalog.schema import TABLES
 from storage_core.errors import InvalidInput, SnapshotExpired
 from storage_core.log.log import TransactionLog
 from storage_core.log.replay import open_head
@@ -96,7 +95,7 @@ class Catalog:
     def check(self, table: str) -> Checked:
         """Compare a table, by name, URI or id, with the log's snapshot of the version shown. Changes nothing."""
         with self.database.read() as connection:
-            known = known_by(connection, table, self.database.place)
+            known = self._known(connection, table)
             return check(connection, known, _log_at(known.uri)[1])
 
     def tables(self) -> list[Known]:
@@ -110,7 +109,8 @@ class Catalog:
         What is read is the log's; that a version is known here saves the LIST beyond the hint. Raises `NotFound`, and
         `InvalidInput` where another table is at its place.
         """
-        known = self._known(table)
+        with self.database.read() as connection:
+            known = self._known(connection, table)
         store, log = _log_at(known.uri)
         snapshot = open_head(store, log.cached, seen=known.head_version)
         if snapshot.table_id != known.table_id:
@@ -128,15 +128,15 @@ class Catalog:
         Those of the table's own sort schema, or of another. `limit` bounds how many are looked at: a page may have
         none, and another after it. One statement, and a second at the end.
         """
-        known = self._known(table)
-        order = known.sort_schema if sort_schema is None else nameless(sort_schema)
-        steps = [
-            partial(queries.candidates, known.table_id, order, limit=limit, windowed=windowed)
-            for windowed in (True, False)
-        ]
-        rows = self._in_two(steps, after, limit)
+        with self._asking(table, limit) as (connection, known):
+            order = known.sort_schema if sort_schema is None else nameless(sort_schema)
+            steps = [
+                partial(queries.candidates, known.table_id, order, limit=limit, windowed=windowed)
+                for windowed in (True, False)
+            ]
+            rows = self._in_two(connection, steps, after, limit=limit)
         found = tuple(record(Candidate, row) for row in rows if row["beside"])
-        return Page(found, _next(rows, limit, lambda row: (row["window_start"], row["split_id"])))
+        return Page(found, _next(rows, limit, lambda row: (row["window_start"], row["split_id"])), known.head_version)
 
     def splits_between(
         self,
@@ -153,17 +153,17 @@ class Catalog:
         Exactly those that a scan of the shown version would not prune. Times without a zone are UTC. `limit` bounds how
         many are looked at: a page may have none, and another after it.
         """
-        known = self._known(table)
         times = (_utc(since), _utc(until))
         range_us = (_microseconds(times[0]), _microseconds(times[1]))
-        longest = self._longest(known) if since is not None else 0
-        steps = [
-            partial(queries.in_time, known.table_id, range_us, longest, limit=limit, timed=timed)
-            for timed in (True, False)
-        ]
-        rows = self._in_two(steps, after, limit)
+        with self._asking(table, limit) as (connection, known):
+            longest = connection.execute(queries.longest(known.table_id)).scalar_one() if since is not None else 0
+            steps = [
+                partial(queries.in_time, known.table_id, range_us, longest, limit=limit, timed=timed)
+                for timed in (True, False)
+            ]
+            rows = self._in_two(connection, steps, after, limit=limit)
         found = tuple(pruned(rows, known, times, filter))
-        return Page(found, _next(rows, limit, lambda row: (row["min_time_us"], row["split_id"])))
+        return Page(found, _next(rows, limit, lambda row: (row["min_time_us"], row["split_id"])), known.head_version)
 
     def expired_windows(
         self, table: str | None = None, *, now_ms: int | None = None, limit: int = MOST_ROWS
@@ -174,11 +174,14 @@ class Catalog:
         """
         now = self.database.clock.now_ms() if now_ms is None else now_ms
         found = []
-        for known in self.tables() if table is None else [self._known(table)]:
-            retention_ms = known.config.retention_ms
-            if retention_ms is not None:
-                statement = queries.expired(known.table_id, (now - retention_ms) // 1000, limit)
-                found += [record(ExpiredWindow, row, table=known.name) for row in self._rows(statement)]
+        with self.database.read() as connection:
+            wanted = every_known(connection) if table is None else [self._known(connection, table)]
+            for known in wanted:
+                retention_ms = known.config.retention_ms
+                if retention_ms is not None:
+                    statement = queries.expired(known.table_id, (now - retention_ms) // 1000, limit)
+                    rows = self._rows(connection, statement)
+                    found += [record(ExpiredWindow, row, table=known.name) for row in rows]
         return found
 
     def changes_since(
@@ -188,30 +191,27 @@ class Catalog:
 
         Raises `SnapshotExpired` for a version from before the catalogue knew the table.
         """
-        known = self._known(table)
-        if version < known.first_version:
-            raise SnapshotExpired(
-                f"{known.uri}: the catalogue knows what changed since version {known.first_version}, not since "
-                f"{version}; take all live splits, and what changed after version {known.head_version}",
-                first_version=known.first_version,
-            )
         begin: ChangePlace = (version, queries.ADDED, None) if after is None else after
-        rows = self._rows(queries.changed(known.table_id, begin, limit))
+        with self._asking(table, limit) as (connection, known):
+            if version < known.first_version:
+                raise SnapshotExpired(
+                    f"{known.uri}: the catalogue knows what changed since version {known.first_version}, not since "
+                    f"{version}; take all live splits, and what changed after version {known.head_version}",
+                    first_version=known.first_version,
+                )
+            rows = self._rows(connection, queries.changed(known.table_id, begin, limit))
         found = tuple(
             record(SplitChange, row, change="added" if row["kind"] == queries.ADDED else "removed") for row in rows
         )
-        return Page(found, _next(rows, limit, lambda row: (row["version"], row["kind"], row["split_id"])))
+        place = _next(rows, limit, lambda row: (row["version"], row["kind"], row["split_id"]))
+        return Page(found, place, known.head_version)
 
     def sql(self, statement: str) -> tuple[list[str], list[tuple[object, ...]]]:
-        """Return the names and rows of a statement of the database's own, which can change nothing.
+        """Return the names and rows of one statement of the database's own, which can change nothing.
 
-        Raises `InvalidInput` with what the database says of it.
+        All rows are held. Raises `InvalidInput` with what the database says of it.
         """
-        with self.database.read() as connection:
-            found = connection.execution_options(no_parameters=True).exec_driver_sql(statement)
-            if not found.returns_rows:
-                raise InvalidInput("the statement returns no rows; ask with select")
-            return [*found.keys()], [tuple(row) for row in found]
+        return self.database.ask(statement)
 
     @contextmanager
     def explaining(self) -> Iterator[list[str]]:
@@ -225,26 +225,27 @@ class Catalog:
     def _follower(self, uri: str, name: str | None) -> Follower:
         return Follower(self.database, _log_at(uri)[1], name or _last_part(uri))
 
-    def _known(self, table: str) -> Known:
-        with self.database.read() as connection:
-            return known_by(connection, table, self.database.place)
+    def _known(self, connection: Connection, table: str) -> Known:
+        return known_by(connection, table, self.database.place)
 
-    def _longest(self, known: Known) -> int:
+    @contextmanager
+    def _asking(self, table: str, limit: int) -> Iterator[tuple[Connection, Known]]:
+        """One state of the database, and what it says of the table."""
+        if limit < 1:
+            raise InvalidInput(f"a page has at least 1 row, found limit={limit}", limit=limit)
         with self.database.read() as connection:
-            wanted = sa.select(TABLES.c.longest_time_us).where(TABLES.c.table_id == known.table_id)
-            return int(connection.execute(wanted).scalar_one())
+            yield connection, self._known(connection, table)
 
-    def _rows(self, statement: Statement) -> list[Row]:
-        with self.database.read() as connection:
-            if self._plans is not None:
-                self._plans.append(plan_of(connection, statement))
-            return [dict(row) for row in connection.execute(statement).mappings()]
+    def _rows(self, connection: Connection, statement: Statement) -> list[Row]:
+        if self._plans is not None:
+            self._plans.append(plan_of(connection, statement))
+        return [dict(row) for row in connection.execute(statement).mappings()]
 
-    def _in_two(self, steps: Sequence[_Step], after: Place | None, limit: int) -> list[Row]:
+    def _in_two(self, connection: Connection, steps: Sequence[_Step], after: Place | None, *, limit: int) -> list[Row]:
         """The rows of two statements, one behind the other: those with a window or time, then those without."""
         first, second = steps
-        rows = [] if after is not None and after[0] is None else self._rows(first(after=after))
-        return rows if len(rows) >= limit else [*rows, *self._rows(second(after=after))][:limit]
+        rows = [] if after is not None and after[0] is None else self._rows(connection, first(after=after))
+        return rows if len(rows) >= limit else [*rows, *self._rows(connection, second(after=after))][:limit]
 
 
 def _log_at(uri: str) -> tuple[MeteredStore, TransactionLog]:

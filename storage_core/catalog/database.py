@@ -73,9 +73,32 @@ class Database:
         except _RetryError as error:
             raise error.said from error.__cause__
 
+    def ask(self, statement: str) -> tuple[list[str], list[tuple[object, ...]]]:
+        """Return the names and rows of one statement of anybody, which can change nothing.
+
+        Raises `InvalidInput` for several in one text: the second could begin outside of what is read only.
+        """
+        with self.read() as connection:
+            cursor: Any = connection.connection.driver_connection.cursor()  # type: ignore[union-attr]  # it is open
+            try:
+                # Prepared, it can be one statement only; SQLite takes no more anyway.
+                cursor.execute(statement, **({"prepare": True} if connection.dialect.name == "postgresql" else {}))
+                if cursor.description is None:
+                    raise InvalidInput("the statement returns no rows; ask with select")
+                return [each[0] for each in cursor.description], [tuple(row) for row in cursor.fetchall()]
+            except connection.dialect.loaded_dbapi.Error as error:
+                raise _refused(error, f"{self.place}: {shortened(str(error).strip())}", self.place) from error
+            finally:
+                cursor.close()
+
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
+
+    def _options(self, read_only: bool) -> dict[str, object]:  # noqa: FBT001  # one of two
+        if not read_only or self.engine.dialect.name != "postgresql":
+            return {}
+        return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
     @contextmanager
     def _connection(self, begin: str, *, read_only: bool = False) -> Iterator[Connection]:
@@ -83,7 +106,7 @@ class Database:
 
         try:
             with (
-                self.engine.connect().execution_options(**{_BEGIN: begin}) as connection,
+                self.engine.connect().execution_options(**{_BEGIN: begin}, **self._options(read_only)) as connection,
                 connection.begin(),
                 _reading(connection) if read_only else nullcontext(),
             ):
@@ -164,8 +187,7 @@ def _as_transactions(engine: Engine) -> None:
 @contextmanager
 def _reading(connection: Connection) -> Iterator[None]:
     """Let the transaction change nothing. Of SQLite it is the connection that is made so, until it goes back."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    if connection.dialect.name == "postgresql":  # whose options say so
         yield
         return
     connection.exec_driver_sql("PRAGMA query_only=1")
@@ -182,16 +204,29 @@ def _meaning(error: SQLAlchemyError, place: str) -> Exception:
 
     if not isinstance(error, DBAPIError):
         return Unavailable(f"{place}: {shortened(str(error))}", place=place)
-    cause = error.orig
-    text = f"{place}: {shortened(str(cause).strip())}"
-    state, code = getattr(cause, "sqlstate", None), getattr(cause, "sqlite_errorcode", None)
-    primary = None if code is None else code & 0xFF
+    text = f"{place}: {shortened(str(error.orig).strip())}"
     if isinstance(error, IntegrityError):
         return CommitConflict(f"{text}; another process has made it meanwhile, try again", place=place)
-    if primary in _SQLITE_DAMAGED:
-        return Corrupt(text, advice="the catalogue is derived: delete the file, or name another, and refresh it")
-    if primary in _SQLITE_STATEMENT or (state is not None and state[:2] in _STATEMENT):
-        return InvalidInput(text, place=place)
-    said = Unavailable(f"{text}; try again when the database can be reached", place=place)
-    again = primary in _SQLITE_BUSY or state in _AGAIN or error.connection_invalidated
+    said = _refused(error.orig, text, place)
+    again = isinstance(said, Unavailable) and (_is_passing(error.orig) or error.connection_invalidated)
     return _RetryError(said) if again else said
+
+
+def _refused(cause: BaseException | None, text: str, place: str) -> TidemarkError:
+    """What the database says of a statement, or of itself."""
+    state, code = getattr(cause, "sqlstate", None), _sqlite_code(cause)
+    if code in _SQLITE_DAMAGED:
+        return Corrupt(text, advice="the catalogue is derived: delete the file, or name another, and refresh it")
+    is_statement = type(cause).__name__ == "ProgrammingError" or code in _SQLITE_STATEMENT
+    if is_statement or (state is not None and state[:2] in _STATEMENT):
+        return InvalidInput(text, place=place)
+    return Unavailable(f"{text}; try again when the database can be reached", place=place)
+
+
+def _is_passing(cause: BaseException | None) -> bool:
+    return _sqlite_code(cause) in _SQLITE_BUSY or getattr(cause, "sqlstate", None) in _AGAIN
+
+
+def _sqlite_code(cause: BaseException | None) -> int | None:
+    code = getattr(cause, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from storage_core.catalog.schema import GONE, LIVE, SPLITS
+from storage_core.catalog.schema import GONE, LIVE, SPLITS, TABLES
 
 Statement = sa.Select[Any] | sa.CompoundSelect[Any]
 REMOVED: Final = 0
@@ -49,6 +49,11 @@ def candidates(
     beside = sa.select(sa.literal_column("1")).where(*same).limit(1).scalar_subquery().label("beside")
     order = (s.c.window_start, s.c.split_id) if windowed else (s.c.split_id,)
     return sa.select(*(s.c[name] for name in _CANDIDATE), beside).where(*of_scope).order_by(*order).limit(limit)
+
+
+def longest(table_id: str) -> sa.Select[Any]:
+    """The longest time that a split of the table spans, in microseconds; it never becomes less."""
+    return sa.select(TABLES.c.longest_time_us).where(TABLES.c.table_id == table_id)
 
 
 def in_time(

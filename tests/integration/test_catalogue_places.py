@@ -182,6 +182,35 @@ def test_a_check_tells_what_differs(catalog: Catalog, tmp_path: Path) -> None:
     assert is_right(catalog, table.uri, 3)
 
 
+def test_a_statement_of_anybody_changes_nothing(catalog: Catalog, tmp_path: Path) -> None:
+    table = made(tmp_path / "t", 2)
+    catalog.refresh(table.uri)
+    for text in (
+        "DELETE FROM splits",
+        "SELECT 1; DELETE FROM splits",
+        "COMMIT; DELETE FROM splits",
+        "CREATE TABLE more (n int)",
+        "SELECT nothing FROM splits",
+        "",
+    ):
+        with pytest.raises(InvalidInput):
+            catalog.sql(text)
+    assert catalog.sql("SELECT count(*), '50%' FROM splits WHERE split_id LIKE '%parquet'") == (
+        catalog.sql("SELECT count(*), '50%' FROM splits")[0],
+        [(2, "50%")],
+    )
+    assert is_right(catalog, table.uri, 2)
+    assert catalog.refresh(table.uri).outcome == "current"
+
+
+def test_a_page_has_rows_and_says_of_which_version(catalog: Catalog, tmp_path: Path) -> None:
+    table = made(tmp_path / "t", 2)
+    catalog.refresh(table.uri)
+    assert catalog.changes_since(table.uri, 2, limit=1).version == 2
+    with pytest.raises(InvalidInput, match="at least 1 row, found limit=0"):
+        catalog.compaction_candidates(table.uri, limit=0)
+
+
 def test_a_foreign_database_is_refused_and_left_as_it_is(url: str) -> None:
     engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
