@@ -27,6 +27,7 @@ from dagster import (
 from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
 from jobs.requests.audit import AuditRequest
+from jobs.requests.catalog import CatalogRequest
 from jobs.requests.distribute import DistributeRequest
 from jobs.requests.forget import ForgetRequest
 from jobs.requests.raw_log import RawLogRequest
@@ -52,8 +53,9 @@ JobName = Literal[
     "collect_raw",
     "heal_raw",
     "forget",
+    "refresh_catalog",
 ]
-Request = JobRequest | AuditRequest | DistributeRequest | RawLogRequest | ForgetRequest
+Request = JobRequest | AuditRequest | DistributeRequest | RawLogRequest | ForgetRequest | CatalogRequest
 Report = Mapping[str, object]
 Context = AssetExecutionContext | OpExecutionContext
 """Of an asset, or of the op that runs asset checks."""

@@ -36,6 +36,7 @@ BENCHMARKS = (
     "vector_job",
     "read_memory",
     "read_client",
+    "catalogue",
     "startup",
 )
 PACKAGES = (

@@ -9,6 +9,7 @@ from assets.distribution import distributed_key
 from assets.factory import build_table_assets
 from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
+from pipelines.cataloguing import build_catalog
 from pipelines.distribution import build_raw_log
 from pipelines.jobs import build_jobs
 from pipelines.raw_logs import DeclaredRawLogs
@@ -22,9 +23,14 @@ NO_RAW_LOGS = DeclaredRawLogs()
 
 
 def build_definitions(
-    declared: DeclaredTables, launcher: Launcher, clock: Clock | None = None, raw_logs: DeclaredRawLogs = NO_RAW_LOGS
+    declared: DeclaredTables,
+    launcher: Launcher,
+    clock: Clock | None = None,
+    *,
+    raw_logs: DeclaredRawLogs = NO_RAW_LOGS,
+    catalog: bool = False,
 ) -> Definitions:
-    """Return the assets, checks, jobs, schedules and sensors of every table and raw log.
+    """Return the assets, checks, jobs, schedules and sensors of every table and raw log, and of a SQL `catalog`.
 
     A declaration that was left out is shown as an asset without a job; its description says what is wrong.
     """
@@ -37,6 +43,7 @@ def build_definitions(
         ),
         *(build_table(table, raw_logs, clock) for table in declared.tables),
         *map(build_raw_log, raw_logs.raw_logs),
+        *([build_catalog(declared.tables)] if catalog else []),
     )
 
 

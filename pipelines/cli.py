@@ -20,6 +20,7 @@ from jobs.running.stop_signals import heard_once
 from pipelines.commands import (
     altering,
     caching,
+    cataloguing,
     changing,
     checking,
     cloning,
@@ -85,6 +86,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "recall": searching.recall,
         "get": reading.get,
         "explain": reading.explain,
+        "catalog": cataloguing.catalog,
     },
     "Upkeep": {
         "compact": upkeep.compact,

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 from assets.launcher import PipesLauncher
+from jobs.requests.catalog import CATALOG_URL
 from pipelines.catalog import build_definitions
 from pipelines.raw_logs import read_raw_logs
 from pipelines.tables import load_tables, tables_folder
 
 _declared = load_tables(tables_folder())
 
-defs = build_definitions(_declared, PipesLauncher(_declared.root), raw_logs=read_raw_logs(tables_folder()))
+defs = build_definitions(
+    _declared,
+    PipesLauncher(_declared.root),
+    raw_logs=read_raw_logs(tables_folder()),
+    catalog=bool(os.environ.get(CATALOG_URL)),
+)

@@ -23,6 +23,7 @@ from tests.tiers import is_extended
 
 if TYPE_CHECKING:
     from jobs.spark.spark import Spark
+    from tests.support.postgres import Postgres
     from tests.support.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -89,6 +90,15 @@ def spark() -> Iterator[Spark]:
     with Spark("local[2]") as running:
         running.session()
         yield running
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The one PostgreSQL server of this process. A test that cannot have it fails."""
+    from tests.support.postgres import running  # a second that tests without a database do not pay
+
+    with running() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,9 @@ LONG = {
             "tests/integration/test_paused_writer.py",
             "tests/integration/test_raw_log_processes.py",
             "tests/integration/test_s3_store.py",
+            "tests/integration/test_catalogue_places.py",
             "tests/integration/test_shared_cache.py",
+            "tests/integration/test_sql_catalogue.py",
         }
     ),
     "damage and faults in every place": frozenset(

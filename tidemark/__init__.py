@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from storage_core import errors
     from storage_core.append import Appended
+    from storage_core.catalog.opening import open_catalog
     from storage_core.cloning.cloned import Cloned
     from storage_core.dml.assignments import Expression, expr
     from storage_core.dml.changed import Changed
@@ -64,6 +65,7 @@ _HOMES = {
     "col": "storage_core.read.predicate",
     "errors": "storage_core.errors",
     "expr": "storage_core.dml.assignments",
+    "open_catalog": "storage_core.catalog.opening",
 }
 
 __all__ = [
@@ -93,6 +95,7 @@ __all__ = [
     "col",
     "errors",
     "expr",
+    "open_catalog",
 ]
 
 

@@ -45,6 +45,15 @@ def advance(
     return base if builder.version == start else builder.build()
 
 
+def versions_after(store: ObjectStore, version: int) -> Iterator[tuple[int, list[Action]]]:
+    """Yield the versions after this one, each with its actions, up to the first that does not exist.
+
+    The GETs of `advance`, as the versions are taken. Raises `Corrupt`.
+    """
+    for number, data in _following(store, version, None, None):
+        yield number, decode_numbered(data, number)
+
+
 def _following(store: ObjectStore, start: int, until: int | None, seen: int | None) -> Iterator[tuple[int, bytes]]:
     """Yield the version files after `start` as `advance` reads them, up to the first that does not exist."""
     last = start

@@ -37,17 +37,19 @@ _Load = Callable[[Checkpointed], Snapshot | None]
 """Returns the snapshot of a checkpoint; None where it is not usable."""
 
 
-def open_head(store: ObjectStore, cached: CachedPieces = NOT_CACHED) -> Snapshot:
+def open_head(store: ObjectStore, cached: CachedPieces = NOT_CACHED, *, seen: int | None = None) -> Snapshot:
     """Return the newest snapshot. Raises `NotFound` when there is no table.
 
     With a good hint: a GET of it, one of its state beside one LIST of what lies beyond, then `advance`. Without one,
     the LISTs of `list_head` and as many GETs as it takes, or a LIST of the whole log where no checkpoint is near.
-    Raises `Corrupt` for a gap.
+    Raises `Corrupt` for a gap. A version that was `seen` before stands for the LIST beyond a good hint: a gap after it
+    is then no gap but the end, as it is to `refresh`.
     """
     load = _loading(store, cached)
     hinted = read_hint(store)
     if hinted is not None:
-        base, newest = both(partial(_derived, hinted, load), partial(newest_beyond, store, hinted.version))
+        beyond = partial(newest_beyond, store, hinted.version) if seen is None else partial(max, seen, hinted.version)
+        base, newest = both(partial(_derived, hinted, load), beyond)
         if base is not None:
             found = advance(store, base, seen=newest) or base
             return found if found.version >= newest else _without_gap(store, found)

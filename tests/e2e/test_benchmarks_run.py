@@ -194,3 +194,10 @@ def test_the_small_benchmark_of_the_vector_job_kills_it_and_runs_it_again() -> N
     metrics = {metric["name"].partition(", ")[2]: metric for metric in _metrics("vector_job")}
     assert metrics["splits covered when run again"]["value"] == 10
     assert metrics["most memory of a task"]["holds"]
+
+
+def test_the_small_benchmark_of_the_catalogue_prints_each_question_of_each_database() -> None:
+    metrics = _metrics("catalogue")
+    for database in ("SQLite", "PostgreSQL"):
+        for question in ("compaction candidates", "splits of a time", "windows to discard", "what changed"):
+            assert any(each["name"].startswith(question) and each["name"].endswith(database) for each in metrics)

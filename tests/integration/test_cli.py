@@ -48,7 +48,7 @@ COMMANDS = [
     ),
     *("compact", "sort", "merge", "expire", "checkpoint", "catch-up", "gc", "backfill", "ui"),
     *("delete", "update", "overwrite", "upsert"),
-    *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy", "cache"),
+    *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy", "cache", "catalog"),
 ]
 
 EVENTS = """\

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core.log.actions import Txn
 from storage_core.log.checkpoints.manifest_info import manifest_info
+from storage_core.log.checkpoints.write import write_checkpoint
 from storage_core.log.files.columns import FILES_SCHEMA
 from storage_core.log.files.listed import ListedFiles, Part
 from storage_core.log.files.live import LiveFiles
+from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.local import LocalStore
 from storage_core.settings.table import TableConfig
 from tests.support.events import CONFIG, HOUR_SECONDS, snapshot
 
@@ -34,6 +39,17 @@ def snapshot_of_many(
     head = replace(head, metadata=replace(head.metadata, configuration=settings))
     files = _files(splits, windows)
     return with_splits(head, _partitioned(files, windows, partitions) if partitions else files)
+
+
+def table_of_many(root: Path, *, splits: int, windows: int) -> TransactionLog:
+    """Return the log of a table at `root` of which version 1 has so many splits in its state, and nothing else does."""
+    many = snapshot_of_many(splits, windows)
+    settings = TableConfig(checkpoint_interval=0).to_configuration() | {"tidemark.retentionMs": "1"}
+    log = TransactionLog(LocalStore(root))
+    made = log.create(replace(many.metadata, configuration={**many.metadata.configuration, **settings}))
+    head = log.commit(made, [Txn(appId="first", version=1)], operation="FIRST").snapshot
+    write_checkpoint(log.store, with_splits(head, many.splits.table()), log.ids.uuid, compact=True)
+    return log
 
 
 def with_splits(head: Snapshot, *tables: pa.Table) -> Snapshot:

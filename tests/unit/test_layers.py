@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tidemark.spark",),
     ("jobs",),
     ("tidemark",),
+    ("storage_core.catalog",),
     ("storage_core.table", "storage_core"),
     ("storage_core.delta_source",),
     ("storage_core.forget", "storage_core.importing", "storage_core.cloning", "storage_core.publishing"),

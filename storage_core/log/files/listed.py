@@ -64,6 +64,10 @@ class Part:
             self._table = self._read()
         return self._table
 
+    def passing(self) -> pa.Table:
+        """Return what `table` does without keeping it."""
+        return self._read() if self._table is None else self._table
+
     @property
     def rows(self) -> Mapping[str, int]:
         """The row of every path."""
@@ -107,6 +111,12 @@ class ListedFiles:
     def tables(self, dead: frozenset[str], keep: Keep | None = None) -> Iterator[pa.Table]:
         """Yield the entries of the parts that `keep` lets through, without tombstones and `dead`. Read in parallel."""
         return self.only((part for part in self._parts() if keep is None or keep(part.bounds)), dead)
+
+    def passing(self, dead: frozenset[str]) -> Iterator[pa.Table]:
+        """Yield what `tables` does, one part at a time, and keep none. Raises where a part cannot be read."""
+        hidden = self.tombstones | dead
+        for part in self._parts():
+            yield without_paths(part.passing(), hidden)
 
     def only(self, parts: Iterable[Part], dead: frozenset[str] = frozenset()) -> Iterator[pa.Table]:
         """Yield the entries of these parts, without tombstones and `dead`."""

@@ -164,6 +164,12 @@ class LiveFiles(Mapping[str, Add]):
             yield from self.listed.tables(self._dead, keep)
         yield self.added_table()
 
+    def passing(self) -> Iterator[pa.Table]:
+        """Yield what `tables` does and keep none of it. Raises `Corrupt` and `NotFound` for a lost manifest."""
+        if self.listed is not None:
+            yield from self.listed.passing(self._dead)
+        yield self.added_table()
+
     def total(self, column: Literal["size", "numRecords"]) -> int:
         """Return the sum of a metric over the live splits; splits without it add nothing."""
         import pyarrow.compute as pc

