@@ -1,8 +1,7 @@
 """The assets of one table, made from its declaration (docs/architecture/orchestration.md, "Assets").
 
 An asset asks the launcher for one job and records its report; what there is to do, the job finds out from storage. So
-every asset can be materialized at any time, in any order and again: with nothing to do it says so. More than 300 lines:
-each step of a table is here.
+every asset can be materialized at any time, in any order and again: with nothing to do it says so.
 """
 
 # No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import os
 import shutil
 import subprocess
@@ -52,7 +53,8 @@ def printed(python: Path, program: str, *arguments: str) -> Any:
     command = [str(python), "-m", f"benchmarks.programs.{program}", *arguments]
     finished = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     if finished.returncode != 0:
-        raise NotMeasuredError(finished.stderr.strip().splitlines()[-1])
+        said = finished.stderr.strip().splitlines()[-1]
+        raise NotMeasuredError(re.sub(r",? /\S+", "", said))  # without paths of the machine it was built on
     return json.loads(finished.stdout)
 
 

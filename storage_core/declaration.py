@@ -1,7 +1,8 @@
 """Tables as declared in `tables/*.yaml`: checked completely on load, each error with its file, line and field.
 
 A declaration says what a table is, where its rows land, and when its upkeep runs. Adding a file adds a table. Every
-scalar is read as text and converted by the field that takes it, so a column called `on` or `no` is not a boolean.
+scalar is read as text and converted by the field that takes it, so a column called `on` or `no` is not a boolean. More
+than 300 lines: each field and what it must agree with is here.
 """
 
 from __future__ import annotations
@@ -53,8 +54,7 @@ class TableDeclaration(Closed):
     a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
     `retention` says; how long versions can be read is `gc.retention`. `raw_logs` are read at `latest`. Dagster shows
-    `owners` and `tags` on every asset of the table.
-    `publish: delta` keeps a mirror for readers of Delta.
+    `owners` and `tags` on every asset of the table. `publish: delta` keeps a mirror for readers of Delta.
     """
 
     name: str

@@ -94,9 +94,9 @@ def test_the_demo_lock_pins_what_the_dev_lock_pins() -> None:
 
 
 def _pins(lock: str) -> set[str]:
-    """Which version of which package; the extras of a package come with packages of their own."""
+    """Which version of which package, wherever it is installed; the extras of one come with packages of their own."""
     lines = (ROOT / "requirements" / lock).read_text().splitlines()
-    return {re.sub(r"\[.*?\]", "", line.rstrip(" \\")) for line in lines if "==" in line}
+    return {re.sub(r"\[.*?\]| ;.*", "", line.rstrip(" \\")) for line in lines if re.match(r"\S+==", line)}
 
 
 def test_make_help_lists_every_target() -> None:
