@@ -147,7 +147,7 @@ def _readings(number: int, rows: int) -> pa.Table:
 
 def _rows(task: CompactionTask) -> int:
     """The rows that a merge reads: of a part, those of the part."""
-    places = [task.place(number) for number in range(len(task.inputs))]
+    places = [task.row_range(number) for number in range(len(task.inputs))]
     return sum(end - first for first, end in places)
 
 

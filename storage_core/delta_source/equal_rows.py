@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.dml.parts import Part, parts
+from storage_core.dml.parts import Part, used
 from storage_core.log.actions import Action, Add
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -30,7 +30,7 @@ from storage_core.rows.positions import bitmap_of
 from storage_core.split.group_bounds import admitting
 from storage_core.split.hidden import hiding
 from storage_core.split.opened import OpenSplit
-from storage_core.split.vectors import PARALLEL_READS, deleted_rows_of_each, visible
+from storage_core.split.vectors import PARALLEL_READS, deleted_rows_of_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def deleting(log: TransactionLog, head: Snapshot, rows: pa.Table) -> Deleted:
     """Return what hides one live row for each of these, which have the columns of the table. Nothing is committed.
 
     A row that is not there, or fewer times than it is given, does not count. The actions hold on this head and on no
-    other. Memory: the rows, and what `dml.parts.parts` holds. Requests: those of `parts` over the splits whose bounds
+    other. Memory: the rows, and what `dml.parts.used` holds. Requests: those of `used` over the splits whose bounds
     leave room for a row, one GET per stored vector of these, and one PUT per vector that is stored.
     """
     if not rows.num_rows:
@@ -56,8 +56,7 @@ def deleting(log: TransactionLog, head: Snapshot, rows: pa.Table) -> Deleted:
     wanted = _Wanted(rows)
     found: dict[str, BitMap] = {}
     for part in _parts(log, head, splits, narrow):
-        mask = visible(hidden[part.split.path], part.first, part.rows.num_rows)
-        places = np.arange(part.rows.num_rows) if mask is None else np.flatnonzero(mask)
+        places = np.flatnonzero(part.live(hidden[part.split.path]))
         taken = wanted.take(part.rows.select(rows.column_names), places)
         if len(taken):
             found[part.split.path] = found.get(part.split.path, BitMap()) | bitmap_of(part.first + taken)
@@ -122,7 +121,8 @@ def _parts(log: TransactionLog, head: Snapshot, splits: Sequence[Add], narrow: p
         return admitting(split.bounds, split.row_groups, stored)
 
     footers = Verified().footers.of_a_read()
-    with closing(parts(log.store, splits, head.schema, whole=head.schema, groups=groups, footers=footers)) as read:
+    read = used(lambda part: part, log.store, splits, head.schema, whole=head.schema, groups=groups, footers=footers)
+    with closing(read):
         yield from read
 
 
