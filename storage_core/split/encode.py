@@ -126,6 +126,7 @@ class FileWriter:
         """Return the complete bytes; nothing can be added afterwards.
 
         Among them are `metadata`, checksums of column chunks and of pages of vectors, and a checksum over all of these.
+        A file of one page per column has no page index (decision 0153).
         """
         with self._sink.writing():
             self._writer.close()
