@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from dagster import Component, ComponentLoadContext, Definitions
 from dagster.components import ComponentTypeSpec
@@ -20,6 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from assets.launcher import LAUNCHER, PipesLauncher
+from assets.names import identifier
 from jobs.requests.distribute import DistributeRequest
 from pipelines.catalog import build_table
 from pipelines.distribution import build_raw_log
@@ -30,6 +32,10 @@ from storage_core.declaration_file import load_text, text_of
 from storage_core.declaration_parts import Closed
 from storage_core.errors import InvalidInput
 from storage_core.raw_declaration import RawLogDeclaration
+from storage_core.repeated import repeated
+
+if TYPE_CHECKING:
+    from dagster.components.core.component_tree import ComponentTree
 
 _TEMPLATES = ("{{", "{%")
 _MAKES = ("asset", "asset_check", "job", "schedule", "sensor")
@@ -97,7 +103,7 @@ class TableComponent(_Declaring[TableDeclaration]):
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """Return the definitions of the table, fed by the project's raw logs; places are relative to the project."""
-        return _of_table(self, _siblings(context, RawLogComponent), context.project_root)
+        return _of_table(self, _project_of(context).raw_logs, context.project_root)
 
 
 class RawLogComponent(_Declaring[RawLogDeclaration]):
@@ -108,7 +114,7 @@ class RawLogComponent(_Declaring[RawLogDeclaration]):
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """Return the definitions of the raw log; its tables are those of the project. Raises `InvalidInput`."""
-        return _of_raw_log(self, _siblings(context, TableComponent), context.project_root)
+        return _of_raw_log(self, _project_of(context).tables, context.project_root)
 
 
 def component_definitions(*components: TableComponent | RawLogComponent, root: Path | None = None) -> Definitions:
@@ -116,13 +122,35 @@ def component_definitions(*components: TableComponent | RawLogComponent, root: P
 
     Places in them are relative to `root`, by default the working directory.
     """
-    tables = [each for each in components if isinstance(each, TableComponent)]
-    raw_logs = [each for each in components if isinstance(each, RawLogComponent)]
+    project = _Project(
+        [each for each in components if isinstance(each, TableComponent)],
+        [each for each in components if isinstance(each, RawLogComponent)],
+    )
     where = (root or Path.cwd()).resolve()
     return Definitions.merge(
-        *(_of_table(each, raw_logs, where) for each in tables),
-        *(_of_raw_log(each, tables, where) for each in raw_logs),
+        *(_of_table(each, project.raw_logs, where) for each in project.tables),
+        *(_of_raw_log(each, project.tables, where) for each in project.raw_logs),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Project:
+    """Components that know of each other. Raises `InvalidInput` where two tables have one name or one place."""
+
+    tables: Sequence[TableComponent] = ()
+    raw_logs: Sequence[RawLogComponent] = ()
+
+    def __post_init__(self) -> None:
+        _require_apart([each.declaration for each in self.tables])
+
+
+def _require_apart(declared: Sequence[TableDeclaration]) -> None:
+    for what, values in (
+        ("name", [identifier(each.name) for each in declared]),
+        ("uri", [each.uri for each in declared]),
+    ):
+        if twice := repeated(values):
+            raise InvalidInput(f"two TableComponents have the {what} {twice[0]!r}; give each table its own")
 
 
 def _of_table(component: TableComponent, raw_logs: Sequence[RawLogComponent], root: Path) -> Definitions:
@@ -150,14 +178,20 @@ def _declared(component: RawLogComponent, tables: Sequence[TableComponent], root
     )
 
 
-_Kind = TypeVar("_Kind", bound=Component)
-
-
-def _siblings(context: ComponentLoadContext, kind: type[_Kind]) -> list[_Kind]:
-    """The components of a kind in the project; none where there is no folder of them."""
+def _project_of(context: ComponentLoadContext) -> _Project:
+    """The components of the project; none where there is no folder of them, but a component alone."""
     tree = context.component_tree
     module: object = tree.defs_module  # of a component alone a stand-in
-    return tree.get_all_components(of_type=kind) if isinstance(module, ModuleType) else []
+    return _read(tree, tree.state_tracker) if isinstance(module, ModuleType) else _Project()
+
+
+@lru_cache(maxsize=2)
+def _read(tree: ComponentTree, _tracker: object) -> _Project:
+    """The components in a folder, once for all of them: to look for them costs as much as they are.
+
+    Trees of one folder are equal; what they have loaded tells them apart.
+    """
+    return _Project(tree.get_all_components(of_type=TableComponent), tree.get_all_components(of_type=RawLogComponent))
 
 
 @cache

@@ -139,6 +139,19 @@ def test_a_wrong_attribute_is_named_as_in_a_file(fields: dict[str, object], foun
     assert found in str(raised.value)
 
 
+@pytest.mark.parametrize(("other", "found"), [({"name": "other"}, "uri"), ({"uri": "warehouse/other"}, "name")])
+def test_two_tables_of_one_name_or_place_are_refused(
+    sandbox: DefsFolderSandbox, other: dict[str, object], found: str
+) -> None:
+    with pytest.raises(InvalidInput, match=f"two TableComponents have the {found}"):
+        component_definitions(TableComponent(**EVENTS), TableComponent(**EVENTS | other))
+    declare(sandbox, "TableComponent", "one", EVENTS)
+    declare(sandbox, "TableComponent", "two", EVENTS | other)
+    with pytest.raises(Exception, match="Error while building definitions") as raised, sandbox.build_all_defs():
+        pass
+    assert f"two TableComponents have the {found}" in str(raised.value.__cause__)
+
+
 def test_a_project_without_dg_loads_components_too() -> None:
     alone = build_defs_for_component(TableComponent(**EVENTS))
     assert "events/compacted" in names_in(alone)["assets"]

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from threading import Barrier
 from typing import Any
 
 import duckdb
@@ -504,15 +505,19 @@ def test_a_run_that_is_killed_after_its_commit_is_run_again_and_appends_once(tmp
     assert read(root) == [1, 2]
 
 
-def test_partitions_that_begin_together_make_the_table_once(instance: DagsterInstance, root: str) -> None:
-    def one(day: str) -> None:
-        run(instance, root, events(rows(1, day=int(day[-2:])), partitions_def=DAYS), partition=day)
+def test_partitions_that_begin_together_make_the_table_once(root: str) -> None:
+    together = Barrier(2)
 
-    threads = [Thread(target=one, args=(f"2026-01-0{day}",)) for day in (1, 2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    def value(context: Any) -> pa.Table:
+        together.wait(60)
+        return rows(1, day=int(context.partition_key[-2:]))
+
+    def one(day: int) -> bool:
+        with DagsterInstance.ephemeral() as instance:  # of one thread
+            return run(instance, root, events(value, partitions_def=DAYS), partition=f"2026-01-0{day}").success
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(one, (1, 2))] == [True, True]
     assert read(root) == [1, 1]
 
 

@@ -139,7 +139,7 @@ def _store(
         case Mode.APPEND:
             done = table.append(data, application=(_work_of(context), 0))
             if not done.commit_id:
-                context.log.info("nothing is appended: there was no row, or this run has appended its rows before")
+                context.log.info("nothing is appended: no row was left, or this run has appended its rows before")
             return done.rows
         case Mode.OVERWRITE:
             return table.overwrite(data, EVERY_ROW if condition is None else condition).rows_added
