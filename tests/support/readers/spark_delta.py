@@ -7,6 +7,7 @@ rows of each, how many SQL counts in the newest with a condition, and what a del
 from __future__ import annotations
 
 import json
+import os
 import sys
 from functools import reduce
 
@@ -17,7 +18,9 @@ from benchmarks.peers import delta_jars, with_delta
 
 
 def main(place: str, versions: str, columns: str) -> None:
+    quick = os.environ.get("PYSPARK_SUBMIT_ARGS", "").removesuffix("pyspark-shell")  # of a JVM that works shortly
     with_delta(delta_jars(make=True))
+    os.environ["PYSPARK_SUBMIT_ARGS"] = quick + os.environ["PYSPARK_SUBMIT_ARGS"]
     settings = {
         "spark.ui.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
