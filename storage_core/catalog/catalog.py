@@ -40,6 +40,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.replay import open_head
 from storage_core.log.sharing import open_table_store
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.objectstore.resolve import scheme_of
 from storage_core.rows.sort_order import nameless
 from storage_core.settings.cache import CacheSettings
 from storage_core.table import Table
@@ -85,7 +86,10 @@ class Catalog:
         self.database.close()
 
     def refresh(self, uri: str, *, name: str | None = None) -> Refreshed:
-        """Bring a table to the head of its log, or in where it is new; see `Follower.refresh`. Idempotent."""
+        """Bring a table to the head of its log, or in where it is new; see `Follower.refresh`. Idempotent.
+
+        A `name` is that of a table that comes in; without one it is called like the last part of its URI.
+        """
         return self._follower(uri, name).refresh()
 
     def rebuild(self, uri: str, *, name: str | None = None) -> Refreshed:
@@ -93,7 +97,7 @@ class Catalog:
         return self._follower(uri, name).rebuild()
 
     def check(self, table: str) -> Checked:
-        """Compare a table, by name, URI or id, with the log's snapshot of the version shown. Changes nothing."""
+        """Compare a table, by name, place or id, with the log's snapshot of the version shown. Changes nothing."""
         with self.database.read() as connection:
             known = self._known(connection, table)
             return check(connection, known, _log_at(known.uri)[1])
@@ -104,7 +108,7 @@ class Catalog:
             return every_known(connection)
 
     def __getitem__(self, table: str) -> Table:
-        """Open a table, by name, URI or id, at the head of its log.
+        """Open a table, by name, place or id, at the head of its log.
 
         What is read is the log's; that a version is known here saves the LIST beyond the hint. Raises `NotFound`, and
         `InvalidInput` where another table is at its place.
@@ -226,7 +230,8 @@ class Catalog:
         return Follower(self.database, _log_at(uri)[1], name or _last_part(uri))
 
     def _known(self, connection: Connection, table: str) -> Known:
-        return known_by(connection, table, self.database.place)
+        is_path = "/" in table and scheme_of(table) is None
+        return known_by(connection, open_table_store(table).uri if is_path else table, self.database.place)
 
     @contextmanager
     def _asking(self, table: str, limit: int) -> Iterator[tuple[Connection, Known]]:

@@ -60,6 +60,7 @@ def test_declared_tables_come_in_are_checked_and_made_again(capfd: pytest.Captur
     (again,) = asked(capfd, "refresh", "events", "--url", URL)
     assert (again["outcome"], again["versions"]) == ("current", 0)
     (checked,) = asked(capfd, "check", "--url", URL)
+    assert asked(capfd, "check", "./warehouse/events", "--url", URL) == [checked]
     assert (checked["version"], checked["splits"], checked["differences"]) == (3, 3, 0)
     (rebuilt,) = asked(capfd, "rebuild", "warehouse/events", "--url", URL)
     assert (rebuilt["outcome"], rebuilt["reason"]) == ("loaded", "it was asked for")

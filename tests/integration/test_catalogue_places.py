@@ -169,6 +169,14 @@ def test_reading_through_it_sees_the_head_and_lists_nothing(catalog: Catalog, tm
     assert tm.Table.open(table.uri).version == 14
 
 
+def test_a_table_with_a_damaged_manifest_comes_in_by_what_replaces_it(catalog: Catalog, tmp_path: Path) -> None:
+    table = made(tmp_path / "t", 12)
+    (manifest,) = [info.key for info in table.store.list("_transaction_log/manifests/")]
+    (tmp_path / "t" / manifest).write_bytes(b"torn")
+    assert catalog.refresh(table.uri).outcome == "loaded"
+    assert catalog.sql("SELECT count(*) FROM splits WHERE removed_version IS NULL")[1] == [(12,)]
+
+
 def test_a_check_tells_what_differs(catalog: Catalog, tmp_path: Path) -> None:
     table = made(tmp_path / "t", 3)
     catalog.refresh(table.uri)
