@@ -161,6 +161,16 @@ def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]]) 
     return _printed(Path(sys.executable), "spark_delta.py", uri, versions, names)
 
 
+def counted_by_duckdb(expression: str, folder: Path) -> Any:
+    """Return how many rows an expression of `duckdb` finds that is evaluated in a folder."""
+    return _printed(_duckdb_python(), "duckdb_delta.py", expression, cwd=folder)
+
+
+def counted_by_spark(expression: str, folder: Path) -> Any:
+    """Return how many rows an expression of `spark` finds that is evaluated in a folder."""
+    return _printed(Path(sys.executable), "spark_delta.py", expression, cwd=folder)
+
+
 def _duckdb_python() -> Path:
     """The Python of the readers that the project has not; made once, in a folder of its own."""
     folder, lock = ROOT / ".delta_readers", REQUIREMENTS / "delta_readers.lock"
@@ -172,9 +182,9 @@ def _duckdb_python() -> Path:
     return python
 
 
-def _printed(python: Path, program: str, *arguments: object) -> Any:
+def _printed(python: Path, program: str, *arguments: object, cwd: Path = ROOT) -> Any:
     given = [each if isinstance(each, str) else json.dumps(each) for each in arguments]
     command, environment = [str(python), str(READERS / program), *given], {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=cwd, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)

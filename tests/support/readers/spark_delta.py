@@ -2,6 +2,7 @@
 
 spark_delta.py PLACE VERSIONS_AS_JSON COLUMNS_AS_JSON: versions to read, and the columns of each. Prints as JSON the
 rows of each, how many SQL counts in the newest with a condition, and what a delete and a vacuum answer.
+spark_delta.py EXPRESSION: prints how many rows the data frame has.
 """
 
 from __future__ import annotations
@@ -18,6 +19,25 @@ from benchmarks.peers import delta_jars, with_delta
 
 
 def main(place: str, versions: str, columns: str) -> None:
+    session = _session()
+    read = [_rows(session, place, *each) for each in zip(json.loads(versions), json.loads(columns), strict=True)]
+    rows = reduce(DataFrame.unionAll, read).collect()
+    found: dict[int, list[object]] = {version: [] for version in json.loads(versions)}
+    for version, width, row in rows:
+        values = json.loads(row)  # which has no nulls
+        found[version].append([values.get(f"c{place}") for place in range(width)])
+    counted = session.sql(f"SELECT count(*) FROM delta.`{place}` WHERE n % 2 = 0 AND at >= '2024-02-29T11:00:00Z'")
+    refused = [_refused(session, text) for text in (f"DELETE FROM delta.`{place}`", f"VACUUM delta.`{place}`")]
+    sys.stdout.write(json.dumps({"rows": [*found.values()], "counted": counted.collect()[0][0], "refused": refused}))
+
+
+def count(expression: str) -> None:
+    """Evaluate an expression of `spark`."""
+    sys.stdout.write(json.dumps(eval(expression, {"spark": _session()}).count()))  # noqa: S307  # of our own README
+
+
+def _session() -> SparkSession:
+    """A session with the JARs of Delta Lake."""
     quick = os.environ.get("PYSPARK_SUBMIT_ARGS", "").removesuffix("pyspark-shell")  # of a JVM that works shortly
     with_delta(delta_jars(make=True))
     os.environ["PYSPARK_SUBMIT_ARGS"] = quick + os.environ["PYSPARK_SUBMIT_ARGS"]
@@ -30,15 +50,7 @@ def main(place: str, versions: str, columns: str) -> None:
     builder = SparkSession.builder.master("local[2]")
     session = reduce(lambda made, each: made.config(*each), settings.items(), builder).getOrCreate()
     session.sparkContext.setLogLevel("OFF")
-    read = [_rows(session, place, *each) for each in zip(json.loads(versions), json.loads(columns), strict=True)]
-    rows = reduce(DataFrame.unionAll, read).collect()
-    found: dict[int, list[object]] = {version: [] for version in json.loads(versions)}
-    for version, width, row in rows:
-        values = json.loads(row)  # which has no nulls
-        found[version].append([values.get(f"c{place}") for place in range(width)])
-    counted = session.sql(f"SELECT count(*) FROM delta.`{place}` WHERE n % 2 = 0 AND at >= '2024-02-29T11:00:00Z'")
-    refused = [_refused(session, text) for text in (f"DELETE FROM delta.`{place}`", f"VACUUM delta.`{place}`")]
-    sys.stdout.write(json.dumps({"rows": [*found.values()], "counted": counted.collect()[0][0], "refused": refused}))
+    return session
 
 
 def _rows(session: SparkSession, place: str, version: int, names: list[str]) -> DataFrame:
@@ -64,4 +76,4 @@ def _refused(session: SparkSession, statement: str) -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (count if len(sys.argv) == 2 else main)(*sys.argv[1:])
