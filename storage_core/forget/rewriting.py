@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from storage_core.compaction.planner import contexts_of
 from storage_core.compaction.rewindow import RewindowTask, execute
@@ -66,35 +65,36 @@ class Rewriting:
     def run(self, head: Snapshot, found: Found) -> Ended:
         """Rewrite what holds rows at `head` or a later version, and record that, in one commit.
 
-        Also where nothing is to be rewritten, unless it is recorded already and none of what was `found` left since. In
-        memory are the rows of a split. Requests: those of `look`, one GET and one PUT or more per split, those of a
-        commit. Raises `CommitConflict` when others changed these splits each of 10 times.
+        Also where nothing is to be rewritten, unless it is recorded already and nothing left since that holds rows, or
+        that is gone, so that nobody can tell. In memory are the rows of a split. Requests: those of `look`, one GET and
+        one PUT or more per split, those of a commit. Raises `CommitConflict` when others changed these splits each of
+        10 times.
         """
-        regions = sorted(found.regions)
 
         def attempt(head: Snapshot) -> Ended:
             ending, since = self.look(head), Since.of(head)
-            is_new = since.version is None or self._left_after(since.version, head, found)
+            is_new = self._left_after(since, head, found)
             if not is_new and not ending.splits and not ending.segments and not ending.translations:
                 return Ended(head)
+            regions = sorted({*found.regions, *since.generations})
             return self._committed(head, ending, since.recorded(head, self.log.clock.now_ms(), regions))
 
         return replanned(self.log, head, attempt)
 
-    def _left_after(self, version: int, head: Snapshot, found: Found) -> bool:
-        """Whether a later version than that which forgot names a split with rows, or merged such a region.
+    def _left_after(self, since: Since, head: Snapshot, found: Found) -> bool:
+        """Whether a later version than that which forgot, which may have been about others, names what may hold rows.
 
-        One GET per version.
+        That is a split with rows or one that is gone, and generations that it merged of a region with rows or one that
+        is recorded. One GET per version; one that is gone may have named anything.
         """
-        versions = (read_version(self.log.store, each) or () for each in range(version + 1, head.version + 1))
-        for action in chain.from_iterable(each for each in versions if not is_forgetting(each)):
-            match action:
-                case Add(path=path) | Remove(path=path) if path in found.splits:
-                    return True
-                case MergedGenerations(region=region) if region in found.regions:
-                    return True
-                case _:
-                    pass
+        if since.version is None:
+            return True
+        for version in range(since.version + 1, head.version + 1):
+            actions = read_version(self.log.store, version)
+            if actions is None or (
+                not is_forgetting(actions) and any(_may_be_of(each, since, found) for each in actions)
+            ):
+                return True
         return False
 
     def _committed(self, head: Snapshot, ending: Ending, records: Sequence[Action]) -> Ended:
@@ -129,6 +129,16 @@ class Rewriting:
                 known = self._written[add.path] = add, done
             found.append(known[1])
         return found
+
+
+def _may_be_of(action: Action, since: Since, found: Found) -> bool:
+    match action:
+        case Add(path=path) | Remove(path=path):
+            return path in found.splits or not found.has_split(path)
+        case MergedGenerations(region=region):
+            return region in found.regions or region in since.generations
+        case _:
+            return False
 
 
 def _contexts(head: Snapshot, splits: Sequence[Add]) -> list[SplitContext]:

@@ -286,6 +286,26 @@ def test_forgetting_again_does_what_the_report_asks_of_states(states: int) -> No
     assert made.numbers() == sorted(made.others)
 
 
+def test_who_left_before_they_were_forgotten_is_looked_for_in_metadata_also_after_others_were_forgotten() -> None:
+    made = Forgetful.create(replace(APPENDED, indexes=()), raw_stores=0)
+    made.opened().append(made.rows(range(3)))
+    made.opened().forget("id = 7")
+    made.opened().append(made.rows(range(3, 6)) + made.rows([100], CANARY))
+    made.opened().checkpoint()
+    made.opened().delete(WHERE)
+    made.keyed.compact()
+    made.opened().checkpoint()
+    made.clock.now += RETENTION_MS + HORIZON_MS
+    for _ in range(2):
+        made.collect()
+        made.clock.now += HORIZON_MS
+    assert {key.split("/")[0] for _, key in made.places()} == {"_transaction_log"}, "no split can be looked into"
+    require_true(made.opened().forget(WHERE).report, made.places())
+    _retained(made)
+    assert made.places() == set()
+    assert made.report().is_clean
+
+
 def _times_until_nothing_is_asked(made: Forgetful) -> int:
     is_asked, times = True, 0
     while is_asked:
