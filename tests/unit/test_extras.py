@@ -41,6 +41,16 @@ except tm.errors.Unavailable as error:
     print("unavailable:", error, file=sys.stderr)
     sys.exit(error.exit_code)
 """
+DAGSTER = """
+import tidemark.dagster
+from storage_core.errors import Unavailable
+for name in ("TidemarkIOManager", "TableComponent"):
+    try:
+        getattr(tidemark.dagster, name)
+    except Unavailable as error:
+        print("unavailable:", error, file=sys.stderr)
+sys.exit(5)
+"""
 REPORT = """
 from jobs.reports.pipes import report_to_dagster
 report_to_dagster({})
@@ -62,8 +72,9 @@ def _ended(program: str, folder: Path, *arguments: str) -> tuple[int, list[str]]
         (MAIN, ("ui",), 1),
         (SPARK, (), 2),
         (PANDAS, (), 1),
+        (DAGSTER, (), 2),
     ],
-    ids=["backfill", "ui", "spark", "to_pandas"],
+    ids=["backfill", "ui", "spark", "to_pandas", "dagster"],
 )
 def test_the_extra_that_is_missing_is_named(
     tmp_path: Path, program: str, arguments: tuple[str, ...], lines: int
