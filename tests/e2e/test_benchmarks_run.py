@@ -132,11 +132,6 @@ def test_the_small_benchmark_of_read_clients_prints_every_work_beside_both_peers
 
 
 @pytest.mark.spark
-def test_the_small_benchmark_of_the_spark_source_prints_every_read_beside_spark_s_own_reader() -> None:
-    assert {metric["against"] for metric in _metrics("spark_source")} == {"Spark's Parquet reader"}
-
-
-@pytest.mark.spark
 def test_the_small_benchmark_of_ingestion_prints_every_part_and_names_a_peer_that_is_not_there() -> None:
     metrics = _metrics("ingestion")
     parts = ("durable append of 1,000 rows", "sustained durable appends", "writer that 16 threads gave", "get, ")

@@ -236,6 +236,8 @@ def test_spark_says_what_cannot_be_read(session: SparkSession, events: tm.Table,
         ({"filter": "n >"}, "cannot read the filter"),
         ({"pushdown": "yes"}, "the option pushdown is true or false, found 'yes'"),
         ({"path": ""}, "the location of the table is missing"),
+        ({"max_rows": "5", "max_bytes": "5"}, "a micro-batch has one limit"),
+        ({"max_files": "0"}, "a micro-batch has one limit"),
     ],
 )
 def test_options_that_contradict_the_table_are_refused(events: tm.Table, options: dict[str, str], said: str) -> None:
@@ -282,6 +284,19 @@ def test_spark_says_what_cannot_be_written(session: SparkSession, events: tm.Tab
     assert events.refresh().version == before
 
 
+def test_options_of_batches_are_none_of_streams_and_the_other_way_round(events: tm.Table) -> None:
+    from jobs.spark.source import TableSource
+
+    batch = TableSource({"path": events.uri, "changes": "true"})
+    with pytest.raises(TidemarkError, match=re.escape("spark.read of the format tidemark has no option 'changes'")):
+        batch.reader(batch.schema())
+    stream = TableSource({"path": events.uri, "filter": "n = 1"})
+    with pytest.raises(
+        TidemarkError, match=re.escape("spark.readStream of the format tidemark has no option 'filter'")
+    ):
+        stream.streamReader(stream.schema())
+
+
 def test_frames_that_the_table_does_not_take_are_refused(events: tm.Table, products: tm.Table, tmp_path: Path) -> None:
     from pyspark.sql.types import StructType
 
@@ -298,6 +313,15 @@ def test_frames_that_the_table_does_not_take_are_refused(events: tm.Table, produ
     for uri, options, schema, said in cases:
         with pytest.raises(TidemarkError, match=re.escape(said)):
             TableSource({"path": uri, **options}).writer(schema, overwrite=False)
+
+
+def test_the_small_benchmark_compares_every_read_with_that_of_spark_s_own_reader(session: SparkSession) -> None:
+    from benchmarks.spark_source import measure
+
+    assert session is not None, "the benchmark joins it"
+    found = list(measure(small=True))
+    assert len({each.name for each in found}) == 3
+    assert all(each.against == "Spark's Parquet reader" and each.ratio and each.value > 0 for each in found)
 
 
 def test_without_pyspark_the_error_says_what_to_install() -> None:
