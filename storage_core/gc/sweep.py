@@ -116,10 +116,17 @@ def _delete(store: ObjectStore, batch: Sequence[Candidate], swept: Swept) -> Non
 
 
 def _batches(due: Iterable[Candidate]) -> Iterator[list[Candidate]]:
-    for _, stage in groupby(sorted(due, key=lambda each: (_goes_last(each), each.key)), key=_goes_last):
+    for _, stage in groupby(sorted(due, key=lambda each: (_goes_last(each), *_place(each))), key=_goes_last):
         members = list(stage)
         for start in range(0, len(members), PAGE_KEYS):
             yield members[start : start + PAGE_KEYS]
+
+
+def _place(candidate: Candidate) -> tuple[str, int, str]:
+    """By folders, and in each the oldest first: where a batch ends in the middle, what is left has no gap."""
+    parsed = parse(candidate.key)
+    version = None if parsed is None else parsed.version
+    return candidate.key.rpartition("/")[0], version or 0, candidate.key
 
 
 def _goes_last(candidate: Candidate) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 
 import deltalake
@@ -11,6 +12,7 @@ import pytest
 
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.formats.keys import delta_checkpoint_key, delta_commit_key
+from storage_core.rows.vectors import vector_type
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.published import (
@@ -231,3 +233,37 @@ def test_every_ten_delta_versions_a_checkpoint_holds_what_is_shown(tmp_path: Pat
     for n in range(10):
         (tmp_path / "t" / delta_commit_key(n)).unlink()
     assert by_delta_rs(table.uri, 23, SCHEMA.names) == plain(table.scan().to_arrow())
+
+
+def test_values_of_every_type_are_read_as_they_are(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [
+            ("b", pa.bool_()),
+            ("byte", pa.int8()),
+            ("short", pa.int16()),
+            ("f", pa.float32()),
+            ("bytes", pa.binary()),
+            ("local", pa.timestamp("us")),
+            ("m", pa.map_(pa.string(), pa.int64())),
+            ("v", vector_type(2)),
+            ("of", pa.list_(pa.struct([("q", pa.string())]))),
+        ]
+    )
+    table = Table.create(str(tmp_path / "t"), schema)
+    row = {
+        "b": True,
+        "byte": 1,
+        "short": -2,
+        "f": 0.5,
+        "bytes": b"\0x",
+        "m": [("a", 1)],
+        "v": [1, 2],
+        "of": [{"q": "z"}],
+    }
+    rows = [{**row, "local": dt.datetime(2020, 1, 1, 3)}, dict.fromkeys(schema.names)]  # noqa: DTZ001  # of no zone
+    table.append(pa.Table.from_pylist(rows, schema=schema))
+    table.publish()
+    expected = table.scan().to_arrow().to_pylist()
+    shown = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(table.uri)).execute("SELECT * FROM t")
+    assert pa.table(shown).to_pylist() == expected
+    assert pl.read_delta(table.uri).to_arrow().to_pylist() == expected
