@@ -93,7 +93,7 @@ class Changes:
     def some(self, count: int) -> pa.Table:
         ids = range(self.next_id, self.next_id + count)
         self.next_id += count
-        names, prices = ("a", "b", None), (0.0, -0.0, None)
+        names, prices = ("a/b %", "b", None), (0.0, -0.0, None)
         return given(*((each, self.random.choice(names), self.random.choice(prices)) for each in ids))
 
     @property
@@ -160,11 +160,13 @@ def test_added_rows_come_once_and_a_version_that_removes_some_is_refused_or_left
     assert [row[0] for row in rows(tmp_path, "rows")] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("feed", [True, False], ids=["with a change feed", "without"])
+@pytest.mark.parametrize("feed", [True, False], ids=["with a change feed", "partitioned, without"])
 def test_a_changed_table_arrives_as_append_and_as_keyed_table(tmp_path: Path, delta: DeltaSpark, *, feed: bool) -> None:
-    configuration = {"delta.enableChangeDataFeed": "true"} if feed else {}
     deltalake.DeltaTable.create(
-        str(tmp_path / "delta"), deltalake.Schema.from_arrow(SCHEMA), configuration=configuration
+        str(tmp_path / "delta"),
+        deltalake.Schema.from_arrow(SCHEMA),
+        configuration={"delta.enableChangeDataFeed": "true"} if feed else {},
+        partition_by=[] if feed else ["name"],
     )
     changes = Changes(tmp_path, delta)
     files = declared(tmp_path, APPEND, "apply"), declared(tmp_path, KEYED)
