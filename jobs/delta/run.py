@@ -237,7 +237,7 @@ class DeltaIngest:
                 start.check(self.job.before)
                 continue
             self._done.add(group, brought, report)
-            self._known = group.table
+            self._known = group.table if group.commits else None  # in a gap it may have changed
             self.job.look_again()
             return
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from storage_core.delta_source.files import CHANGE_TYPE, DeltaFile, DeltaSchema, excerpt
 from storage_core.delta_source.log import DeltaLog
@@ -31,7 +32,7 @@ def frame_of(session: SparkSession, log: DeltaLog, group: DeltaGroup, folder: Pa
     from pyspark.sql import functions as f
 
     if group.is_snapshot:
-        return session.read.format("delta").option("versionAsOf", group.last).load(log.root)
+        return session.read.format("delta").option("versionAsOf", group.last).load(_path(log.root))
     schema = group.table.schema
     added = _excerpt(session, folder / "added", schema, group.added)
     if not group.removed and not group.feed:
@@ -61,7 +62,12 @@ def _excerpt(session: SparkSession, folder: Path, schema: DeltaSchema, files: Se
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    return session.read.format("delta").load(folder.as_uri())
+    return session.read.format("delta").load(_path(folder.as_uri()))
+
+
+def _path(uri: str) -> str:
+    """The URI as Hadoop's paths have it, which are not encoded."""
+    return unquote(uri)
 
 
 def _summed(frame: DataFrame) -> DataFrame:

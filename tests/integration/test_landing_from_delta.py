@@ -18,6 +18,7 @@ from tidemark import Table
 
 pytestmark = pytest.mark.spark
 
+LAKE = "a lake"
 CHANGES = scaled(30)
 LOOKS = 2
 KILLS = {"append": 4, "keyed": 13}
@@ -27,14 +28,14 @@ APPEND = """
 name: rows
 uri: {root}/rows
 columns: {{id: long!, name: string, price: double}}
-landing: {{uri: {root}/delta, format: delta, changes: {changes}}}
+landing: {{uri: {root}/a lake, format: delta, changes: {changes}}}
 """
 KEYED = """
 name: keyed
 uri: {root}/keyed
 columns: {{id: long!, name: string, price: double}}
 primary_key: id
-landing: {{uri: {root}/delta, format: delta}}
+landing: {{uri: {root}/a lake, format: delta}}
 """
 
 
@@ -63,7 +64,7 @@ def delta_rows(root: Path, delta: DeltaSpark) -> list[tuple[object, ...]]:
 
 
 def at(root: Path) -> str:
-    return f"delta.`{root}/delta`"
+    return f"delta.`{root}/{LAKE}`"
 
 
 def given(*found: tuple[int, str | None, float | None]) -> pa.Table:
@@ -71,7 +72,7 @@ def given(*found: tuple[int, str | None, float | None]) -> pa.Table:
 
 
 def append(root: Path, *found: tuple[int, str | None, float | None]) -> None:
-    deltalake.write_deltalake(str(root / "delta"), given(*found), mode="append")
+    deltalake.write_deltalake(str(root / LAKE), given(*found), mode="append")
 
 
 class Changes:
@@ -93,7 +94,7 @@ class Changes:
     def some(self, count: int) -> pa.Table:
         ids = range(self.next_id, self.next_id + count)
         self.next_id += count
-        names, prices = ("a", "b", None), (0.0, -0.0, None)
+        names, prices = ("a/b %", "b", None), (0.0, -0.0, None)
         return given(*((each, self.random.choice(names), self.random.choice(prices)) for each in ids))
 
     @property
@@ -102,10 +103,10 @@ class Changes:
 
     @property
     def table(self) -> deltalake.DeltaTable:
-        return deltalake.DeltaTable(str(self.root / "delta"))
+        return deltalake.DeltaTable(str(self.root / LAKE))
 
     def append(self) -> None:
-        deltalake.write_deltalake(str(self.root / "delta"), self.some(5), mode="append")
+        deltalake.write_deltalake(str(self.root / LAKE), self.some(5), mode="append")
 
     def delete(self) -> None:
         self.delta.sql(f"DELETE FROM {at(self.root)} WHERE id % 7 = {self.remainder}")
@@ -160,11 +161,13 @@ def test_added_rows_come_once_and_a_version_that_removes_some_is_refused_or_left
     assert [row[0] for row in rows(tmp_path, "rows")] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("feed", [True, False], ids=["with a change feed", "without"])
+@pytest.mark.parametrize("feed", [True, False], ids=["with a change feed", "partitioned, without"])
 def test_a_changed_table_arrives_as_append_and_as_keyed_table(tmp_path: Path, delta: DeltaSpark, *, feed: bool) -> None:
-    configuration = {"delta.enableChangeDataFeed": "true"} if feed else {}
     deltalake.DeltaTable.create(
-        str(tmp_path / "delta"), deltalake.Schema.from_arrow(SCHEMA), configuration=configuration
+        str(tmp_path / LAKE),
+        deltalake.Schema.from_arrow(SCHEMA),
+        configuration={"delta.enableChangeDataFeed": "true"} if feed else {},
+        partition_by=[] if feed else ["name"],
     )
     changes = Changes(tmp_path, delta)
     files = declared(tmp_path, APPEND, "apply"), declared(tmp_path, KEYED)
@@ -216,7 +219,7 @@ def test_what_was_vacuumed_before_it_was_read_is_a_gap_that_is_named(tmp_path: P
     file = declared(tmp_path, APPEND)
     delta.ingest(file)
     append(tmp_path, (2, "lost with its file", None))
-    table = deltalake.DeltaTable(str(tmp_path / "delta"))
+    table = deltalake.DeltaTable(str(tmp_path / LAKE))
     table.optimize.compact()
     table.vacuum(0, enforce_retention_duration=False, dry_run=False)
     append(tmp_path, (3, "c", None))
@@ -224,11 +227,11 @@ def test_what_was_vacuumed_before_it_was_read_is_a_gap_that_is_named(tmp_path: P
     assert (report["details"]["gaps"], report["rows_out"]) == ([[1, 1]], 1)
 
     append(tmp_path, (4, "lost with the log", None))
-    lost = deltalake.DeltaTable(str(tmp_path / "delta")).version()
+    lost = deltalake.DeltaTable(str(tmp_path / LAKE)).version()
     append(tmp_path, (5, "e", None))
-    deltalake.DeltaTable(str(tmp_path / "delta")).create_checkpoint()
+    deltalake.DeltaTable(str(tmp_path / LAKE)).create_checkpoint()
     for version in range(lost + 1):
-        (tmp_path / "delta" / "_delta_log" / f"{version:020}.json").unlink()
+        (tmp_path / LAKE / "_delta_log" / f"{version:020}.json").unlink()
     append(tmp_path, (6, "f", None))
     assert delta.ingest(file)["details"]["gaps"] == [[lost, lost]]
     assert [row[0] for row in rows(tmp_path, "rows")] == [1, 3, 5, 6]
@@ -241,10 +244,10 @@ def test_a_delta_table_that_was_replaced_or_set_back_is_refused(tmp_path: Path, 
     append(tmp_path, (2, "b", None))
     file = declared(tmp_path, APPEND)
     delta.ingest(file)
-    (tmp_path / "delta" / "_delta_log" / f"{1:020}.json").unlink()
+    (tmp_path / LAKE / "_delta_log" / f"{1:020}.json").unlink()
     with pytest.raises(InvalidInput, match="below 2 are in, and it has version 0 as its newest: it was set back"):
         delta.ingest(file)
-    rmtree(tmp_path / "delta")
+    rmtree(tmp_path / LAKE)
     for number in range(3):
         append(tmp_path, (number, "new", None))
         with pytest.raises(InvalidInput, match="another Delta table than the one whose rows below version 2"):
@@ -260,10 +263,10 @@ def test_a_run_that_is_killed_at_any_request_is_run_again(tmp_path: Path, delta:
     request, last, killed = 0, 5000, True
     while killed:
         append(tmp_path, (request, "b", 0.5), (request + 1000, "c", None))
-        deltalake.DeltaTable(str(tmp_path / "delta")).delete(f"id = {last} OR id = {request + 1000}")
+        deltalake.DeltaTable(str(tmp_path / LAKE)).delete(f"id = {last} OR id = {request + 1000}")
         killed = delta.killed_ingest(file, request)
         last = request
         request += KILLS[kind] if scaled(1) == 1 else 1
-    table = deltalake.DeltaTable(str(tmp_path / "delta"))
+    table = deltalake.DeltaTable(str(tmp_path / LAKE))
     assert rows(tmp_path, file.stem) == in_order(table.to_pyarrow_table())
     assert delta.ingest(file)["status"] == "nothing_to_do"

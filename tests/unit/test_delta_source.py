@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deltalake
@@ -148,6 +149,13 @@ def test_a_folder_without_jars_is_named_and_without_one_spark_fetches_them(tmp_p
         delta.settings({delta.JARS: str(tmp_path)})
     (tmp_path / "delta.jar").touch()
     assert delta.settings({delta.JARS: str(tmp_path)})["spark.jars"] == str(tmp_path / "delta.jar")
+
+
+def test_a_spark_that_runs_without_delta_lake_says_how_to_start_one_that_has_it() -> None:
+    without: Any = SimpleNamespace(conf={})
+    with pytest.raises(Unavailable, match=f"sc://host:1 was started without Delta Lake: .*--packages {delta.PACKAGE}"):
+        delta.require_delta(without, "sc://host:1")
+    delta.require_delta(SimpleNamespace(conf=delta.settings({})), "local[2]")  # type: ignore[arg-type]
 
 
 def test_versions_that_are_not_in_are_due_and_land_whole_whatever_their_windows(tmp_path: Path) -> None:
