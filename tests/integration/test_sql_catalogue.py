@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import tidemark as tm
-from storage_core.catalog.answers import Refreshed
+from storage_core.catalog.answers import FoundSplit, Page, Place, Refreshed
 from storage_core.catalog.apply import apply
 from storage_core.catalog.catalog import Catalog
 from storage_core.compaction import expiry
@@ -24,8 +24,9 @@ from storage_core.gc.boundary import advance_boundary
 from storage_core.log.advance import read_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.sharing import open_table_store as open_store
+from storage_core.read.pruning import prune
 from tests.support import upkeep
-from tests.support.catalogued import ByHand, Killer, OfACatalogue, OfTheLog, Side
+from tests.support.catalogued import ByHand, Killer, OfACatalogue, OfTheLog, Side, paged
 from tests.support.fault_store import Crash
 from tests.support.log_tables import metadata, split
 from tests.support.log_work import PLANNERS
@@ -44,6 +45,7 @@ SCHEMA = pa.schema(
     ]
 )
 DATABASES = ("sqlite", "postgresql")
+ODD = "a \"',"
 MOST_STATEMENTS = 45
 FAR_MS = 4_102_444_800_000
 """Behind every retention of a test."""
@@ -233,6 +235,46 @@ def test_any_history_is_the_same_version_by_version_at_once_and_made_again(
 def uri_of(catalog: Catalog) -> str:
     (known,) = catalog.tables()
     return known.uri
+
+
+@pytest.mark.parametrize("copied_rows", [1, 1_000])
+def test_whatever_values_hold_the_catalogue_says_what_the_log_says(
+    catalog: Catalog, copied_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_core.catalog.insertion.COPIED_ROWS", copied_rows)
+    schema = pa.schema([(ODD, pa.string()), ("plain", pa.string()), ("f", pa.float64()), ("b", pa.bool_())])
+    table = tm.Table.create(str(tmp_path / "t"), schema, partition_by=["plain"])
+    texts = [
+        "",
+        "\x00",
+        "\x1b[1m",
+        'quo"te',
+        "back\\slash",
+        "new\nline",
+        "tab\t",
+        ",",
+        "%s",
+        "\U0010ffff",
+        "é",
+        "null",
+        None,
+    ]
+    numbers = [float("nan"), float("inf"), -float("inf"), -0.0, 1e300, 5e-324, 0.1, None]
+    for number, text in enumerate(texts):
+        row = {ODD: text, "plain": text, "f": numbers[number % len(numbers)], "b": number % 2 == 0}
+        table.append(row)
+    catalog.refresh(table.uri)
+    assert catalog.check(table.uri).shown == []
+    catalog.rebuild(table.uri)
+    assert catalog.check(table.uri).shown == []
+    for text in texts:
+        wanted = tm.col("plain").is_null() if text is None else tm.col("plain") == text
+        found = {each.split_id for each in paged(lambda at, by=wanted: splits_of(catalog, table.uri, by, at))}
+        assert found == {add.path for add in prune(table.snapshot, wanted.predicate)}, text
+
+
+def splits_of(catalog: Catalog, uri: str, by: tm.Filter, at: Place | None) -> Page[FoundSplit, Place]:
+    return catalog.splits_between(uri, filter=by, after=at, limit=5)
 
 
 def begun(uri: str) -> tm.Table:
