@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Thread
@@ -269,7 +270,7 @@ def test_whatever_values_hold_the_catalogue_says_what_the_log_says(
     assert catalog.check(table.uri).shown == []
     for text in texts:
         wanted = tm.col("plain").is_null() if text is None else tm.col("plain") == text
-        found = {each.split_id for each in paged(lambda at, by=wanted: splits_of(catalog, table.uri, by, at))}
+        found = {each.split_id for each in paged(partial(splits_of, catalog, table.uri, wanted))}
         assert found == {add.path for add in prune(table.snapshot, wanted.predicate)}, text
 
 
