@@ -304,15 +304,17 @@ def test_killed_at_any_statement_it_is_at_a_whole_version_and_goes_on(
         return server.place()
 
     table = begun(str(tmp_path / "t"))
-    behind = [tm.open_catalog(place(number)) for number in range(MOST_STATEMENTS)]
-    for each in behind:
+    # A rebuild is one transaction: of its statements every third is enough where there is no time.
+    step = 3 if work == "rebuild" and scaled(1) == 1 else 1
+    behind = {number: tm.open_catalog(place(number)) for number in range(0, MOST_STATEMENTS, step)}
+    for each in behind.values():
         each.refresh(table.uri)
     head = finished(table).snapshot().version
     counter = Killer()
     counter(behind[0].database.engine)
     getattr(behind[0], work)(table.uri)
     assert 15 < counter.statements < MOST_STATEMENTS
-    for number in range(1, counter.statements + 1):
+    for number in (each for each in behind if 0 < each <= counter.statements):
         killer, killed = Killer(at=number), behind[number]
         killer(killed.database.engine)
         with pytest.raises(Crash):
@@ -322,7 +324,7 @@ def test_killed_at_any_statement_it_is_at_a_whole_version_and_goes_on(
         killed.refresh(table.uri)
         checked = killed.check(table.uri)
         assert (checked.shown, checked.version) == ([], head), number
-    for each in behind:
+    for each in behind.values():
         each.close()
 
 
