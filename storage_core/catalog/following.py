@@ -33,7 +33,7 @@ from storage_core.log.snapshot import Snapshot
 
 MOST_TURNS: Final = 10
 NEW: Final = "the catalogue did not have it"
-ASKED: Final = "it was asked for"
+REQUESTED: Final = "it was asked for"
 
 _logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Follower:
         self._load_from(snapshot, None if known is None else known.first_version)
         _logger.info("rebuilt %s in the catalogue %s", self._uri, self.database.place)
         done = self.refresh()
-        return _refreshed(self._known() or _lost(self._uri), done.reason or ASKED, done.versions)
+        return _refreshed(self._known() or _lost(self._uri), done.reason or REQUESTED, done.versions)
 
     @property
     def _uri(self) -> str:
