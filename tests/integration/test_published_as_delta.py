@@ -28,6 +28,7 @@ from tests.support.published import (
     plain,
     shown_versions,
 )
+from tests.support.s3_server import S3Server
 from tests.support.scale import scaled
 
 MAPPED = 46
@@ -267,3 +268,13 @@ def test_values_of_every_type_are_read_as_they_are(tmp_path: Path) -> None:
     shown = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(table.uri)).execute("SELECT * FROM t")
     assert pa.table(shown).to_pylist() == expected
     assert pl.read_delta(table.uri).to_arrow().to_pylist() == expected
+
+
+def test_a_table_on_s3_is_read_as_delta_there(s3_server: S3Server, tmp_path: Path) -> None:
+    uri = s3_server.uri("published-as-delta")
+    table = Table.create(uri, SCHEMA, time_column="at", window="1h", sort_schema="host|timestamp/V2")
+    table.append(made(table, 0))
+    table.delete("n % 3 = 0")
+    assert table.publish().shown_as == 0
+    Table.import_from(str(tmp_path / "copy"), uri)  # by delta-rs
+    assert plain(Table.open(str(tmp_path / "copy")).scan().to_arrow()) == plain(table.scan().to_arrow())
