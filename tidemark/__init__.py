@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from storage_core.forget.report import ForgetReport, Forgotten, Held
     from storage_core.importing.imported import Imported
     from storage_core.log.history import HistoryEntry
+    from storage_core.publishing.mirrored import Mirrored
     from storage_core.raw_log.raw_log import RawLog
     from storage_core.raw_log.stores import RawStore
     from storage_core.read.history_pages import HistoryPage
@@ -53,6 +54,7 @@ _HOMES = {
     "Imported": "storage_core.importing.imported",
     "IndexDefinition": "storage_core.settings.index",
     "LateData": "storage_core.settings.late_data",
+    "Mirrored": "storage_core.publishing.mirrored",
     "Plan": "storage_core.read.plan",
     "QueryLimits": "storage_core.settings.query",
     "RawLog": "storage_core.raw_log.raw_log",
@@ -83,6 +85,7 @@ __all__ = [
     "Imported",
     "IndexDefinition",
     "LateData",
+    "Mirrored",
     "Plan",
     "QueryLimits",
     "RawLog",

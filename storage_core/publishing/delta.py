@@ -19,7 +19,7 @@ from storage_core.log.advance import read_version
 from storage_core.log.encoding.codec import commit_info
 from storage_core.log.history import UNRECORDED
 from storage_core.log.log import TransactionLog
-from storage_core.log.published import ADVICE, newest_commit, state_at
+from storage_core.log.published import ADVICE, Newest, newest_commit, state_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
@@ -58,9 +58,10 @@ def publish_delta(log: TransactionLog, *, shows_vectors: bool) -> Mirrored:
     commits = 0
     done: Mirrored | None = None
     for _ in range(_ATTEMPTS):
+        newest = newest_commit(log.store)  # before the head, which is then no older than what is shown
         head = log.snapshot()
         require_publishable(head)
-        walk = _Walk(log, head, shows_vectors)
+        walk = _Walk(log, head, newest, shows_vectors=shows_vectors)
         is_whole = walk.go()
         commits += walk.commits
         done = walk.result(commits) if is_whole else done
@@ -96,8 +97,9 @@ class _Touched:
 class _Walk:
     """From what is shown to the head: `shown` is what the newest commit, the Delta version `at`, says."""
 
-    def __init__(self, log: TransactionLog, head: Snapshot, shows_vectors: bool) -> None:  # noqa: FBT001  # of this module
-        self._log, self._store, self._head, self._shows_vectors = log, log.store, head, shows_vectors
+    def __init__(self, log: TransactionLog, head: Snapshot, newest: Newest | None, *, shows_vectors: bool) -> None:
+        self._log, self._store, self._head, self._newest = log, log.store, head, newest
+        self._shows_vectors = shows_vectors
         self._files: Hidden = lambda _: {}
         self._types: dict[str, str] = {}
         self._widened: frozenset[str] = frozenset()
@@ -109,7 +111,7 @@ class _Walk:
 
     def go(self) -> bool:
         """Publish what can be; False when another mirror was faster."""
-        newest = newest_commit(self._store)
+        newest = self._newest
         if newest is None:
             self._has_wider = has_changed(self._head.schema)
             self._widened = frozenset(types_of(self._head.metadata.schemaString)) if self._has_wider else frozenset()
@@ -140,14 +142,14 @@ class _Walk:
             return None
 
     def _step_by_step(self, base: Snapshot) -> bool | None:
-        """Show version after version; None, with nothing done, where they are no longer there."""
+        """Show version after version; None, with nothing done, where they are no longer there, else False."""
         self._files, self._types = partial(_hidden, self._store, base), types_of(base.metadata.schemaString)
         oldest_ms = self._log.clock.now_ms() - self._head.config.version_retention_ms
         touched = _Touched()
         for version in range(base.version + 1, self._head.version + 1):
             actions = read_version(self._store, version)
             if actions is None:
-                return None
+                return False if self.commits else None
             touched.take(actions)
             base = Snapshot.apply(base, version, actions)
             self._note_types(base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from pathlib import Path
 
 import deltalake
@@ -10,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from storage_core.dml.assignments import expr
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.formats.keys import delta_checkpoint_key, delta_commit_key
 from storage_core.rows.vectors import vector_type
@@ -28,6 +30,7 @@ from tests.support.published import (
     plain,
     shown_versions,
 )
+from tests.support.s3_server import S3Server
 from tests.support.scale import scaled
 
 MAPPED = 46
@@ -267,3 +270,44 @@ def test_values_of_every_type_are_read_as_they_are(tmp_path: Path) -> None:
     shown = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(table.uri)).execute("SELECT * FROM t")
     assert pa.table(shown).to_pylist() == expected
     assert pl.read_delta(table.uri).to_arrow().to_pylist() == expected
+
+
+def test_a_table_on_s3_is_read_as_delta_there(s3_server: S3Server, tmp_path: Path) -> None:
+    uri = s3_server.uri("published-as-delta")
+    table = Table.create(uri, SCHEMA, time_column="at", window="1h", sort_schema="host|timestamp/V2")
+    table.append(made(table, 0))
+    table.delete("n % 3 = 0")
+    assert table.publish().shown_as == 0
+    Table.import_from(str(tmp_path / "copy"), uri)  # by delta-rs
+    assert plain(Table.open(str(tmp_path / "copy")).scan().to_arrow()) == plain(table.scan().to_arrow())
+
+
+@pytest.mark.parametrize(
+    ("change", "column", "reason"),
+    [
+        (lambda table: table.add_column("c", "int", default=5), "c", "2 splits have the default of column 'c'"),
+        (lambda table: table.widen_column("a", "long"), "a", "has int32 in column 'a', the table int64"),
+        (
+            lambda table: table.widen_column("d", "timestamp"),
+            "d",
+            "2 splits have dates where column 'd' has timestamps",
+        ),
+    ],
+)
+def test_what_delta_cannot_show_waits_until_the_rows_are_written_anew(
+    tmp_path: Path, change: Callable[[Table], object], column: str, reason: str
+) -> None:
+    table = Table.create(str(tmp_path / "t"), pa.schema([("a", pa.int32()), ("d", pa.date32())]))
+    for n in range(2):
+        table.append([{"a": n, "d": dt.date(2024, 1, 1 + n)}])
+    table.publish()
+    change(table)
+    waiting = table.publish()
+    assert waiting.version == 2
+    assert waiting.waits_for is not None
+    assert reason in waiting.waits_for
+    assert by_delta_rs(table.uri, 0, ["a", "d"]) == plain(table.scan(at=2).to_arrow())
+    table.update({column: expr(column)}, "true")
+    done = table.refresh().publish()
+    assert (done.waits_for, done.commits) == (None, 1)
+    assert by_delta_rs(table.uri, 1, table.schema.names) == plain(table.scan().to_arrow())
