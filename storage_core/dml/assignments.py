@@ -6,13 +6,14 @@ process that can do nothing else. Every expression sees the old values, whatever
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from storage_core.engine.sandbox.query import Rows
 from storage_core.engine.stability import require_repeatable
 from storage_core.engine.statement import TABLE, parse
 from storage_core.engine.tree import nodes_of, refused
@@ -29,6 +30,7 @@ from storage_core.rows.vectors import require_sound
 from storage_core.settings.query import QueryLimits
 
 _ONE_ROW_FROM_ONE: Final = ("an expression says one value of one row: no other rows, and no list of columns",)
+_BATCH_ROWS: Final = 65_536
 _MORE_THAN_A_ROW: Final = frozenset({"STAR", "SUBQUERY", "WINDOW", "POSITIONAL_REFERENCE"})
 
 
@@ -124,7 +126,8 @@ class Assignments:
         chosen = ", ".join(f"({each.sql})" for each in self.expressions.values())  # an alias could be read by the next
         text = f"SELECT {place}, {chosen} FROM {TABLE}"  # noqa: S608  # expressions were checked
         errors = query_errors("update", (), limits, columns=rows.column_names)
-        with errors, Source(numbered).answer(text, limits) as result:
+        given = Rows(numbered.schema, lambda: _batches(numbered))  # beside rows in memory a sandbox keeps no session
+        with errors, Source(numbered.schema.empty_table(), fetched=given).answer(text, limits) as result:
             answer = pa.Table.from_batches([*result], result.schema)
         if answer.num_rows != rows.num_rows:
             raise InvalidInput(f"an update's expressions gave {answer.num_rows} values for {rows.num_rows} rows")
@@ -133,6 +136,11 @@ class Assignments:
             name: _typed(ordered.column(number), rows.schema.field(name).type)
             for number, name in enumerate(self.expressions, start=1)
         }
+
+
+def _batches(rows: pa.Table) -> Generator[pa.RecordBatch]:
+    """The rows in few batches, for each is a message."""
+    yield from rows.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
 
 
 def _typed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
