@@ -33,7 +33,7 @@ _VERSIONS = 20
 
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield rows per second of the first read and of the versions behind it, into both kinds of tables."""
-    rows = 20_000 if small else 2_000_000
+    rows = 20_000 if small else 1_000_000
     with tempfile.TemporaryDirectory() as folder, Spark("local[2]") as spark:
         place = Path(folder) / "delta"
         deltalake.write_deltalake(str(place), events(np.arange(rows), 1))

@@ -120,7 +120,7 @@ class DeltaIngest:
         return self.job.report("planned", details=details)
 
     def run(self) -> JobReport:
-        """Bring in every version that there is when this begins, and return the report of all of it.
+        """Bring in every version, also those that come meanwhile, and return the report of all of it.
 
         Raises what `next_group` and `follow` raise, with the report of what was brought in before, `CommitConflict`
         where another run brought the same in, and of a keyed table `Held` while another one does.
@@ -131,7 +131,9 @@ class DeltaIngest:
                 while self._bring_next(keyed=keyed):
                     continue
         except TidemarkError as error:
-            raise (error if self._done.report is None else with_report(error, self._report())) from error
+            if self._done.report is not None:
+                with_report(error, self._report())
+            raise
         return self._report()
 
     def _report(self) -> JobReport:
