@@ -56,6 +56,16 @@ def test_a_commit_reads_back_what_it_says_of_itself_and_its_files_by_their_keys(
     assert read.schema == "{}"
 
 
+def test_what_a_commit_says_of_itself_keeps_its_form() -> None:
+    text = (
+        b'{"commitInfo":{"tidemark":{"tableId":"t","version":7,"after":null,"publishedAtMs":5,"id":"i",'
+        b'"features":["deletionVectors"],"metadata":"m","widened":["n"]}}}\n'
+    )
+    shown = delta_log.decode(text, 0, "here").shown
+    assert shown is not None
+    assert delta_log.encode([{"commitInfo": {delta_log.OWN: shown.to_json()}}]) == text
+
+
 @pytest.mark.parametrize("data", [b"[]\n", b"{", b'{"add":{}}', b'{"commitInfo":{"tidemark":{}}}'])
 def test_what_is_no_commit_is_corrupt_and_named(data: bytes) -> None:
     with pytest.raises(Corrupt, match="there: not a commit of a Delta log"):
