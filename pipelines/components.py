@@ -1,7 +1,7 @@
 """Components of Dagster for projects made with `dg`: what `tables/*.yaml` and `raw_logs/*.yaml` declare, as attributes.
 
 A component has the fields of the declaration and makes what the pipeline makes of its file. It has no file that a job
-could read, so jobs get the declaration itself (`declaration_file.text_of`; decision 0158).
+could read, so jobs get the declaration itself (`declaration_file.text_of`; decision 0157).
 """
 
 from __future__ import annotations

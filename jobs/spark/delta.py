@@ -1,6 +1,6 @@
 """Delta Lake in the Spark of a job: brought by Spark's own resolution of packages, for tables that land from Delta.
 
-No other job asks for it, and one whose Spark lacks it says how to have it (decision 0159).
+No other job asks for it, and one whose Spark lacks it says how to have it (decision 0158).
 """
 
 from __future__ import annotations

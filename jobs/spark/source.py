@@ -1,4 +1,4 @@
-"""The Spark data source `tidemark`: `spark.read.format("tidemark").load(uri)` and its like (decision 0157).
+"""The Spark data source `tidemark`: `spark.read.format("tidemark").load(uri)` and its like (decision 0156).
 
 Spark calls it in Python processes of the driver and of the executors, which import it from the code that `register`
 sends along. What is read, written and committed is that of `storage_core`.

@@ -56,7 +56,7 @@ class PruningReader(TableReader):
 
     Spark refuses it unless `spark.sql.python.filterPushdown.enabled` is on. It keeps the partitions that were planned
     for one query for all others over the same data frame, which is why a reader is not one of these by itself
-    (decision 0157).
+    (decision 0156).
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name

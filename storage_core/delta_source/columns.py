@@ -1,4 +1,4 @@
-"""The columns of a table follow those of the Delta table that lands in it (decision 0159).
+"""The columns of a table follow those of the Delta table that lands in it (decision 0158).
 
 Added columns are added, widened ones widened, each by a commit of its own before the rows come; making it again changes
 nothing. What cannot follow is refused, saying what to do.

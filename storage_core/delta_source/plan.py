@@ -1,4 +1,4 @@
-"""Which versions of a Delta table one commit brings in, and the files whose rows that takes (decision 0159).
+"""Which versions of a Delta table one commit brings in, and the files whose rows that takes (decision 0158).
 
 What some versions did together is a sum: the rows of the files that they added, less those of the files that they
 removed, and the rows of their change feed with its signs. A file that came and went among them is no part of it.

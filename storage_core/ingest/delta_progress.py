@@ -1,4 +1,4 @@
-"""What of a Delta table is in a table that lands from it, as the transaction log records it (decision 0159).
+"""What of a Delta table is in a table that lands from it, as the transaction log records it (decision 0158).
 
 | appId | version | says |
 |---|---|---|

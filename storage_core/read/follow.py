@@ -1,4 +1,4 @@
-"""A table followed in steps: its rows at a version, then what each version after it added (decision 0157).
+"""A table followed in steps: its rows at a version, then what each version after it added (decision 0156).
 
     follower = Follower(log, schema)
     end = follower.advance(start, Limit("rows", 1_000_000))

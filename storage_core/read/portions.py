@@ -1,4 +1,4 @@
-"""A scan in portions: each is read by a task of its own, in another process or on another machine (decision 0157).
+"""A scan in portions: each is read by a task of its own, in another process or on another machine (decision 0156).
 
 They are planned once, on one snapshot, and every row of the scan is in one of them: splits in groups of bounded bytes,
 and what is not merged yet as rows. Which rows of a split newer records hide is found when they are planned, and told by

@@ -1,7 +1,7 @@
 """The I/O manager: an asset is a table, a partition of it the rows of its windows, an input rows of the type it names.
 
 What is stored is committed before Dagster hears of it. So a store that was killed may have been done, and is done
-again: an overwrite and an upsert leave the same rows, and an append knows its run (decision 0158).
+again: an overwrite and an upsert leave the same rows, and an append knows its run (decision 0157).
 """
 
 from __future__ import annotations
