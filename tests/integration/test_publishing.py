@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from dagster import AssetKey, DagsterInstance
 
@@ -17,7 +18,7 @@ from pipelines.catalog import build_definitions
 from pipelines.cli import main
 from pipelines.tables import load_tables
 from storage_core.declaration import load
-from storage_core.errors import InvalidInput
+from storage_core.errors import Corrupt, InvalidInput
 from storage_core.settings.publish import Publish
 from storage_core.settings.table import TableConfig
 from tidemark import Table
@@ -118,3 +119,28 @@ def test_only_a_table_that_declares_it_has_the_asset_which_publishes(
         assert job.execute_in_process(instance=instance).success
         assert not due_runs("publish", declaration, after=None).wanted
     assert pl.read_delta("warehouse/hits").rows() == [(1, "/")]
+
+
+MIRROR = ("00000000000000000011.json", "00000000000000000010.checkpoint.parquet", "_last_checkpoint")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"PAR1"])
+@pytest.mark.parametrize("name", MIRROR)
+def test_a_damaged_mirror_never_harms_the_table_and_is_mended_by_the_next_checkpoint_or_refused(
+    tmp_path: Path, name: str, damage: bytes
+) -> None:
+    table = Table.create(str(tmp_path / "t"), pa.schema([("id", pa.int64())]))
+    for number in range(12):
+        table.append([{"id": number}])
+        table.publish("delta")
+    (tmp_path / "t" / "_delta_log" / name).write_bytes(damage)
+    table.append([{"id": 12}])
+    assert sorted(Table.open(table.uri).scan().to_arrow()["id"].to_pylist()) == [*range(13)]
+    if name == MIRROR[0]:
+        with pytest.raises(Corrupt, match=name):
+            Table.open(table.uri).publish("delta")
+        return
+    for number in range(13, 23):  # until the next checkpoint
+        table.refresh().publish("delta")
+        table.append([{"id": number}])
+    assert sorted(pl.scan_delta(table.uri).collect()["id"]) == [*range(22)]

@@ -25,6 +25,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.publishing.delta_checkpoint import EVERY as DELTA_EVERY
 from storage_core.region import merge
 from storage_core.region.options import WriterOptions
 from storage_core.region.registry import register
@@ -185,6 +186,17 @@ def answers(store: ObjectStore, clock: ManualClock, older: int) -> dict[str, Ans
 
 def _rows(table: pa.Table) -> list[tuple[object, ...]]:
     return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+def published() -> EveryKind:
+    """Return a table of every kind that is shown as Delta, by so many commits that there is a checkpoint."""
+    found = every_kind()
+    keyed = KeyedTable(found.store, clock=found.clock)
+    for number in range(DELTA_EVERY + 1):
+        _write(keyed, f"shown-{number}")
+        keyed.merge()
+        open_copy(found.store, found.clock).publish("delta")
+    return found
 
 
 def _write(table: KeyedTable, name: str) -> None:
