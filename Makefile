@@ -47,8 +47,9 @@ test-all: setup java-archive ## Run all tests but those that need a browser
 test-rest: setup java-archive ## Run what test-all runs and test does not (tests/tiers.py says which)
 	@$(WITH_JAVA) $(PYTEST) -m "extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-java-archive: setup ## Read the classes of Spark once for all Javas that tests start; quick when that is done
+java-archive: setup ## Read the classes of Spark once for all Javas that tests start, and fetch Delta Lake; quick when that is done
 	@$(WITH_JAVA) $(VENV)/python -m tests.support.quick_java
+	@$(WITH_JAVA) $(VENV)/python -m tests.support.delta_jars
 
 test-browser: setup ## Install Chromium where it is missing and run the tests of the Dagster UI in it
 	@TIDEMARK_CHROMIUM="$$($(VENV)/python -m scripts.find_browser)" && export TIDEMARK_CHROMIUM && \

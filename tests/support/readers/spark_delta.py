@@ -8,14 +8,13 @@ spark_delta.py EXPRESSION: prints how many rows the data frame has.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from benchmarks.peers import delta_jars, with_delta
+from jobs.spark.delta import settings
 
 
 def main(place: str, versions: str, columns: str) -> None:
@@ -38,17 +37,14 @@ def count(expression: str) -> None:
 
 def _session() -> SparkSession:
     """A session with the JARs of Delta Lake."""
-    quick = os.environ.get("PYSPARK_SUBMIT_ARGS", "").removesuffix("pyspark-shell")  # of a JVM that works shortly
-    with_delta(delta_jars(make=True))
-    os.environ["PYSPARK_SUBMIT_ARGS"] = quick + os.environ["PYSPARK_SUBMIT_ARGS"]
-    settings = {
+    given = {
+        **settings(),
         "spark.ui.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
-        "spark.databricks.delta.snapshotPartitions": "1",
     }
     builder = SparkSession.builder.master("local[2]")
-    session = reduce(lambda made, each: made.config(*each), settings.items(), builder).getOrCreate()
+    session = reduce(lambda made, each: made.config(*each), given.items(), builder).getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     return session
 
