@@ -204,7 +204,7 @@ def test_a_split_may_have_none_of_the_rows_of_a_segment_that_could_answer_for_it
         table.append([(0, tag, "ebb")] * 40)
     table.catch_up()
     [whole] = table.compact().splits  # sorted by the tag, so the next outputs have rows of one segment each
-    snapshot = table.commit_merge(table.merge([[whole]], target_bytes=700))
+    snapshot = table.commit_merge(table.merge([[whole]], target_bytes=400))
     assert len(snapshot.splits) > 1
     searched = Searched(store=table.store, snapshot=snapshot)
     found = search_facets(searched, Query.of(snapshot, "ebb", index="text"), "tag", 10)

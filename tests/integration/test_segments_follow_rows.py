@@ -138,11 +138,11 @@ def require_same_as_built_anew_of(table: IndexedTable, queries: list[str]) -> No
 
 def test_rows_are_followed_through_several_outputs_and_rounds() -> None:
     table = caught_up(rows=200)
-    first = table.compact(target_bytes=800)
+    first = table.compact(target_bytes=400)
     assert len(first.splits) > 1
     table.append([(0, "x", "tide ebb") for _ in range(30)])
     table.catch_up("tags")
-    second = table.compact(target_bytes=800)
+    second = table.compact(target_bytes=400)
     assert watermarks(second)["tags"] == second.version
     table.require_exact(second)
     table.retokenised = 0
@@ -345,7 +345,7 @@ def test_a_translation_that_is_off_by_one_between_outputs_leads_to_no_wrong_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     table = caught_up(rows=200)
-    head = table.compact(target_bytes=800)
+    head = table.compact(target_bytes=400)
     assert len(head.splits) > 1
     (translation,) = head.translations.values()
     order = load_map(table.store, translation).order
