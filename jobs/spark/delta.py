@@ -61,6 +61,6 @@ def cannot_start(error: Exception) -> Unavailable:
     """Return the error of a Spark that did not start with Delta Lake: as a rule its JARs could not be fetched."""
     return Unavailable(
         f"Spark did not start with Delta Lake, which a table that lands from Delta needs ({error}): its output above "
-        f"says why. {PACKAGE} is fetched from Maven Central once, or taken from ~/.m2 or ~/.ivy2; where neither can "
-        f"be, name a folder with its JARs by {JARS}"
+        f"says why. {PACKAGE} is fetched from Maven Central once, or taken from what Spark or Maven fetched before. "
+        f"Where neither can be, name a folder with its JARs by {JARS}"
     )

@@ -81,7 +81,10 @@ def _summed(frame: DataFrame) -> DataFrame:
 
 
 def _exact(field: StructField) -> Column:
-    """What is equal for equal values only, and can be grouped by: both zeros differ, orders of one map do not."""
+    """What is equal for equal values only, and can be grouped by: both zeros differ, orders of a map do not.
+
+    Those of a map inside another type do.
+    """
     from pyspark.sql import functions as f
     from pyspark.sql.types import DoubleType, FloatType, MapType
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Json
+from pipelines.commands.arguments import Json, refuse_beside
 from pipelines.commands.output import cell, number, window
 from pipelines.commands.target import declared, resolve
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError
@@ -66,6 +66,8 @@ def catalog(
 
     with open_catalog(catalog_url(url), must_exist=action in ("check", "sql")) as opened:
         match action:
+            case "refresh" | "rebuild" | "check" if explain:
+                raise InvalidInput(f"--explain shows the plan of a question, and `{action}` asks none; leave it out")
             case "refresh" | "rebuild":
                 _refresh(opened, words or [], rebuild=action == "rebuild", as_json=as_json)
             case "check":
@@ -102,7 +104,7 @@ def _places(names: Sequence[str]) -> dict[str, str]:
         return {each.declaration.name: each.declaration.uri for each in declared().tables}
     found = {name: resolve(name) for name in names}
     return {
-        name if each.file is not None else each.uri.rstrip("/").rpartition("/")[2] or name: each.uri
+        name if each.file is not None else each.uri.partition("?")[0].rstrip("/").rpartition("/")[2] or name: each.uri
         for name, each in found.items()
     }
 
@@ -125,6 +127,7 @@ def _ask(opened: Catalog, words: Sequence[str], options: dict[str, Any], *, expl
     if not question or len(words) > 2:
         raise InvalidInput("ask one thing: candidates TABLE, between TABLE, expired [TABLE], changes TABLE, or SQL")
     if question not in _QUESTIONS:
+        refuse_beside("a statement", {"--explain": explain, "a word": table}, why="is the database's own")
         _statement(opened, question, as_json=as_json)
         return
     if explain:

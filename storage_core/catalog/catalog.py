@@ -259,7 +259,7 @@ def _log_at(uri: str) -> tuple[MeteredStore, TransactionLog]:
 
 
 def _last_part(uri: str) -> str:
-    return uri.rstrip("/").rpartition("/")[2] or uri
+    return uri.partition("?")[0].rstrip("/").rpartition("/")[2] or uri
 
 
 def _next(rows: Sequence[Row], limit: int, place: Callable[[Row], _Position]) -> _Position | None:

@@ -1,7 +1,8 @@
-"""The four questions that a catalogue answers by its indexes, as statements: each reads what it returns, and no more.
+"""The four questions that a catalogue answers by its indexes, as statements.
 
-All are keyset pages: `after` is where the page before ended. Each leads with what an index leads with, so it costs the
-same in a table of a thousand splits and of a million (`docs/spec.md`, "SQL catalogue").
+All are keyset pages: `after` is where the page before ended. Each enters an index where its page begins, so it costs
+the same in a table of a thousand splits and of a million; a range of times looks at more than it returns where a split
+spans long (`docs/spec.md`, "SQL catalogue").
 """
 
 from __future__ import annotations

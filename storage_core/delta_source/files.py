@@ -82,7 +82,7 @@ def mapping_of(configuration: Mapping[str, str]) -> dict[str, str]:
 
 
 def data_file(root: str, action: Json) -> DeltaFile:
-    """Return the file of an `add`, `remove` or `cdc` action of the table at this URI. Raises `InvalidInput`."""
+    """Return the file of an `add`, `remove` or `cdc` action of the table at this URI."""
     vector = action.get("deletionVector")
     return DeltaFile(
         _absolute(root, action["path"]),

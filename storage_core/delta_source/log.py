@@ -7,7 +7,7 @@ checkpoints of all kinds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,22 +125,27 @@ class DeltaLog:
         Raises `NotFound` where the log has no file of it any more, `Corrupt` for one that cannot be read.
         """
         key = version_key(version)
-        actions = list(_actions(self.store.get(key).data, f"{self.store.uri}/{key}"))
-        table = before.after(actions)
-        named: dict[str, list[DeltaFile]] = {"add": [], "remove": [], "cdc": []}
-        for action in actions:
-            for name, files in named.items():
-                if (found := action.get(name)) and (name == "cdc" or found.get("dataChange", True)):
-                    files.append(self._sized(data_file(self.root, found)))
-        told = (each["commitInfo"].get("operation") for each in actions if "commitInfo" in each)
+        data = self.store.get(key).data
+        try:
+            actions = [json.loads(line) for line in data.splitlines() if line.strip()]
+            table = before.after(actions)
+            named = {name: list(_files(self.root, name, actions)) for name in ("add", "remove", "cdc")}
+            given = (each["commitInfo"].get("operation") for each in actions if "commitInfo" in each)
+            operation = str(next(given, None) or "a change")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Corrupt(
+                f"{self.store.uri}/{key}: not a version of a Delta log: {error!r}",
+                advice="repair the Delta table, or restore its log",
+            ) from error
+        added, removed, feed = (tuple(map(self._sized, files)) for files in named.values())
         return DeltaCommit(
             version=version,
-            operation=str(next(told, None) or "a change"),
+            operation=operation,
             table=table,
             committed_ms=self.infos[version].last_modified_ms,
-            added=tuple(named["add"]),
-            removed=tuple(named["remove"]),
-            feed=tuple(named["cdc"]),
+            added=added,
+            removed=removed,
+            feed=feed,
         )
 
     def has(self, file: DeltaFile) -> bool:
@@ -162,15 +167,12 @@ class DeltaLog:
             return None
 
 
-def _actions(data: bytes, where: str) -> Iterator[Mapping[str, Any]]:
-    try:
-        for line in data.splitlines():
-            if line.strip():
-                yield json.loads(line)
-    except ValueError as error:
-        raise Corrupt(
-            f"{where}: not a version of a Delta log: {error}", advice="repair the Delta table, or restore its log"
-        ) from error
+def _files(root: str, name: str, actions: Sequence[Mapping[str, Any]]) -> Iterator[DeltaFile]:
+    """The files of the actions of a name, but for those that change no rows."""
+    for action in actions:
+        found = action.get(name)
+        if found is not None and (name == "cdc" or found.get("dataChange", True)):
+            yield data_file(root, found)
 
 
 def require_same_table(found: DeltaTable, table_id: str, where: str, version: int) -> None:

@@ -33,7 +33,8 @@ from storage_core.rows.columns import has_changed
 _ATTEMPTS = 10
 _AT_ONCE = "PUBLISH"
 _CHECKPOINTED = frozenset({"FORGET", _AT_ONCE})
-"""Operations after which older commits, whose statistics tell of rows, need not wait for more to be collected."""
+"""After these a checkpoint is written at once, so that older commits, whose statistics have values of rows that are
+gone, can be collected without waiting for ten more."""
 
 _logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the Delta log: a reader starts from the newest, so that the log's length costs nobody anything."""
+"""Checkpoints of the Delta log: a reader starts from the newest, however long the log is."""
 
 from __future__ import annotations
 

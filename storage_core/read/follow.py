@@ -92,16 +92,16 @@ class _Budget:
 
     limit: Limit | None
     taken: int = 0
-    is_whole: bool = True
+    is_untouched: bool = True
 
     def fitting(self, sizes: Sequence[Mapping[Unit, int]]) -> int:
         """Take as many parts as there is room for, and return their number."""
         if self.limit is None:
             return len(sizes)
         for number, size in enumerate(sizes):
-            if self.taken + size[self.limit.unit] > self.limit.most and not self.is_whole:
+            if self.taken + size[self.limit.unit] > self.limit.most and not self.is_untouched:
                 return number
-            self.taken, self.is_whole = self.taken + size[self.limit.unit], False
+            self.taken, self.is_untouched = self.taken + size[self.limit.unit], False
         return len(sizes)
 
 

@@ -1,4 +1,4 @@
-"""Fetches the JARs of Delta Lake before tests run side by side, for Spark's resolution stands no other beside it.
+"""Fetches the JARs of Delta Lake before tests run side by side: two resolutions of Spark at a time break each other.
 
 `python -m tests.support.delta_jars` does nothing where they are there.
 """

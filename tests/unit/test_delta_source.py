@@ -18,7 +18,7 @@ from storage_core.delta_source.equal_rows import deleting
 from storage_core.delta_source.files import DeltaSchema, data_file, excerpt
 from storage_core.delta_source.log import DeltaLog
 from storage_core.delta_source.plan import DeltaGroup, next_group
-from storage_core.errors import InvalidInput, NotFound, Unavailable
+from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.ingest.delta_progress import DeltaGap, DeltaProgress, delta_progress, progress_txns
 from storage_core.ingest.landing import DeltaChanges
 from storage_core.log.transactions import Transactions
@@ -74,6 +74,17 @@ def test_a_group_ends_before_a_version_that_is_refused_and_skips_or_follows_it(t
     skipping, following = group_after(tmp_path, 1, "skip"), group_after(tmp_path, 1)
     assert (skipping.skipped, len(skipping.added), len(skipping.removed)) == ((2,), 2, 0)
     assert (following.skipped, len(following.added), len(following.removed)) == ((), 3, 1)
+
+
+@pytest.mark.parametrize("line", ["5", "{", '{"add": {}}', '{"add": {"path": "a", "deletionVector": {}}}', "[" * 9_999])
+def test_a_version_that_is_none_is_named(tmp_path: Path, line: str) -> None:
+    changed(tmp_path, 1)
+    table = changed(tmp_path, 2)
+    log = DeltaLog.look(table.table_uri)
+    before = log.table_at(0)
+    (tmp_path / "_delta_log" / "00000000000000000001.json").write_text(f"{line}\n", encoding="utf-8")
+    with pytest.raises(Corrupt, match=r"00000000000000000001\.json: not a version of a Delta log"):
+        log.commit(1, before)
 
 
 def test_a_lost_version_is_a_gap_of_its_group(tmp_path: Path) -> None:

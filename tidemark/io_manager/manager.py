@@ -37,14 +37,15 @@ class TidemarkIOManager(ConfigurableIOManager):
     """Stores assets in tables and loads them from there.
 
     An asset's table is at `tidemark/uri` of its metadata, where that says nothing under `root` by its key. An input is
-    loaded as the type of its annotation, without one as `default_type`; a load ends after `load_seconds`.
+    loaded as the type of its annotation, without one as `default_type`; the rows of partitions
+    are looked for no longer than `load_seconds`.
     """
 
     root: str = Field(default="warehouse", description="The folder or URI under which assets without a place are kept.")
     default_type: str = Field(
         default=Form.ARROW.value, description=f"What an input without an annotation is: {', '.join(Form)}."
     )
-    load_seconds: float = Field(default=3600.0, description="The longest time that a load may take.")
+    load_seconds: float = Field(default=3600.0, description="The longest that rows of partitions may take.")
 
     def load_input(self, context: InputContext) -> object:
         """Return the rows of an asset, or of its partitions that the input is about, in the type that it names.
