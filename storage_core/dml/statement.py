@@ -140,13 +140,14 @@ class Statement:
     def _found(self, head: Snapshot) -> Sequence[Found]:
         """What is found on this head, by path; of splits that are as they were seen nothing is read."""
         candidates = self.finder.candidates(head)
-        hidden = self._hidden(candidates.splits)
+        hidden, is_first = self._hidden(candidates.splits), not self._seen
         seen = {path: each for path, each in self._seen.items() if path in hidden and each.hidden <= hidden[path]}
         for add in candidates.splits:
             if add.path in candidates.whole:
                 seen[add.path] = _Seen(BitMap(), BitMap(range(add.numRecords or 0)))
         unseen = [add for add in candidates.splits if add.path not in seen]
-        rows = self.finder.rows(head, unseen, hidden) if unseen or not seen else {}  # a condition is read once
+        # The finder refuses what is no condition, so it is called once also where the log tells every row.
+        rows = self.finder.rows(head, unseen, hidden) if unseen or is_first else {}
         seen |= {add.path: _Seen(hidden[add.path], rows.get(add.path, BitMap())) for add in unseen}
         self._seen = seen
         every = (Found(add, hidden[add.path], seen[add.path].rows - hidden[add.path]) for add in candidates.splits)

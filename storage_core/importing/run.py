@@ -49,16 +49,25 @@ def import_rows(
     """
     if name is not None and (not name or not name.isprintable()):
         raise InvalidInput(f"an import is called by printable text, found {quoted(name)}")
-    if log.exists():
+    snapshot = None if log.exists() else _made(log, make, source.schema)
+    if snapshot is None:
         snapshot = log.snapshot()
         wanted.require_same(snapshot.config, log.store.uri)
         if _is_done(log, snapshot, source, name):
             return Imported(snapshot.version)
-    else:
-        snapshot = make(source.schema)
     source.require_fits(snapshot.schema)
     bring = _put if snapshot.config.kind == "keyed" else _added
     return bring(log, snapshot, source, name)
+
+
+def _made(log: TransactionLog, make: Make, schema: pa.Schema) -> Snapshot | None:
+    """The new table, or None where another process made it meanwhile."""
+    try:
+        return make(schema)
+    except InvalidInput:
+        if log.exists():
+            return None
+        raise
 
 
 def _names(source: Source, name: str | None) -> tuple[str, str]:

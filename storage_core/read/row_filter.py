@@ -73,7 +73,8 @@ class RowFilter:
         self._snapshot = snapshot
         self._wanted = wanted
         self._limits = QueryLimits() if limits is None else limits
-        self._condition = str(wanted.expression)
+        with query_errors(query, columns=snapshot.schema.names):  # a literal may be none of DuckDB's
+            self._condition = str(wanted.expression)
         self.rows_read = 0
         """Of so many rows were the `columns` read."""
         self._name = ("filter", self._condition, snapshot.table_id, snapshot.version)

@@ -222,9 +222,14 @@ class OpenSplit:
         )
 
     def native_sorting(self) -> list[OrderColumn]:
-        """Return the columns of the order that Parquet itself records; empty when it records none."""
+        """Return the columns of the order that Parquet itself records, if any. Raises `Corrupt` for one of others."""
         columns = self._file.metadata.row_group(0).sorting_columns
-        ordering, nulls = pq.SortingColumn.to_ordering(self.stored, columns) if columns else ((), "")
+        try:
+            ordering, nulls = pq.SortingColumn.to_ordering(self.stored, columns) if columns else ((), "")
+        except (KeyError, ValueError) as error:
+            raise Corrupt(
+                f"{self.add.path}: the order that its footer records is damaged: {error!r}", key=self.add.path
+            ) from error
         return [OrderColumn(name, direction == "descending", nulls == "at_start") for name, direction in ordering]
 
     def _leaves(self, columns: Collection[str] | None) -> list[int]:

@@ -17,6 +17,10 @@ import pytest
 import tidemark as tm
 from pipelines.cli import main
 from storage_core.declaration import load
+from storage_core.importing.given import source_of
+from storage_core.importing.run import import_rows
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.resolve import open_store
 from tests.support.foreign_files import ROWS, expected, file_of, hashes, land
@@ -54,6 +58,19 @@ def test_an_import_that_is_run_again_does_nothing(tmp_path: Path) -> None:
     done = tm.Table.import_from(table, tmp_path / "lake")
     again = tm.Table.import_from(table, tmp_path / "lake")
     assert (again.version, again.commit_id, again.rows) == (done.version, "", 0)
+    assert len(rows_of(table)) == 8 * ROWS
+
+
+def test_of_two_imports_that_both_find_no_table_the_later_one_finds_the_rows_in(tmp_path: Path) -> None:
+    land(tmp_path / "lake", 8)
+    table = str(tmp_path / "t")
+
+    def make(schema: pa.Schema) -> Snapshot:
+        tm.Table.import_from(table, tmp_path / "lake")  # by another process, meanwhile
+        return tm.Table.create(table, schema).snapshot
+
+    done = import_rows(TransactionLog(open_store(table)), source_of(tmp_path / "lake", name=None, version=None), make)
+    assert (done.rows, done.commit_id) == (0, "")
     assert len(rows_of(table)) == 8 * ROWS
 
 

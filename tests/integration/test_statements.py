@@ -58,6 +58,18 @@ def test_no_split_is_read_that_statistics_exclude_and_none_of_which_all_rows_go(
     assert len(opened(store, 4).snapshot.splits) == 2
 
 
+@pytest.mark.parametrize("condition", ["n >= 0 or visitr = 'ann'", "n >= 0 or at < 'no time'"])
+def test_what_is_no_condition_is_refused_though_statistics_say_that_all_rows_meet_it(
+    store: MemoryStore, condition: str
+) -> None:
+    _filled(store)
+    table = opened(store, 3)
+    for statement in (table.delete, lambda given: table.update({"n": 0}, given), table.forget):
+        with pytest.raises(InvalidInput):
+            statement(condition)
+    assert opened(store, 3).version == table.version
+
+
 def test_a_delete_of_whole_windows_costs_the_requests_of_a_commit(store: MemoryStore) -> None:
     _filled(store)
     watched = FaultStore(store)
