@@ -127,8 +127,8 @@ class Verified:
             length = int.from_bytes(file.read(_TAIL)[:4], "little")
             file.seek(max(0, file.tell() - _TAIL - length))
             footer = file.read(length)
-        seen = tuple(self._columns.items())  # at once: another thread may add to them
-        known = next((columns for start, columns in seen if footer.startswith(start)), None)
+        seen = self._columns.copy()  # at once: another thread may add to them, also while a tuple is made of them
+        known = next((columns for start, columns in seen.items() if footer.startswith(start)), None)
         if known is not None:
             return known
         start = schema_bytes(footer)
