@@ -177,8 +177,11 @@ def test_the_same_splits_come_out_here_on_a_cluster_and_through_spark_connect(
     assert {report["rows_out"] for report in reports} == {expected.total()}
     assert sum(on_cluster.tasks.values()) == WINDOWS, "a task per merge, and none besides"
     # The large window waits for a small one, so tasks begin on both. Where they end, a second attempt decides.
+    # Of the copy that ran between the two compactions nothing is asked: its tasks may fit on one executor.
     spread = executors_by_application(cluster.begun_tasks())
-    assert sorted(spread.values()) == [2, 2, 2], f"both executors of each driver: {spread}"
+    first, *between, last = sorted(spread)
+    assert len(between) == 1
+    assert (spread[first], spread[last]) == (2, 2), f"both executors of each compaction: {spread}"
 
 
 def test_tables_are_read_and_written_by_sessions_of_the_cluster_and_of_connect(
