@@ -24,7 +24,7 @@ from dagster import (
 
 from assets.factory import asset_key, index_asset
 from assets.index_health import index_metadata
-from assets.launcher import Launcher, Report, typed_failures
+from assets.launcher import Launcher, Report
 from assets.metadata import entries_in, json_value, mapping
 from assets.names import identifier
 from jobs.requests.audit import AuditRequest
@@ -35,6 +35,7 @@ from storage_core.region import merge
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.vector_options import VectorOptions
 from storage_core.table import Table, exists
+from tidemark.io_manager.failures import typed_failures
 
 # The groups of invariants of docs/architecture/compaction.md, each a check.
 AUDITED: Mapping[str, tuple[str, str]] = {

@@ -26,7 +26,7 @@ from dagster import (
 )
 
 from assets.index_health import index_metadata
-from assets.launcher import JobName, Launcher, PartlyDone, Report, typed_failures
+from assets.launcher import JobName, Launcher, PartlyDone, Report
 from assets.metadata import metadata_of, metadata_of_partitions
 from assets.names import identifier
 from assets.partitions import partitions_of, span_of, windows_of, windows_per_run
@@ -39,6 +39,7 @@ from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.index.debt import debt
 from storage_core.table import Table
+from tidemark.io_manager.failures import typed_failures
 from tidemark.io_manager.metadata import table_metadata
 
 MODE_TAG = "tidemark/compaction"

@@ -118,14 +118,14 @@ class InProcessLauncher:
     def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Call the job's `run`; its log lines go where this process logs."""
         context.log.info("jobs.%s in this process: %s", job, " ".join(to_argv(request)))
-        with typed_failures():
+        with _job_failures():
             report = importlib.import_module(f"jobs.{job}").run(request, self._spark)
         return _as_report(json.loads(report.to_json()))
 
 
 @contextmanager
-def typed_failures() -> Iterator[None]:
-    """Turn a `TidemarkError` of the block into the `Failure` that shows its kind and message in the event log."""
+def _job_failures() -> Iterator[None]:
+    """Turn the `TidemarkError` of a job into the `Failure` that shows it, with what the job had done until then."""
     try:
         yield
     except TidemarkError as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec, AssetKey
 
-from assets.launcher import Report, typed_failures
+from assets.launcher import Report
 from assets.metadata import json_value, mapping
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt
 from storage_core.ingest.quarantine import quarantined
 from storage_core.table import Table
+from tidemark.io_manager.failures import typed_failures
 
 REJECTED_LINES = "no_rejected_lines"
 

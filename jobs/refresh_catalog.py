@@ -29,7 +29,7 @@ def run(request: CatalogRequest, spark: Spark) -> JobReport:
     with open_catalog(catalog_url(request.url)) as catalog:
         done = list(refreshed(catalog, request.places))
     moved = [each for each in done if isinstance(each, Refreshed)]
-    failed = [each for each in done if isinstance(each, NotRefreshed) and each.is_made]
+    failed = [each for each in done if isinstance(each, NotRefreshed) and each.is_failure]
     report = JobReport(
         job="refresh_catalog",
         status="committed" if any(each.outcome != "current" for each in moved) else "nothing_to_do",

@@ -23,6 +23,7 @@ from tests.tiers import is_extended
 
 if TYPE_CHECKING:
     from jobs.spark.spark import Spark
+    from storage_core.catalog.catalog import Catalog
     from tests.support.postgres import Postgres
     from tests.support.s3_server import S3Server
 
@@ -99,6 +100,24 @@ def postgres() -> Iterator[Postgres]:
 
     with running() as server:
         yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return where an empty SQL database is, of each kind that a catalogue may be in."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/catalog.db"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.place()
+
+
+@pytest.fixture
+def catalog(database_url: str) -> Iterator[Catalog]:
+    """A catalogue without a table."""
+    from storage_core.catalog.opening import open_catalog  # SQLAlchemy is not what most tests load
+
+    with open_catalog(database_url) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

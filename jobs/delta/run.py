@@ -25,7 +25,7 @@ from jobs.spark.delta_frames import by_key, frame_of
 from jobs.spark.spark import Spark
 from jobs.spark.tasks import of_text
 from storage_core.delta_source.columns import follow
-from storage_core.delta_source.equal_rows import deleting
+from storage_core.delta_source.equal_rows import hide_equal_rows
 from storage_core.delta_source.log import DeltaLog, DeltaTable
 from storage_core.delta_source.plan import DeltaGroup, next_group
 from storage_core.delta_source.regions import Filling, fillings, finish
@@ -221,7 +221,7 @@ class DeltaIngest:
             requirements: list[Requirement] = [start]
             actions: list[Action] = [*brought.actions, *txns]
             if to_delete is not None and to_delete.num_rows:
-                hidden = deleting(log, self.job.before, to_delete)
+                hidden = hide_equal_rows(log, self.job.before, to_delete)
                 actions = [*hidden.actions, *actions]
                 requirements.append(AtVersion(self.job.before.version))
                 brought = _Brought(

@@ -57,9 +57,9 @@ def by_key(frame: DataFrame, key: Sequence[str]) -> DataFrame:
 def _excerpt(session: SparkSession, folder: Path, schema: DeltaSchema, files: Sequence[DeltaFile]) -> DataFrame:
     log = folder / "_delta_log"
     log.mkdir(parents=True)
-    text = excerpt(schema, files)
-    with Path(log / f"{0:020}.json").open("w", encoding="utf-8") as file:  # one of no files is a table without rows
-        file.write(text)
+    data = excerpt(schema, files)
+    with Path(log / f"{0:020}.json").open("wb") as file:  # one of no files is a table without rows
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     return session.read.format("delta").load(_path(folder.as_uri()))

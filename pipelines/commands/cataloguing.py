@@ -87,7 +87,7 @@ def _refresh(opened: Catalog, names: Sequence[str], *, rebuild: bool, as_json: b
         for each in refreshed(opened, _places(names), rebuild=rebuild):
             if isinstance(each, Refreshed):
                 yield asdict(each)
-            elif names or each.is_made:
+            elif names or each.is_failure:
                 failures.append(each.error)
                 yield {"name": each.name, "uri": each.uri, "outcome": "failed", "reason": str(each.error)}
             else:
@@ -102,11 +102,10 @@ def _places(names: Sequence[str]) -> dict[str, str]:
     """The URIs of the tables by name: the declared ones, or those that the words name."""
     if not names:
         return {each.declaration.name: each.declaration.uri for each in declared().tables}
+    from storage_core.objectstore.resolve import name_of
+
     found = {name: resolve(name) for name in names}
-    return {
-        name if each.file is not None else each.uri.partition("?")[0].rstrip("/").rpartition("/")[2] or name: each.uri
-        for name, each in found.items()
-    }
+    return {name if each.file is not None else name_of(each.uri): each.uri for name, each in found.items()}
 
 
 def _check(opened: Catalog, names: Sequence[str], *, as_json: bool) -> None:

@@ -51,7 +51,7 @@ def load(
     far as they are retained.
     """
     with bulk(connection, len(snapshot.splits)):
-        forget(connection, about.table_id, about.uri)
+        remove_table(connection, about.table_id, about.uri)
         totals = _load_splits(connection, snapshot, files, about)
     _insert(connection, SEGMENTS, [_segment(about, each) for each in snapshot.segments.values()])
     _insert(connection, REGIONS, [_region(about, *each) for each in snapshot.merged_generations.items()])
@@ -72,7 +72,7 @@ def _load_splits(connection: Connection, snapshot: Snapshot, files: Iterable[pa.
     return totals
 
 
-def forget(connection: Connection, table_id: str, uri: str) -> None:
+def remove_table(connection: Connection, table_id: str, uri: str) -> None:
     """Take a table out, and what else is at its URI. Without a condition where nothing else is left: that is fast."""
     known = {row.table_id: row.uri for row in connection.execute(sa.select(TABLES.c.table_id, TABLES.c.uri))}
     gone = [each for each, place in known.items() if each == table_id or place == uri]

@@ -31,7 +31,7 @@ from storage_core.catalog.answers import (
 from storage_core.catalog.checking import Checked, check
 from storage_core.catalog.database import Database
 from storage_core.catalog.following import Follower
-from storage_core.catalog.known import Known, every_known, known_by
+from storage_core.catalog.known import Known, another_table, every_known, known_by
 from storage_core.catalog.plans import plan_of
 from storage_core.catalog.pruned import pruned
 from storage_core.catalog.queries import Statement
@@ -40,7 +40,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.replay import open_head
 from storage_core.log.sharing import open_table_store
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.resolve import scheme_of
+from storage_core.objectstore.resolve import name_of, scheme_of
 from storage_core.rows.sort_order import nameless
 from storage_core.settings.cache import CacheSettings
 from storage_core.table import Table
@@ -118,10 +118,7 @@ class Catalog:
         store, log = _log_at(known.uri)
         snapshot = open_head(store, log.cached, seen=known.head_version)
         if snapshot.table_id != known.table_id:
-            raise InvalidInput(
-                f"{known.uri}: the catalogue {self.database.place} knows the table {known.table_id} here, found "
-                f"{snapshot.table_id}; where that is meant, run: tidemark catalog rebuild {known.uri} --url …"
-            )
+            raise another_table(known, snapshot.table_id, self.database.place)
         return Table(store, log, snapshot)
 
     def compaction_candidates(
@@ -227,7 +224,7 @@ class Catalog:
             self._plans = None
 
     def _follower(self, uri: str, name: str | None) -> Follower:
-        return Follower(self.database, _log_at(uri)[1], name or _last_part(uri))
+        return Follower(self.database, _log_at(uri)[1], name or name_of(uri))
 
     def _known(self, connection: Connection, table: str) -> Known:
         is_path = "/" in table and scheme_of(table) is None
@@ -256,10 +253,6 @@ class Catalog:
 def _log_at(uri: str) -> tuple[MeteredStore, TransactionLog]:
     store = MeteredStore(open_table_store(uri))
     return store, TransactionLog(store, cached=cached_pieces(CacheSettings.of(os.environ)))
-
-
-def _last_part(uri: str) -> str:
-    return uri.partition("?")[0].rstrip("/").rpartition("/")[2] or uri
 
 
 def _next(rows: Sequence[Row], limit: int, place: Callable[[Row], _Position]) -> _Position | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from storage_core.catalog.known import Known, compact
+from storage_core.catalog.known import Known, canonical_json
 from storage_core.log.actions import (
     Action,
     Add,
@@ -43,10 +43,10 @@ class Changes:
     def settings(self, before: Known) -> Known:
         """Return what is known of the table with the settings of this version."""
         if self.protocol is not None:
-            before = replace(before, protocol=compact(to_json_object(self.protocol)[Protocol.NAME]))
+            before = replace(before, protocol=canonical_json(to_json_object(self.protocol)[Protocol.NAME]))
         if self.metadata is None:
             return before
-        configuration = compact(dict(self.metadata.configuration))
+        configuration = canonical_json(dict(self.metadata.configuration))
         return replace(before, schema_string=self.metadata.schemaString, configuration=configuration)
 
     def _take(self, action: Action) -> None:

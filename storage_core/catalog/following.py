@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from storage_core.catalog.answers import Outcome, Refreshed
 from storage_core.catalog.apply import apply, load
 from storage_core.catalog.database import Database
-from storage_core.catalog.known import Known, every_known
+from storage_core.catalog.known import Known, another_table, every_known
 from storage_core.catalog.schema import TABLES
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.log.actions import Action
@@ -80,7 +80,10 @@ class Follower:
         self._load_from(snapshot, None if known is None else known.first_version)
         _logger.info("rebuilt %s in the catalogue %s", self._uri, self.database.place)
         done = self.refresh()
-        return _refreshed(self._known() or _lost(self._uri), done.reason or REQUESTED, done.versions)
+        now = self._known()
+        if now is None:
+            raise CommitConflict(f"{self._uri}: another process took it out of the catalogue; refresh it again")
+        return _refreshed(now, done.reason or REQUESTED, done.versions)
 
     @property
     def _uri(self) -> str:
@@ -125,11 +128,7 @@ class Follower:
         """Load the table and return why; nothing where the catalogue has changed since it was `found`."""
         snapshot = self.log.snapshot()
         if found is not None and found.table_id != snapshot.table_id:
-            raise InvalidInput(
-                f"{self._uri}: the catalogue {self.database.place} knows the table {found.table_id} here, found "
-                f"{snapshot.table_id}; where that is meant, run: tidemark catalog rebuild {self._uri} --url …",
-                uri=self._uri,
-            )
+            raise another_table(found, snapshot.table_id, self.database.place)
         elsewhere = self._known(TABLES.c.table_id == snapshot.table_id)
         if elsewhere is not None and elsewhere.uri != self._uri:
             _require_moved(elsewhere, self._uri)
@@ -206,10 +205,6 @@ def _require_moved(known: Known, uri: str) -> None:
             f"one of them is a copy: for this one instead run: tidemark catalog rebuild {uri} --url …",
             uri=uri,
         )
-
-
-def _lost(uri: str) -> Known:
-    raise CommitConflict(f"{uri}: another process took it out of the catalogue; refresh it again")
 
 
 def _refreshed(head: Known, reason: str, versions: int) -> Refreshed:

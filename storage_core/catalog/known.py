@@ -52,9 +52,9 @@ class Known:
             head_commit_id=commit_id,
             head_timestamp_ms=snapshot.timestamp,
             first_version=snapshot.version,
-            protocol=compact(to_json_object(snapshot.protocol)[Protocol.NAME]),
+            protocol=canonical_json(to_json_object(snapshot.protocol)[Protocol.NAME]),
             schema_string=snapshot.metadata.schemaString,
-            configuration=compact(dict(snapshot.metadata.configuration)),
+            configuration=canonical_json(dict(snapshot.metadata.configuration)),
         )
 
     @property
@@ -105,7 +105,16 @@ class Known:
         }
 
 
-def compact(value: object) -> str:
+def another_table(known: Known, found_id: str, place: str) -> InvalidInput:
+    """Return the error of a URI at which a catalogue, at `place`, knows a table and another one is."""
+    return InvalidInput(
+        f"{known.uri}: the catalogue {place} knows the table {known.table_id} here, found {found_id}; where that is "
+        f"meant, run: tidemark catalog rebuild {known.uri} --url …",
+        uri=known.uri,
+    )
+
+
+def canonical_json(value: object) -> str:
     """Return JSON that is equal for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotRefreshed:
-    """A table that was left as it was, and why; `is_made` is False where there is no table yet."""
+    """A table that was left as it was, and why; `is_failure` is False where there is no table yet."""
 
     name: str
     uri: str
     error: TidemarkError
 
     @property
-    def is_made(self) -> bool:
-        """Whether it is a failure."""
+    def is_failure(self) -> bool:
+        """Whether somebody has to act."""
         return not isinstance(self.error, NotFound)
 
 

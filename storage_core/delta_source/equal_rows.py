@@ -34,14 +34,14 @@ from storage_core.split.vectors import PARALLEL_READS, deleted_rows_of_each
 
 
 @dataclass(frozen=True, slots=True)
-class Deleted:
+class HiddenRows:
     """What hides rows: the actions to commit, and how many rows they hide."""
 
     actions: Sequence[Action] = ()
     rows: int = 0
 
 
-def deleting(log: TransactionLog, head: Snapshot, rows: pa.Table) -> Deleted:
+def hide_equal_rows(log: TransactionLog, head: Snapshot, rows: pa.Table) -> HiddenRows:
     """Return what hides one live row for each of these, which have the columns of the table. Nothing is committed.
 
     A row that is not there, or fewer times than it is given, does not count. The actions hold on this head and on no
@@ -49,7 +49,7 @@ def deleting(log: TransactionLog, head: Snapshot, rows: pa.Table) -> Deleted:
     leave room for a row, one GET per stored vector of these, and one PUT per vector that is stored.
     """
     if not rows.num_rows:
-        return Deleted()
+        return HiddenRows()
     narrow = rows.select(_bounded(head, rows))
     splits = _candidates(head, narrow)
     hidden = dict(zip([add.path for add in splits], deleted_rows_of_each(log.store, splits), strict=True))
@@ -66,7 +66,7 @@ def deleting(log: TransactionLog, head: Snapshot, rows: pa.Table) -> Deleted:
         return hiding(log.store, add, deleted, rows=add.numRecords or 0, ids=log.ids, now_ms=now_ms)
 
     actions = all_of(entry, [add for add in splits if add.path in found], PARALLEL_READS)
-    return Deleted(actions, sum(map(len, found.values())))
+    return HiddenRows(actions, sum(map(len, found.values())))
 
 
 class _Wanted:

@@ -15,13 +15,13 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from storage_core.errors import InvalidInput
+from storage_core.formats.delta_log import encode, unz85
 
 CHANGE_TYPE: Final = "_change_type"
 """The column by which a file of the change feed tells what became of a row."""
 
 _MAPPING = "delta.columnMapping."
 _OF_READERS = (_MAPPING, "delta.typeChanges")
-_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _UUID_CHARACTERS = 20
 _NOT_OF_FILES = frozenset({"v2Checkpoint", "vacuumProtocolCheck"})
 """Reader features of how a log is kept, which an excerpt has no use for."""
@@ -92,7 +92,7 @@ def data_file(root: str, action: Json) -> DeltaFile:
     )
 
 
-def excerpt(schema: DeltaSchema, files: Iterable[DeltaFile]) -> str:
+def excerpt(schema: DeltaSchema, files: Iterable[DeltaFile]) -> bytes:
     """Return the first version file of a Delta table that consists of these files. No request.
 
     Raises `InvalidInput` for a file of which the log does not tell the values of partitions.
@@ -111,7 +111,7 @@ def excerpt(schema: DeltaSchema, files: Iterable[DeltaFile]) -> str:
         },
         *({"add": _add(schema, each)} for each in files),
     ]
-    return "".join(json.dumps(line) + "\n" for line in lines)
+    return encode(lines)
 
 
 def key_of(root: str, uri: str) -> str | None:
@@ -171,19 +171,6 @@ def _absolute_vector(root: str, vector: Json) -> Json:
     if vector["storageType"] != "u":
         return vector
     text = vector["pathOrInlineDv"]
-    prefix, name = text[:-_UUID_CHARACTERS], uuid.UUID(bytes=_z85(text[-_UUID_CHARACTERS:]))
+    prefix, name = text[:-_UUID_CHARACTERS], uuid.UUID(bytes=unz85(text[-_UUID_CHARACTERS:]))
     path = f"{root}/{prefix}{'/' if prefix else ''}deletion_vector_{name}.bin"
     return {**vector, "storageType": "p", "pathOrInlineDv": path}
-
-
-def _z85(text: str) -> bytes:
-    """The bytes of a text of Z85 (ZeroMQ RFC 32): five characters are four bytes, the first one of most weight."""
-    words = [_number(text[first : first + 5]) for first in range(0, len(text), 5)]
-    return b"".join(word.to_bytes(4) for word in words)
-
-
-def _number(characters: str) -> int:
-    number = 0
-    for each in characters:
-        number = number * 85 + _Z85.index(each)
-    return number

@@ -14,8 +14,9 @@ from typing import Any
 from storage_core.delta_source.files import DeltaFile, DeltaSchema, data_file, key_of, mapping_of
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.extras import DELTA, needs
+from storage_core.formats.keys import delta_commit_key
 from storage_core.importing.delta import as_delta_has_it
-from storage_core.ingest.delta_versions import version_key, versions
+from storage_core.ingest.delta_versions import versions
 from storage_core.objectstore.contract import ObjectInfo, ObjectStore
 from storage_core.objectstore.resolve import open_store
 
@@ -124,7 +125,7 @@ class DeltaLog:
 
         Raises `NotFound` where the log has no file of it any more, `Corrupt` for one that cannot be read.
         """
-        key = version_key(version)
+        key = delta_commit_key(version)
         data = self.store.get(key).data
         try:
             actions = [json.loads(line) for line in data.splitlines() if line.strip()]

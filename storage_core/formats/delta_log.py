@@ -29,6 +29,7 @@ _MAGIC: Final = 1681511377
 _BASE85: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85: Final = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _TO_Z85: Final = bytes.maketrans(_BASE85, _Z85)
+_FROM_Z85: Final = bytes(_BASE85[_Z85.index(each)] if each in _Z85 else ord(" ") for each in range(256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaCommit:
+class MirrorCommit:
     """A commit as read: what it shows, None of one that the mirror did not write, and its files by their keys.
 
     `added` has the descriptors of deletion vectors, None where there is none. `schema` is the text of its `metaData`.
@@ -77,12 +78,12 @@ class DeltaCommit:
     schema: str | None
 
 
-def encode(actions: Iterable[Json]) -> bytes:
+def encode(actions: Iterable[Mapping[str, Any]]) -> bytes:
     """Return the bytes of a commit."""
     return "".join(json.dumps(each, separators=(",", ":")) + "\n" for each in actions).encode()
 
 
-def decode(data: bytes, version: int, where: str) -> DeltaCommit:
+def decode(data: bytes, version: int, where: str) -> MirrorCommit:
     """Return the commit in these bytes. Raises `Corrupt` naming `where`."""
     try:
         actions = [json.loads(line) for line in data.splitlines() if line.strip()]
@@ -91,7 +92,7 @@ def decode(data: bytes, version: int, where: str) -> DeltaCommit:
             for name in ("commitInfo", "add", "remove", "metaData")
         )
         own = next((each[OWN] for each in infos if OWN in each), None)
-        return DeltaCommit(
+        return MirrorCommit(
             version=version,
             shown=None if own is None else _shown(own),
             added={unquote(each["path"]): each.get("deletionVector") for each in adds},
@@ -124,6 +125,11 @@ def vector(bitmap: bytes, cardinality: int) -> Json:
 def z85(data: bytes) -> str:
     """Return the bytes in the base 85 of ZeroMQ, behind zeros that make them whole words."""
     return base64.b85encode(data, pad=True).translate(_TO_Z85).decode()
+
+
+def unz85(text: str) -> bytes:
+    """Return the bytes of a text in the base 85 of ZeroMQ. Raises `ValueError` for what is none."""
+    return base64.b85decode(text.encode("ascii").translate(_FROM_Z85))
 
 
 def encode_hint(version: int, *, actions: int, size_bytes: int, files: int) -> bytes:

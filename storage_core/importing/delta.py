@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.extras import DELTA, needs
+from storage_core.formats.keys import DELTA_PREFIX
 from storage_core.importing.source import Stream
 from storage_core.objectstore.resolve import check_location, open_store, scheme_of
 from storage_core.objectstore.s3_location import parse_s3_uri
@@ -16,7 +17,7 @@ from storage_core.objectstore.s3_location import parse_s3_uri
 
 def is_delta(uri: str) -> bool:
     """Return whether a place is the folder of a Delta table. One LIST."""
-    return next(iter(open_store(uri).list("_delta_log/")), None) is not None
+    return next(iter(open_store(uri).list(DELTA_PREFIX)), None) is not None
 
 
 def delta_table(uri: str, version: int | None = None) -> Stream:

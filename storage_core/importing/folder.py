@@ -10,6 +10,7 @@ from functools import partial
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable, unsound
+from storage_core.formats.keys import DELTA_PREFIX
 from storage_core.formats.short_hash import short_hash
 from storage_core.importing.union import Union, fitted, require_fits
 from storage_core.ingest.landing import LandedFile, LandingSpec, open_bytes, survey
@@ -19,7 +20,6 @@ from storage_core.objectstore.resolve import open_store
 
 SUFFIX = ".parquet"
 _AT_ONCE = 8
-_DELTA_LOG = "_delta_log/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def folder_of(uri: str) -> Folder:
     """
     landed = survey(LandingSpec(uri=uri, format="parquet", suffix=SUFFIX))
     store = open_store(uri)
-    if next(iter(store.list(_DELTA_LOG)), None) is not None:
+    if next(iter(store.list(DELTA_PREFIX)), None) is not None:
         raise InvalidInput(
             f"{store.uri}: is a Delta table, whose files alone do not say which rows are in it; import it as one"
         )

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
+from operator import itemgetter
 
+from storage_core.formats.keys import DELTA_PREFIX, KeyKind, delta_commit_key, parse
 from storage_core.ingest.delta_progress import delta_progress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectInfo, ObjectStore
 from storage_core.objectstore.resolve import open_store
 
-LOG: Final = "_delta_log/"
-_VERSION = re.compile(rf"{LOG}(\d{{20}})\.json", re.ASCII)
-
-
-def version_key(version: int) -> str:
-    """Return the key of the file of a version."""
-    return f"{LOG}{version:020}.json"
-
 
 def versions(store: ObjectStore, first: int = 0) -> dict[int, ObjectInfo]:
     """Return the files of the versions from `first` on, and of the one before, ascending. A LIST per 1,000 objects."""
-    after = version_key(first - 1).removesuffix(".json") if first else None
-    found = ((_VERSION.fullmatch(info.key), info) for info in store.list(LOG, after))
-    return dict(sorted((int(match[1]), info) for match, info in found if match))
+    after = delta_commit_key(first - 1).removesuffix(".json") if first else None
+    found = ((parse(info.key), info) for info in store.list(DELTA_PREFIX, after))
+    commits = ((each.version, info) for each, info in found if each is not None and each.kind is KeyKind.DELTA_COMMIT)
+    return {version: info for version, info in sorted(commits, key=itemgetter(0)) if version is not None}
 
 
 def waiting_versions(uri: str, snapshot: Snapshot | None) -> range:

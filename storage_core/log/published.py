@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from storage_core.errors import Corrupt, NotFound
-from storage_core.formats.delta_log import DeltaCommit, Json, decode, decode_hint, key_of
+from storage_core.formats.delta_log import Json, MirrorCommit, decode, decode_hint, key_of
 from storage_core.formats.keys import delta_checkpoint_key, delta_commit_key, delta_hint_key
 from storage_core.objectstore.contract import ObjectStore
 
@@ -22,7 +22,7 @@ ADVICE = "remove the folder `_delta_log` and publish again; nothing of the table
 class Newest:
     """The newest commit of a Delta log, and the Delta version whose checkpoint the hint names; -1 for none."""
 
-    commit: DeltaCommit
+    commit: MirrorCommit
     hinted: int
 
 
@@ -60,7 +60,7 @@ def read_hint(store: ObjectStore) -> int:
     return -1 if found is None else found
 
 
-def read_commit(store: ObjectStore, version: int) -> DeltaCommit | None:
+def read_commit(store: ObjectStore, version: int) -> MirrorCommit | None:
     """Return a commit, None where there is none of this number. One GET. Raises `Corrupt`."""
     key = delta_commit_key(version)
     try:
@@ -70,7 +70,7 @@ def read_commit(store: ObjectStore, version: int) -> DeltaCommit | None:
     return decode(data, version, key)
 
 
-def commits_down(store: ObjectStore, newest: DeltaCommit) -> Iterator[DeltaCommit]:
+def commits_down(store: ObjectStore, newest: MirrorCommit) -> Iterator[MirrorCommit]:
     """Yield the commits from the newest down to 0, one GET each. Raises `Corrupt` for one that is missing."""
     yield newest
     for version in range(newest.version - 1, -1, -1):
@@ -98,9 +98,9 @@ def checkpointed_files(store: ObjectStore, version: int) -> DeltaState | None:
         raise Corrupt(f"{key}: not a checkpoint of the mirror: {error!r}", advice=ADVICE, key=key) from error
 
 
-def state_at(store: ObjectStore, newest: DeltaCommit) -> DeltaState:
+def state_at(store: ObjectStore, newest: MirrorCommit) -> DeltaState:
     """Return what the Delta log holds at its newest commit. A GET per commit since a checkpoint, and that of it."""
-    later: list[DeltaCommit] = []
+    later: list[MirrorCommit] = []
     base = DeltaState({}, "")
     for commit in commits_down(store, newest):
         found = checkpointed_files(store, commit.version) if commit.version else None

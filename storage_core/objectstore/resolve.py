@@ -91,6 +91,11 @@ def scheme_of(uri: str) -> str | None:
     return scheme
 
 
+def name_of(uri: str) -> str:
+    """Return the last part of a location, by which what is there is called."""
+    return uri.partition("?")[0].rstrip("/").rpartition("/")[2] or uri
+
+
 def locations_above(uri: str) -> Iterator[str]:
     """Yield the URIs of the places that the place of this canonical URI lies in, the nearest first. No request."""
     match scheme_of(uri):

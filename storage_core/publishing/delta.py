@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from storage_core.errors import CommitConflict, Corrupt, NotFound, SnapshotExpired
-from storage_core.formats.delta_log import OWN, DeltaCommit, Json, Shown, encode
+from storage_core.formats.delta_log import OWN, Json, MirrorCommit, Shown, encode
 from storage_core.formats.keys import delta_commit_key
 from storage_core.log.actions import Action, Add, Remove
 from storage_core.log.advance import read_version
@@ -25,7 +25,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.publishing.delta_checkpoint import EVERY, transaction, write_checkpoint
 from storage_core.publishing.delta_files import DeltaFiles, descriptor, removal
-from storage_core.publishing.delta_schema import DeltaSchema, delta_schema, types_of, widened
+from storage_core.publishing.delta_schema import MirrorSchema, delta_schema, types_of, widened
 from storage_core.publishing.hindrance import hindrance, narrower, require_publishable
 from storage_core.publishing.mirrored import Mirrored
 from storage_core.rows.columns import has_changed
@@ -38,7 +38,7 @@ gone, can be collected without waiting for ten more."""
 
 _logger = logging.getLogger(__name__)
 
-Hidden = Callable[[Collection[str]], Mapping[str, Json | None]]
+Descriptors = Callable[[Collection[str]], Mapping[str, Json | None]]
 """Returns which of these files are shown, each with the descriptor of its vector."""
 
 
@@ -101,7 +101,7 @@ class _Walk:
     def __init__(self, log: TransactionLog, head: Snapshot, newest: Newest | None, *, shows_vectors: bool) -> None:
         self._log, self._store, self._head, self._newest = log, log.store, head, newest
         self._shows_vectors = shows_vectors
-        self._files: Hidden = lambda _: {}
+        self._files: Descriptors = lambda _: {}
         self._types: dict[str, str] = {}
         self._widened: frozenset[str] = frozenset()
         self._has_wider = False  # than what is shown
@@ -144,7 +144,7 @@ class _Walk:
 
     def _step_by_step(self, base: Snapshot) -> bool | None:
         """Show version after version; None, with nothing done, where they are no longer there, else False."""
-        self._files, self._types = partial(_hidden, self._store, base), types_of(base.metadata.schemaString)
+        self._files, self._types = partial(_descriptors, self._store, base), types_of(base.metadata.schemaString)
         oldest_ms = self._log.clock.now_ms() - self._head.config.version_retention_ms
         touched = _Touched()
         for version in range(base.version + 1, self._head.version + 1):
@@ -162,7 +162,7 @@ class _Walk:
                 touched = _Touched()
         return True
 
-    def _at_once(self, newest: DeltaCommit) -> bool:
+    def _at_once(self, newest: MirrorCommit) -> bool:
         """Show the head in one commit, by what the Delta log itself says that it holds."""
         state = state_at(self._store, newest)
         self._files = lambda keys: {key: state.files[key] for key in keys if key in state.files}
@@ -197,7 +197,7 @@ class _Walk:
         actions = [*declared, *({"remove": each} for each in removes), *({"add": each} for each in adds)]
         if actions and not self._commit(snapshot, schema, touched.operation, actions):
             return False
-        self._files = partial(_hidden, self._store, snapshot)
+        self._files = partial(_descriptors, self._store, snapshot)
         self._has_wider = False
         return True
 
@@ -220,7 +220,7 @@ class _Walk:
         ]
         return removes, [each for key, each in adds.items() if key not in same]
 
-    def _commit(self, snapshot: Snapshot, schema: DeltaSchema, operation: str, actions: Sequence[Json]) -> bool:
+    def _commit(self, snapshot: Snapshot, schema: MirrorSchema, operation: str, actions: Sequence[Json]) -> bool:
         shown = Shown(
             table_id=snapshot.table_id,
             version=snapshot.version,
@@ -256,11 +256,11 @@ def _everything(keys: Iterable[str]) -> _Touched:
     return _Touched(set(keys), data_change=True, operation=_AT_ONCE)
 
 
-def _hidden(store: ObjectStore, snapshot: Snapshot, keys: Collection[str]) -> Mapping[str, Json | None]:
+def _descriptors(store: ObjectStore, snapshot: Snapshot, keys: Collection[str]) -> Mapping[str, Json | None]:
     return {key: descriptor(store, add) for key, add in snapshot.splits.among(keys).items()}
 
 
-def _own(newest: DeltaCommit, head: Snapshot) -> Shown:
+def _own(newest: MirrorCommit, head: Snapshot) -> Shown:
     """What the newest commit shows. Raises `Corrupt` unless that is a version of this table."""
     where = delta_commit_key(newest.version)
     if newest.shown is None:

@@ -15,7 +15,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore, unchanged
 from storage_core.objectstore.create import create_derived, put_or_unknown
 from storage_core.publishing.delta_files import DeltaFiles
-from storage_core.publishing.delta_schema import DeltaSchema
+from storage_core.publishing.delta_schema import MirrorSchema
 
 EVERY: Final = 10
 """Delta versions from one checkpoint to the next, as Delta has it."""
@@ -76,7 +76,7 @@ _SCHEMA = pa.schema(
 )
 
 
-def write_checkpoint(store: ObjectStore, version: int, snapshot: Snapshot, schema: DeltaSchema) -> None:
+def write_checkpoint(store: ObjectStore, version: int, snapshot: Snapshot, schema: MirrorSchema) -> None:
     """Make sure that a Delta version, which shows the snapshot, has a checkpoint, and the hint is no older.
 
     Files that were removed are not in it: only a vacuum looks for them, and the mirror is not vacuumed. Those of one
@@ -89,7 +89,7 @@ def write_checkpoint(store: ObjectStore, version: int, snapshot: Snapshot, schem
     _advance_hint(store, version, hint)
 
 
-def _encoded(store: ObjectStore, snapshot: Snapshot, schema: DeltaSchema) -> tuple[bytes, int]:
+def _encoded(store: ObjectStore, snapshot: Snapshot, schema: MirrorSchema) -> tuple[bytes, int]:
     import pyarrow.parquet as pq
 
     stream, files = pa.BufferOutputStream(), 0
@@ -104,7 +104,7 @@ def _encoded(store: ObjectStore, snapshot: Snapshot, schema: DeltaSchema) -> tup
     return stream.getvalue().to_pybytes(), files
 
 
-def _declared(snapshot: Snapshot, schema: DeltaSchema) -> list[Json]:
+def _declared(snapshot: Snapshot, schema: MirrorSchema) -> list[Json]:
     return [
         {"protocol": schema.protocol},
         {"metaData": schema.metadata},

@@ -33,7 +33,7 @@ _INNER_BITS: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSchema:
+class MirrorSchema:
     """What a commit declares of its table: actions, and what of them the next one has to know."""
 
     features: tuple[str, ...]
@@ -46,13 +46,13 @@ class DeltaSchema:
         return short_hash(json.dumps(self.metadata, sort_keys=True))
 
 
-def delta_schema(snapshot: Snapshot, *, features: tuple[str, ...], has_vectors: bool) -> DeltaSchema:
+def delta_schema(snapshot: Snapshot, *, features: tuple[str, ...], has_vectors: bool) -> MirrorSchema:
     """Return what Delta is told of the table, which has these `features` already: none is ever taken back."""
     found = {*features, *_needed(snapshot.schema)}
     if has_vectors:
         found.add(VECTORS)
     needed = tuple(sorted(found))
-    return DeltaSchema(features=needed, metadata=_metadata(snapshot, needed), protocol=_protocol(needed))
+    return MirrorSchema(features=needed, metadata=_metadata(snapshot, needed), protocol=_protocol(needed))
 
 
 def widened(before: Mapping[str, str], types: Mapping[str, str]) -> frozenset[str]:

@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,22 +24,6 @@ from tests.support.postgres import Postgres
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = pa.schema([("n", pa.int64())])
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/catalog.db"
-    server: Postgres = request.getfixturevalue("postgres")
-    return server.place()
-
-
-@pytest.fixture
-def catalog(url: str) -> Iterator[Catalog]:
-    """A catalogue without a table."""
-    with tm.open_catalog(url) as opened:
-        yield opened
 
 
 def made(place: Path, versions: int) -> tm.Table:
@@ -219,29 +202,31 @@ def test_a_page_has_rows_and_says_of_which_version(catalog: Catalog, tmp_path: P
         catalog.compaction_candidates(table.uri, limit=0)
 
 
-def test_a_foreign_database_is_refused_and_left_as_it_is(url: str) -> None:
-    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+def test_a_foreign_database_is_refused_and_left_as_it_is(database_url: str) -> None:
+    engine = sa.create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE commits (sha text)")
     with pytest.raises(
         InvalidInput, match=r"expected an empty database .*holds the tables 'commits'; give the catalogue"
     ):
-        tm.open_catalog(url)
+        tm.open_catalog(database_url)
     with engine.begin() as connection:
         assert sa.inspect(connection).get_table_names() == ["commits"]
         connection.exec_driver_sql("DROP TABLE commits")
         connection.exec_driver_sql("CREATE TABLE tidemark_catalog (format text, version int)")
         connection.exec_driver_sql("INSERT INTO tidemark_catalog VALUES ('another', 1)")
     with pytest.raises(InvalidInput, match=r"its table tidemark_catalog holds \[\('another', 1\)\]"):
-        tm.open_catalog(url)
+        tm.open_catalog(database_url)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE tidemark_catalog SET format = 'tidemark-catalog'")
     with pytest.raises(InvalidInput, match="its table tables lacks the columns"):
-        tm.open_catalog(url)
+        tm.open_catalog(database_url)
     engine.dispose()
 
 
-def test_a_catalogue_comes_forward_by_steps_and_is_refused_by_an_older_release(url: str, tmp_path: Path) -> None:
+def test_a_catalogue_comes_forward_by_steps_and_is_refused_by_an_older_release(
+    database_url: str, tmp_path: Path
+) -> None:
     table = made(tmp_path / "t", 2)
     taken: list[int] = []
 
@@ -252,7 +237,7 @@ def test_a_catalogue_comes_forward_by_steps_and_is_refused_by_an_older_release(u
 
         return add
 
-    with tm.open_catalog(url) as catalog:
+    with tm.open_catalog(database_url) as catalog:
         catalog.refresh(table.uri)
         steps = {2: step(2), 3: step(3)}
         for _ in range(2):
@@ -262,7 +247,7 @@ def test_a_catalogue_comes_forward_by_steps_and_is_refused_by_an_older_release(u
         with catalog.database.read() as connection:
             assert connection.execute(sa.select(MARKER.c.version)).scalar_one() == 3
     with pytest.raises(Unsupported, match="the catalogue is of version 3, this release knows 1; upgrade"):
-        tm.open_catalog(url)
+        tm.open_catalog(database_url)
 
 
 @pytest.mark.parametrize(
@@ -283,8 +268,8 @@ def test_a_url_that_leads_nowhere_is_refused_without_its_password(
     assert "secret" not in str(refused.value)
 
 
-def test_a_catalogue_that_has_to_be_there_is_not_made(url: str, tmp_path: Path) -> None:
-    for place in (url, f"sqlite:///{tmp_path}/none.db"):
+def test_a_catalogue_that_has_to_be_there_is_not_made(database_url: str, tmp_path: Path) -> None:
+    for place in (database_url, f"sqlite:///{tmp_path}/none.db"):
         with pytest.raises(NotFound, match="there is no catalogue; make it with: tidemark catalog refresh"):
             tm.open_catalog(place, must_exist=True)
     assert not (tmp_path / "none.db").exists()

@@ -52,22 +52,6 @@ FAR_MS = 4_102_444_800_000
 """Behind every retention of a test."""
 
 
-@pytest.fixture(params=DATABASES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/catalog.db"
-    server: Postgres = request.getfixturevalue("postgres")
-    return server.place()
-
-
-@pytest.fixture
-def catalog(url: str) -> Iterator[Catalog]:
-    """A catalogue without a table."""
-    with tm.open_catalog(url) as opened:
-        yield opened
-
-
 def appended(table: tm.Table, hour: int, *numbers: int) -> None:
     rows = [
         {
@@ -328,10 +312,10 @@ def test_killed_at_any_statement_it_is_at_a_whole_version_and_goes_on(
         each.close()
 
 
-def test_two_refreshers_at_once_apply_each_version_once(url: str, tmp_path: Path) -> None:
+def test_two_refreshers_at_once_apply_each_version_once(database_url: str, tmp_path: Path) -> None:
     log = finished(begun(str(tmp_path / "t")))
     uri = log.store.uri
-    with tm.open_catalog(url) as one, tm.open_catalog(url) as other:
+    with tm.open_catalog(database_url) as one, tm.open_catalog(database_url) as other:
         done: list[Refreshed] = []
 
         def work(catalog: Catalog) -> None:
@@ -351,9 +335,9 @@ def test_two_refreshers_at_once_apply_each_version_once(url: str, tmp_path: Path
         assert counted[0] == counted[1] == int(str(counted[3])) - int(str(counted[2])) + 1
 
 
-def test_a_version_that_another_refresher_applied_is_not_applied_again(url: str, tmp_path: Path) -> None:
+def test_a_version_that_another_refresher_applied_is_not_applied_again(database_url: str, tmp_path: Path) -> None:
     log = finished(begun(str(tmp_path / "t")))
-    with tm.open_catalog(url) as one, tm.open_catalog(url) as other:
+    with tm.open_catalog(database_url) as one, tm.open_catalog(database_url) as other:
         one.refresh(log.store.uri)
         (before,) = one.tables()
         log.commit(log.snapshot(), [split("late")], operation="APPEND")

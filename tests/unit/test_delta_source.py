@@ -14,7 +14,7 @@ import pytest
 from jobs.requests.window_range import EVERY_WINDOW
 from jobs.spark import delta
 from storage_core.declaration import load
-from storage_core.delta_source.equal_rows import deleting
+from storage_core.delta_source.equal_rows import hide_equal_rows
 from storage_core.delta_source.files import DeltaSchema, data_file, excerpt
 from storage_core.delta_source.log import DeltaLog
 from storage_core.delta_source.plan import DeltaGroup, next_group
@@ -127,7 +127,7 @@ def test_as_many_equal_rows_are_deleted_as_are_given(tmp_path: Path) -> None:
 
     def delete(*rows: dict[str, Any]) -> int:
         given = pa.Table.from_pylist([{**each, "tags": list(each["tags"].items())} for each in rows], schema=schema)
-        found = deleting(table.log, table.snapshot, given)
+        found = hide_equal_rows(table.log, table.snapshot, given)
         if found.actions:
             table.log.commit(table.snapshot, found.actions, operation="DELETE")
         table.refresh()

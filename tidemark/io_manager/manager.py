@@ -17,6 +17,7 @@ from storage_core.errors import InvalidInput, NotFound
 from storage_core.foreign_text import quoted
 from storage_core.formats.short_hash import short_hash
 from storage_core.importing.union import as_held
+from storage_core.objectstore.resolve import name_of
 from storage_core.read.view import Consistency
 from storage_core.settings.query import QueryLimits
 from storage_core.table import Table, exists
@@ -186,4 +187,4 @@ def _table_name(context: OutputContext, table: Table, kept: AssetSettings) -> st
     """The key of an asset whose place is by its key, as names of tables are written; else the name of the folder."""
     if kept.uri is None and context.has_asset_key:
         return ".".join(context.asset_key.path)
-    return table.uri.partition("?")[0].rstrip("/").rpartition("/")[2]
+    return name_of(table.uri)
