@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from pyspark.sql import functions as sf
 from benchmarks import points
 from benchmarks.compaction_kernel import SPLITS
 from benchmarks.metrics import Metric, command
-from benchmarks.peers import NotMeasuredError, delta_jars, with_delta
+from benchmarks.peers import NotMeasuredError, start_with_delta
 from benchmarks.points import KEY, Given
 from benchmarks.processor import processor_seconds
 from jobs import compact
@@ -48,17 +48,16 @@ class Taken:
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield what the job took, on the processor and on the wall, against each peer."""
     rows = 1_000 if small else 250_000
-    try:
-        jars: Sequence[Path] = delta_jars(make=not small)
-        missing = ""
-    except NotMeasuredError as error:
-        jars, missing = (), f" (not measured: {error})"
-    with_delta(jars)
     with tempfile.TemporaryDirectory() as folder, Spark("local[2]") as spark:
+        try:
+            start_with_delta(spark, make=not small)
+            missing = ""
+        except NotMeasuredError as error:
+            missing = f" (not measured: {error})"
         spark.session().conf.set("spark.sql.parquet.compression.codec", "zstd")  # its level is 3 by default
         if not small:
-            _all(Path(folder) / "small", spark, rows // 10, delta=bool(jars))
-        taken = _all(Path(folder) / "large", spark, rows, delta=bool(jars))
+            _all(Path(folder) / "small", spark, rows // 10, delta=not missing)
+        taken = _all(Path(folder) / "large", spark, rows, delta=not missing)
     own = taken.pop("ours")
     yield Metric(name="compact job, wall", value=own.wall, unit="s")
     for peer, aim in AIMS.items():

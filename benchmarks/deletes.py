@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 import tidemark as tm
 from benchmarks.metrics import Metric, command, in_turns, median, seconds
-from benchmarks.peers import NotMeasuredError, delta_jars, ducklake_python, printed, with_delta
+from benchmarks.peers import NotMeasuredError, ducklake_python, printed, start_with_delta
 from benchmarks.processor import processor_seconds
 from jobs.spark.spark import Spark
 
@@ -169,10 +169,9 @@ def _ducklake(rows: pa.Table, runs: int, *, make: bool) -> Taken:
 
 def _delta(rows: pa.Table, runs: int, *, make: bool) -> Taken:
     """On Spark of two cores, once on a few rows before."""
-    with_delta(delta_jars(make=make))
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, Spark("local[2]") as spark:
+        start_with_delta(spark, make=make)
         root, session = Path(folder), spark.session()
-        session.conf.set("spark.databricks.delta.snapshotPartitions", 2)  # of 50, which small logs do not need
 
         def table(place: Path, rows: pa.Table) -> str:
             _delta_table(place, rows)

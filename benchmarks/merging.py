@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.events import KEY, SCHEMA, events
 from benchmarks.metrics import Metric, seconds
-from benchmarks.peers import NotMeasuredError, delta_jars, with_delta
+from benchmarks.peers import NotMeasuredError, start_with_delta
 from jobs import distribute, merge
 from jobs.requests.distribute import DistributeRequest
 from jobs.requests.request import JobRequest
@@ -60,19 +60,18 @@ def measure(*, small: bool) -> Iterator[Metric]:
     base = events(random.permutation(count), 1)
     half = np.arange(count // 2)
     given = events(random.permutation(np.concatenate([half, half + count])), 2)
-    try:
-        jars: Sequence[Path] = delta_jars(make=not small)
-        missing = ""
-    except NotMeasuredError as error:
-        jars, missing = (), f" (not measured: {error})"
-    with_delta(jars)
     with tempfile.TemporaryDirectory() as folder, Spark("local[2]") as spark:
+        try:
+            start_with_delta(spark, make=not small)
+            missing = ""
+        except NotMeasuredError as error:
+            missing = f" (not measured: {error})"
         root = Path(folder)
         pq.write_table(given, root / "given.parquet")
         _warm_up(spark.session())
         distributed = _distribute_and_merge(root / "distributed", spark, base, given)
         merged = _merge(root / "merged", spark, base, given)
-        on_spark = _delta_merge(root, spark.session(), base) if jars else None
+        on_spark = _delta_merge(root, spark.session(), base) if not missing else None
         without = _deltalake_merge(root, base, given)
     name = f"{count:,} upserts into {count:,} keys"
     for how, own, aim in (

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jobs.spark.spark import Spark
 from scripts.installer import REQUIREMENTS, ROOT, CannotInstallError, find_uv, install, make_environment
+from storage_core.errors import Unavailable
 
 DUCKLAKE = ROOT / ".ducklake"
 LANCE = ROOT / ".lance"
-DELTA = ROOT / ".delta"
 JUDGED = ROOT / ".judged"
-_JARS = Path(__file__).with_name("delta_jars.xml")
-_GROUPS = "io.delta,io.unitycatalog"
+_LATER = "not brought along yet; the full benchmark does that"
 
 
 class NotMeasuredError(Exception):
@@ -58,34 +56,14 @@ def printed(python: Path, program: str, *arguments: str) -> Any:
     return json.loads(finished.stdout)
 
 
-def delta_jars(*, make: bool) -> list[Path]:
-    """Return the JARs of Delta Lake; without `make` only those that are there already."""
-
-    def build() -> None:
-        maven = shutil.which("mvn")
-        if maven is None:
-            raise NotMeasuredError("the JARs of Delta Lake are fetched by Maven, and there is no mvn on PATH")
-        shutil.rmtree(DELTA, ignore_errors=True)
-        chosen = [f"-DincludeGroupIds={_GROUPS}", "-DincludeScope=runtime", f"-DoutputDirectory={DELTA}"]
-        command = [maven, "-q", "-B", "-f", str(_JARS), "dependency:copy-dependencies", *chosen]
-        finished = subprocess.run(command, check=False, capture_output=True, text=True)
-        if finished.returncode != 0:
-            raise NotMeasuredError("Maven could not fetch the JARs of Delta Lake")
-
-    _bring(DELTA, _JARS, build if make else None)
-    return sorted(DELTA.glob("*.jar"))
-
-
-def with_delta(jars: Sequence[Path]) -> None:
-    """Have the JVM that starts next know Delta Lake; without JARs nothing changes."""
-    if not jars:
-        return
-    settings = {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    }
-    given = " ".join(f"--conf {name}={value}" for name, value in settings.items())
-    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, jars))} {given} pyspark-shell"
+def start_with_delta(spark: Spark, *, make: bool) -> None:
+    """Start Spark with Delta Lake, whose JARs may be fetched; not without `make`."""
+    if not make:
+        raise NotMeasuredError(_LATER)
+    try:
+        spark.session(with_delta=True)
+    except Unavailable as error:
+        raise NotMeasuredError("the JARs of Delta Lake cannot be had here") from error
 
 
 def linked(files: Sequence[Path], folder: Path) -> None:
@@ -111,7 +89,7 @@ def _bring(folder: Path, described_by: Path, build: Callable[[], None] | None) -
     if stamp.exists() and stamp.read_text() == wanted:
         return
     if build is None:
-        raise NotMeasuredError("not brought along yet; the full benchmark does that")
+        raise NotMeasuredError(_LATER)
     try:
         build()
     except CannotInstallError as error:
