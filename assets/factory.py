@@ -14,23 +14,21 @@ from dagster import (
     AssetCheckResult,
     AssetExecutionContext,
     AssetKey,
-    AssetObservation,
     AssetsDefinition,
     BackfillPolicy,
     BetaWarning,
-    DataVersion,
     MaterializeResult,
-    PartitionsDefinition,
     ResourceParam,
     asset,
 )
 
 from assets.index_health import index_metadata
 from assets.launcher import JobName, Launcher, PartlyDone, Report
-from assets.metadata import metadata_of, metadata_of_partitions
+from assets.metadata import metadata_of
 from assets.names import identifier
-from assets.partitions import partitions_of, span_of, windows_of, windows_per_run
+from assets.partitions import Span, partitions_of, span_of, windows_of, windows_per_run
 from assets.partly_done import record_part
+from assets.recording import recorded
 from assets.rejected_lines import judged_by_quarantine, rejected_lines_spec
 from jobs.requests.request import JobRequest
 from storage_core.clock import Clock
@@ -91,14 +89,13 @@ def build_table_assets(
     one compacts. The assets need the resource `launcher`.
     """
     span = span_of(declaration, clock)
-    partitions = partitions_of(span) if span else None
     fed = "merged" if declaration.primary_key else "compacted"
     return [
         _asset(
             declaration,
             step,
-            partitions=partitions if step.windowed else None,
-            policy=BackfillPolicy.multi_run(windows_per_run(span)) if span and step.windowed else None,
+            span=span if step.windowed else None,
+            clock=clock,
             before=distributed if step.name == fed else (),
         )
         for step in steps_of(declaration, file)
@@ -217,11 +214,14 @@ def _asset(
     declaration: TableDeclaration,
     step: Step,
     *,
-    partitions: PartitionsDefinition[str] | None,
-    policy: BackfillPolicy | None,
+    span: Span | None,
+    clock: Clock | None,
     before: Sequence[AssetKey],
 ) -> AssetsDefinition:
     table, key = declaration.name, asset_key(declaration.name, step.name)
+
+    def now() -> Span | None:
+        return span_of(declaration, clock) if span else None
 
     with warnings.catch_warnings():
         # Backfill policies and pools are marked as not final; the lock keeps the version they were tried with.
@@ -231,8 +231,8 @@ def _asset(
             key=key,
             deps=[*(asset_key(table, name) for name in step.after), *before],
             description=step.description,
-            partitions_def=partitions,
-            backfill_policy=policy,
+            partitions_def=partitions_of(span) if span else None,
+            backfill_policy=BackfillPolicy.multi_run(windows_per_run(span)) if span else None,
             group_name=identifier(table),
             kinds=_KINDS[step.job],
             pool=f"tidemark_{identifier(table)}",
@@ -252,6 +252,7 @@ def _asset(
             request = replace(
                 step.request,
                 windows=windows_of(context),
+                by_window=span is not None,
                 run_id=context.run.run_id,
                 mode=mode,
                 compact_state=context.run.tags.get(STATE_TAG) == COMPACT_STATE,
@@ -259,23 +260,14 @@ def _asset(
             try:
                 report = launcher.submit(context, step.job, request)
             except PartlyDone as partly:
-                raise record_part(context, key, partly, _debt_left(_opened(declaration), mode)) from partly
+                raise record_part(context, key, partly, _debt_left(_opened(declaration), mode), span=now()) from partly
             left = _opened(declaration)
             metadata = {**metadata_of(report, _debt_left(left, mode)), **table_metadata(left, table)}
             if step.request.index is not None:
                 with typed_failures():
                     metadata |= index_metadata(debt(left.snapshot, step.request.index))
-            if partitions is not None and context.has_partition_key_range:
-                for name, own in metadata_of_partitions(report, context.partition_keys).items():
-                    context.add_asset_metadata(own, partition_key=name)
-                of_all = "all partitions of this run together"
-                context.log_event(AssetObservation(key, description=of_all, metadata=metadata))
-                metadata = {}
-            return MaterializeResult(
-                metadata=metadata,
-                data_version=DataVersion(str(report["version"])),
-                check_results=[step.judge(declaration, report)] if step.judge else None,
-            )
+            checks = [step.judge(declaration, report)] if step.judge else []
+            return recorded(context, key, report, metadata, span=now(), checks=checks)
 
     return materialize
 

@@ -13,6 +13,9 @@ from storage_core.clock import Clock, SystemClock
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_parts import MOST_PARTITIONS, PARTITION_FORMAT
 
+WINDOWS_TAG, ALL_WINDOWS = "tidemark/windows", "all"
+"""By this tag and value of a run it is about all windows, though it has the partition that Dagster wants of it."""
+
 DAY_SECONDS = 86_400
 FEWEST_PER_RUN = 30
 _MINUTE, _HOUR = 60, 3600
@@ -96,9 +99,15 @@ def partition_key(window: int) -> str:
     return dt.datetime.fromtimestamp(window, dt.UTC).strftime(PARTITION_FORMAT)
 
 
+def is_of_all_windows(context: AssetExecutionContext) -> bool:
+    """Return whether a run is about all windows, whatever partitions it has."""
+    has_partitions = context.has_partition_key or context.has_partition_key_range
+    return not has_partitions or context.run.tags.get(WINDOWS_TAG) == ALL_WINDOWS
+
+
 def windows_of(context: AssetExecutionContext) -> WindowRange:
-    """Return the windows that a run of one partition, or of a range, is about; all of them without partitions."""
-    if not context.has_partition_key and not context.has_partition_key_range:
+    """Return the windows that a run of one partition, or of a range, is about; else all of them."""
+    if is_of_all_windows(context):
         return EVERY_WINDOW
     window = context.partition_time_window
     return WindowRange(int(window.start.timestamp()), int(window.end.timestamp()))

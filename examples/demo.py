@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
+from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult, JobDefinition
 from rich.console import Console
 
+from assets.checks import check_keys
 from assets.launcher import InProcessLauncher, JobName
 from examples import landing, two_stores
 from examples.datasets import planes, words
@@ -25,7 +26,7 @@ from examples.producer import RAW_LOG
 from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.instance import open_instance
-from pipelines.jobs import job_name
+from pipelines.jobs import CHECK
 from pipelines.raw_logs import read_raw_logs
 from pipelines.run_requests import range_tags
 from pipelines.tables import load_tables, tables_folder
@@ -63,9 +64,9 @@ class Pipeline:
         self._instance = instance
         self._narrator = narrator
         folder = tables_folder()
-        self._definitions = build_definitions(
-            load_tables(folder), InProcessLauncher(spark), raw_logs=read_raw_logs(folder)
-        )
+        declared = load_tables(folder)
+        self._declared = {each.declaration.name: each.declaration for each in declared.tables}
+        self._definitions = build_definitions(declared, InProcessLauncher(spark), raw_logs=read_raw_logs(folder))
 
     def run(self, *names: str) -> None:
         """Materialize the assets in the given order; partitioned ones over all their windows in one run each."""
@@ -74,7 +75,9 @@ class Pipeline:
 
     def check(self, table: str) -> None:
         """Run every check of a table: the job that reads all its files."""
-        result = self._execute(f"{table}_check", {})
+        checks = set(check_keys(self._declared[table]))
+        job = self._definitions.resolve_job_def(CHECK).get_subset(asset_check_selection=checks)
+        result = self._execute(job, {})
         evaluations = result.get_asset_check_evaluations()
         passed = sum(evaluation.passed for evaluation in evaluations)
         self._narrator.say(f"{table}: {passed} of {len(evaluations)} checks passed")
@@ -83,19 +86,17 @@ class Pipeline:
         asset = self._definitions.resolve_assets_def(key)
         windows = asset.partitions_def.get_partition_keys() if asset.partitions_def else []
         tags = range_tags(windows[0], windows[-1]) if windows else {}
-        result = self._execute(str(job_name(key.path[0], JOB_OF[key.path[1].split("_")[0]])), tags, [key])
-        if windows:  # a partition shows its own metrics, and an observation those of the run
-            shown = result.get_asset_observation_events()[-1].asset_observation_data.asset_observation.metadata
+        job = self._definitions.resolve_job_def(JOB_OF[key.path[1].split("_")[0]])
+        result = self._execute(job.get_subset(asset_selection={key}), tags)
+        observed = result.get_asset_observation_events()
+        if observed:  # a partition shows its own metrics, and an observation those of a run of several, or of nothing
+            shown = observed[-1].asset_observation_data.asset_observation.metadata
         else:
             shown = result.get_asset_materialization_events()[-1].materialization.metadata
         return {name: value.value for name, value in shown.items()}
 
-    def _execute(
-        self, job: str, tags: Mapping[str, str], selection: Sequence[AssetKey] | None = None
-    ) -> ExecuteInProcessResult:
-        return self._definitions.resolve_job_def(job).execute_in_process(
-            instance=self._instance, run_config=QUIET, tags=dict(tags), asset_selection=selection
-        )
+    def _execute(self, job: JobDefinition, tags: Mapping[str, str]) -> ExecuteInProcessResult:
+        return job.execute_in_process(instance=self._instance, run_config=QUIET, tags=dict(tags))
 
 
 def main() -> int:

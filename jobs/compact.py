@@ -54,7 +54,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     day; a request that names its windows tries them all the same.
     """
     wanted = request.windows
-    job = JobRun("compact", request, spark, tells_windows=wanted != EVERY_WINDOW)
+    job = JobRun("compact", request, spark, tells_windows=request.by_window or wanted != EVERY_WINDOW)
     wanted.require_fits(job.before.config.window_seconds, job.before.config.other_windows)
     resource = resource_of(wanted, job.before.config.window_seconds)
     with job.leased(partial(_plan, wanted, request.mode, job.table.log.clock), [resource]) as work:

@@ -49,7 +49,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     if declaration and request.dry_run and not exists(request.table_uri):
         return _plan_of_new_table(declaration, request)
     table = _declared(declaration, request) if declaration else None
-    job = JobRun("ingest", request, spark, table, tells_windows=request.windows != EVERY_WINDOW)
+    job = JobRun("ingest", request, spark, table, tells_windows=request.by_window or request.windows != EVERY_WINDOW)
     spec = (declaration and declaration.landing_spec()) or job.table.landing()
     if spec is None:
         where = request.declaration or f"{job.table.uri} (and no --declaration is given)"

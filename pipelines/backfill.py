@@ -18,8 +18,8 @@ from assets.partitions import Span, contiguous, partition_key, span_of
 from assets.partly_done import FAILED_PARTITIONS
 from jobs.requests.window_range import window_start
 from pipelines.catalog import build_definitions
-from pipelines.jobs import backfill_job_name
-from pipelines.run_requests import range_tags
+from pipelines.jobs import BACKFILL
+from pipelines.run_requests import TABLE, range_tags
 from pipelines.tables import DeclaredTable, DeclaredTables, tables_folder
 from pipelines.unfinished import end_dead_runs, process_tags, unfinished
 from storage_core.declaration import TableDeclaration
@@ -82,7 +82,7 @@ def backfill(
     parts = chunks(declaration, start, end, chunk)
     windowed = {step.name for step in steps_of(declaration) if step.windowed}
     keys = [asset_key(declaration.name, step) for step in STEPS if step in windowed]
-    end_dead_runs(instance, backfill_job_name(declaration.name))
+    end_dead_runs(instance, BACKFILL, {TABLE: declaration.name})
     if only_failed:
         parts = _failed(declaration, parts, keys, instance=instance)
     job = _job(declaration, launcher, file)
@@ -92,7 +92,7 @@ def backfill(
             instance=instance,
             asset_selection=keys,
             partition_key=part.first if part.first == part.last else None,
-            tags={**range_tags(part.first, part.last), **process_tags()},
+            tags={TABLE: declaration.name, **range_tags(part.first, part.last), **process_tags()},
             raise_on_error=False,
         )
         yield _done(parts, number, result)
@@ -190,4 +190,4 @@ def _job(declaration: TableDeclaration, launcher: Launcher | None, file: Path | 
     root = tables_folder().parent
     table = DeclaredTable(declaration, file)
     definitions = build_definitions(DeclaredTables(root, (table,)), launcher or PipesLauncher(root))
-    return definitions.resolve_job_def(backfill_job_name(declaration.name))
+    return definitions.resolve_job_def(BACKFILL)

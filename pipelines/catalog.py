@@ -1,8 +1,10 @@
-"""All Dagster definitions, made by a loop over the declared tables."""
+"""All Dagster definitions: assets and checks by a loop over the declared tables, and what is there once for all."""
 
 from __future__ import annotations
 
-from dagster import AssetSpec, Definitions, in_process_executor
+from collections.abc import Sequence
+
+from dagster import AssetsDefinition, AssetSpec, Definitions, in_process_executor
 
 from assets.checks import build_table_checks
 from assets.distribution import distributed_key
@@ -10,13 +12,14 @@ from assets.factory import build_table_assets
 from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
 from pipelines.cataloguing import build_catalog
-from pipelines.distribution import build_raw_log
-from pipelines.jobs import build_jobs
-from pipelines.raw_logs import DeclaredRawLogs
+from pipelines.distribution import build_raw_log_assets
+from pipelines.jobs import assets_of_jobs, build_jobs
+from pipelines.raw_logs import DeclaredRawLog, DeclaredRawLogs
 from pipelines.schedules import build_schedules
-from pipelines.sensors import build_sensors
 from pipelines.tables import DeclaredTable, DeclaredTables, Problem
+from pipelines.upkeep import STEPS, Upkeep, build_upkeep_sensor
 from storage_core.clock import Clock
+from storage_core.declaration import TableDeclaration
 
 INVALID = "invalid_declarations"
 NO_RAW_LOGS = DeclaredRawLogs()
@@ -30,40 +33,55 @@ def build_definitions(
     raw_logs: DeclaredRawLogs = NO_RAW_LOGS,
     catalog: bool = False,
 ) -> Definitions:
-    """Return the assets, checks, jobs, schedules and sensors of every table and raw log, and of a SQL `catalog`.
+    """Return the assets and checks of every table and raw log, the jobs and schedules of their steps, and the sensor.
 
-    A declaration that was left out is shown as an asset without a job; its description says what is wrong.
+    And those of a SQL `catalog`. A declaration that was left out is shown as an asset without a job; its description
+    says what is wrong.
     """
-    return Definitions.merge(
-        Definitions(
-            # Steps wait for their job's subprocess; a process of their own for each would only cost memory.
-            executor=in_process_executor,
-            resources={LAUNCHER: launcher},
-            assets=[_left_out(problem) for problem in (*declared.problems, *raw_logs.problems)],
-        ),
-        *(build_table(table, raw_logs, clock) for table in declared.tables),
-        *map(build_raw_log, raw_logs.raw_logs),
-        *([build_catalog(declared.tables)] if catalog else []),
+    fed_by = raw_logs.raw_logs
+    assets = [asset for table in declared.tables for asset in build_assets(table, fed_by, clock)]
+    own = Definitions(
+        # Steps wait for their job's subprocess; a process of their own for each would only cost memory.
+        executor=in_process_executor,
+        resources={LAUNCHER: launcher},
+        assets=[
+            *(_left_out(problem) for problem in (*declared.problems, *raw_logs.problems)),
+            *assets,
+            *(asset for each in fed_by for asset in build_raw_log_assets(each)),
+        ],
+        asset_checks=[check for table in declared.tables for check in build_table_checks(table.declaration)],
     )
+    once = build_once([each.declaration for each in declared.tables], fed_by, clock)
+    return Definitions.merge(own, once, *([build_catalog(declared.tables)] if catalog else []))
 
 
 def _left_out(problem: Problem) -> AssetSpec:
     return AssetSpec([INVALID, problem.file.stem], group_name=INVALID, description=problem.message, kinds={"yaml"})
 
 
-def build_table(table: DeclaredTable, raw_logs: DeclaredRawLogs, clock: Clock | None) -> Definitions:
-    """Return the assets, checks, jobs, schedules and sensors of one table. They need the resource `launcher`."""
-    declaration = table.declaration
+def build_assets(
+    table: DeclaredTable, raw_logs: Sequence[DeclaredRawLog], clock: Clock | None
+) -> list[AssetsDefinition]:
+    """Return the assets of one table, some of them after what raw logs distribute. They need the `launcher`."""
     file = str(table.file) if table.file else None
-    feeding = [each for each in raw_logs.raw_logs if each.declaration.feeds(declaration.name)]
-    distributed = [distributed_key(each.declaration.name) for each in feeding]
-    return Definitions.merge(
-        Definitions(
-            assets=build_table_assets(declaration, file=file, clock=clock, distributed=distributed),
-            asset_checks=build_table_checks(declaration),
-            schedules=build_schedules(declaration),
-            sensors=build_sensors(declaration),
-            jobs=[build_forget_job(declaration, [each.request for each in feeding])],
-        ),
-        build_jobs(declaration),
+    distributed = [distributed_key(each.declaration.name) for each in _feeding(table.declaration, raw_logs)]
+    return build_table_assets(table.declaration, file=file, clock=clock, distributed=distributed)
+
+
+def build_once(
+    tables: Sequence[TableDeclaration], raw_logs: Sequence[DeclaredRawLog], clock: Clock | None = None
+) -> Definitions:
+    """Return what there is once for all tables and raw logs: jobs, schedules and the upkeep sensor."""
+    declared = [each.declaration for each in raw_logs]
+    jobs, assets = build_jobs(tables, declared), assets_of_jobs(tables, declared)
+    watched = [job for job in jobs if job.name in STEPS]
+    feeding = [(table, [each.request for each in _feeding(table, raw_logs)]) for table in tables]
+    return Definitions(
+        jobs=[*jobs, *([build_forget_job(feeding)] if tables else [])],
+        schedules=build_schedules(tables, raw_logs, assets),
+        sensors=[build_upkeep_sensor(watched, Upkeep(tables, assets, clock))] if watched else [],
     )
+
+
+def _feeding(table: TableDeclaration, raw_logs: Sequence[DeclaredRawLog]) -> list[DeclaredRawLog]:
+    return [each for each in raw_logs if each.declaration.feeds(table.name)]

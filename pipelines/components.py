@@ -20,12 +20,13 @@ from pydantic import BaseModel, GetJsonSchemaHandler, RootModel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from assets.checks import build_table_checks
 from assets.launcher import LAUNCHER, PipesLauncher
 from assets.names import identifier
 from jobs.requests.distribute import DistributeRequest
-from pipelines.catalog import build_table
-from pipelines.distribution import build_raw_log
-from pipelines.raw_logs import DeclaredRawLog, DeclaredRawLogs
+from pipelines.catalog import build_assets, build_once
+from pipelines.distribution import build_raw_log_assets
+from pipelines.raw_logs import DeclaredRawLog
 from pipelines.tables import DeclaredTable
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_file import load_text, text_of
@@ -103,7 +104,8 @@ class TableComponent(_Declaring[TableDeclaration]):
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """Return the definitions of the table, fed by the project's raw logs; places are relative to the project."""
-        return _of_table(self, _project_of(context).raw_logs, context.project_root)
+        project = _project_of(context, self)
+        return _once(project, self, _of_table(self, project.raw_logs, context.project_root), context.project_root)
 
 
 class RawLogComponent(_Declaring[RawLogDeclaration]):
@@ -114,7 +116,8 @@ class RawLogComponent(_Declaring[RawLogDeclaration]):
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """Return the definitions of the raw log; its tables are those of the project. Raises `InvalidInput`."""
-        return _of_raw_log(self, _project_of(context).tables, context.project_root)
+        project = _project_of(context, self)
+        return _once(project, self, _of_raw_log(self, project.tables, context.project_root), context.project_root)
 
 
 def component_definitions(*components: TableComponent | RawLogComponent, root: Path | None = None) -> Definitions:
@@ -130,6 +133,7 @@ def component_definitions(*components: TableComponent | RawLogComponent, root: P
     return Definitions.merge(
         *(_of_table(each, project.raw_logs, where) for each in project.tables),
         *(_of_raw_log(each, project.tables, where) for each in project.raw_logs),
+        _shared(project, where),
     )
 
 
@@ -155,8 +159,12 @@ def _require_apart(declared: Sequence[TableDeclaration]) -> None:
 
 def _of_table(component: TableComponent, raw_logs: Sequence[RawLogComponent], root: Path) -> Definitions:
     table = DeclaredTable(component.declaration.below(root))
-    feeding = DeclaredRawLogs(tuple(_declared(each, (), root) for each in raw_logs))
-    return Definitions.merge(Definitions(resources={LAUNCHER: _launcher(root)}), build_table(table, feeding, None))
+    feeding = [_declared(each, (), root) for each in raw_logs]
+    return Definitions(
+        resources={LAUNCHER: _launcher(root)},
+        assets=build_assets(table, feeding, None),
+        asset_checks=build_table_checks(table.declaration),
+    )
 
 
 def _of_raw_log(component: RawLogComponent, tables: Sequence[TableComponent], root: Path) -> Definitions:
@@ -168,7 +176,20 @@ def _of_raw_log(component: RawLogComponent, tables: Sequence[TableComponent], ro
             "project, or in Python give both to component_definitions"
         )
     declared = _declared(component, tables, root)
-    return Definitions.merge(Definitions(resources={LAUNCHER: _launcher(root)}), build_raw_log(declared))
+    return Definitions(resources={LAUNCHER: _launcher(root)}, assets=build_raw_log_assets(declared))
+
+
+def _once(project: _Project, component: _Declaring[Any], own: Definitions, root: Path) -> Definitions:
+    """The definitions of a component; those of its first have with them what the project has once."""
+    first = next(iter([*project.tables, *project.raw_logs]))
+    is_first = type(first) is type(component) and first.declaration.name == component.declaration.name
+    return Definitions.merge(own, _shared(project, root)) if is_first else own
+
+
+def _shared(project: _Project, root: Path) -> Definitions:
+    """Jobs, schedules and the sensor of all components."""
+    tables = [each.declaration.below(root) for each in project.tables]
+    return build_once(tables, [_declared(each, project.tables, root) for each in project.raw_logs])
 
 
 def _declared(component: RawLogComponent, tables: Sequence[TableComponent], root: Path) -> DeclaredRawLog:
@@ -178,11 +199,15 @@ def _declared(component: RawLogComponent, tables: Sequence[TableComponent], root
     )
 
 
-def _project_of(context: ComponentLoadContext) -> _Project:
-    """The components of the project; none where there is no folder of them, but a component alone."""
+def _project_of(context: ComponentLoadContext, component: _Declaring[Any]) -> _Project:
+    """The components of the project; where there is no folder of them, the component alone."""
     tree = context.component_tree
     module: object = tree.defs_module  # of a component alone a stand-in
-    return _read(tree, tree.state_tracker) if isinstance(module, ModuleType) else _Project()
+    if isinstance(module, ModuleType):
+        return _read(tree, tree.state_tracker)
+    if isinstance(component, TableComponent):
+        return _Project([component])
+    return _Project(raw_logs=[component] if isinstance(component, RawLogComponent) else [])
 
 
 @lru_cache(maxsize=2)

@@ -1,52 +1,52 @@
-"""What storage asks for, as Dagster run requests."""
+"""What storage asks for, as Dagster run requests, each with its reason and its place in the queue."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 
-from dagster import RunRequest, SkipReason
+from dagster import AssetKey, RunRequest
 
-from assets.due_runs import DueRun, DueRuns
-from assets.factory import MODE_TAG, asset_key, index_asset
+from assets.factory import MODE_TAG
 from assets.launcher import JobName
-from assets.partitions import partition_key
-from pipelines.jobs import job_name
+from assets.partitions import ALL_WINDOWS, WINDOWS_TAG
 from storage_core.compaction.policy import Mode
-from storage_core.declaration import TableDeclaration
 from storage_core.foreign_text import fitted
 
-# Dagster's tags of a ranged run. Its own single-run backfills are made of them.
+# Dagster's tags of a run of one partition, and of a ranged run. Its own single-run backfills are made of them.
+PARTITION = "dagster/partition"
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
 REASON = "tidemark/reason"
+TABLE = "tidemark/table"
+PRIORITY = "dagster/priority"
 _LONGEST_REASON = 60
 
-
-def answer(
-    declaration: TableDeclaration, job: JobName, found: DueRuns, log: logging.Logger
-) -> Iterator[RunRequest | SkipReason]:
-    """Yield what to request of what storage asks for, or why there is nothing to request: the body of every tick."""
-    for warning in found.warnings:
-        log.warning("%s", warning)
-    if found.wanted:
-        yield from run_requests(declaration, job, found)
-    else:
-        yield SkipReason("; ".join(["nothing to do", *found.warnings]))
+FRESH = 10
+_PRIORITY: Mapping[JobName, int] = {"ingest": FRESH, "merge": FRESH, "distribute": FRESH}
+_USUAL = -10
+"""Fresh data goes first; what a person asks for, backfills among it, has 0 and goes before the rest of the upkeep."""
 
 
-def run_requests(declaration: TableDeclaration, job: JobName, found: DueRuns) -> Iterator[RunRequest]:
-    """Yield one run request per due run. Its key is the same as long as storage asks for the same thing."""
-    for due_run in found.wanted:
-        first, last = _bounds(declaration, due_run)
-        span = f"{first}...{last} " if first else ""
-        yield RunRequest(
-            run_key=f"{declaration.name} {job} {span}{due_run.work_key}",
-            job_name=job_name(declaration.name, job),
-            partition_key=first if first == last else None,
-            tags={**reason_tags(due_run.reason), **_mode_tags(job), **range_tags(first, last)},
-            asset_selection=[asset_key(declaration.name, index_asset(name)) for name in due_run.indexes] or None,
-        )
+def run_request(
+    job: JobName,
+    name: str,
+    assets: Sequence[AssetKey],
+    reason: str,
+    *,
+    is_late: bool = False,
+    partition: str | None = None,
+) -> RunRequest:
+    """Return the request of a run of a job on these assets of the table, or raw log, `name`.
+
+    It has no run key: whether it is asked for already, the instance says (`at_work`). Upkeep `is_late` that waited so
+    long that it goes with fresh data. The run is about all windows; where its assets follow others that are partitioned
+    Dagster wants to know a `partition` of it nevertheless.
+    """
+    priority = FRESH if is_late else _PRIORITY.get(job, _USUAL)
+    tags = {**reason_tags(reason), TABLE: name, PRIORITY: str(priority)}
+    tags |= {MODE_TAG: Mode.POLICY.value} if job == "compact" else {}
+    tags |= {PARTITION: partition, WINDOWS_TAG: ALL_WINDOWS} if partition else {}
+    return RunRequest(job_name=job, tags=tags, asset_selection=list(assets))
 
 
 def reason_tags(reason: str) -> dict[str, str]:
@@ -54,17 +54,6 @@ def reason_tags(reason: str) -> dict[str, str]:
     return {REASON: fitted(reason, _LONGEST_REASON)}
 
 
-def _mode_tags(job: JobName) -> dict[str, str]:
-    return {MODE_TAG: Mode.POLICY.value} if job == "compact" else {}
-
-
 def range_tags(first: str | None, last: str | None) -> dict[str, str]:
     """Return the tags that make a run one of a range of partitions; none for a single one, which is a partition key."""
     return {RANGE_START: first, RANGE_END: last} if first and last and first != last else {}
-
-
-def _bounds(declaration: TableDeclaration, due_run: DueRun) -> tuple[str | None, str | None]:
-    start, end, seconds = due_run.windows.start, due_run.windows.end, declaration.window
-    if start is None or end is None or seconds is None:
-        return None, None
-    return partition_key(start), partition_key(end - seconds)

@@ -1,75 +1,174 @@
-"""A schedule per step of a table, and a nightly one for its checks. Each requests what storage asks for, or skips.
+"""The schedules: one per step that the upkeep sensor does not ask for, with the cron lines of all tables and raw logs.
 
-Schedules never catch up on missed ticks and need not: the next tick asks storage again. All are stopped until somebody
-starts them in the UI, so that opening the UI changes nothing.
+At each of its times it requests the runs of those whose line it is, unless one waits or works. Schedules never catch up
+on missed ticks and need not: the next tick asks again. All are stopped until somebody starts them in the UI, so that
+opening the UI changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from dagster import DagsterRunStatus, RunRequest, RunsFilter, ScheduleDefinition, ScheduleEvaluationContext, SkipReason
+from dagster import (
+    AssetKey,
+    DagsterRunStatus,
+    RunRequest,
+    RunsFilter,
+    ScheduleDefinition,
+    ScheduleEvaluationContext,
+    SkipReason,
+)
+from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from assets.due_runs import due_runs
+from assets.checks import check_keys
+from assets.distribution import distributed_key
 from assets.launcher import JobName
-from pipelines.jobs import check_job_name, job_name, jobs_of
-from pipelines.run_requests import answer
+from assets.raw_upkeep import raw_key, raw_steps
+from pipelines.at_work import AtWork
+from pipelines.distribution import waiting_chunks
+from pipelines.jobs import CHECK, step_assets
+from pipelines.raw_logs import DeclaredRawLog
+from pipelines.run_requests import TABLE, reason_tags, run_request
 from storage_core.declaration import TableDeclaration
+from storage_core.errors import TidemarkError
 from storage_core.table import Table, exists
 
 VERSION = "tidemark/version"
-
-Tick = Callable[[ScheduleEvaluationContext], Iterator[RunRequest | SkipReason]]
-
 _CHECK_CRON = "45 3 * * *"
+_CHECK_PRIORITY = {"dagster/priority": "-10"}
 
 
-def build_schedules(declaration: TableDeclaration) -> list[ScheduleDefinition]:
-    """Return `<job>_schedule` for every step of the table, with the cron of its declaration (UTC), and its checks."""
-    steps = [
-        _schedule(
-            job_name(declaration.name, job),
-            getattr(declaration.schedule, job),
-            _step_tick(declaration, job),
-            f"Requests {job} runs for what storage asks for.",
-        )
-        for job in jobs_of(declaration)
-    ]
-    checks = _schedule(
-        check_job_name(declaration.name), _CHECK_CRON, _check_tick(declaration), "Checks a version once, at night."
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """What a schedule may request at the times of a cron line: a run of these assets, of a table or raw log.
+
+    `reason` asks storage why there should be one, where that is cheap, or why there is none.
+    """
+
+    name: str
+    cron: str
+    assets: Sequence[AssetKey]
+    reason: Callable[[], str | SkipReason]
+
+
+def build_schedules(
+    tables: Sequence[TableDeclaration],
+    raw_logs: Sequence[DeclaredRawLog],
+    assets_of_jobs: Mapping[str, Sequence[AssetKey]],
+) -> list[ScheduleDefinition]:
+    """Return `<job>_schedule` of collections, checks, distribution, and the upkeep of raw logs (UTC), where there are.
+
+    What an idle collection lists would be listed twice if a tick listed it before; so it asks only whether there is a
+    table. A table is checked once per version.
+    """
+    timed: dict[JobName, list[Timed]] = {"collect": [_collected(each) for each in tables]}
+    timed["distribute"] = [_distributed(each) for each in raw_logs]
+    for raw_log in raw_logs:
+        for step in raw_steps(raw_log.declaration):
+            key = raw_key(raw_log.declaration.name, step)
+            timed.setdefault(step.job, []).append(
+                Timed(
+                    name=raw_log.declaration.name,
+                    cron=raw_log.declaration.upkeep_schedule,
+                    assets=[key],
+                    reason=lambda: "as scheduled",
+                )
+            )
+    schedules = [_schedule(job, each, assets_of_jobs) for job, each in timed.items() if each]
+    return [*schedules, _checks(tables)] if tables else schedules
+
+
+def _collected(table: TableDeclaration) -> Timed:
+    def reason() -> str | SkipReason:
+        return "as scheduled" if exists(table.uri) else SkipReason("the table does not exist yet")
+
+    return Timed(name=table.name, cron=table.schedule.collect, assets=step_assets(table, "collect"), reason=reason)
+
+
+def _distributed(raw_log: DeclaredRawLog) -> Timed:
+    name = raw_log.declaration.name
+    return Timed(
+        name=name,
+        cron=raw_log.declaration.schedule,
+        assets=[distributed_key(name)],
+        reason=lambda: waiting_chunks(raw_log),
     )
-    return [*steps, checks]
 
 
-def _schedule(job: str, cron: str, tick: Tick, description: str) -> ScheduleDefinition:
+def _schedule(
+    job: JobName, timed: Sequence[Timed], assets_of_jobs: Mapping[str, Sequence[AssetKey]]
+) -> ScheduleDefinition:
+    def tick(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
+        now = context.scheduled_execution_time
+        at_work = AtWork.of(context.instance, assets_of_jobs, now_ms=int(now.timestamp() * 1000))
+        due = (each for each in timed if _is_time(each.cron, now) and at_work.free(each.assets))
+        yield from _answer(_requests(job, due))
+
+    return _definition(job, sorted({each.cron for each in timed}), tick, f"Requests {job} runs.")
+
+
+def _requests(job: JobName, due: Iterable[Timed]) -> Iterator[RunRequest | SkipReason]:
+    for each in due:
+        try:
+            reason = each.reason()
+        except TidemarkError as error:
+            reason = SkipReason(f"{error.kind}: {error}")
+        if isinstance(reason, SkipReason):
+            yield SkipReason(f"{each.name}: {reason.skip_message}")
+        else:
+            yield run_request(job, each.name, each.assets, reason).with_replaced_attrs(run_key=each.name)
+
+
+def _answer(found: Iterable[RunRequest | SkipReason]) -> Iterator[RunRequest | SkipReason]:
+    """The requests, or one reason why there is none."""
+    skipped, is_any = [], False
+    for each in found:
+        if isinstance(each, RunRequest):
+            is_any = True
+            yield each
+        else:
+            skipped.append(str(each.skip_message))
+    if not is_any:
+        yield SkipReason("; ".join(["nothing to do", *skipped]))
+
+
+def _checks(tables: Sequence[TableDeclaration]) -> ScheduleDefinition:
+    def tick(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
+        yield from _answer(_check(each, context) for each in tables)
+
+    return _definition(CHECK, [_CHECK_CRON], tick, "Checks each version of a table once, at night.")
+
+
+def _check(table: TableDeclaration, context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+    try:
+        if not exists(table.uri):
+            return SkipReason(f"{table.name} does not exist yet")
+        version = str(Table.open(table.uri).version)
+    except TidemarkError as error:
+        return SkipReason(f"{table.name}: {error.kind}: {error}")
+    tags = {TABLE: table.name, VERSION: version}
+    unfinished = [each for each in DagsterRunStatus if each.name not in ("FAILURE", "CANCELED")]
+    if context.instance.get_runs_count(RunsFilter(job_name=CHECK, tags=tags, statuses=unfinished)):
+        return SkipReason(f"version {version} of {table.name} was checked")
+    reason = reason_tags(f"version {version}")
+    return RunRequest(table.name, tags={**tags, **reason, **_CHECK_PRIORITY}, asset_check_keys=check_keys(table))
+
+
+def _definition(
+    job: str, crons: Sequence[str], tick: Callable[[ScheduleEvaluationContext], object], description: str
+) -> ScheduleDefinition:
     return ScheduleDefinition(
         name=f"{job}_schedule",
         job_name=job,
-        cron_schedule=cron,
+        cron_schedule=crons[0] if len(crons) == 1 else crons,
         execution_timezone="UTC",
         execution_fn=tick,
         description=description,
     )
 
 
-def _step_tick(declaration: TableDeclaration, job: JobName) -> Tick:
-    def tick(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
-        # A schedule keeps no cursor, so each tick begins its look somewhere else.
-        yield from answer(declaration, job, due_runs(job, declaration, after=None), context.log)
-
-    return tick
-
-
-def _check_tick(declaration: TableDeclaration) -> Tick:
-    def tick(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
-        if not exists(declaration.uri):
-            yield SkipReason("nothing to do: the table does not exist yet")
-            return
-        version, job = str(Table.open(declaration.uri).version), check_job_name(declaration.name)
-        done = RunsFilter(job_name=job, tags={VERSION: version}, statuses=[DagsterRunStatus.SUCCESS])
-        if context.instance.get_runs_count(done):
-            yield SkipReason(f"nothing to do: version {version} was checked")
-        else:
-            yield RunRequest(run_key=f"{declaration.name} check v{version}", tags={VERSION: version})
-
-    return tick
+def _is_time(cron: str, now: dt.datetime) -> bool:
+    """Whether the line has come within the minute of a tick, which is of one of the lines of its schedule."""
+    return (now - get_latest_completed_cron_tick(cron, now + dt.timedelta(seconds=1), "UTC")).total_seconds() < 60

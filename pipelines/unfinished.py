@@ -36,12 +36,12 @@ def process_tags() -> Mapping[str, str]:
     return {**_REPOSITORY, PROCESS: holder_of(None)}
 
 
-def end_dead_runs(instance: DagsterInstance, job_name: str) -> None:
-    """Mark the runs of the job whose process is gone as failed, and give back their places in pools. Idempotent.
+def end_dead_runs(instance: DagsterInstance, job_name: str, tags: Mapping[str, str]) -> None:
+    """Mark the runs of the job with these tags whose process is gone as failed, and give back their places in pools.
 
-    Runs without the tag, and those of other machines, stay as they are: nobody here can tell.
+    Idempotent. Runs without the tag `PROCESS`, and those of other machines, stay as they are: nobody here can tell.
     """
-    for run in instance.get_runs(RunsFilter(job_name=job_name, statuses=list(_RUNNING))):
+    for run in instance.get_runs(RunsFilter(job_name=job_name, tags=tags, statuses=list(_RUNNING))):
         process = run.tags.get(PROCESS, "")
         if is_dead(process):
             instance.report_run_failed(run, f"The process of this run has ended without a word: {process}")

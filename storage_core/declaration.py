@@ -54,7 +54,8 @@ class TableDeclaration(Closed):
     a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
     `retention` says; how long versions can be read is `gc.retention`. `raw_logs` are read at `latest`. Dagster shows
-    `owners` and `tags` on every asset of the table. `publish: delta` keeps a mirror for readers of Delta.
+    `owners` and `tags` on every asset of the table, and a job of its own for backfills of a windowed one with
+    `backfill_job: true`. `publish: delta` keeps a mirror for readers of Delta.
     """
 
     name: str
@@ -80,6 +81,7 @@ class TableDeclaration(Closed):
     idle_after: Milliseconds = TableConfig().idle_after_ms
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
+    backfill_job: bool = False
     owners: Owners = ()
     tags: Tags = Field(default_factory=dict)
     splits: SplitsDeclaration = SplitsDeclaration()
@@ -190,6 +192,13 @@ class TableDeclaration(Closed):
         spelled_out = cls.model_construct(**info.data, sort_schema=text)
         bind(spelled_out.config(), spelled_out.schema())
         return sort_schemas.parse(text, info.data["time_column"]).text
+
+    @field_validator("backfill_job")
+    @classmethod
+    def _only_windows_are_backfilled(cls, value: object, info: ValidationInfo) -> object:
+        if value and "window" in info.data and info.data["window"] is None:
+            raise InvalidInput("a table without windows has nothing to backfill; leave backfill_job out")
+        return value
 
     @field_validator("window", mode="before")
     @classmethod

@@ -192,15 +192,15 @@ class PartitionsDeclaration(Closed):
 
 
 class ScheduleDeclaration(Closed):
-    """A cron line per step, UTC. The names are those of the jobs."""
+    """A cron line per step, UTC, named as its job. A step without one runs as soon as storage asks for it."""
 
-    ingest: Cron = "*/15 * * * *"
-    merge: Cron = "*/15 * * * *"
-    sort: Cron = "10 * * * *"
+    ingest: Cron | None = None
+    merge: Cron | None = None
+    sort: Cron | None = None
     expire: Cron = "2 * * * *"
-    compact: Cron = "5 * * * *"
+    compact: Cron | None = None
     checkpoint: Cron = "20 * * * *"
-    catch_up: Cron = "10,40 * * * *"
+    catch_up: Cron | None = None
     collect: Cron = "30 3 * * *"
     publish: Cron = "25 * * * *"
 

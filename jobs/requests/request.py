@@ -34,7 +34,8 @@ class JobRequest:
     wait while another run holds the lease. `mode` is what a compaction merges: all there is, or what pays now. With
     `quarantine` a merge puts what it cannot apply into quarantine (decision 0088). With `merges_only` a catch-up merges
     small segments and builds none; with `retrain` it trains all segments of vectors again. With
-    `compact_state` a checkpoint is the smallest there can be.
+    `compact_state` a checkpoint is the smallest there can be. With `by_window` the report of an ingest or a compaction
+    has the metrics of each window, as it has where windows are asked for.
     """
 
     table_uri: str
@@ -51,6 +52,7 @@ class JobRequest:
     merges_only: bool = False
     retrain: bool = False
     compact_state: bool = False
+    by_window: bool = False
 
 
 def any_parser(job: str, summary: str) -> argparse.ArgumentParser:
@@ -95,6 +97,7 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument("--merges-only", action="store_true", help="catch_up: only merge small segments of indexes")
     result.add_argument("--retrain", action="store_true", help="catch_up: train all segments of vectors again")
     result.add_argument("--compact-state", action="store_true", help="checkpoint: the smallest state there can be")
+    result.add_argument("--by-window", action="store_true", help="ingest, compact: report the metrics of each window")
     return result
 
 

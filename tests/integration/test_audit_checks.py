@@ -68,7 +68,7 @@ def compact(table: Table, *, losing: bool = False) -> None:
 
 def checked(definitions: Definitions, **tags: str) -> dict[str, AssetCheckEvaluation]:
     with DagsterInstance.ephemeral() as instance:
-        done = definitions.resolve_job_def("logs_check").execute_in_process(instance=instance, tags=tags)
+        done = definitions.resolve_job_def("check").execute_in_process(instance=instance, tags=tags)
     return {each.check_name: each for each in done.get_asset_check_evaluations()}
 
 

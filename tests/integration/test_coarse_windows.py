@@ -173,6 +173,6 @@ def test_a_backfill_of_coarse_windows_ingests_compacts_and_passes_its_checks(
         assert len(fill()) == 2
         assert table.refresh().version == version
         defs = build_definitions(DeclaredTables(tmp_path, (DeclaredTable(declaration, None),)), launcher, None)
-        checks = defs.resolve_job_def("t_check").execute_in_process(instance=instance).get_asset_check_evaluations()
+        checks = defs.resolve_job_def("check").execute_in_process(instance=instance).get_asset_check_evaluations()
         assert checks
         assert all(each.passed for each in checks)

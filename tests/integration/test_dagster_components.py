@@ -177,7 +177,7 @@ def test_dg_lists_the_components_with_the_schema_of_their_fields() -> None:
 def test_a_job_takes_what_components_declare_in_the_place_of_files(tmp_path: Path, spark: Spark) -> None:
     raw, table = RawLogComponent(**RAW), TableComponent(**EVENTS)
     repository = component_definitions(raw, table, root=tmp_path).get_repository_def()
-    assert repository.get_schedule_def("landing_distribute_schedule").cron_schedule == "*/15 * * * *"
+    assert repository.get_schedule_def("distribute_schedule").cron_schedule == "*/15 * * * *"
     request = DistributeRequest(raw_log=raw.text, tables=(table.text,), root=str(tmp_path))
     assert parse(parser("").parse_args(to_argv(request))) == request
     with RawLog([RawStore(str(tmp_path / "raw" / "main"))], limits=RawLimits(segment_ms=1)) as log:

@@ -15,23 +15,21 @@ from dagster import (
     DagsterInstance,
     DagsterRun,
     Definitions,
-    build_schedule_context,
-    build_sensor_context,
 )
 from dagster._core.instance import InstanceRef
 from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._core.utils import make_new_run_id
 
-from assets.due_runs import MOST_PER_CHECK, due_runs
-from assets.launcher import PipesLauncher
+from assets.due_runs import DueRun, TableInputs, due_run
+from assets.launcher import JobName, PipesLauncher
 from assets.partitions import contiguous, partition_key, partitions_of, span_of
-from jobs.requests.window_range import WindowRange
 from pipelines.backfill import Chunk, chunks
 from pipelines.catalog import build_definitions
 from pipelines.instance import SETTINGS, home, open_instance
 from pipelines.run_requests import REASON, reason_tags
 from pipelines.tables import load_tables, tables_folder
 from pipelines.unfinished import process_tags
+from pipelines.upkeep import STEPS
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.region.sorting import DEFAULT_TERMS
@@ -72,7 +70,7 @@ def line_at(instant: dt.datetime) -> str:
 # --- definitions ------------------------------------------------------------------------------------------------------
 
 
-def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -> None:
+def test_every_table_has_its_assets_and_every_step_its_job(checkout: Path) -> None:
     repository = definitions(checkout / "tables").get_repository_def()
 
     assert sorted(key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()) == [
@@ -94,25 +92,11 @@ def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -
         *(f"words/{each}" for each in ("checkpointed", "collected", "compacted", "index_meaning", "index_spelling")),
     ]
     assert sorted(name for name in repository.job_names if not name.startswith("__")) == [
-        *(f"access_log_{each}" for each in ("backfill", "catch_up", "check", "checkpoint", "collect", "compact")),
-        *("access_log_forget", "access_log_ingest", "access_log_upkeep"),
-        *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact", "forget", "upkeep")),
-        *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "forget")),
-        *("planes_merge", "planes_sort", "planes_upkeep"),
-        *(f"words_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "forget", "upkeep")),
+        *("access_log_backfill", "backfill", "catch_up", "check", "checkpoint", "collect", "compact", "forget"),
+        *("ingest", "merge", "sort"),
     ]
-    assert sorted(schedule.name.removesuffix("_schedule") for schedule in repository.schedule_defs) == [
-        *(f"access_log_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "ingest")),
-        *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact")),
-        *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge", "sort")),
-        *(f"words_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact")),
-    ]
-    assert sorted(sensor.name.removesuffix("_sensor") for sensor in repository.sensor_defs) == [
-        *(f"access_log_{each}" for each in ("catch_up", "compact", "ingest")),
-        "departures_compact",
-        *(f"planes_{each}" for each in ("catch_up", "compact", "merge", "sort")),
-        *(f"words_{each}" for each in ("catch_up", "compact")),
-    ]
+    assert sorted(schedule.name for schedule in repository.schedule_defs) == ["check_schedule", "collect_schedule"]
+    assert [sensor.name for sensor in repository.sensor_defs] == ["upkeep_sensor"]
     assert sorted(key.to_user_string() for key in repository.asset_graph.asset_check_keys) == [
         "access_log/compacted:cs_scopes",
         "access_log/compacted:mc_merges",
@@ -318,90 +302,22 @@ def test_a_backfill_outside_the_partitions_is_refused(
 # --- what storage asks for --------------------------------------------------------------------------------------------
 
 
+def due(job: JobName, declaration: TableDeclaration) -> DueRun | None:
+    return due_run(job, TableInputs.of(declaration))
+
+
 def test_a_table_without_landed_files_asks_for_nothing(checkout: Path) -> None:
     for file in ("access_log", "planes"):
-        for job in ("ingest", "merge", "sort", "compact", "checkpoint", "catch_up", "collect"):
-            assert due_runs(job, load(checkout / "tables" / f"{file}.yaml")).wanted == ()
+        inputs = TableInputs.of(load(checkout / "tables" / f"{file}.yaml"))
+        assert [due_run(job, inputs) for job in sorted(STEPS)] == [None] * len(STEPS)
     assert not (checkout / "warehouse").exists()
 
 
-def test_landed_files_ask_for_their_windows(checkout: Path, land: Land) -> None:
+def test_landed_files_ask_for_one_run_whatever_their_rows_and_windows_are(checkout: Path, land: Land) -> None:
     land("a.log", 0, 400)
-    land("b.log", 200, 300)
-
-    found = due_runs("ingest", access_log(checkout))
-
-    assert [due_run.windows for due_run in found.wanted] == [WindowRange(MIDNIGHT + 10 * HOUR, MIDNIGHT + 14 * HOUR)]
-    assert found.wanted[0].reason.startswith("2 landed files")
-    assert due_runs("ingest", access_log(checkout)) == found
-    land("c.log", 400, 410)
-    assert due_runs("ingest", access_log(checkout)).wanted[0].work_key != found.wanted[0].work_key
-
-
-def test_a_file_without_a_valid_row_asks_for_the_newest_window(checkout: Path, land: Land) -> None:
-    land("garbage.log", more=("no log line",))
-    assert [due_run.windows for due_run in due_runs("ingest", access_log(checkout)).wanted] == [
-        WindowRange(MIDNIGHT + 95 * HOUR, MIDNIGHT + 96 * HOUR)
-    ]
-
-
-def test_rows_outside_the_partitions_are_named_in_a_warning(checkout: Path, land: Land) -> None:
-    land("late.log", 0, 10, more=(line_at(dt.datetime(2016, 1, 1, tzinfo=dt.UTC)),))
-
-    found = due_runs("ingest", access_log(checkout))
-
-    assert [due_run.windows for due_run in found.wanted] == [WindowRange(MIDNIGHT + 10 * HOUR, MIDNIGHT + 11 * HOUR)]
-    assert "late.log has rows in 1 windows outside the partitions" in found.warnings[0]
-
-
-def test_one_look_asks_for_a_bounded_number_of_runs(checkout: Path, land: Land) -> None:
-    start = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)
-    land("gaps.log", more=tuple(line_at(start + dt.timedelta(hours=hour)) for hour in range(0, 96, 2)))
-    assert len(due_runs("ingest", access_log(checkout)).wanted) == MOST_PER_CHECK
-
-
-@pytest.fixture
-def many_files(land: Land) -> WindowRange:
-    """One hundred files whose rows are outside the partitions, then one good file, whose window is returned."""
-    outside = line_at(dt.datetime(2016, 1, 1, tzinfo=dt.UTC))
-    for number in range(100):
-        land(f"a{number:03}.log", more=(outside,))
-    land("b.log", 0, 10)
-    return WindowRange(MIDNIGHT + 10 * HOUR, MIDNIGHT + 11 * HOUR)
-
-
-def test_files_that_never_settle_do_not_keep_later_ones_waiting(checkout: Path, many_files: WindowRange) -> None:
-    first = due_runs("ingest", access_log(checkout))
-    assert (first.wanted, len(first.warnings), first.cursor) == ((), 100, "a099.log")
-
-    second = due_runs("ingest", access_log(checkout), after=first.cursor)
-    assert [due_run.windows for due_run in second.wanted] == [many_files]
-    assert len(second.warnings) == 99  # a look stays bounded, and goes round
-    assert second.cursor == "a098.log"
-
-
-def test_a_look_without_a_cursor_begins_at_a_place_that_changes_with_time(
-    checkout: Path, many_files: WindowRange
-) -> None:
-    start = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
-    minutes = [FixedClock(start + dt.timedelta(minutes=number)) for number in range(3)]
-    looks = [due_runs("ingest", access_log(checkout), clock, after=None) for clock in minutes]
-    assert len({look.cursor for look in looks}) == 3
-    assert many_files in [due_run.windows for look in looks for due_run in look.wanted]
-
-
-@pytest.mark.usefixtures("many_files")
-def test_the_sensor_goes_on_where_its_last_look_ended(checkout: Path) -> None:
-    repository = definitions(checkout / "tables").get_repository_def()
-    sensor = repository.get_sensor_def("access_log_ingest_sensor")
-
-    def tick(cursor: str | None) -> tuple[list[str | None], str | None]:
-        with build_sensor_context(repository_def=repository, sensor_name=sensor.name, cursor=cursor) as context:
-            answer = sensor.evaluate_tick(context)
-        return [each.partition_key for each in answer.run_requests or []], answer.cursor
-
-    assert tick(None) == ([], "a099.log")
-    assert tick("a099.log") == (["2015-05-17T10:00"], "a098.log")
+    land("b.log", more=("no log line", line_at(dt.datetime(2016, 1, 1, tzinfo=dt.UTC))))
+    size = sum(each.stat().st_size for each in (checkout / "landing" / "access_log").iterdir())
+    assert due("ingest", access_log(checkout)) == DueRun(reason=f"2 landed files, {size:,} bytes", items=2, bytes=size)
 
 
 def test_an_index_that_the_table_does_not_have_yet_is_asked_for(checkout: Path) -> None:
@@ -410,15 +326,15 @@ def test_an_index_that_the_table_does_not_have_yet_is_asked_for(checkout: Path) 
     fewer = declaration.model_copy(update={"indexes": declaration.indexes[:1]})
     other = declaration.indexes[1].name
     Table.declare(fewer)
-    assert due_runs("catch_up", fewer).wanted == ()
+    assert due("catch_up", fewer) is None
 
-    found = due_runs("catch_up", declaration)
+    found = due("catch_up", declaration)
 
-    assert [due_run.indexes for due_run in found.wanted] == [(other,)]
-    assert f"{other} is new" in found.wanted[0].reason
-    assert found.warnings == ()
+    assert found is not None
+    assert found.indexes == (other,)
+    assert f"{other} is new" in found.reason
     Table.declare(declaration)  # as the run does first
-    assert due_runs("catch_up", declaration).wanted == ()
+    assert due("catch_up", declaration) is None
 
 
 def test_a_sort_is_asked_for_only_where_more_generations_wait_than_the_bound(checkout: Path) -> None:
@@ -429,27 +345,10 @@ def test_a_sort_is_asked_for_only_where_more_generations_wait_than_the_bound(che
         for number in range(bound):
             writer.put({"tailnum": f"N{number}"})
             writer.flush()
-        assert due_runs("sort", declaration).wanted == ()
+        assert due("sort", declaration) is None
         writer.put({"tailnum": "one more"})
         writer.flush()
 
-    requested = due_runs("sort", declaration)
-    assert [due_run.reason for due_run in requested.wanted] == [f"generations that wait unsorted: {bound + 1}"]
-    assert due_runs("sort", declaration) == requested
-
-
-def test_a_schedule_requests_ranges_and_single_windows(checkout: Path, land: Land) -> None:
-    land("a.log", 0, 400)
-    land("garbage.log", more=("no log line",))
-    repository = definitions(checkout / "tables").get_repository_def()
-    schedule = repository.get_schedule_def("access_log_ingest_schedule")
-
-    with build_schedule_context(repository_def=repository) as context:
-        requests = schedule.evaluate_tick(context).run_requests or []
-
-    assert [(each.partition_key, each.tags.get("dagster/asset_partition_range_end")) for each in requests] == [
-        (None, "2015-05-17T13:00"),
-        ("2015-05-20T23:00", None),
-    ]
-    assert requests[0].run_key is not None
-    assert requests[0].run_key.startswith("access_log ingest 2015-05-17T10:00...2015-05-17T13:00 ")
+    found = due("sort", declaration)
+    assert found is not None
+    assert found.reason == f"generations that wait unsorted: {bound + 1}"

@@ -34,10 +34,10 @@ def test_a_run_forgets_and_a_report_fails_while_something_holds_the_rows(
     made = Table.declare(table.declaration)
     made.append([{"id": 1, "person": "ann"}, {"id": 2, "person": CANARY}])
     with Spark() as spark, DagsterInstance.ephemeral() as instance:
-        job = build_definitions(declared, InProcessLauncher(spark)).get_job_def("people_forget")
-        config = {"ops": {"people_forget_rows": {"config": {"where": WHERE}}}}
+        job = build_definitions(declared, InProcessLauncher(spark)).get_job_def("forget")
+        config = {"ops": {"forget_rows": {"config": {"table": "people", "where": WHERE}}}}
         assert job.execute_in_process(run_config=config, instance=instance).success
-        config["ops"]["people_forget_rows"]["config"] = {"where": WHERE, "report": True}  # type: ignore[dict-item]
+        config["ops"]["forget_rows"]["config"]["report"] = True  # type: ignore[assignment]
         with pytest.raises(Failure, match="still hold the rows"):
             job.execute_in_process(run_config=config, instance=instance)
     assert made.refresh().scan(["id"]).to_arrow().to_pylist() == [{"id": 1}]

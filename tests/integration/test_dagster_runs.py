@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from dagster import (
     DagsterInstance,
     Definitions,
     ExecuteInProcessResult,
+    JobDefinition,
     RunRequest,
     build_schedule_context,
     build_sensor_context,
@@ -27,6 +29,7 @@ from pipelines.backfill import backfill
 from pipelines.catalog import build_definitions
 from pipelines.run_requests import RANGE_END, RANGE_START
 from pipelines.tables import load_tables
+from storage_core.clock import SystemClock
 from storage_core.declaration import load
 from storage_core.formats.keys import version_key
 from tidemark import Table
@@ -61,10 +64,25 @@ def landed(land: Land) -> None:
     land("b.log", 200, LINES, more=("no log line",))
 
 
+def of_table(job: JobDefinition, table: str) -> JobDefinition:
+    return job.get_subset(
+        asset_selection={key for key in job.asset_layer.executable_asset_keys if key.path[0] == table}
+    )
+
+
 def run(
-    defs: Definitions, instance: DagsterInstance, job: str, *, tags: dict[str, str] | None = None, ok: bool = True
+    defs: Definitions,
+    instance: DagsterInstance,
+    job: str,
+    *,
+    table: str = "access_log",
+    tags: dict[str, str] | None = None,
+    partition: str | None = None,
+    ok: bool = True,
 ) -> ExecuteInProcessResult:
-    result = defs.resolve_job_def(job).execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+    result = of_table(defs.resolve_job_def(job), table).execute_in_process(
+        instance=instance, tags=tags, partition_key=partition, raise_on_error=False
+    )
     assert result.success is ok
     return result
 
@@ -85,31 +103,53 @@ def failures(result: ExecuteInProcessResult) -> list[str]:
     return [str(each.description) for each in data if each]
 
 
-def execute(defs: Definitions, instance: DagsterInstance, request: RunRequest) -> None:
+def execute(defs: Definitions, instance: DagsterInstance, request: RunRequest) -> ExecuteInProcessResult:
     assert request.job_name is not None
-    result = defs.resolve_job_def(request.job_name).execute_in_process(
-        instance=instance,
-        tags=dict(request.tags),
-        partition_key=request.partition_key,
-        asset_selection=request.asset_selection,
+    job = defs.resolve_job_def(request.job_name)
+    checks, assets = request.asset_check_keys, request.asset_selection
+    chosen = job.get_subset(
+        asset_selection=set(assets) if assets else None, asset_check_selection=set(checks) if checks else None
     )
+    result = chosen.execute_in_process(instance=instance, tags=dict(request.tags))
     assert result.success
+    return result
 
 
-def schedule_requests(defs: Definitions, instance: DagsterInstance, name: str) -> list[RunRequest]:
+def asked(request: RunRequest) -> str:
+    return f"{request.tags['tidemark/table']} {request.job_name}"
+
+
+class Hours:
+    """A clock that moves on by hours, so that each cron line of steps has come."""
+
+    def __init__(self) -> None:
+        self.hours = 0
+
+    def now_ms(self) -> int:
+        return SystemClock().now_ms() + self.hours * 3_600_000
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        raise AssertionError(f"nothing here sleeps {duration_ms} ms")
+
+
+def tick(defs: Definitions, instance: DagsterInstance) -> list[RunRequest]:
+    """One tick of everything that asks, at 3:30 and at 3:45."""
     repository = defs.get_repository_def()
-    with build_schedule_context(instance=instance, repository_def=repository) as context:
-        answer = repository.get_schedule_def(name).evaluate_tick(context)
-    requests = list(answer.run_requests or [])
-    assert bool(requests) is not (answer.skip_message or "").startswith("nothing to do")
-    job = name.removesuffix("_schedule")
-    # The tick itself names no job: the schedule does.
-    return [each if each.job_name else each.with_replaced_attrs(job_name=job) for each in requests]
+    (sensor,) = repository.sensor_defs
+    with build_sensor_context(instance=instance, repository_def=repository, sensor_name=sensor.name) as context:
+        requests = list(sensor.evaluate_tick(context).run_requests or [])
+    for name, minute in (("collect_schedule", 30), ("check_schedule", 45)):
+        at = dt.datetime(2030, 1, 1, 3, minute, tzinfo=dt.UTC)
+        schedule = repository.get_schedule_def(name)
+        with build_schedule_context(instance, repository_def=repository, scheduled_execution_time=at) as of_schedule:
+            found = schedule.evaluate_tick(of_schedule).run_requests or []
+        requests += [each.with_replaced_attrs(job_name=schedule.job_name) for each in found]
+    return requests
 
 
 @pytest.mark.usefixtures("landed")
 def test_a_ranged_run_ingests_and_compacts_with_all_metrics(defs: Definitions, instance: DagsterInstance) -> None:
-    result = run(defs, instance, "access_log_backfill", tags=HOURS)
+    result = run(defs, instance, "backfill", tags=HOURS)
 
     ingested, compacted = metrics(result, "access_log/ingested"), metrics(result, "access_log/compacted")
     assert ingested.keys() == compacted.keys() == METADATA | TABLE_METADATA
@@ -128,7 +168,7 @@ def test_a_ranged_run_ingests_and_compacts_with_all_metrics(defs: Definitions, i
 
 @pytest.mark.usefixtures("landed")
 def test_a_partition_of_a_ranged_run_shows_its_own_metrics(defs: Definitions, instance: DagsterInstance) -> None:
-    result = run(defs, instance, "access_log_backfill", tags=HOURS)
+    result = run(defs, instance, "backfill", tags=HOURS)
 
     rows = dict(
         Counter(Table.open("warehouse/access_log").scan().to_arrow()["timestamp"].cast("timestamp[us]").to_pylist())
@@ -154,11 +194,15 @@ def test_a_partition_of_a_ranged_run_shows_its_own_metrics(defs: Definitions, in
 def test_rejected_lines_count_once_and_keep_their_check_red_until_they_are_removed(
     defs: Definitions, instance: DagsterInstance
 ) -> None:
+    node = "access_log__ingested"
+
     def ingest(hour: str) -> tuple[object, bool, object]:
-        result = defs.resolve_job_def("access_log_ingest").execute_in_process(instance=instance, partition_key=hour)
+        result = run(defs, instance, "ingest", partition=hour)
         (check,) = result.get_asset_check_evaluations()
-        (event,) = result.asset_materializations_for_node("access_log__ingested")
-        details = event.metadata["details"].value
+        shown = [each.metadata for each in result.asset_materializations_for_node(node)]
+        shown += [each.metadata for each in result.asset_observations_for_node(node)]
+        (metadata,) = shown
+        details = metadata["details"].value
         rejected = details["rejected"] if isinstance(details, dict) and "rejected" in details else 0
         return rejected, check.passed, check.metadata["in_quarantine"].value
 
@@ -171,15 +215,16 @@ def test_rejected_lines_count_once_and_keep_their_check_red_until_they_are_remov
 
 def test_every_asset_can_be_materialized_from_nothing(defs: Definitions, instance: DagsterInstance) -> None:
     graph = defs.get_repository_def().asset_graph
+    everything = defs.resolve_implicit_global_asset_job_def()
     for table, tags in (("access_log", HOURS), ("planes", {}), ("departures", {}), ("words", {})):
-        run(defs, instance, f"{table}_upkeep", tags=tags)
+        assert of_table(everything, table).execute_in_process(instance=instance, tags=tags).success
     for key in graph.get_all_asset_keys():
         event = instance.get_latest_materialization_event(key)
         assert event is not None
         assert event.asset_materialization is not None
         is_keyed = key.path[0] == "planes"
-        of_table = METADATA | TABLE_METADATA - ({"dagster/row_count"} if is_keyed else set())
-        expected_keys = PARTITION_METADATA if event.asset_materialization.partition else of_table
+        of_whole = METADATA | TABLE_METADATA - ({"dagster/row_count"} if is_keyed else set())
+        expected_keys = PARTITION_METADATA if event.asset_materialization.partition else of_whole
         if key.path[-1].startswith("index_"):
             of_vectors = {"index_imbalance"}
             expected_keys |= INDEX_METADATA - (set() if key.path[-1] == "index_meaning" else of_vectors)
@@ -189,70 +234,123 @@ def test_every_asset_can_be_materialized_from_nothing(defs: Definitions, instanc
 
 
 @pytest.mark.usefixtures("landed")
-def test_schedules_ask_until_there_is_nothing_left_to_do(defs: Definitions, instance: DagsterInstance) -> None:
+def test_a_run_with_nothing_to_do_leaves_the_figures_of_the_one_that_did_it(
+    defs: Definitions, instance: DagsterInstance
+) -> None:
+    def figures(asset: str) -> dict[str | None, object]:
+        records = instance.fetch_materializations(AssetKey(["access_log", asset]), limit=100).records
+        made = [each.asset_materialization for each in reversed(records) if each.asset_materialization]
+        return {each.partition: each.metadata["rows_out"].value for each in made}
+
+    run(defs, instance, "backfill", tags=HOURS)
+    run(defs, instance, "checkpoint")
+    before = {asset: figures(asset) for asset in ("ingested", "compacted", "checkpointed")}
+    assert sum(map(int, map(str, before["ingested"].values()))) == LINES
+    again = run(defs, instance, "backfill", tags=HOURS)  # both steps run: what is idle holds back nothing
+    assert [metrics(again, f"access_log/{each}")["status"] for each in ("ingested", "compacted")] == [
+        "nothing_to_do"
+    ] * 2
+    run(defs, instance, "compact", partition="2015-05-17T10:00")
+    run(defs, instance, "ingest")
+    idle = run(defs, instance, "checkpoint")
+    assert metrics(idle, "access_log/checkpointed")["status"] == "nothing_to_do"
+    assert {asset: figures(asset) for asset in before} == before
+
+
+@pytest.mark.usefixtures("landed")
+def test_storage_is_asked_until_there_is_nothing_left_to_do(
+    checkout: Path, spark: Spark, instance: DagsterInstance
+) -> None:
+    clock = Hours()
+    defs = build_definitions(load_tables(checkout / "tables"), InProcessLauncher(spark), clock)
     with Table.declare(load("tables/planes.yaml")).writer() as writer:
         writer.put([{"tailnum": f"N{number}", "seats": number} for number in range(20)])
         writer.flush()
-    names = sorted(schedule.name for schedule in defs.get_repository_def().schedule_defs)
     requested: list[set[str]] = []
-    while not requested or requested[-1]:
-        requested.append(set())
-        for name in names:
-            for request in schedule_requests(defs, instance, name):
-                execute(defs, instance, request)
-                requested[-1].add(name)
-        assert len(requested) < 6, f"the schedules never come to rest: {requested}"
+    while not requested or requested[-1] - {f"{name} collect" for name in ("access_log", "planes")}:
+        clock.hours += 2
+        requests = tick(defs, instance)
+        requested.append({asked(request) for request in requests})
+        assert len(requests) == len(requested[-1]), "one trigger per step"
+        for request in requests:
+            execute(defs, instance, request)
+        assert len(requested) < 8, f"it never comes to rest: {requested}"
 
-    assert {"access_log_ingest_schedule", "planes_merge_schedule"} <= requested[0]
-    empty = {f"departures_{each}_schedule" for each in ("compact", "checkpoint", "check")}
-    empty |= {f"words_{each}_schedule" for each in ("compact", "checkpoint", "check", "catch_up")}
-    idle = {"planes_compact_schedule", "planes_sort_schedule", *empty, *idle_collectors(names)}
-    assert set.union(*requested) == set(names) - idle
+    assert {"access_log ingest", "planes merge"} <= requested[0]
+    assert set.union(*requested) == {
+        *(f"access_log {job}" for job in ("ingest", "compact", "catch_up", "checkpoint", "collect", "check")),
+        *(f"planes {job}" for job in ("merge", "catch_up", "checkpoint", "collect", "check")),
+    }
     assert Table.open("warehouse/access_log").snapshot.rows == LINES
     assert Table.open("warehouse/planes").snapshot.rows == 20
-    run(defs, instance, "access_log_check")
-    repository = defs.get_repository_def()
-    for sensor in repository.sensor_defs:
-        with build_sensor_context(instance=instance, repository_def=repository, sensor_name=sensor.name) as context:
-            answer = sensor.evaluate_tick(context)
-        assert (answer.run_requests or [], answer.skip_message) == ([], "nothing to do")
 
 
-def idle_collectors(names: list[str]) -> set[str]:
-    """Collectors may find nothing: what compaction removed is still needed by retained versions."""
-    return {name for name in names if name.endswith("_collect_schedule")}
+def test_late_rows_are_settled_by_the_run_that_brings_the_fresh_ones_and_their_files_are_read_once(
+    checkout: Path, spark: Spark, instance: DagsterInstance, land: Land
+) -> None:
+    file = checkout / "tables" / "access_log.yaml"
+    text = file.read_text(encoding="utf-8") + "\nlate_data: {policy: quarantine, acceptance_window: 1h}\n"
+    text = text.replace("  end: 2015-05-21T00:00\n", "")
+    file.write_text(text, encoding="utf-8")
+    now = dt.datetime.now(dt.UTC)
+    old = [now - dt.timedelta(days=5 * number) for number in range(1, 31)]
+    for number in range(3):
+        rows = [
+            f'10.0.0.{number} - - [{at:%d/%b/%Y:%H:%M:%S} +0000] "GET / HTTP/1.1" 200 5 "-" "t"' for at in [*old, now]
+        ]
+        land(f"{number}.log", more=tuple(rows))
+    defs = build_definitions(load_tables(checkout / "tables"), InProcessLauncher(spark))
+
+    (request,) = [each for each in tick(defs, instance) if each.job_name == "ingest"]
+    result = execute(defs, instance, request)
+
+    done = metrics(result, "access_log/ingested")
+    assert (done["rows_in"], done["rows_out"], done["rows_late_quarantined"]) == (93, 3, 90)
+    assert len(metrics_by_partition(result, "access_log/ingested")) == 1
+    assert [each for each in tick(defs, instance) if each.job_name == "ingest"] == []
+
+
+def test_what_waits_is_not_asked_for_again_nor_what_failed_a_moment_ago(
+    defs: Definitions, instance: DagsterInstance, land: Land
+) -> None:
+    land("a.log", 0, 200)
+    (request,) = tick(defs, instance)
+    assert (asked(request), request.run_key, request.partition_key) == ("access_log ingest", None, None)
+    assert request.tags["dagster/priority"] == "10"
+    job = defs.resolve_job_def("ingest")
+    waiting = instance.create_run_for_job(job, asset_selection=frozenset(request.asset_selection or ()))
+    land("b.log", 200, 210)
+    assert tick(defs, instance) == []
+    instance.report_run_failed(waiting)
+    assert tick(defs, instance) == []
+    instance.delete_run(waiting.run_id)
+    assert [asked(each) for each in tick(defs, instance)] == ["access_log ingest"]
 
 
 def test_the_sensor_asks_for_compaction_where_storage_shows_debt(
     defs: Definitions, instance: DagsterInstance, land: Land
 ) -> None:
-    land("a.log", 0, 200)
-    run(defs, instance, "access_log_ingest", tags=HOURS)
-    land("late.log", 0, 50)
-    run(defs, instance, "access_log_ingest", tags=HOURS)
-    repository = defs.get_repository_def()
-    sensor = repository.get_sensor_def("access_log_compact_sensor")
+    for name, last in (("a.log", 200), ("late.log", 50)):
+        land(name, 0, last)
+        run(defs, instance, "ingest", tags=HOURS)
 
-    def tick() -> list[RunRequest]:
-        with build_sensor_context(instance=instance, repository_def=repository, sensor_name=sensor.name) as context:
-            return list(sensor.evaluate_tick(context).run_requests or [])
+    def compactions() -> list[RunRequest]:
+        return [each for each in tick(defs, instance) if each.job_name == "compact"]
 
-    requests = tick()
-    assert [each.partition_key for each in requests] == ["2015-05-17T10:00"]
-    assert [each.run_key for each in requests] == ["access_log compact 2015-05-17T10:00...2015-05-17T10:00 v2"]
-    assert [each.run_key for each in tick()] == [each.run_key for each in requests]
-    for request in requests:
-        execute(defs, instance, request.with_replaced_attrs(job_name="access_log_compact"))
-    assert tick() == []
+    (request,) = compactions()
+    assert request.tags["tidemark/reason"] == "2 splits to compact"
+    result = execute(defs, instance, request)
+    assert list(metrics_by_partition(result, "access_log/compacted")) == ["2015-05-17T10:00"]
+    assert compactions() == []
 
 
 def test_a_run_with_the_tag_compacts_the_state(defs: Definitions, instance: DagsterInstance, land: Land) -> None:
     for number in range(3):
         land(f"{number}.log", 50 * number, 50 * number + 50)
-        run(defs, instance, "access_log_ingest", tags=HOURS)
-        run(defs, instance, "access_log_checkpoint")
+        run(defs, instance, "ingest", tags=HOURS)
+        run(defs, instance, "checkpoint")
     assert Table.open("warehouse/access_log").describe_state()["compact"] is False
-    run(defs, instance, "access_log_checkpoint", tags={STATE_TAG: COMPACT_STATE})
+    run(defs, instance, "checkpoint", tags={STATE_TAG: COMPACT_STATE})
     assert Table.open("warehouse/access_log").describe_state()["compact"] is True
 
 
@@ -260,16 +358,16 @@ def test_a_change_of_the_window_begins_new_partitions_and_every_row_is_there_onc
     checkout: Path, defs: Definitions, instance: DagsterInstance, land: Land, spark: Spark
 ) -> None:
     land("a.log", 0, 200)
-    run(defs, instance, "access_log_ingest", tags={RANGE_START: "2015-05-17T11:00", RANGE_END: "2015-05-17T11:00"})
+    run(defs, instance, "ingest", tags={RANGE_START: "2015-05-17T11:00", RANGE_END: "2015-05-17T11:00"})
     file = checkout / "tables" / "access_log.yaml"
     file.write_text(file.read_text(encoding="utf-8").replace("window: 1h", "window: 15m"), encoding="utf-8")
     changed = build_definitions(load_tables(checkout / "tables"), InProcessLauncher(spark))
     quarters = {RANGE_START: "2015-05-17T10:00", RANGE_END: "2015-05-17T13:45"}
-    run(changed, instance, "access_log_ingest", tags=quarters)
+    run(changed, instance, "ingest", tags=quarters)
     table = Table.open("warehouse/access_log")
     assert table.snapshot.rows == 200
     assert {add.windowSeconds for add in table.snapshot.splits.values()} == {900, 3600}
-    result = run(changed, instance, "access_log_compact", tags={**quarters, MODE_TAG: "rewindow"})
+    result = run(changed, instance, "compact", tags={**quarters, MODE_TAG: "rewindow"})
     assert metrics(result, "access_log/compacted")["status"] == "committed"
     assert {add.windowSeconds for add in table.refresh().snapshot.splits.values()} == {900}
     assert table.snapshot.rows == 200
@@ -279,13 +377,13 @@ def test_a_change_of_the_window_begins_new_partitions_and_every_row_is_there_onc
 def test_losing_the_storage_of_dagster_loses_history_and_nothing_else(
     checkout: Path, defs: Definitions, instance: DagsterInstance
 ) -> None:
-    run(defs, instance, "access_log_backfill", tags=HOURS)
+    run(defs, instance, "backfill", tags=HOURS)
     version = Table.open("warehouse/access_log").version
     shutil.rmtree(checkout / "history")
     (checkout / "second").mkdir()
 
     with DagsterInstance.local_temp(str(checkout / "second"), overrides=QUIET) as fresh:
-        result = run(defs, fresh, "access_log_backfill", tags=HOURS)
+        result = run(defs, fresh, "backfill", tags=HOURS)
 
     assert metrics(result, "access_log/ingested")["status"] == "nothing_to_do"
     assert metrics(result, "access_log/compacted")["status"] == "nothing_to_do"
@@ -319,7 +417,7 @@ def test_a_failed_job_fails_the_step_with_its_kind_and_message(defs: Definitions
     assert path is not None
     path.write_bytes(b"not a version")
 
-    result = run(defs, instance, "planes_compact", ok=False)
+    result = run(defs, instance, "compact", table="planes", ok=False)
 
     assert len(failures(result)) == 1
     assert failures(result)[0].startswith("corrupt: ")
@@ -331,7 +429,7 @@ def test_a_job_that_fails_in_a_subprocess_says_why(checkout: Path, instance: Dag
     file = checkout / "tables" / "access_log.yaml"  # edited after Dagster loaded it
     file.write_text(file.read_text(encoding="utf-8").replace("window: 1h", "window: 7m"), encoding="utf-8")
 
-    result = run(defs, instance, "access_log_ingest", tags=HOURS, ok=False)
+    result = run(defs, instance, "ingest", tags=HOURS, ok=False)
 
     assert len(failures(result)) == 1
     assert failures(result)[0].startswith("invalid_input: ")

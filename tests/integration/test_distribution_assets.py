@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
+from dagster import DagsterInstance, Definitions, ExecuteInProcessResult, SkipReason
 
 from assets.launcher import InProcessLauncher
 from assets.metadata import METADATA
 from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
-from pipelines.distribution import tick
+from pipelines.distribution import waiting_chunks
 from pipelines.raw_logs import read_raw_logs
 from pipelines.tables import read_tables
 from storage_core.leases.lease import acquire
@@ -60,7 +60,7 @@ def definitions(root: Path, spark: Spark) -> Definitions:
 
 
 def materialized(root: Path, spark: Spark, instance: DagsterInstance) -> ExecuteInProcessResult:
-    return definitions(root, spark).resolve_job_def("all_rows_distribute").execute_in_process(instance=instance)
+    return definitions(root, spark).resolve_job_def("distribute").execute_in_process(instance=instance)
 
 
 def verdicts(result: ExecuteInProcessResult) -> dict[str, bool]:
@@ -71,7 +71,7 @@ def test_a_raw_log_has_an_asset_a_job_and_a_schedule_and_a_broken_one_is_shown(r
     found = definitions(root, spark).get_repository_def()
     keys = {key.to_user_string() for key in found.asset_graph.get_all_asset_keys()}
     assert {"all-rows/distributed", "invalid_declarations/bad", "a/compacted"} <= keys
-    assert found.get_schedule_def("all_rows_distribute_schedule").cron_schedule == "*/15 * * * *"
+    assert found.get_schedule_def("distribute_schedule").cron_schedule == "*/15 * * * *"
 
 
 def test_what_a_raw_log_brings_is_merged_or_compacted_after_it_was_distributed(root: Path, spark: Spark) -> None:
@@ -107,7 +107,7 @@ def test_a_table_that_is_held_fails_the_step_which_shows_what_was_distributed_to
     declared = {each.declaration.name: each.declaration for each in tables.tables}
     table = Table.declare(declared["a"])
     acquire(table.log, table.snapshot, "distribute.all-rows", "somebody@elsewhere")
-    job = definitions(root, spark).resolve_job_def("all_rows_distribute")
+    job = definitions(root, spark).resolve_job_def("distribute")
     result = job.execute_in_process(instance=instance, raise_on_error=False)
     assert not result.success
     (failed,) = result.get_step_failure_events()
@@ -122,12 +122,12 @@ def test_the_schedule_asks_until_everything_is_distributed_and_a_gap_fails_the_c
     (raw_log,) = read_raw_logs(root / "tables").raw_logs
     chunks = sorted((root / "raw" / "live").rglob("*.avro"), key=lambda each: each.name)
     chunks[2].unlink()
-    (requested,) = tick(raw_log)
-    assert requested.tags == {"tidemark/reason": "2 chunks waiting"}  # type: ignore[union-attr]  # it is no skip
+    assert waiting_chunks(raw_log) == "2 chunks waiting"
     result = materialized(root, spark, instance)
     assert verdicts(result)["nothing_is_missing"] is False
     (event,) = result.asset_materializations_for_node("all_rows__distributed")
     assert event.metadata.keys() == METADATA - {"debt_left"} | {"gaps"}  # missing chunks are no debt of windows
     assert event.metadata["gaps"].value == 1
-    (skipped,) = tick(raw_log)
-    assert "held back by missing chunks" in str(skipped.skip_message)  # type: ignore[union-attr]  # it is no run
+    skipped = waiting_chunks(raw_log)
+    assert isinstance(skipped, SkipReason)
+    assert "held back by missing chunks" in str(skipped.skip_message)

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from assets.due_runs import due_runs
+from assets.due_runs import DueRun, TableInputs, due_run
 from pipelines.cli import main
-from storage_core.declaration import load
+from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.gc.collect import collect
 from storage_core.history.restore import restore
@@ -218,25 +218,27 @@ def test_options_of_the_index_are_passed_to_the_commit() -> None:
     assert search(table.store, table.snapshot, "flood", index="text").num_rows == 1 + segment_merge_work.FACTOR // 2
 
 
+def catch_up_due(declaration: TableDeclaration) -> DueRun | None:
+    return due_run("catch_up", TableInputs.of(declaration))
+
+
 def test_nobody_has_to_run_optimize(tmp_path: Path) -> None:
     file = tmp_path / "words.yaml"
     described = "indexes: [{name: tags, kind: bitmap, columns: [tag]}]"
     file.write_text(f"name: words\nuri: {tmp_path / 'table'}\ncolumns: {{tag: string}}\n{described}\n")
     declaration = load(file)
     table = Table.declare(declaration)
-    keys = set[str]()
     for _ in range(segment_merge_work.FACTOR):
         table.append({"tag": "x"})
-        (due,) = due_runs("catch_up", declaration).wanted
-        keys.add(due.work_key)
+        assert catch_up_due(declaration) is not None
         plan = catch_up.plan(table.snapshot, "tags")
         built = [catch_up.execute(table.store, item, ids=table.log.ids) for item in plan.work]
         table.log.commit(table.snapshot, plan.actions(built), operation="CATCH UP")  # of a release that merges nothing
-    (due,) = due_runs("catch_up", declaration).wanted  # no split is lacking a segment any more
+    due = catch_up_due(declaration)  # no split is lacking a segment any more
+    assert due is not None
     assert due.reason == "tags has 8 segments to merge"
-    assert due.work_key not in keys
     upkeep.catch_up(table)
-    assert due_runs("catch_up", declaration).wanted == ()
+    assert catch_up_due(declaration) is None
     assert len(table.refresh().snapshot.segments) == 1
 
 
@@ -441,7 +443,7 @@ def test_a_catch_up_merges_what_it_built_and_has_nothing_to_do_then(tmp_path: Pa
         table.append({"tag": ("ebb", "tide")[number % 2]})
     before = table.search("tide", index="text", limit=100)
     upkeep.catch_up(table)
-    assert due_runs("catch_up", declaration).wanted == ()
+    assert catch_up_due(declaration) is None
     table = table.refresh()
     assert sorted(each.index for each in table.snapshot.segments.values()) == ["tags", "text"]
     assert table.search("tide", index="text", limit=100).to_arrow().equals(before.to_arrow())

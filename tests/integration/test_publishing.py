@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from dagster import AssetKey, DagsterInstance
 
-from assets.due_runs import due_runs
+from assets.due_runs import TableInputs, due_run
 from assets.launcher import InProcessLauncher
 from jobs import publish
 from jobs.spark.spark import Spark
@@ -113,11 +113,12 @@ def test_only_a_table_that_declares_it_has_the_asset_which_publishes(
         assert AssetKey(["others", "published"]) not in assets
         table = Table.declare(declaration)
         table.append([{"id": 1, "url": "/"}])
-        (due,) = due_runs("publish", declaration, after=None).wanted
+        due = due_run("publish", TableInputs.of(declaration))
+        assert due is not None
         assert due.reason == "version 1, nothing is published"
-        job = build_definitions(declared, launcher).resolve_job_def("hits_publish")
+        job = build_definitions(declared, launcher).resolve_job_def("publish")
         assert job.execute_in_process(instance=instance).success
-        assert not due_runs("publish", declaration, after=None).wanted
+        assert due_run("publish", TableInputs.of(declaration)) is None
     assert pl.read_delta("warehouse/hits").rows() == [(1, "/")]
 
 

@@ -56,7 +56,7 @@ def root(tmp_path: Path) -> Path:
 def run(root: Path, spark: Spark, instance: DagsterInstance, job: str) -> ExecuteInProcessResult:
     tables, raw_logs = read_tables(root / "tables"), read_raw_logs(root / "tables")
     found = build_definitions(tables, InProcessLauncher(spark), raw_logs=raw_logs)
-    assert found.get_repository_def().get_schedule_def("all_heal_raw_schedule").cron_schedule == "40 3 * * *"
+    assert found.get_repository_def().get_schedule_def("heal_raw_schedule").cron_schedule == "40 3 * * *"
     return found.resolve_job_def(job).execute_in_process(instance=instance)
 
 
@@ -81,18 +81,18 @@ def test_a_request_travels_as_arguments() -> None:
 def test_stores_are_healed_and_what_the_table_has_is_collected_later(
     root: Path, spark: Spark, instance: DagsterInstance
 ) -> None:
-    healed = run(root, spark, instance, "all_heal_raw")
+    healed = run(root, spark, instance, "heal_raw")
     assert verdicts(healed) == {"every_store_is_whole": True}
     assert len(union([root / "away"]).chunks) == 3
-    assert run(root, spark, instance, "all_distribute").success
-    collected = run(root, spark, instance, "all_collect_raw")
+    assert run(root, spark, instance, "distribute").success
+    collected = run(root, spark, instance, "collect_raw")
     assert verdicts(collected) == {"nothing_is_damaged": True}
     (event,) = collected.asset_materializations_for_node("all__raw_collected")
     assert event.metadata["status"].value == "nothing_to_do", "they are in the plan now"
     (chunk, *_) = union([root / "away"]).chunks
     (root / "away" / chunk.keys[0]).write_bytes(b"torn")
     (root / "here" / chunk.keys[0]).write_bytes(b"torn")
-    assert verdicts(run(root, spark, instance, "all_heal_raw")) == {"every_store_is_whole": True}, "of one size"
+    assert verdicts(run(root, spark, instance, "heal_raw")) == {"every_store_is_whole": True}, "of one size"
 
 
 def test_the_command_says_what_waits_heals_and_collects(
@@ -118,7 +118,7 @@ def test_the_command_says_what_waits_heals_and_collects(
     assert (done["status"], sum(done["copied"].values())) == ("healed", 3)
     assert tidemark("raw", "here", "--also", "away", "--heal")["status"] == "nothing_to_do"
     assert tidemark("raw", "all", "--collect", "--horizon", "0")["status"] == "nothing_to_do"
-    assert run(root, spark, instance, "all_distribute").success
+    assert run(root, spark, instance, "distribute").success
     assert tidemark("raw", "all", "--collect", "--dry-run")["details"]["candidates"] == {
         open_store(str(root / name)).uri: 3 for name in ("here", "away")
     }

@@ -184,9 +184,10 @@ def test_debt_says_of_every_window_what_is_to_be_done_why_and_what_it_costs(
 
 @pytest.mark.dagster
 @pytest.mark.usefixtures("place")
-def test_the_asset_expires_before_the_compaction_and_its_schedule_asks_only_when_a_window_has_left() -> None:
-    from dagster import DagsterInstance, build_schedule_context
+def test_the_asset_expires_before_the_compaction_and_is_asked_for_only_when_a_window_has_left() -> None:
+    from dagster import DagsterInstance
 
+    from assets.due_runs import TableInputs, due_run
     from assets.launcher import InProcessLauncher
     from jobs.spark.spark import Spark
     from pipelines.catalog import build_definitions
@@ -197,33 +198,25 @@ def test_the_asset_expires_before_the_compaction_and_its_schedule_asks_only_when
     keys = {key.to_user_string(): key for key in repository.asset_graph.get_all_asset_keys()}
     assert keys["events/expired"] in repository.asset_graph.get(keys["events/compacted"]).parent_keys
 
-    def requested(instance: DagsterInstance) -> list[str]:
-        with build_schedule_context(instance=instance, repository_def=repository) as context:
-            tick = repository.get_schedule_def("events_expire_schedule").evaluate_tick(context)
-        return [str(each.run_key) for each in tick.run_requests or []]
-
+    Table.open("warehouse/events").append([{"time": dt.datetime.fromtimestamp(LEFT, dt.UTC), "status": 1}])
     with DagsterInstance.ephemeral() as instance:
-        wanted = requested(instance)
-        assert len(wanted) == 1
-        assert requested(instance) == wanted
-        Table.open("warehouse/events").append([{"time": dt.datetime.fromtimestamp(LEFT, dt.UTC), "status": 1}])
-        assert requested(instance) != wanted, "a late row asks anew"
-        result = defs.resolve_job_def("events_expire").execute_in_process(instance=instance)
+        assert due_run("expire", TableInputs.of(declared())) is not None
+        result = defs.resolve_job_def("expire").execute_in_process(instance=instance)
         (event,) = result.asset_materializations_for_node("events__expired")
         metrics = {name: value.value for name, value in event.metadata.items()}
         assert (metrics["status"], metrics["rows_in"], metrics["splits_in"]) == ("committed", 5, 5)
-        assert requested(instance) == []
+    assert due_run("expire", TableInputs.of(declared())) is None
     assert rows() == 2
 
 
 @pytest.mark.dagster
 @pytest.mark.usefixtures("place")
 def test_a_retention_that_is_only_declared_is_asked_for_and_without_one_there_is_no_asset() -> None:
-    from assets.due_runs import due_runs
+    from assets.due_runs import TableInputs, due_run
     from assets.factory import steps_of
 
     without = declared().model_copy(update={"retention": None})
     Table.declare(without)
-    assert len(due_runs("expire", declared()).wanted) == 1
-    assert due_runs("expire", without).wanted == ()
+    assert due_run("expire", TableInputs.of(declared())) is not None
+    assert due_run("expire", TableInputs.of(without)) is None
     assert "expired" not in {step.name for step in steps_of(without)}

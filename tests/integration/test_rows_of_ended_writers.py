@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from assets.due_runs import due_runs
+from assets.due_runs import DueRun, TableInputs, due_run
 from jobs import merge
 from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
@@ -91,6 +91,10 @@ def years(table: Table) -> dict[object, object]:
     return {row["tailnum"]: row["year"] for row in table.refresh().scan().to_arrow().to_pylist()}
 
 
+def merge_due(declaration: TableDeclaration) -> DueRun | None:
+    return due_run("merge", TableInputs.of(declaration))
+
+
 @pytest.mark.parametrize("end", ["ended", "killed", "paused"])
 def test_its_rows_are_in_the_base_after_the_next_merge_and_one_that_wakes_up_goes_on(
     declaration: TableDeclaration, spark: Spark, end: str
@@ -100,19 +104,20 @@ def test_its_rows_are_in_the_base_after_the_next_merge_and_one_that_wakes_up_goe
     with writer_until(end, table.uri) as process:
         assert len(read_registry(table.store).regions) == REGIONS
         make_old(table, 60)
-        assert due_runs("merge", declaration).wanted == ()
+        assert merge_due(declaration) is None
         assert merge.run(request, spark).status == "nothing_to_do"
         make_old(table, 3600)
-        (due,) = due_runs("merge", declaration).wanted
+        due = merge_due(declaration)
+        assert due is not None
         assert due.reason == "16 regions with rows of a silent writer"
         planned = merge.run(JobRequest(table_uri=table.uri, dry_run=True), spark)
         assert planned.details == {"generations": 0, "regions": 0, "idle_regions": REGIONS}
-        assert due_runs("merge", declaration).wanted == (due,), "nothing was changed"
+        assert merge_due(declaration) == due, "nothing was changed"
         done = merge.run(request, spark)
         assert (done.status, done.metrics.rows_out) == ("committed", len(NAMES))
         assert done.details == {"generations": REGIONS, "regions": REGIONS, "idle_regions": REGIONS}
         assert years(table) == dict.fromkeys(NAMES, 2004)
-        assert due_runs("merge", declaration).wanted == ()
+        assert merge_due(declaration) is None
         expected = dict.fromkeys(NAMES, 2004)
         if end == "paused":
             process.send_signal(signal.SIGCONT)

@@ -11,7 +11,6 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from jobs.requests.window_range import EVERY_WINDOW
 from jobs.spark import delta
 from storage_core.declaration import load
 from storage_core.delta_source.equal_rows import hide_equal_rows
@@ -170,7 +169,7 @@ def test_a_spark_that_runs_without_delta_lake_says_how_to_start_one_that_has_it(
 
 
 def test_versions_that_are_not_in_are_due_and_land_whole_whatever_their_windows(tmp_path: Path) -> None:
-    from assets.due_runs import due_runs  # and Dagster, a second or two
+    from assets.due_runs import TableInputs, due_run  # and Dagster, a second or two
     from assets.factory import steps_of
 
     changed(tmp_path / "lake", 1)
@@ -182,9 +181,10 @@ def test_versions_that_are_not_in_are_due_and_land_whole_whatever_their_windows(
     steps = {step.name: step for step in steps_of(declaration)}
     assert (steps["ingested"].windowed, steps["compacted"].windowed) == (False, True)
     assert steps["merged"].after == ("ingested",)
-    (due,) = due_runs("ingest", declaration).wanted
-    assert (due.reason, due.windows) == ("2 versions of the Delta table", EVERY_WINDOW)
+    due = due_run("ingest", TableInputs.of(declaration))
+    assert due is not None
+    assert (due.reason, due.items) == ("2 versions of the Delta table", 2)
     table = Table.declare(declaration)
     reached = DeltaProgress(table_id=str(group.metadata().id), next_version=2)
     table.log.commit(table.snapshot, progress_txns(reached, 1), operation="INGEST")
-    assert due_runs("ingest", declaration).wanted == ()
+    assert due_run("ingest", TableInputs.of(declaration)) is None

@@ -23,8 +23,7 @@ from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.content import ContentHash, as_hex
 from storage_core.ingest.landing import LandedFile, LandingFormat, LandingSpec, content_of, discover, open_bytes
 from storage_core.ingest.parse import parse_blocks
-from storage_core.ingest.progress import progress
-from storage_core.ingest.waiting import WindowedRows, fingerprint, look, waiting_files
+from storage_core.ingest.progress import pending, progress
 from storage_core.ingest.work import IngestResult, IngestWork
 from storage_core.log.actions import Metadata, Txn
 from storage_core.log.log import TransactionLog
@@ -196,18 +195,18 @@ def test_what_was_ingested_before_contents_were_recorded_is_known_by_its_size_on
     assert f"was {size} bytes" in bench.reasons()[0]
 
 
-def test_a_sensor_asks_for_a_replaced_file_once_and_reads_no_window_of_it(bench: Bench) -> None:
-    reading = WindowedRows(spec=bench.spec, schema=SCHEMA, time_column="at", window_seconds=3600)
-    first = bench.land(101, 102)
+def test_a_replaced_file_waits_for_one_ingest(bench: Bench) -> None:
+    def waiting() -> list[str]:
+        return [each.path for each in pending(bench.log.snapshot(), discover(bench.spec))]
+
+    bench.land(101, 102)
     bench.ingest()
-    assert waiting_files(bench.log.snapshot(), bench.spec) == []
-    second = bench.land(201, 202)
-    (waiting,) = look(waiting_files(bench.log.snapshot(), bench.spec), reading)
-    assert (waiting.left, waiting.done) == (frozenset(), frozenset({0, 3600}))
-    assert fingerprint([first]) != fingerprint([second])
+    assert waiting() == []
+    bench.land(201, 202)
+    assert waiting() == [FILE]
     bench.ingest(7200)
     assert len(bench.reasons()) == 1
-    assert waiting_files(bench.log.snapshot(), bench.spec) == []
+    assert waiting() == []
 
 
 def test_a_file_in_any_store_is_known_by_its_etag(bench: Bench) -> None:

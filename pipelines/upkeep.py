@@ -1,0 +1,222 @@
+"""The upkeep sensor: one for all tables. It looks at them in turn, and asks for the runs that are worth most.
+
+A step of a table that waits or works is not asked for again, and one that failed not before it rested
+(`pipelines.at_work`). A tick is bounded in requests, seconds and runs; the next goes on where it ended. What was seen
+of idle tables is in memory only: a restart looks at all of them anew, within the same bounds.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from dagster import (
+    AssetKey,
+    DefaultSensorStatus,
+    RunRequest,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+)
+from dagster._utils.schedules import get_latest_completed_cron_tick
+
+from assets.due_runs import DueRun, TableInputs, due_run
+from assets.factory import asset_key, index_asset
+from assets.launcher import JobName
+from assets.partitions import partition_key, span_of
+from assets.seen import Seen
+from pipelines.at_work import AtWork
+from pipelines.jobs import Job, jobs_of, step_assets
+from pipelines.run_requests import run_request
+from storage_core.clock import Clock, SystemClock
+from storage_core.declaration import TableDeclaration
+from storage_core.errors import TidemarkError
+
+NAME = "upkeep_sensor"
+INTERVAL_SECONDS = 30
+STEPS: frozenset[JobName] = frozenset(
+    {"ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "publish"}
+)
+"""What the sensor asks for; collections and checks have schedules."""
+
+WHOLE_LOOK_SECONDS = 900
+"""An idle table is looked at as a whole after so long: time alone makes some work, such as windows that become cold."""
+
+LATE_SECONDS = 3600
+"""Work that has waited so long goes with fresh data."""
+
+# What a run costs beside what it reads: so many bytes could be read while it starts.
+_START_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a tick may do: requests to storage, seconds, and runs of it that wait at once."""
+
+    requests: int = 1_000
+    seconds: float = 20
+    waiting: int = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A step of a table that could run now."""
+
+    declaration: TableDeclaration
+    job: JobName
+    due: DueRun
+    assets: Sequence[AssetKey]
+    late_seconds: float
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it has waited too long."""
+        return self.late_seconds >= LATE_SECONDS
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What sorts the most urgent first: fresh data and what is late, then by benefit per cost and by lateness."""
+        gain = self.due.items / (_START_BYTES + self.due.bytes) * (1 + self.late_seconds / LATE_SECONDS)
+        return (-int(self.is_late or self.job in ("ingest", "merge")), -gain)
+
+    def request(self) -> RunRequest:
+        """Return the request of its run."""
+        span = span_of(self.declaration) if self.job == "compact" else None
+        window = None if span is None else span.partition_of(self.due.newest)
+        partition = None if span is None else partition_key(span.newest if window is None else window)
+        name, reason = self.declaration.name, self.due.reason
+        return run_request(self.job, name, self.assets, reason, is_late=self.is_late, partition=partition)
+
+
+class Upkeep:
+    """Looks at tables for one sensor, and remembers of each what it saw, since when steps wait, and what it asked for.
+
+    For one thread. `requests` counts what the looks cost.
+    """
+
+    def __init__(
+        self,
+        declarations: Sequence[TableDeclaration],
+        assets_of_jobs: Mapping[str, Sequence[AssetKey]],
+        clock: Clock | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self._declarations = {each.name: each for each in declarations}
+        self._assets_of_jobs = assets_of_jobs
+        self._clock = clock or SystemClock()
+        self._bounds = bounds or Bounds()
+        self._began_ms = self._clock.now_ms()
+        self._seen: dict[str, Seen] = {}
+        self._since_ms: dict[tuple[str, JobName], int] = {}
+        self._asked_ms: dict[tuple[str, JobName], int] = {}
+        self.requests = 0
+
+    def tick(self, context: SensorEvaluationContext) -> SensorResult:
+        """Return what to run now, the most urgent first, and the table at which the next tick begins."""
+        began, spent = monotonic(), self.requests
+        at_work = AtWork.of(context.instance, self._assets_of_jobs, now_ms=self._clock.now_ms())
+        wanted: list[Wanted] = []
+        problems: list[str] = []
+        names, done = self._from(context.cursor), 0
+        for done, name in enumerate(names, start=1):  # noqa: B007  # how many is asked below
+            try:
+                wanted += self._look(self._declarations[name], at_work)
+            except TidemarkError as error:
+                problems.append(f"{name}: {error.kind}: {error}")
+            if self.requests - spent >= self._bounds.requests or monotonic() - began >= self._bounds.seconds:
+                break
+        for problem in problems:
+            context.log.warning("%s", problem)
+        room = self._bounds.waiting - sum(run.tags.get("dagster/sensor_name") == NAME for run in at_work.waiting)
+        chosen = sorted(wanted, key=lambda each: each.rank)[: max(room, 0)]
+        for each in chosen:
+            self._asked_ms[each.declaration.name, each.job] = self._clock.now_ms()
+        return SensorResult(
+            run_requests=[each.request() for each in chosen],
+            cursor=names[done % len(names)] if names else None,
+            skip_reason=None if chosen else SkipReason(_why(len(wanted), problems)),
+        )
+
+    def _from(self, cursor: str | None) -> list[str]:
+        """The tables in their order, beginning at the cursor, and going round."""
+        names = sorted(self._declarations)
+        place = next((number for number, name in enumerate(names) if name >= (cursor or "")), 0)
+        return [*names[place:], *names[:place]]
+
+    def _look(self, declaration: TableDeclaration, at_work: AtWork) -> list[Wanted]:
+        """What the table needs and has no run of; a table in which nothing was to do is asked one thing only."""
+        name = declaration.name
+        if not self._may_have_changed(declaration):
+            return []
+        inputs = TableInputs.of(declaration, self._clock)
+        seen = Seen.of(inputs)
+        wanted, is_idle = [], True
+        for job in (each for each in jobs_of(declaration) if each in STEPS):
+            free = at_work.free(step_assets(declaration, job))
+            due = due_run(job, inputs)
+            is_idle &= due is None
+            if due is None:
+                self._since_ms.pop((name, job), None)
+                continue
+            since_ms = self._since_ms.setdefault((name, job), self._clock.now_ms())
+            chosen = [key for key in free if not due.indexes or key in _index_assets(name, due.indexes)]
+            if chosen and self._is_time(declaration, job):
+                late = (self._clock.now_ms() - since_ms) / 1000
+                wanted.append(Wanted(declaration=declaration, job=job, due=due, assets=chosen, late_seconds=late))
+        self.requests += _requests_of(inputs)
+        if is_idle:
+            self._seen[name] = seen
+        return wanted
+
+    def _may_have_changed(self, declaration: TableDeclaration) -> bool:
+        seen = self._seen.pop(declaration.name, None)
+        if seen is None or self._clock.now_ms() - seen.at_ms >= WHOLE_LOOK_SECONDS * 1000:
+            return True
+        self.requests += 1
+        is_same, later = seen.is_same(declaration)
+        if is_same:
+            self._seen[declaration.name] = later
+        return not is_same
+
+    def _is_time(self, declaration: TableDeclaration, job: JobName) -> bool:
+        """Whether the cron line of the step has come since it was asked for last; without one it is always time."""
+        cron = getattr(declaration.schedule, job)
+        if cron is None:
+            return True
+        now = dt.datetime.fromtimestamp(self._clock.now_ms() / 1000, dt.UTC)
+        last_ms = self._asked_ms.get((declaration.name, job), self._began_ms)
+        return get_latest_completed_cron_tick(cron, now, "UTC").timestamp() * 1000 > last_ms
+
+
+def build_upkeep_sensor(
+    jobs: Sequence[Job], upkeep: Upkeep, *, interval_seconds: int = INTERVAL_SECONDS
+) -> SensorDefinition:
+    """Return the sensor, stopped until somebody starts it in the UI. `jobs` are those that it may ask for."""
+    return SensorDefinition(
+        name=NAME,
+        evaluation_fn=upkeep.tick,
+        jobs=list(jobs),
+        minimum_interval_seconds=interval_seconds,
+        default_status=DefaultSensorStatus.STOPPED,
+        description="Looks at all tables in turn and requests the runs that storage asks for, the most urgent first.",
+    )
+
+
+def _index_assets(table: str, indexes: Sequence[str]) -> list[AssetKey]:
+    return [asset_key(table, index_asset(name)) for name in indexes]
+
+
+def _requests_of(inputs: TableInputs) -> int:
+    """What a whole look cost: that there is a table, what the table's store counts, and its listings by thousands."""
+    of_table = sum(inputs.table.store.requests.values()) if inputs.table else 0
+    spec = inputs.declaration.landing_spec()
+    landed = 1 + len(inputs.landed) // 1000 if spec else 0
+    return 1 + of_table + landed + bool(inputs.declaration.primary_key)
+
+
+def _why(wanted: int, problems: Sequence[str]) -> str:
+    waits = [f"{wanted} steps wait for room in the queue"] if wanted else []
+    return "; ".join([*(waits or ["nothing to do"]), *problems])
