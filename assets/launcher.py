@@ -32,6 +32,7 @@ from jobs.requests.distribute import DistributeRequest
 from jobs.requests.forget import ForgetRequest
 from jobs.requests.raw_log import RawLogRequest
 from jobs.requests.request import JobRequest, to_argv
+from jobs.running.parent import as_parent
 from jobs.spark.code_archive import first_on_path
 from jobs.spark.spark import Spark
 from storage_core.errors import TidemarkError
@@ -95,14 +96,15 @@ class PipesLauncher:
         self._root = root
 
     def submit(self, context: Context, job: JobName, request: Request) -> Report:
-        """Run the subprocess; what it writes to stdout and stderr is in the run's compute logs."""
+        """Run the subprocess, which ends with this one; what it writes to stdout and stderr is in the compute logs."""
         command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
         with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
             messages = Path(folder) / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
             client = PipesSubprocessClient(cwd=str(self._root) if self._root else None, message_reader=reader)
             with _reported_failure(messages):
-                completed = client.run(context=context, command=command, env=first_on_path(os.environ))
+                environment = {**first_on_path(os.environ), **as_parent()}
+                completed = client.run(context=context, command=command, env=environment)
         return _only_report(job, completed.get_custom_messages())
 
 
