@@ -11,6 +11,7 @@ from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
 from pipelines.cataloguing import build_catalog
 from pipelines.distribution import build_raw_log
+from pipelines.housekeeping import build_housekeeping
 from pipelines.jobs import build_jobs
 from pipelines.raw_logs import DeclaredRawLogs
 from pipelines.schedules import build_schedules
@@ -41,6 +42,7 @@ def build_definitions(
             resources={LAUNCHER: launcher},
             assets=[_left_out(problem) for problem in (*declared.problems, *raw_logs.problems)],
         ),
+        build_housekeeping(),
         *(build_table(table, raw_logs, clock) for table in declared.tables),
         *map(build_raw_log, raw_logs.raw_logs),
         *([build_catalog(declared.tables)] if catalog else []),

@@ -1,7 +1,7 @@
 """Partitions whose last run did not end well, and runs whose process was killed, which Dagster takes for running.
 
-A run in the process of a command has no worker that Dagster's daemon could ask for its health. So it carries the
-process as a tag, as a lease carries its holder; who finds that process gone ends the run.
+Dagster's daemon can ask no run for its health that is in the process of a command, nor one whose code server was killed
+with it. So a run carries its process as a tag, as a lease carries its holder; who finds that process gone ends the run.
 """
 
 from __future__ import annotations
@@ -11,15 +11,11 @@ from collections.abc import Iterable, Mapping
 
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
+from assets.launcher import PROCESS
 from jobs.running.holder import holder_of, is_dead
 from storage_core.errors import Held
 
 _REPOSITORY = {".dagster/repository": "__repository__@tidemark"}
-PROCESS = ".dagster/tidemark_process"
-"""The tag of a run in the process of a command: which process that is, as `jobs.running.holder` says it.
-
-Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
-"""
 
 _BAD_ENDS = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 _ENDS = (*_BAD_ENDS, DagsterRunStatus.SUCCESS)
@@ -36,17 +32,21 @@ def process_tags() -> Mapping[str, str]:
     return {**_REPOSITORY, PROCESS: holder_of(None)}
 
 
-def end_dead_runs(instance: DagsterInstance, job_name: str) -> None:
-    """Mark the runs of the job whose process is gone as failed, and give back their places in pools. Idempotent.
+def end_dead_runs(instance: DagsterInstance, job_name: str | None = None) -> list[str]:
+    """Mark the runs of the job, or of all, whose process is gone as failed, and give back their places in pools.
 
-    Runs without the tag, and those of other machines, stay as they are: nobody here can tell.
+    Returns their ids. Runs without the tag, and those of other machines, stay as they are: nobody here can tell.
+    Idempotent.
     """
+    ended: list[str] = []
     for run in instance.get_runs(RunsFilter(job_name=job_name, statuses=list(_RUNNING))):
         process = run.tags.get(PROCESS, "")
         if is_dead(process):
             instance.report_run_failed(run, f"The process of this run has ended without a word: {process}")
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
             _logger.info("run %s is marked as failed: its process %s is gone", run.run_id, process)
+            ended.append(run.run_id)
+    return ended
 
 
 def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Iterable[str]) -> set[str]:

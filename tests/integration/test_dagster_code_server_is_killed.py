@@ -19,7 +19,7 @@ from dagster._daemon.run_coordinator import QueuedRunCoordinatorDaemon
 from dagster._grpc.client import DagsterGrpcClient
 from dagster._grpc.server import wait_for_grpc_server
 
-from pipelines.instance import SETTINGS
+from pipelines.instance import SETTINGS, home
 
 pytestmark = pytest.mark.dagster
 
@@ -54,18 +54,20 @@ def code_server(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / SETTINGS.name).symlink_to(SETTINGS)
+def folder(tmp_path: Path, history: object, monkeypatch: pytest.MonkeyPatch) -> Path:
+    del history  # the environment says where it is
+    settled = home(tmp_path)
     (tmp_path / "short_jobs.py").write_text(CODE)
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.setenv("DAGSTER_HOME", str(settled))
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return settled
 
 
 def statuses(instance: DagsterInstance) -> list[DagsterRunStatus]:
     return [run.status for run in instance.get_runs()]
 
 
+@pytest.mark.parametrize("history", ["postgresql"], indirect=True)
 def test_waiting_runs_wait_for_a_killed_code_server_and_go_on_when_it_is_back(folder: Path, free_port: int) -> None:
     target = GrpcServerTarget(host="localhost", port=free_port, socket=None, location_name=None)
     with (

@@ -98,17 +98,19 @@ def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -
         *("access_log_forget", "access_log_ingest", "access_log_upkeep"),
         *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact", "forget", "upkeep")),
         *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "forget")),
-        *("planes_merge", "planes_sort", "planes_upkeep"),
+        *("planes_merge", "planes_sort", "planes_upkeep", "purge_history"),
         *(f"words_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "forget", "upkeep")),
     ]
     assert sorted(schedule.name.removesuffix("_schedule") for schedule in repository.schedule_defs) == [
         *(f"access_log_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "ingest")),
         *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact")),
         *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge", "sort")),
+        "purge_history",
         *(f"words_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact")),
     ]
     assert sorted(sensor.name.removesuffix("_sensor") for sensor in repository.sensor_defs) == [
         *(f"access_log_{each}" for each in ("catch_up", "compact", "ingest")),
+        "dead_runs",
         "departures_compact",
         *(f"planes_{each}" for each in ("catch_up", "compact", "merge", "sort")),
         *(f"words_{each}" for each in ("catch_up", "compact")),

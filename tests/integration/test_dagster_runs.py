@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -47,10 +47,10 @@ def defs(checkout: Path, spark: Spark) -> Definitions:
 
 
 @pytest.fixture
-def instance(checkout: Path) -> Iterator[DagsterInstance]:
+def instance(checkout: Path, history: Mapping[str, object]) -> Iterator[DagsterInstance]:
     folder = checkout / "history"
     folder.mkdir()
-    with DagsterInstance.local_temp(str(folder), overrides=QUIET) as opened:
+    with DagsterInstance.local_temp(str(folder), overrides={**QUIET, **history}) as opened:
         yield opened
 
 
@@ -108,6 +108,7 @@ def schedule_requests(defs: Definitions, instance: DagsterInstance, name: str) -
 
 
 @pytest.mark.usefixtures("landed")
+@pytest.mark.parametrize("history", ["sqlite", "postgresql"], indirect=True)
 def test_a_ranged_run_ingests_and_compacts_with_all_metrics(defs: Definitions, instance: DagsterInstance) -> None:
     result = run(defs, instance, "access_log_backfill", tags=HOURS)
 
@@ -206,7 +207,8 @@ def test_schedules_ask_until_there_is_nothing_left_to_do(defs: Definitions, inst
     assert {"access_log_ingest_schedule", "planes_merge_schedule"} <= requested[0]
     empty = {f"departures_{each}_schedule" for each in ("compact", "checkpoint", "check")}
     empty |= {f"words_{each}_schedule" for each in ("compact", "checkpoint", "check", "catch_up")}
-    idle = {"planes_compact_schedule", "planes_sort_schedule", *empty, *idle_collectors(names)}
+    idle = {f"{each}_schedule" for each in ("planes_compact", "planes_sort", "purge_history")}
+    idle |= {*empty, *idle_collectors(names)}
     assert set.union(*requested) == set(names) - idle
     assert Table.open("warehouse/access_log").snapshot.rows == LINES
     assert Table.open("warehouse/planes").snapshot.rows == 20
