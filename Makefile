@@ -23,7 +23,7 @@ export DAGSTER_DISABLE_TELEMETRY = 1
 WITH_JAVA = JAVA_HOME="$$($(PYTHON) -m scripts.find_java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rest java-archive test-browser simulate soak check lint format types bench ui proto lock clean
+.PHONY: help setup demo test test-all test-rest java-archive test-postgres test-browser simulate soak check lint format types bench ui proto lock clean
 
 help: ## Show this list
 	@echo "Tidemark. Targets (each sets up what it needs first):"
@@ -50,6 +50,9 @@ test-rest: setup java-archive ## Run what test-all runs and test does not (tests
 java-archive: setup ## Read the classes of Spark once for all Javas that tests start, and fetch Delta Lake; quick when that is done
 	@$(WITH_JAVA) $(VENV)/python -m tests.support.quick_java
 	@$(WITH_JAVA) $(VENV)/python -m tests.support.delta_jars
+
+test-postgres: setup java-archive ## Run the tests of Dagster with its history in a real PostgreSQL, not in SQLite
+	@$(WITH_JAVA) export TIDEMARK_TEST_POSTGRES=1 && $(PYTEST) $(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/integration/test_dagster_*.py
 
 test-browser: setup ## Install Chromium where it is missing and run the tests of the Dagster UI in it
 	@TIDEMARK_CHROMIUM="$$($(VENV)/python -m scripts.find_browser)" && export TIDEMARK_CHROMIUM && \

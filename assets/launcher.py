@@ -32,6 +32,8 @@ from jobs.requests.distribute import DistributeRequest
 from jobs.requests.forget import ForgetRequest
 from jobs.requests.raw_log import RawLogRequest
 from jobs.requests.request import JobRequest, to_argv
+from jobs.running.holder import holder_of
+from jobs.running.parent import as_parent
 from jobs.spark.code_archive import first_on_path
 from jobs.spark.spark import Spark
 from storage_core.errors import TidemarkError
@@ -61,6 +63,11 @@ Context = AssetExecutionContext | OpExecutionContext
 """Of an asset, or of the op that runs asset checks."""
 
 LAUNCHER = "launcher"
+PROCESS = ".dagster/tidemark_process"
+"""The tag of a run that says which process it is in, as `jobs.running.holder` does.
+
+Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
+"""
 
 
 class Launcher(Protocol):
@@ -95,14 +102,17 @@ class PipesLauncher:
         self._root = root
 
     def submit(self, context: Context, job: JobName, request: Request) -> Report:
-        """Run the subprocess; what it writes to stdout and stderr is in the run's compute logs."""
+        """Run the subprocess, which ends with this one; what it writes to stdout and stderr is in the compute logs."""
         command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
+        if context.run.tags.get(PROCESS) != (process := holder_of(None)):
+            context.instance.add_run_tags(context.run.run_id, {PROCESS: process})
         with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
             messages = Path(folder) / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
             client = PipesSubprocessClient(cwd=str(self._root) if self._root else None, message_reader=reader)
             with _reported_failure(messages):
-                completed = client.run(context=context, command=command, env=first_on_path(os.environ))
+                environment = {**first_on_path(os.environ), **as_parent()}
+                completed = client.run(context=context, command=command, env=environment)
         return _only_report(job, completed.get_custom_messages())
 
 

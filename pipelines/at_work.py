@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dagster import AssetKey, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
+from assets.launcher import PROCESS
 from jobs.running.holder import is_dead
-from pipelines.unfinished import PROCESS
 
 REST_SECONDS = 900
 """A step that failed is asked for again after so long."""

@@ -13,6 +13,7 @@ from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
 from pipelines.cataloguing import build_catalog
 from pipelines.distribution import build_raw_log_assets
+from pipelines.housekeeping import build_housekeeping
 from pipelines.jobs import assets_of_jobs, build_jobs
 from pipelines.raw_logs import DeclaredRawLog, DeclaredRawLogs
 from pipelines.schedules import build_schedules
@@ -52,7 +53,7 @@ def build_definitions(
         asset_checks=[check for table in declared.tables for check in build_table_checks(table.declaration)],
     )
     once = build_once([each.declaration for each in declared.tables], fed_by, clock)
-    return Definitions.merge(own, once, *([build_catalog(declared.tables)] if catalog else []))
+    return Definitions.merge(own, once, build_housekeeping(), *([build_catalog(declared.tables)] if catalog else []))
 
 
 def _left_out(problem: Problem) -> AssetSpec:

@@ -1,4 +1,7 @@
-"""Where Dagster keeps its history: `.dagster/` beside `tables/`, with a link to the settings that come with us."""
+"""Where Dagster keeps its history: `.dagster/` beside `tables/`, with a link to the settings that come with us.
+
+With `TIDEMARK_DAGSTER_POSTGRES` runs and events are in that database, and the settings a file that says so.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,66 @@ from dagster import DagsterInstance
 
 from pipelines.tables import tables_folder
 from storage_core.errors import InvalidInput
+from storage_core.extras import POSTGRES as EXTRA
+from storage_core.extras import needs
 
 DAGSTER_HOME = "DAGSTER_HOME"
+POSTGRES = "TIDEMARK_DAGSTER_POSTGRES"
+"""The variable with the URL of the database, in every process of Dagster."""
+
 SETTINGS = Path(__file__).resolve().with_name("dagster.yaml")
 WORKSPACE = SETTINGS.with_name("workspace.yaml")
+
+_OURS = f"# Made by Tidemark, again by each of its commands, as long as {POSTGRES} is set.\n"
+_IN_POSTGRES = """
+storage:
+  custom:
+    module: pipelines.postgres_history
+    class: PostgresHistory
+    config: {}
+"""
 
 
 def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:
     """Return the instance's folder, made where it is missing: `DAGSTER_HOME`, else `.dagster/` in the root.
 
     The root is the folder that holds `tables/`. In `.dagster/` the settings are linked to those of the package, unless
-    a file of the user's is there. Idempotent. Raises `InvalidInput` when the folder cannot be made.
+    a file of the user's is there. For a database they are a file, in `DAGSTER_HOME` too. Idempotent. Raises
+    `InvalidInput` when the folder cannot be made, or when a file of the user's says nothing of the database that is
+    set; `Unavailable` without the packages that a database needs.
     """
-    if named := environment.get(DAGSTER_HOME):
-        return _made(Path(named).resolve())
-    folder = _made((root or tables_folder().parent).resolve() / ".dagster")
-    link = folder / SETTINGS.name
-    if not link.exists() or (link.is_symlink() and link.readlink() != SETTINGS):
-        link.unlink(missing_ok=True)
-        link.symlink_to(SETTINGS)
+    named, in_postgres = environment.get(DAGSTER_HOME), bool(environment.get(POSTGRES))
+    folder = _made(Path(named).resolve() if named else (root or tables_folder().parent).resolve() / ".dagster")
+    settings = folder / SETTINGS.name
+    if in_postgres:
+        _settle_in_postgres(settings, environment)
+    elif not named and (_is_ours(settings) or not settings.exists()):
+        settings.unlink(missing_ok=True)
+        settings.symlink_to(SETTINGS)
     return folder
+
+
+def _is_ours(settings: Path) -> bool:
+    """Whether it is a link that is not the package's, as older versions made it, or a file that we made."""
+    if settings.is_symlink():
+        return settings.readlink() != SETTINGS
+    return settings.is_file() and settings.read_text(encoding="utf-8").startswith(_OURS)
+
+
+def _settle_in_postgres(settings: Path, environment: Mapping[str, str]) -> None:
+    with needs(EXTRA, f"a history in PostgreSQL ({POSTGRES})"):
+        from pipelines.postgres_history import database_url
+    database_url(environment)
+    text = _OURS + SETTINGS.read_text(encoding="utf-8") + _IN_POSTGRES
+    if settings.is_symlink() or not settings.exists() or _is_ours(settings):
+        if not settings.is_file() or settings.read_text(encoding="utf-8") != text:
+            made = settings.with_name(f"{settings.name}.{os.getpid()}")
+            made.write_text(text, encoding="utf-8")
+            made.replace(settings)
+    elif "postgres" not in settings.read_text(encoding="utf-8"):
+        raise InvalidInput(
+            f"{POSTGRES} is set, but {settings} is a file of your own that names no PostgreSQL; remove one of both"
+        )
 
 
 def _made(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,8 +60,13 @@ class DeclaredTables:
 
     def require_sound(self) -> None:
         """Raise `InvalidInput` with every problem; return when there is none."""
-        if self.problems:
-            raise InvalidInput("\n".join(each.message for each in self.problems))
+        require_sound(self.problems)
+
+
+def require_sound(problems: Sequence[Problem]) -> None:
+    """Raise `InvalidInput` with every problem; return when there is none."""
+    if problems:
+        raise InvalidInput("\n".join(each.message for each in problems))
 
 
 def tables_folder(environment: Mapping[str, str] = os.environ) -> Path:

@@ -1,7 +1,7 @@
 """Partitions whose last run did not end well, and runs whose process was killed, which Dagster takes for running.
 
-A run in the process of a command has no worker that Dagster's daemon could ask for its health. So it carries the
-process as a tag, as a lease carries its holder; who finds that process gone ends the run.
+Dagster's daemon can ask no run for its health that is in the process of a command, nor one whose code server was killed
+with it. So a run carries its process as a tag, as a lease carries its holder; who finds that process gone ends the run.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from collections.abc import Iterable, Mapping
 
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
+from assets.launcher import PROCESS
 from jobs.running.holder import holder_of, is_dead
 from storage_core.errors import Held
 
 _REPOSITORY = {".dagster/repository": "__repository__@tidemark"}
-PROCESS = ".dagster/tidemark_process"
-"""The tag of a run in the process of a command: which process that is, as `jobs.running.holder` says it.
-
-Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
-"""
 
 _BAD_ENDS = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 _ENDS = (*_BAD_ENDS, DagsterRunStatus.SUCCESS)
 _RUNNING = tuple(each for each in DagsterRunStatus if each not in _ENDS)
+
+NO_TAGS: Mapping[str, str] = {}
 
 _logger = logging.getLogger(__name__)
 
@@ -36,17 +34,23 @@ def process_tags() -> Mapping[str, str]:
     return {**_REPOSITORY, PROCESS: holder_of(None)}
 
 
-def end_dead_runs(instance: DagsterInstance, job_name: str, tags: Mapping[str, str]) -> None:
-    """Mark the runs of the job with these tags whose process is gone as failed, and give back their places in pools.
+def end_dead_runs(
+    instance: DagsterInstance, job_name: str | None = None, tags: Mapping[str, str] = NO_TAGS
+) -> list[str]:
+    """Mark the runs of the job with these tags, or of all, whose process is gone as failed; free their places in pools.
 
-    Idempotent. Runs without the tag `PROCESS`, and those of other machines, stay as they are: nobody here can tell.
+    Returns their ids. Runs without the tag `PROCESS`, and those of other machines, stay as they are: nobody here can
+    tell. Idempotent.
     """
+    ended: list[str] = []
     for run in instance.get_runs(RunsFilter(job_name=job_name, tags=tags, statuses=list(_RUNNING))):
         process = run.tags.get(PROCESS, "")
         if is_dead(process):
             instance.report_run_failed(run, f"The process of this run has ended without a word: {process}")
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
             _logger.info("run %s is marked as failed: its process %s is gone", run.run_id, process)
+            ended.append(run.run_id)
+    return ended
 
 
 def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Iterable[str]) -> set[str]:

@@ -16,6 +16,8 @@ DELTA = "delta"
 """delta-rs."""
 CATALOG = "catalog"
 """SQLAlchemy, and psycopg for PostgreSQL."""
+POSTGRES = "postgres"
+"""Dagster's history in PostgreSQL."""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
@@ -109,6 +109,21 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/catalog.db"
     server: Postgres = request.getfixturevalue("postgres")
     return server.place()
+
+
+@pytest.fixture
+def history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, object]:
+    """Settings of a Dagster instance that say where its history is; the processes of a test find it there as well.
+
+    In SQLite, or where the test asks for it, or `TIDEMARK_TEST_POSTGRES` is set (`make test-postgres`), in PostgreSQL.
+    """
+    default = "postgresql" if os.environ.get("TIDEMARK_TEST_POSTGRES") else "sqlite"
+    if getattr(request, "param", default) == "sqlite":
+        monkeypatch.delenv("TIDEMARK_DAGSTER_POSTGRES", raising=False)
+        return {}
+    server: Postgres = request.getfixturevalue("postgres")
+    monkeypatch.setenv("TIDEMARK_DAGSTER_POSTGRES", server.place())
+    return {"storage": {"custom": {"module": "pipelines.postgres_history", "class": "PostgresHistory", "config": {}}}}
 
 
 @pytest.fixture

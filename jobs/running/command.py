@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from typing import Protocol, TypeVar
 from jobs.reports.pipes import report_to_dagster
 from jobs.reports.report import JobReport, report_of
 from jobs.requests.request import JobRequest, parse, parser
+from jobs.running.parent import ending_with_parent
 from jobs.running.stop_signals import heard_once
 from jobs.spark.spark import Spark
 from storage_core.errors import Interrupted, TidemarkError, as_tidemark_error
@@ -66,7 +68,8 @@ def command(
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     parsed = arguments.parse_args(argv)
     try:
-        report = start(parsed)
+        with ending_with_parent(os.environ):
+            report = start(parsed)
     except TidemarkError as error:
         return _failed(job, error, as_json=parsed.json)
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -85,10 +85,10 @@ def table(declaration: TableDeclaration) -> Table:
 
 
 @pytest.fixture
-def workspace(checkout: Path) -> Iterator[WorkspaceProcessContext]:
+def workspace(checkout: Path, history: Mapping[str, object]) -> Iterator[WorkspaceProcessContext]:
     (checkout / "history").mkdir()
     coordinator = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}  # runs begin at once
-    settings = {"telemetry": {"enabled": False}, "run_coordinator": coordinator}
+    settings = {"telemetry": {"enabled": False}, "run_coordinator": coordinator, **history}
     target = ModuleTarget("pipelines.definitions", None, str(checkout), "pipelines.definitions")
     with (
         DagsterInstance.local_temp(str(checkout / "history"), overrides=settings) as instance,

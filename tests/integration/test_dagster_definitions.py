@@ -93,10 +93,12 @@ def test_every_table_has_its_assets_and_every_step_its_job(checkout: Path) -> No
     ]
     assert sorted(name for name in repository.job_names if not name.startswith("__")) == [
         *("access_log_backfill", "backfill", "catch_up", "check", "checkpoint", "collect", "compact", "forget"),
-        *("ingest", "merge", "sort"),
+        *("ingest", "merge", "purge_history", "sort"),
     ]
-    assert sorted(schedule.name for schedule in repository.schedule_defs) == ["check_schedule", "collect_schedule"]
-    assert [sensor.name for sensor in repository.sensor_defs] == ["upkeep_sensor"]
+    assert sorted(schedule.name for schedule in repository.schedule_defs) == [
+        *("check_schedule", "collect_schedule", "purge_history_schedule"),
+    ]
+    assert sorted(sensor.name for sensor in repository.sensor_defs) == ["dead_runs_sensor", "upkeep_sensor"]
     assert sorted(key.to_user_string() for key in repository.asset_graph.asset_check_keys) == [
         "access_log/compacted:cs_scopes",
         "access_log/compacted:mc_merges",

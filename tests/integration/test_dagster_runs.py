@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -50,10 +50,10 @@ def defs(checkout: Path, spark: Spark) -> Definitions:
 
 
 @pytest.fixture
-def instance(checkout: Path) -> Iterator[DagsterInstance]:
+def instance(checkout: Path, history: Mapping[str, object]) -> Iterator[DagsterInstance]:
     folder = checkout / "history"
     folder.mkdir()
-    with DagsterInstance.local_temp(str(folder), overrides=QUIET) as opened:
+    with DagsterInstance.local_temp(str(folder), overrides={**QUIET, **history}) as opened:
         yield opened
 
 
@@ -135,7 +135,7 @@ class Hours:
 def tick(defs: Definitions, instance: DagsterInstance) -> list[RunRequest]:
     """One tick of everything that asks, at 3:30 and at 3:45."""
     repository = defs.get_repository_def()
-    (sensor,) = repository.sensor_defs
+    sensor = repository.get_sensor_def(NAME)
     with build_sensor_context(instance=instance, repository_def=repository, sensor_name=sensor.name) as context:
         requests = list(sensor.evaluate_tick(context).run_requests or [])
     for name, minute in (("collect_schedule", 30), ("check_schedule", 45)):
@@ -148,6 +148,7 @@ def tick(defs: Definitions, instance: DagsterInstance) -> list[RunRequest]:
 
 
 @pytest.mark.usefixtures("landed")
+@pytest.mark.parametrize("history", ["sqlite", "postgresql"], indirect=True)
 def test_a_ranged_run_ingests_and_compacts_with_all_metrics(defs: Definitions, instance: DagsterInstance) -> None:
     result = run(defs, instance, "backfill", tags=HOURS)
 

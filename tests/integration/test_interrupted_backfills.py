@@ -83,10 +83,10 @@ def begun(checkout: Path, command: tuple[str, ...]) -> Iterator[subprocess.Popen
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def require_released() -> None:
+def is_released() -> bool:
     (lease,) = stored_leases(Table.open("warehouse/ticks").store)
     assert lease.record is not None
-    assert lease.record.expires_at_ms == RELEASED_MS
+    return lease.record.expires_at_ms == RELEASED_MS
 
 
 @pytest.mark.timeout(900)  # processes that load Dagster or Spark, on a machine that may be busy
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_the_whole_backfill_and_its_last_line_says_what_is_left(chec
     )
     with open_instance(home(checkout, {})) as instance:
         assert unfinished(instance, [asset_key("ticks", "compacted")], HOURS) == set(HOURS[2:4])
-    require_released()
+    assert is_released()
 
 
 @pytest.mark.timeout(900)
@@ -122,7 +122,16 @@ def test_a_job_lets_go_of_its_lease_however_many_signals_follow_the_first(
     out, err = process.communicate()
 
     assert json.loads(out)["error"] == "interrupted", err
-    require_released()
+    assert is_released()
+
+
+@pytest.mark.timeout(300)
+def test_the_job_of_a_killed_run_ends_and_releases_its_lease(checkout: Path) -> None:
+    with begun(checkout, BACKFILL) as process:
+        process.kill()  # the process of the run alone: its job is one of its own
+        process.communicate()
+        while not is_released():
+            time.sleep(0.05)
 
 
 def ended(*errors: str | None, of: int) -> list[ChunkDone]:

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dagster import Failure
+from dagster import Backoff, Failure, Jitter, RetryPolicy
 
 from storage_core.errors import TidemarkError
 
 # What the same step may do better later; any other kind fails the same way until somebody acts.
 _WORTH_A_RETRY = frozenset({"conflict", "held", "unavailable", "outcome_unknown", "snapshot_expired"})
+
+RETRIES = RetryPolicy(max_retries=3, delay=5, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
+"""Of a step: again after about 5, 10 and 20 s. A `Failure` of a kind that fails again all the same ends it at once."""
 
 
 def shown(kind: str, message: str) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""What Dagster does for its own history, whatever tables there are: old runs are purged, and dead ones ended."""
+
+# No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
+
+from dagster import (
+    DefaultSensorStatus,
+    Definitions,
+    Field,
+    OpExecutionContext,
+    RunRequest,
+    ScheduleDefinition,
+    ScheduleEvaluationContext,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SkipReason,
+    job,
+    op,
+)
+
+from pipelines.purge import old_runs, purge
+from pipelines.unfinished import end_dead_runs
+from storage_core.clock import SystemClock
+from storage_core.rows.windows import parse_milliseconds
+from storage_core.wording import counted
+from tidemark.io_manager.failures import typed_failures
+
+PURGE = "purge_history"
+DEAD_RUNS = "dead_runs_sensor"
+CRON = "20 4 * * *"
+OLDER_THAN = "90d"
+LOOK_SECONDS = 60
+
+
+def build_housekeeping() -> Definitions:
+    """Return the job `purge_history` with its nightly schedule, stopped, and a sensor for dead runs, which is on.
+
+    The sensor requests no run and asks no table.
+    """
+    schedule = ScheduleDefinition(
+        name=f"{PURGE}_schedule",
+        job=purge_history,
+        cron_schedule=CRON,
+        execution_timezone="UTC",
+        execution_fn=_purge_tick,
+        description=f"Purges runs older than {OLDER_THAN}.",
+    )
+    sensor = SensorDefinition(
+        name=DEAD_RUNS,
+        evaluation_fn=_end_dead_runs,
+        minimum_interval_seconds=LOOK_SECONDS,
+        default_status=DefaultSensorStatus.RUNNING,
+        description="Marks runs as failed whose process on this machine was killed, so that their places are free.",
+    )
+    return Definitions(jobs=[purge_history], schedules=[schedule], sensors=[sensor])
+
+
+@op(
+    config_schema={"older_than": Field(str, default_value=OLDER_THAN)},
+    description="Deletes runs that are older, with events and logs, but for those that an asset or partition shows.",
+)
+def purge_runs(context: OpExecutionContext) -> None:
+    """Purge the history of the instance that runs this."""
+    with typed_failures():
+        older_than_ms = parse_milliseconds(context.op_config["older_than"])
+    done = purge(context.instance, older_than_ms=older_than_ms, clock=SystemClock())
+    context.add_output_metadata({"deleted": done.deleted, "kept": done.kept})
+
+
+@job(name=PURGE, description="Purges runs, events and logs that nobody needs any more; tables lose nothing by it.")
+def purge_history() -> None:
+    """Run the one op."""
+    purge_runs()
+
+
+def _purge_tick(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+    is_due = any(old_runs(context.instance, parse_milliseconds(OLDER_THAN), SystemClock()))
+    return RunRequest() if is_due else SkipReason(f"nothing to do: no run is older than {OLDER_THAN}")
+
+
+def _end_dead_runs(context: SensorEvaluationContext) -> SkipReason:
+    ended = end_dead_runs(context.instance)
+    return SkipReason(f"{counted(len(ended), 'dead run')} ended: {', '.join(ended)}" if ended else "nothing to do")

@@ -1,0 +1,111 @@
+"""Dagster's own history: what is purged of it and what stays, and who ends the runs of processes that were killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from dagster import (
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    Definitions,
+    RunsFilter,
+    StaticPartitionsDefinition,
+    asset,
+    build_sensor_context,
+    materialize,
+)
+from dagster._core.utils import make_new_run_id
+
+from assets.launcher import PROCESS
+from jobs.running.holder import holder_of
+from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, purge_history
+from pipelines.purge import ENDED
+
+pytestmark = [pytest.mark.dagster, pytest.mark.parametrize("history", ["sqlite", "postgresql"], indirect=True)]
+
+
+QUIET = {"telemetry": {"enabled": False}}
+DYING = "import sys; sys.path[:0] = [sys.argv[1]]; from jobs.running.holder import holder_of; print(holder_of(None))"
+
+
+@asset
+def whole() -> None:
+    pass
+
+
+@asset(partitions_def=StaticPartitionsDefinition(["a", "b"]))
+def parted() -> None:
+    pass
+
+
+@pytest.fixture
+def instance(tmp_path: Path, history: Mapping[str, object]) -> Iterator[DagsterInstance]:
+    with DagsterInstance.local_temp(str(tmp_path), overrides={**QUIET, **history}) as opened:
+        yield opened
+
+
+def made(instance: DagsterInstance, name: str, partition: str | None = None) -> str:
+    """The run that made an asset, and wrote logs."""
+    found = {"whole": whole, "parted": parted}[name]
+    return materialize([found], instance=instance, partition_key=partition).run_id
+
+
+def logs_of(tmp_path: Path) -> set[str]:
+    return {each.name for each in (tmp_path / "storage").iterdir()}
+
+
+def test_old_runs_leave_with_their_events_and_logs_but_for_what_an_asset_shows(
+    tmp_path: Path, instance: DagsterInstance
+) -> None:
+    first = made(instance, "whole")
+    ended = [made(instance, "parted", name) for name in ("a", "a", "b")]
+    last = made(instance, "whole")
+    running = instance.add_run(DagsterRun("other", run_id=make_new_run_id(), status=DagsterRunStatus.STARTED)).run_id
+
+    def purged(older_than: str) -> Mapping[str, object]:
+        result = purge_history.execute_in_process(
+            instance=instance, run_config={"ops": {"purge_runs": {"config": {"older_than": older_than}}}}
+        )
+        (output,) = [each for each in result.all_node_events if each.event_type_value == "STEP_OUTPUT"]
+        instance.delete_run(result.run_id)
+        return {name: value.value for name, value in output.step_output_data.metadata.items()}
+
+    assert purged("1d") == {"deleted": 0, "kept": 0}
+    assert purged("0s") == {"deleted": 2, "kept": 3}
+    assert purged("0s") == {"deleted": 0, "kept": 3}
+
+    kept = {ended[1], ended[2], last}
+    assert {run.run_id for run in instance.get_runs(RunsFilter(statuses=list(ENDED)))} == kept
+    assert instance.get_run_by_id(running) is not None
+    assert instance.get_materialized_partitions(parted.key) == {"a", "b"}
+    assert instance.all_logs(first) == []
+    assert not logs_of(tmp_path) & {first, ended[0]}
+    assert kept <= logs_of(tmp_path)
+
+
+def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterInstance) -> None:
+    dead = subprocess.run(
+        [sys.executable, "-c", DYING, str(Path(__file__).parents[2])], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+    def started(tags: Mapping[str, str]) -> str:
+        run = DagsterRun("a_job", run_id=make_new_run_id(), status=DagsterRunStatus.STARTED, tags=tags)
+        return instance.add_run(run).run_id
+
+    lost, alive, elsewhere = started({PROCESS: dead}), started({PROCESS: holder_of(None)}), started({})
+    repository = Definitions.merge(build_housekeeping()).get_repository_def()
+    sensor = repository.get_sensor_def(DEAD_RUNS)
+
+    def tick() -> str | None:
+        with build_sensor_context(instance=instance, repository_def=repository, sensor_name=DEAD_RUNS) as context:
+            return sensor.evaluate_tick(context).skip_message
+
+    assert tick() == f"1 dead run ended: {lost}"
+    assert tick() == "nothing to do"
+    statuses = {run.run_id: run.status.value for run in instance.get_runs()}
+    assert statuses == {lost: "FAILURE", alive: "STARTED", elsewhere: "STARTED"}
