@@ -25,6 +25,7 @@ from dagster import (
     asset,
 )
 
+from assets.freshness import freshness_policy
 from assets.index_health import index_metadata
 from assets.launcher import JobName, Launcher, PartlyDone, Report
 from assets.metadata import metadata_of, metadata_of_partitions
@@ -237,6 +238,7 @@ def _asset(
             kinds=_KINDS[step.job],
             pool=f"tidemark_{identifier(table)}",
             check_specs=[rejected_lines_spec(key)] if step.judge else None,
+            freshness_policy=freshness_policy(declaration, step.name),
             owners=declaration.owners,
             tags=declaration.tags,
             metadata={
