@@ -57,6 +57,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "alter": altering.alter,
         "tables": inspecting.tables,
         "status": overview.status,
+        "report": overview.report,
         "metrics": overview.metrics,
         "describe": inspecting.describe,
         "files": inspecting.files,

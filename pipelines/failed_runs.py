@@ -48,13 +48,18 @@ def last_failures(folder: Path, tables: Collection[str]) -> dict[str, LastFailur
     """
     from pipelines.instance import open_instance
 
-    found: dict[str, LastFailure] = {}
     with open_instance(folder) as instance:
-        for record in _failed_runs(instance):
-            if len(found) == len(tables):
-                break
-            for table, failure in _failures_of(instance, record, tables).items():
-                found.setdefault(table, failure)
+        return last_failures_in(instance, tables)
+
+
+def last_failures_in(instance: DagsterInstance, tables: Collection[str]) -> dict[str, LastFailure]:
+    """Return what `last_failures` does, of an instance that is open."""
+    found: dict[str, LastFailure] = {}
+    for record in _failed_runs(instance):
+        if len(found) == len(tables):
+            break
+        for table, failure in _failures_of(instance, record, tables).items():
+            found.setdefault(table, failure)
     return found
 
 

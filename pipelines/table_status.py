@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pipelines.tables import DeclaredTables
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import NotFound, TidemarkError, as_tidemark_error
 from storage_core.objectstore.prefetch import all_of
@@ -58,6 +59,12 @@ class Looked:
         if self.status is None:
             return State.NOT_MADE
         return State.BEHIND if self.status.behind else State.OK
+
+
+def places_of(declared: DeclaredTables) -> list[Place]:
+    """Return the declared tables as places to look at."""
+    known = (each.declaration for each in declared.tables)
+    return [Place(name=each.name, uri=each.uri, freshness_ms=each.freshness) for each in known]
 
 
 def look_at_all(places: Sequence[Place], clock: Clock | None = None) -> Iterator[Looked]:

@@ -1,4 +1,4 @@
-"""How all tables are: `status` for people and programs, `metrics` for scrapers."""
+"""How all tables are: `status` for people and programs, `metrics` for scrapers, `report` for browsers."""
 
 from __future__ import annotations
 
@@ -83,6 +83,36 @@ def metrics(
         output.json_line({"status": "written", "file": str(file), "tables": len(places)})
     else:
         output.line(f"metrics of {counted(len(places), 'table')} written to {file}")
+
+
+def report(
+    uris: Uris = None,
+    *,
+    file: Annotated[Path, typer.Option("--output", metavar="FILE", help="The file to write.")] = Path("report.html"),
+    commits: Annotated[int, typer.Option(metavar="N", min=1, help="How many of the newest commits are read.")] = 500,
+    recall: Annotated[bool, typer.Option("--recall", help="Measure the recall of indexes of vectors too.")] = False,
+    prices: Annotated[
+        str | None, typer.Option(metavar="put=N,get=N,storage=N", help="Of 1,000 requests, and of a GiB a month.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML file about tables, for a browser.
+
+    Splits per window, bytes before and after, log growth, requests and their price, lag of indexes, and the history of
+    the log. The file needs nothing else, no server and no network. Prices are those of S3 Standard unless said.
+    """
+    from pipelines.report.content import read_prices
+    from pipelines.report.written import write_report
+
+    places, root = places_of(uris or [])
+    charged = read_prices(prices or "")
+    done = write_report(
+        file, places, failures=_last_failures(root, places), prices=charged, most_commits=commits, recall=recall
+    )
+    if as_json:
+        output.json_line({"status": "written", "file": str(file), "bytes": done.bytes, "tables": done.states})
+    else:
+        output.line(f"report of {counted(len(places), 'table')} written to {file}")
 
 
 def places_of(words: Sequence[str]) -> tuple[list[Place], Path]:

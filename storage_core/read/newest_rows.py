@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from storage_core.log.actions import Add
 from storage_core.log.advance import read_version
 from storage_core.log.snapshot import Snapshot, commit_timestamp
+from storage_core.log.written import brings_rows
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.bound_text import decode_column
 from storage_core.rows.columns import stored_name
@@ -47,6 +47,6 @@ def rows_came_ms(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> in
         if actions is None:
             break
         came = commit_timestamp(actions, 0)
-        if came < since_ms or any(isinstance(each, Add) and each.dataChange for each in actions):
+        if came < since_ms or any(map(brings_rows, actions)):
             break
     return came

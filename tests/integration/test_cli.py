@@ -36,6 +36,7 @@ COMMANDS = [
         "tables",
         "status",
         "metrics",
+        "report",
         "describe",
         "files",
         "history",

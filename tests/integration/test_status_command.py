@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dagster import AssetKey, MaterializeResult, asset, materialize
+from dagster import AssetKey, DagsterInstance, Definitions, MaterializeResult, asset, materialize
 
 from assets.freshness import freshness_policy
+from assets.launcher import PipesLauncher
+from pipelines.catalog import build_definitions
 from pipelines.cli import main
 from pipelines.failed_runs import history_folder, last_failures
 from pipelines.instance import home, open_instance
+from pipelines.reporting import REPORT, WRITTEN, build_report, report_file
+from pipelines.tables import read_tables
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.formats import keys
@@ -154,3 +158,18 @@ def test_a_declared_freshness_is_a_policy_on_the_asset_that_brings_rows() -> Non
     assert freshness_policy(declared(LATER), "compacted") is None
     with pytest.raises(InvalidInput, match="a freshness is 1m at least"):
         declared(LATER + "freshness: 30s\n")
+
+
+def test_the_report_of_all_tables_is_an_asset_with_a_link(place: Path) -> None:
+    known = read_tables(place / "tables")
+    made_of = Definitions.merge(build_definitions(known, PipesLauncher()), build_report(known))
+    job = made_of.resolve_job_def("report")
+    with DagsterInstance.ephemeral() as instance:
+        done = job.execute_in_process(instance=instance, asset_selection=[WRITTEN])
+        (made,) = done.asset_materializations_for_node("report__written")
+    file = report_file(place, {})
+    assert made.metadata["report"].value == file.as_uri()
+    assert made.metadata["bytes"].value == len(file.read_bytes())
+    counts = {name: made.metadata[f"tables_{name}"].value for name in ("ok", "behind", "failed", "not_made")}
+    assert counts == {"ok": 2, "behind": 0, "failed": 0, "not_made": 1}
+    assert report_file(place, {REPORT: "/srv/tidemark.html"}) == Path("/srv/tidemark.html")

@@ -24,7 +24,7 @@ Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def parsed(text: str) -> Found:
-    families = list(text_string_to_metric_families(text))
+    families = list(text_string_to_metric_families(text))  # type: ignore[no-untyped-call]  # it ships no types of it
     assert len({each.name for each in families}) == len(families)
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value for each in families for sample in each.samples
