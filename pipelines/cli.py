@@ -109,7 +109,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "raw": raw.raw,
     },
     "Damage": {"fsck": checking.fsck, "audit": checking.audit, "repair": checking.repair},
-    "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui},
+    "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui, "alerts": overview.alerts},
 }
 
 _READING = ("Tables", "Versions", "Questions")

@@ -8,6 +8,7 @@ from dagster import Definitions
 
 from assets.launcher import PipesLauncher
 from jobs.requests.catalog import CATALOG_URL
+from pipelines.alerting import build_alerts
 from pipelines.catalog import build_definitions
 from pipelines.raw_logs import read_raw_logs
 from pipelines.reporting import build_report
@@ -23,4 +24,5 @@ defs = Definitions.merge(
         catalog=bool(os.environ.get(CATALOG_URL)),
     ),
     build_report(_declared),
+    build_alerts(_declared),
 )

@@ -79,7 +79,7 @@ def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collectio
     for each in instance.get_records_for_run(run.run_id, of_type=kinds).records:
         event = each.event_log_entry.dagster_event
         step = (event.step_key if event else None) or run.job_name
-        table = _table_of(step, tables)
+        table = table_of(step, tables)
         if table is None or event is None or table in found:
             continue
         at = round(each.timestamp * 1000)
@@ -109,7 +109,7 @@ def _line(text: str) -> str:
     return shortened(" ".join(text.split()), _LONGEST_MESSAGE)
 
 
-def _table_of(step: str, tables: Collection[str]) -> str | None:
-    """The table whose name the step or job begins with, the longest where there are several."""
+def table_of(step: str, tables: Collection[str]) -> str | None:
+    """Return the table whose name the step or job begins with, the longest where there are several."""
     fitting = [each for each in tables if step.startswith(f"{identifier(each)}_")]
     return max(fitting, key=len, default=None)

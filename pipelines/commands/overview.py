@@ -1,4 +1,4 @@
-"""How all tables are: `status` for people and programs, `metrics` for scrapers, `report` for browsers."""
+"""How all tables are: `status` for people and programs, `metrics` for scrapers, `report` for browsers; and `alerts`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from pipelines.commands.output import cell, number
 from pipelines.commands.target import declared, resolve
-from storage_core.errors import InvalidInput
+from storage_core.errors import InvalidInput, Unavailable
 from storage_core.wording import counted
 
 if TYPE_CHECKING:
@@ -113,6 +113,33 @@ def report(
         output.json_line({"status": "written", "file": str(file), "bytes": done.bytes, "tables": done.states})
     else:
         output.line(f"report of {counted(len(places), 'table')} written to {file}")
+
+
+def alerts(
+    *,
+    test: Annotated[
+        bool, typer.Option("--test", help="Send each receiver an alert that says that it is a test.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List who is told of failures and late tables, or try it.
+
+    The receivers are those of alerts.yaml beside tables/. With --test it ends with 5 when one did not take the alert.
+    """
+    from pipelines.alert_delivery import Alert, deliver
+    from pipelines.alert_receivers import read_alerts
+    from storage_core.clock import SystemClock
+
+    known = read_alerts(declared().root)
+    found = [{"receiver": place, "kind": each.kind} for place, each in enumerate(known.receivers, 1)]
+    output.records(
+        found, {"receiver": number, "kind": cell}, as_json=as_json, nothing="alerts.yaml declares no receiver"
+    )
+    if test and found:
+        alert = Alert(kind="test", tables=(), text="this is a test of Tidemark's alerts", at=SystemClock().now_ms())
+        done = deliver(alert, known)
+        if done.problems:
+            raise Unavailable("\n".join(["the alert was not delivered to all receivers", *done.problems]))
 
 
 def places_of(words: Sequence[str]) -> tuple[list[Place], Path]:

@@ -9,7 +9,7 @@ from pipelines.commands.output import age, duration, size
 from pipelines.failed_runs import LastFailure
 from pipelines.report import svg
 from pipelines.report.content import Content, Prices, Window
-from pipelines.report.svg import Cell, Pair, Point, moment, text
+from pipelines.report.svg import Cell, Pair, Point, minute, text
 from storage_core.read.status import Status
 
 MOST_ROWS: Final = 31
@@ -45,7 +45,7 @@ def page(
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         ),
         f"<title>Tidemark report</title><style>{_STYLE}</style></head><body>",
-        f"<h1>Tidemark report</h1><p>Written at {moment(now_ms)} UTC. All times are UTC.</p>",
+        f"<h1>Tidemark report</h1><p>Written at {minute(now_ms)} UTC. All times are UTC.</p>",
         _table("overview", head, lines),
         *(_section(number, each, prices) for number, each in enumerate(contents)),
         "</body></html>\n",
@@ -63,7 +63,7 @@ def _line(content: Content, failure: LastFailure | None, now_ms: int) -> list[st
         owed = ", ".join(f"{step} {each.count:,} {each.unit}" for step, each in status.owed.items())
         newest = "" if status.newest_row_at is None else f"{age(now_ms, status.newest_row_at)} ago"
         shown += [f"{status.rows:,}", size(status.bytes), newest, f"{age(now_ms, status.committed_at)} ago", owed]
-    failed = "" if failure is None or failure.is_over else f"{moment(failure.at)} {failure.step}: {failure.message}"
+    failed = "" if failure is None or failure.is_over else f"{minute(failure.at)} {failure.step}: {failure.message}"
     return [*shown, text(failed)]
 
 
@@ -128,13 +128,13 @@ def _over_windows(windows: Sequence[Window]) -> Iterator[str]:
             row=place[row],
             column=column,
             strength=sum(each.splits for each in found) / most,
-            title=_cell(moment((row * columns + column) * seconds * 1000), found),
+            title=_cell(minute((row * columns + column) * seconds * 1000), found),
         )
         for (row, column), found in sorted(by_cell.items())
         if row in place
     ]
     yield "<h3>Splits per window</h3><p>A row per day, or as many windows; the darker, the more splits.</p>"
-    labels = [moment(row * columns * seconds * 1000)[:10] for row in rows]
+    labels = [minute(row * columns * seconds * 1000)[:10] for row in rows]
     yield svg.heat_map("splits per window", labels, columns, cells)
     if left_out := len(by_cell) - len(cells):
         yield f"<p>{left_out:,} older cells are left out.</p>"
@@ -162,13 +162,13 @@ def _over_commits(content: Content) -> Iterator[str]:
         oldest_first = list(reversed(content.commits))
         yield "<h3>Log growth</h3>"
         grown = [
-            Point(at=each.timestamp, value=each.version, title=f"version {each.version:,}, {moment(each.timestamp)}")
+            Point(at=each.timestamp, value=each.version, title=f"version {each.version:,}, {minute(each.timestamp)}")
             for each in oldest_first
         ]
         yield svg.line("versions over time", grown)
         yield "<h3>Live splits</h3>"
         live = (
-            Point(at=at, value=splits, title=f"{splits:,} splits, {moment(at)}") for at, splits in content.live_splits()
+            Point(at=at, value=splits, title=f"{splits:,} splits, {minute(at)}") for at, splits in content.live_splits()
         )
         yield svg.line("live splits over time", list(live))
 
@@ -205,7 +205,7 @@ def _history(content: Content) -> str:
     lines = [
         [
             f"{each.version:,}",
-            moment(each.timestamp),
+            minute(each.timestamp),
             text(each.operation),
             f"+{each.splits_added:,} −{each.splits_removed:,}",
             f"{each.bytes_added:,}",

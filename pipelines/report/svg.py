@@ -52,7 +52,7 @@ def text(given: str) -> str:
     return html.escape(escaped(given, keep="\n"))
 
 
-def moment(milliseconds: int) -> str:
+def minute(milliseconds: int) -> str:
     """Return a time (UTC) to the minute; of a year that no calendar has, the number."""
     try:
         instant = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=milliseconds)
@@ -105,8 +105,8 @@ def line(name: str, points: Sequence[Point]) -> str:
         for x, y, each in places
     )
     times = (
-        f'<text x="{_LABELS}" y="{_HEIGHT + 14}">{moment(first)}</text>'
-        f'<text x="{WIDTH - 10}" y="{_HEIGHT + 14}" text-anchor="end">{moment(last)}</text>'
+        f'<text x="{_LABELS}" y="{_HEIGHT + 14}">{minute(first)}</text>'
+        f'<text x="{WIDTH - 10}" y="{_HEIGHT + 14}" text-anchor="end">{minute(last)}</text>'
     )
     return _svg(name, _HEIGHT + 18, [_axis(most), f'<path class="line" d="{path}"/>', *dots, times])
 

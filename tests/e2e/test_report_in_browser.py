@@ -29,7 +29,7 @@ def table(tmp_path: Path) -> Table:
     """Two days of windows, some compacted and indexed, with later rows; a commit of others has a hostile name."""
     made = Table.create(str(tmp_path / "clicks<b>"), SCHEMA, time_column="at", window="1h", indexes=[WORDS])
     for _ in range(3):
-        made.append([{"at": MIDNIGHT + dt.timedelta(hours=2 * hour), "text": "tide mark"} for hour in range(20)])
+        made.append([{"at": MIDNIGHT + dt.timedelta(hours=2 * hour), "text": "high tide"} for hour in range(20)])
     upkeep.compact(made)
     upkeep.catch_up(made)
     made = Table.open(made.uri)

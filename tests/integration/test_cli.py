@@ -37,6 +37,7 @@ COMMANDS = [
         "status",
         "metrics",
         "report",
+        "alerts",
         "describe",
         "files",
         "history",

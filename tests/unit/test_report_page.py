@@ -106,7 +106,7 @@ def test_plots_of_nothing_and_of_one_moment_are_drawn() -> None:
     assert "M90" in svg.line("l", [point, point])
     assert svg.heat_map("h", ["r"], 1, [Cell(row=0, column=0, strength=1.0, title="a")]).count("<rect") == 1
     assert svg.pairs("p", [Pair(before=2, after=1, title="a")]).count("<rect") == 2
-    assert svg.moment(10**18) == f"{10**18} ms"
+    assert svg.minute(10**18) == f"{10**18} ms"
 
 
 def test_prices_are_read_and_wrong_ones_refused() -> None:
