@@ -22,6 +22,7 @@ from dagster import (
     asset,
 )
 
+from assets.freshness import freshness_policy
 from assets.index_health import index_metadata
 from assets.launcher import JobName, Launcher, PartlyDone, Report
 from assets.metadata import metadata_of
@@ -238,6 +239,7 @@ def _asset(
             pool=f"tidemark_{identifier(table)}",
             retry_policy=RETRIES,
             check_specs=[rejected_lines_spec(key)] if step.judge else None,
+            freshness_policy=freshness_policy(declaration, step.name),
             owners=declaration.owners,
             tags=declaration.tags,
             metadata={

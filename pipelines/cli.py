@@ -1,8 +1,8 @@
 """The `tidemark` command: arguments in, tables of numbers or JSON lines out, an exit code that says what to do next.
 
 0 done, also when there was nothing to do; 1 none of the others, the message says what; 2 bad arguments or input;
-3 conflict, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable; 6 fenced, stop; 130 stopped by a
-signal. Libraries are imported by the command that needs them, so that help answers at once.
+3 conflict, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable; 6 fenced, stop; 7 a table is behind
+(`status`); 130 stopped by a signal. Libraries are imported by the command that needs them: help answers at once.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pipelines.commands import (
     leasing,
     orchestration,
     output,
+    overview,
     probing,
     publishing,
     quarantine,
@@ -55,6 +56,9 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "init": creating.init,
         "alter": altering.alter,
         "tables": inspecting.tables,
+        "status": overview.status,
+        "report": overview.report,
+        "metrics": overview.metrics,
         "describe": inspecting.describe,
         "files": inspecting.files,
         "history": inspecting.history,
@@ -105,7 +109,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "raw": raw.raw,
     },
     "Damage": {"fsck": checking.fsck, "audit": checking.audit, "repair": checking.repair},
-    "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui},
+    "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui, "alerts": overview.alerts},
 }
 
 _READING = ("Tables", "Versions", "Questions")

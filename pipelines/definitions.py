@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import os
 
+from dagster import Definitions
+
 from assets.launcher import PipesLauncher
 from jobs.requests.catalog import CATALOG_URL
+from pipelines.alerting import build_alerts
 from pipelines.catalog import build_definitions
 from pipelines.raw_logs import read_raw_logs
+from pipelines.reporting import build_report
 from pipelines.tables import load_tables, require_sound, tables_folder
 
 VALIDATING = "DAGSTER_IS_DEFS_VALIDATION_CLI"
@@ -21,9 +25,13 @@ _raw_logs = read_raw_logs(tables_folder())
 if os.environ.get(VALIDATING):
     require_sound([*_declared.problems, *_raw_logs.problems])
 
-defs = build_definitions(
-    _declared,
-    PipesLauncher(_declared.root),
-    raw_logs=_raw_logs,
-    catalog=bool(os.environ.get(CATALOG_URL)),
+defs = Definitions.merge(
+    build_definitions(
+        _declared,
+        PipesLauncher(_declared.root),
+        raw_logs=_raw_logs,
+        catalog=bool(os.environ.get(CATALOG_URL)),
+    ),
+    build_report(_declared),
+    build_alerts(_declared),
 )

@@ -32,7 +32,7 @@ from storage_core.declaration_parts import (
     place,
     require_columns,
 )
-from storage_core.declaration_upkeep import CheckpointDeclaration, GcDeclaration, SplitsDeclaration
+from storage_core.declaration_upkeep import CheckpointDeclaration, Freshness, GcDeclaration, SplitsDeclaration
 from storage_core.definition import check_maintained, check_maps
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
@@ -53,9 +53,10 @@ class TableDeclaration(Closed):
     time column is part of the key, and takes its rows from region writers or a Delta table. `map_columns` says of
     a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
-    `retention` says; how long versions can be read is `gc.retention`. `raw_logs` are read at `latest`. Dagster shows
-    `owners` and `tags` on every asset of the table, and a job of its own for backfills of a windowed one with
-    `backfill_job: true`. `publish: delta` keeps a mirror for readers of Delta.
+    `retention` says; how long versions can be read is `gc.retention`. `freshness` is how old the newest rows may be
+    (decision 0166). `raw_logs` are read at `latest`. Dagster shows `owners` and `tags` on every asset of the table, and
+    a job of its own for backfills of a windowed one with `backfill_job: true`. `publish: delta` keeps a mirror for
+    readers of Delta.
     """
 
     name: str
@@ -75,6 +76,7 @@ class TableDeclaration(Closed):
     landing: LandingDeclaration | None = None
     late_data: LateDeclaration | None = None
     retention: Milliseconds | None = None
+    freshness: Freshness | None = None
     regions_by_hand: bool = False
     raw_logs: RawLogs = ()
     publish: Published = Publish()

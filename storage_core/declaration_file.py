@@ -91,9 +91,9 @@ def _what_is_wrong(error: ErrorDetails, model: type[Closed]) -> str:
         case "extra_forbidden":
             return "is not a field that a declaration has; check its spelling"
         case "model_type" if not error["loc"]:
-            *others, last = [name for name, each in model.model_fields.items() if each.is_required()]
-            least = f"{', '.join(others)} and {last}"
-            return f"a declaration is a mapping with at least {least}; found {_found(error['input'])}"
+            required = [name for name, each in model.model_fields.items() if each.is_required()]
+            least = f" with at least {', '.join(required[:-1])} and {required[-1]}" if required else ""
+            return f"a declaration is a mapping{least}; found {_found(error['input'])}"
         case "value_error":
             return without_locations(str(error["ctx"]["error"]))
         case _:

@@ -1,15 +1,27 @@
-"""The parts of a table declaration that say how it is written and kept: splits, checkpoints, collection."""
+"""The parts of a table declaration that say how it is written and kept: freshness, splits, checkpoints, collection."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from storage_core.declaration_parts import Bytes, Closed, Milliseconds
+from storage_core.errors import InvalidInput
 from storage_core.named_settings import fields_below
 from storage_core.settings.split_codec import SplitCompression
 from storage_core.settings.table import CheckpointCompression, CheckpointFormat, SplitMetadata, TableConfig
+
+_LEAST_FRESHNESS_MS = 60_000
+
+
+def _freshness(duration_ms: int) -> int:
+    if duration_ms < _LEAST_FRESHNESS_MS:
+        raise InvalidInput(f"a freshness is 1m at least, as Dagster asks, found {duration_ms} ms")
+    return duration_ms
+
+
+Freshness = Annotated[Milliseconds, AfterValidator(_freshness)]
 
 
 class _Named(Closed):

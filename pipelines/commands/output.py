@@ -159,6 +159,11 @@ def failure(kind: str, message: str, context: Record, *, as_json: bool) -> None:
     sys.stderr.write("\n".join(text) + "\n")
 
 
+def warning(text: str) -> None:
+    """Print on standard error what does not stop the command."""
+    sys.stderr.write(f"tidemark: {printable(text)}\n")
+
+
 def error(found: TidemarkError, *, as_json: bool) -> int:
     """Print a typed error and return the exit code that goes with it."""
     failure(found.kind, str(found), found.context, as_json=as_json)
@@ -236,6 +241,32 @@ def instant_ms(value: object) -> str:
     except OverflowError:
         return f"{value} ms"  # logs of others may name times that no calendar has
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"))
+
+
+def duration(milliseconds: int) -> str:
+    """Return a duration in its greatest whole unit, such as `3h`."""
+    for unit, name in _UNITS:
+        if milliseconds >= unit:
+            return f"{milliseconds // unit:,}{name}"
+    return "0s"
+
+
+def age(now_ms: int, moment_ms: int | None) -> str:
+    """Return how long ago a moment was; nothing where there is none."""
+    return "" if moment_ms is None else duration(max(0, now_ms - moment_ms))
+
+
+def size(count: int) -> str:
+    """Return bytes in a unit that leaves at most four digits, such as `12.3 MiB`."""
+    number, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if number < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{count} B" if unit == "B" else f"{number:,.1f} {unit}"
 
 
 def printable(text: str) -> str:

@@ -1,12 +1,14 @@
-"""The access log taken through all jobs, once per session, and read by many tests."""
+"""The access log taken through all jobs, once per session, and read by many tests; and a browser."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,8 +21,20 @@ from jobs.spark.spark import Spark
 from tests.e2e.raw_access_log import Line, Log, read
 from tidemark import Table
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 REPOSITORY = Path(__file__).parents[2]
 LATE_FILE = "4-late.log"
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,17 @@ class Story:
     def lines(self, *, late: bool) -> list[Line]:
         """Return the lines of the raw files, with or without those of the late one."""
         return [line for name, log in self.raw.items() if late or name != LATE_FILE for line in log.lines]
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    """The Chromium that `make test-browser` found or installed."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=os.environ.get("TIDEMARK_CHROMIUM"), args=CHROMIUM_FLAGS)
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from tests.conftest import Land
 
@@ -21,15 +20,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.spark, pytest.mark.dagster]
 WINDOW = "2015-05-17T10:00"
 PATIENCE_MS = 240_000
 END_SECONDS = 60
-CHROMIUM_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @pytest.fixture
@@ -61,15 +51,6 @@ def server(checkout: Path, land: Land, free_port: int, monkeypatch: pytest.Monke
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
             process.kill()
-
-
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    """The Chromium that `make test-browser` found or installed."""
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=os.environ.get("TIDEMARK_CHROMIUM"), args=CHROMIUM_FLAGS)
-        yield opened
-        opened.close()
 
 
 def test_the_ui_shows_the_asset_graph_and_a_materialization_with_its_metrics_and_checks(

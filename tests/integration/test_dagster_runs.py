@@ -135,7 +135,7 @@ class Hours:
 def tick(defs: Definitions, instance: DagsterInstance) -> list[RunRequest]:
     """One tick of everything that asks, at 3:30 and at 3:45."""
     repository = defs.get_repository_def()
-    sensor = repository.get_sensor_def(NAME)
+    sensor = repository.get_sensor_def("upkeep_sensor")
     with build_sensor_context(instance=instance, repository_def=repository, sensor_name=sensor.name) as context:
         requests = list(sensor.evaluate_tick(context).run_requests or [])
     for name, minute in (("collect_schedule", 30), ("check_schedule", 45)):

@@ -1,0 +1,143 @@
+"""Delivering an alert: to every receiver, each for a bounded time; one that is broken stops nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import smtplib
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from email.message import EmailMessage
+from typing import Literal
+
+from pipelines.alert_receivers import PASSWORD, AlertsDeclaration, EmailDeclaration, ReceiverDeclaration
+from storage_core.errors import TidemarkError
+from storage_core.foreign_text import escaped, shortened, without_locations
+
+_GRACE_SECONDS = 1.0
+
+Kind = Literal["run_failed", "behind", "unreadable", "recovered", "test"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """What happened (`text`, a few lines), to which tables, at which time in ms; of a failed run its id."""
+
+    kind: Kind
+    tables: tuple[str, ...]
+    text: str
+    at: int
+    run_id: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """One line that says what it is."""
+        about = f": {', '.join(self.tables[:3])}" if self.tables else ""
+        return shortened(f"Tidemark: {self.kind.replace('_', ' ')}{about}")
+
+    def to_json(self) -> str:
+        """Return the object that webhooks and commands get (`docs/spec.md`); ASCII."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """How many receivers took an alert, and what was wrong with the others: number, kind and why, never a place."""
+
+    taken: int
+    problems: tuple[str, ...]
+
+
+def deliver(alert: Alert, declared: AlertsDeclaration) -> Delivered:
+    """Give the alert to all receivers at the same time, and return soon after `timeout`. Raises nothing.
+
+    A receiver that answers byte by byte is given up; its thread ends with the connection.
+    """
+    seconds = declared.timeout / 1000
+    outcomes: dict[int, str | None] = {}
+
+    def attempt(number: int, receiver: ReceiverDeclaration) -> None:
+        outcomes[number] = _problem(receiver, alert, seconds)
+
+    threads = [
+        threading.Thread(target=attempt, args=(number, each), daemon=True)
+        for number, each in enumerate(declared.receivers)
+    ]
+    for each in threads:
+        each.start()
+    until = time.monotonic() + seconds + _GRACE_SECONDS
+    for each in threads:
+        each.join(max(0.0, until - time.monotonic()))
+    said = [outcomes.get(number, f"no answer within {seconds:g} s") for number in range(len(threads))]
+    problems = [
+        f"receiver {number + 1} ({declared.receivers[number].kind}): {each}"
+        for number, each in enumerate(said)
+        if each is not None
+    ]
+    return Delivered(taken=len(said) - len(problems), problems=tuple(problems))
+
+
+def _problem(receiver: ReceiverDeclaration, alert: Alert, seconds: float) -> str | None:
+    """Deliver, and return why that failed; None where it did not."""
+    try:
+        if receiver.webhook is not None:
+            _post(receiver.url(), alert, seconds)
+        elif receiver.command is not None:
+            _run(receiver.command, alert, seconds)
+        elif receiver.email is not None:
+            _mail(receiver.email, alert, seconds)
+    except Exception as error:  # noqa: BLE001  # whatever a receiver does, the others and the sensor go on
+        return shortened(without_locations(f"{type(error).__name__}: {error}"))
+    return None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A webhook that has moved is an error: what follows would be a GET without the alert."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """Follow nothing."""
+
+
+def _post(url: str, alert: Alert, seconds: float) -> None:
+    headers = {"Content-Type": "application/json", "User-Agent": "tidemark"}
+    asked = urllib.request.Request(url, data=alert.to_json().encode(), headers=headers, method="POST")  # noqa: S310  # http or https: check_url
+    with urllib.request.build_opener(_NoRedirect).open(asked, timeout=seconds) as answer:
+        answer.read(1)
+
+
+def _run(command: Sequence[str], alert: Alert, seconds: float) -> None:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            process.communicate(alert.to_json().encode(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):  # with what it started
+                os.killpg(process.pid, signal.SIGKILL)
+            raise TidemarkError(f"it did not end within {seconds:g} s and was ended") from None
+    if process.returncode:
+        raise TidemarkError(f"it ended with {process.returncode}")
+
+
+def _mail(declared: EmailDeclaration, alert: Alert, seconds: float) -> None:
+    message = EmailMessage()
+    message["Subject"], message["From"], message["To"] = alert.subject, declared.sender, ", ".join(declared.to)
+    run = f"\n\nrun {alert.run_id}" if alert.run_id else ""
+    message.set_content(escaped(f"{alert.text}{run}\n", keep="\n"))
+    connect = smtplib.SMTP_SSL if declared.security == "tls" else smtplib.SMTP
+    with connect(declared.host, declared.port, timeout=seconds) as server:
+        if declared.security == "starttls":
+            server.starttls()
+        if declared.user is not None:
+            server.login(declared.user, os.environ.get(PASSWORD, ""))
+        server.send_message(message)

@@ -1,0 +1,236 @@
+"""How all tables are: `status` for people and programs, `metrics` for scrapers, `report` for browsers; and `alerts`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import Json
+from pipelines.commands.output import cell, number
+from pipelines.commands.target import declared, resolve
+from storage_core.errors import InvalidInput, Unavailable
+from storage_core.wording import counted
+
+if TYPE_CHECKING:
+    from pipelines.failed_runs import LastFailure
+    from pipelines.table_status import Looked, Place
+
+BEHIND_EXIT_CODE: Final = 7
+"""What `status` ends with when a table is behind the freshness that is declared for it."""
+
+Uris = Annotated[
+    list[str] | None, typer.Argument(metavar="[URI…]", help="Names of declared tables, paths or URIs (default: all).")
+]
+
+
+def status(uris: Uris = None, *, as_json: Json = False) -> None:
+    """Show every table in a line, and what is behind.
+
+    What is owed is what scheduled runs would do now. Ends with 7 when a table is older than the freshness declared for
+    it, and as the error of a table says that cannot be read.
+    """
+    from pipelines.table_status import State, look_at_all
+
+    places, root = places_of(uris or [])
+    failures = _last_failures(root, places)
+    found = list(look_at_all(places))
+    if as_json:
+        for each in found:
+            output.json_line(record_of(each, failures.get(each.place.name)))
+    else:
+        _show(found, failures)
+    failed = [each.error for each in found if each.error is not None]
+    if failed:
+        raise failed[0]
+    if any(each.state is State.BEHIND for each in found):
+        raise typer.Exit(BEHIND_EXIT_CODE)
+
+
+def metrics(
+    uris: Uris = None,
+    *,
+    file: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write them there, whole, instead of printing.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write how every table is as OpenMetrics text.
+
+    The metrics of status, for a scraper, or for the folder that a collector of text files reads. A table that cannot be
+    read is among them as failed.
+    """
+    from pipelines.open_metrics import metrics_text
+    from pipelines.table_status import look_at_all
+    from pipelines.whole_file import write_whole
+
+    places, root = places_of(uris or [])
+    if repeated := sorted({each.name for each in places if sum(each.name == other.name for other in places) > 1}):
+        raise InvalidInput(f"several of these tables are called {repeated[0]!r}; write the metrics of each alone")
+    text = metrics_text(look_at_all(places), _last_failures(root, places))
+    if file is None:
+        if as_json:
+            output.json_line({"metrics": text})
+        else:
+            output.line(text.removesuffix("\n"))
+        return
+    write_whole(file, text)
+    if as_json:
+        output.json_line({"status": "written", "file": str(file), "tables": len(places)})
+    else:
+        output.line(f"metrics of {counted(len(places), 'table')} written to {file}")
+
+
+def report(
+    uris: Uris = None,
+    *,
+    file: Annotated[Path, typer.Option("--output", metavar="FILE", help="The file to write.")] = Path("report.html"),
+    commits: Annotated[int, typer.Option(metavar="N", min=1, help="How many of the newest commits are read.")] = 500,
+    recall: Annotated[bool, typer.Option("--recall", help="Measure the recall of indexes of vectors too.")] = False,
+    prices: Annotated[
+        str | None, typer.Option(metavar="put=N,get=N,storage=N", help="Of 1,000 requests, and of a GiB a month.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML file about tables, for a browser.
+
+    Splits per window, bytes before and after, log growth, requests and their price, lag of indexes, and the history of
+    the log. The file needs nothing else, no server and no network. Prices are those of S3 Standard unless said.
+    """
+    from pipelines.report.content import read_prices
+    from pipelines.report.written import write_report
+
+    places, root = places_of(uris or [])
+    charged = read_prices(prices or "")
+    done = write_report(
+        file, places, failures=_last_failures(root, places), prices=charged, most_commits=commits, recall=recall
+    )
+    if as_json:
+        output.json_line({"status": "written", "file": str(file), "bytes": done.bytes, "tables": done.states})
+    else:
+        output.line(f"report of {counted(len(places), 'table')} written to {file}")
+
+
+def alerts(
+    *,
+    test: Annotated[
+        bool, typer.Option("--test", help="Send each receiver an alert that says that it is a test.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List who is told of failures and late tables, or try it.
+
+    The receivers are those of alerts.yaml beside tables/. With --test it ends with 5 when one did not take the alert.
+    """
+    from pipelines.alert_delivery import Alert, deliver
+    from pipelines.alert_receivers import read_alerts
+    from storage_core.clock import SystemClock
+
+    known = read_alerts(declared().root)
+    found = [{"receiver": place, "kind": each.kind} for place, each in enumerate(known.receivers, 1)]
+    output.records(
+        found, {"receiver": number, "kind": cell}, as_json=as_json, nothing="alerts.yaml declares no receiver"
+    )
+    if test and found:
+        alert = Alert(kind="test", tables=(), text="this is a test of Tidemark's alerts", at=SystemClock().now_ms())
+        done = deliver(alert, known)
+        if done.problems:
+            raise Unavailable("\n".join(["the alert was not delivered to all receivers", *done.problems]))
+
+
+def places_of(words: Sequence[str]) -> tuple[list[Place], Path]:
+    """Return the tables that the words name, or all that are declared, and the folder that holds `tables/`.
+
+    Raises `InvalidInput` for a declaration that is not sound where no word names a table, and as `resolve` does.
+    """
+    from pipelines.table_status import Place
+    from storage_core.objectstore.resolve import name_of
+
+    known = declared()
+    bounds = {each.declaration.name: each.declaration for each in known.tables}
+    if not words:
+        known.require_sound()
+        return [
+            Place(name=each.name, uri=each.uri, freshness_ms=each.freshness) for each in bounds.values()
+        ], known.root
+    places = []
+    for word in words:
+        target = resolve(word)
+        own = bounds.get(word) if target.file is not None else None
+        name = word if own else name_of(target.uri)
+        bound = own.freshness if own else None
+        places.append(Place(name=name, uri=target.uri, is_declared=own is not None, freshness_ms=bound))
+    return places, known.root
+
+
+def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
+    """Return the line of `status --json` (`docs/spec.md`)."""
+    about: dict[str, object] = {"name": found.place.name, "uri": found.place.uri, "status": found.state.value}
+    if found.status is not None:
+        about |= asdict(found.status)
+    if found.error is not None:
+        about |= {"error": found.error.kind, "message": str(found.error)}
+    return {**about, "last_failure": failure and asdict(failure), "requests": found.requests}
+
+
+def _last_failures(root: Path, places: Sequence[Place]) -> Mapping[str, LastFailure]:
+    from pipelines.failed_runs import history_folder, last_failures
+
+    folder = history_folder(root)
+    if folder is None:
+        return {}
+    try:
+        return last_failures(folder, [each.name for each in places])
+    except Exception as error:  # noqa: BLE001  # the tables can be shown without their runs, whatever is wrong there
+        output.warning(f"the history of Dagster in {folder} cannot be read: {error}")
+        return {}
+
+
+_SHOWN: Final = ("table", "rows", "bytes", "newest row", "commit", "owed", "unindexed", "unmerged", "quarantine")
+
+
+def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
+    from storage_core.clock import SystemClock
+
+    now_ms = SystemClock().now_ms()
+    lines = [_line(each, failures.get(each.place.name), now_ms) for each in found]
+    shown = {name: number if name in ("rows", "quarantine", "unindexed") else cell for name in _SHOWN}
+    shown |= {"next run": cell, "status": cell}
+    nothing = "no table is declared here; run this in a folder with tables/*.yaml, or name one"
+    output.records(lines, shown, as_json=False, nothing=nothing, most=None)
+
+
+def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, object]:
+    about: dict[str, object] = {"table": found.place.name, "status": _state(found, failure)}
+    if (status := found.status) is None:
+        return about
+    run = status.next_run
+    costs = f"{run.splits:,} → {run.outputs:,} splits, {output.size(run.read_bytes)} read" if run.splits else ""
+    freed = f"{output.size(status.freed_bytes)} leave" if status.freed_bytes else ""
+    return {
+        **about,
+        "rows": status.rows,
+        "bytes": output.size(status.bytes),
+        "newest row": output.age(now_ms, status.newest_row_at),
+        "commit": output.age(now_ms, status.committed_at),
+        "owed": ", ".join(f"{step} {owed.count:,}" for step, owed in status.owed.items()),
+        "unindexed": sum(each.rows for each in status.indexes),
+        "unmerged": "" if status.oldest_unmerged_ms is None else output.duration(status.oldest_unmerged_ms),
+        "quarantine": status.quarantine_entries,
+        "next run": ", ".join(each for each in (costs, freed) if each),
+    }
+
+
+def _state(found: Looked, failure: LastFailure | None) -> str:
+    parts = [found.state.value.replace("_", " ")]
+    if found.status is not None and found.status.behind:
+        parts = [f"behind: {', '.join(found.status.behind).replace('_', ' ')}"]
+    if found.error is not None:
+        parts = [f"failed: {found.error.kind}: {found.error}"]
+    if failure is not None and not failure.is_over:
+        parts.append(f"{failure.step} failed: {failure.message}")
+    return "; ".join(parts)

@@ -1,0 +1,115 @@
+"""The last failure of each table, from Dagster's history where there is one; without one Dagster is not loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assets.names import identifier
+from storage_core.foreign_text import shortened
+
+if TYPE_CHECKING:
+    from dagster import DagsterEvent, DagsterInstance, RunRecord
+
+MOST_RUNS = 50
+"""So many of the newest failed runs are looked into."""
+DAGSTER_HOME = "DAGSTER_HOME"
+_LONGEST_MESSAGE = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastFailure:
+    """The newest failure of a step of a table: when (ms), in which run, and what it said.
+
+    `is_over` where the asset was materialized since.
+    """
+
+    at: int
+    run_id: str
+    step: str
+    message: str
+    is_over: bool
+
+
+def history_folder(root: Path, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder of Dagster's history for the declarations in `root`, or None where there is none yet."""
+    folder = Path(environment.get(DAGSTER_HOME) or root / ".dagster")
+    return folder if (folder / "dagster.yaml").exists() else None
+
+
+def last_failures(folder: Path, tables: Collection[str]) -> dict[str, LastFailure]:
+    """Return the newest failure of each table that has one among the `MOST_RUNS` newest failed runs.
+
+    A query for the runs and one for each of them until every table has one, and one per failure. Raises what Dagster
+    raises where its storage cannot be read.
+    """
+    from pipelines.instance import open_instance
+
+    with open_instance(folder) as instance:
+        return last_failures_in(instance, tables)
+
+
+def last_failures_in(instance: DagsterInstance, tables: Collection[str]) -> dict[str, LastFailure]:
+    """Return what `last_failures` does, of an instance that is open."""
+    found: dict[str, LastFailure] = {}
+    for record in _failed_runs(instance):
+        if len(found) == len(tables):
+            break
+        for table, failure in _failures_of(instance, record, tables).items():
+            found.setdefault(table, failure)
+    return found
+
+
+def _failed_runs(instance: DagsterInstance) -> list[RunRecord]:
+    from dagster import DagsterRunStatus, RunsFilter
+
+    return list(instance.get_run_records(RunsFilter(statuses=[DagsterRunStatus.FAILURE]), limit=MOST_RUNS))
+
+
+def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collection[str]) -> dict[str, LastFailure]:
+    """Of each table the failed step of this run; of a run that failed before a step, that of its job."""
+    from dagster import AssetKey, DagsterEventType
+
+    run = record.dagster_run
+    kinds = {DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE}
+    found: dict[str, LastFailure] = {}
+    for each in instance.get_records_for_run(run.run_id, of_type=kinds).records:
+        event = each.event_log_entry.dagster_event
+        step = (event.step_key if event else None) or run.job_name
+        table = table_of(step, tables)
+        if table is None or event is None or table in found:
+            continue
+        at = round(each.timestamp * 1000)
+        made = instance.get_latest_materialization_event(AssetKey([table, step.removeprefix(f"{identifier(table)}__")]))
+        found[table] = LastFailure(
+            at=at,
+            run_id=run.run_id,
+            step=step,
+            message=said_by(event),
+            is_over=made is not None and made.timestamp * 1000 > at,
+        )
+    return found
+
+
+def said_by(event: DagsterEvent) -> str:
+    """Return what a failed step or run said, in one line of bounded length: of an error its first cause."""
+    data = event.event_specific_data
+    if described := getattr(getattr(data, "user_failure_data", None), "description", None):
+        return _line(str(described))
+    error = getattr(data, "error", None)
+    while error is not None and error.cause is not None:
+        error = error.cause
+    return _line(event.message or "" if error is None else error.message)
+
+
+def _line(text: str) -> str:
+    return shortened(" ".join(text.split()), _LONGEST_MESSAGE)
+
+
+def table_of(step: str, tables: Collection[str]) -> str | None:
+    """Return the table whose name the step or job begins with, the longest where there are several."""
+    fitting = [each for each in tables if step.startswith(f"{identifier(each)}_")]
+    return max(fitting, key=len, default=None)

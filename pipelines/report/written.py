@@ -1,0 +1,44 @@
+"""Writing a report: one table after the other, then one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.failed_runs import LastFailure
+from pipelines.report.content import MOST_COMMITS, Prices, content_of
+from pipelines.report.page import page
+from pipelines.table_status import Place
+from pipelines.whole_file import write_whole
+from storage_core.clock import Clock, SystemClock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenReport:
+    """The file is written: its bytes, and the state of each table by name."""
+
+    bytes: int
+    states: Mapping[str, str]
+
+
+def write_report(
+    file: Path,
+    places: Sequence[Place],
+    *,
+    failures: Mapping[str, LastFailure],
+    prices: Prices | None = None,
+    most_commits: int = MOST_COMMITS,
+    recall: bool = False,
+    clock: Clock | None = None,
+) -> WrittenReport:
+    """Write the report of these tables in place of what the file held, and return what was written.
+
+    A table that cannot be read is in it with its error. Raises `NotWritten`.
+    """
+    now = clock or SystemClock()
+    contents = [content_of(each, now, most_commits=most_commits, recall=recall) for each in places]
+    text = page(contents, now_ms=now.now_ms(), prices=prices or Prices(), failures=failures)
+    write_whole(file, text)
+    states = {each.looked.place.name: each.looked.state.value for each in contents}
+    return WrittenReport(bytes=len(text.encode()), states=states)

@@ -1,0 +1,82 @@
+"""What Dagster has of the report: the asset `report/written` for all tables, its job, and a daily schedule."""
+
+# No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from dagster import (
+    AssetExecutionContext,
+    AssetKey,
+    AssetsDefinition,
+    AssetSelection,
+    Definitions,
+    MaterializeResult,
+    MetadataValue,
+    ScheduleDefinition,
+    asset,
+    define_asset_job,
+)
+
+from assets.factory import asset_key
+from pipelines.failed_runs import last_failures_in
+from pipelines.report.written import write_report
+from pipelines.table_status import State, places_of
+from pipelines.tables import DeclaredTables
+from tidemark.io_manager.failures import typed_failures
+
+WRITTEN = AssetKey(["report", "written"])
+JOB = "report"
+CRON = "15 5 * * *"
+REPORT = "TIDEMARK_REPORT"
+"""The environment variable that names the file; else it is `report.html` beside `tables/`."""
+
+
+def build_report(declared: DeclaredTables) -> Definitions:
+    """Return the asset of all declared tables, the job `report`, and its schedule, stopped, every day at 05:15 UTC."""
+    return Definitions(
+        assets=[_written(declared)],
+        jobs=[define_asset_job(JOB, AssetSelection.assets(WRITTEN))],
+        schedules=[
+            ScheduleDefinition(
+                name=f"{JOB}_schedule",
+                job_name=JOB,
+                cron_schedule=CRON,
+                execution_timezone="UTC",
+                description="Requests the report of all tables.",
+            )
+        ],
+    )
+
+
+def report_file(root: Path, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where the report of the declarations in this folder is written."""
+    return (root / (environment.get(REPORT) or "report.html")).resolve()
+
+
+def _written(declared: DeclaredTables) -> AssetsDefinition:
+    @asset(
+        key=WRITTEN,
+        deps=[asset_key(each.declaration.name, "checkpointed") for each in declared.tables],
+        description="One HTML file about all tables, for a browser.",
+        group_name="report",
+        kinds={"html"},
+    )
+    def written(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only
+        places = places_of(declared)
+        file = report_file(declared.root)
+        with typed_failures():
+            failures = last_failures_in(context.instance, [each.name for each in places])
+            done = write_report(file, places, failures=failures)
+        counts = {state.value: list(done.states.values()).count(state) for state in State}
+        return MaterializeResult(
+            metadata={
+                "report": MetadataValue.url(file.as_uri()),
+                "path": MetadataValue.path(str(file)),
+                "bytes": MetadataValue.int(done.bytes),
+                **{f"tables_{state}": MetadataValue.int(count) for state, count in counts.items()},
+            }
+        )
+
+    return written

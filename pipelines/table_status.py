@@ -1,0 +1,90 @@
+"""How all tables are: one look at each, in which a table that cannot be read stops no other. Free of Dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pipelines.tables import DeclaredTables
+from storage_core.clock import Clock, SystemClock
+from storage_core.errors import NotFound, TidemarkError, as_tidemark_error
+from storage_core.objectstore.prefetch import all_of
+from storage_core.read.status import Status, status
+from storage_core.table import Table
+
+PARALLEL_TABLES = 8
+"""Tables that are looked at at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A table to look at: how it is called, where it is, and the freshness that is declared for it, in ms.
+
+    Only one that is declared may be missing.
+    """
+
+    name: str
+    uri: str
+    is_declared: bool = True
+    freshness_ms: int | None = None
+
+
+class State(StrEnum):
+    """What one look found."""
+
+    OK = "ok"
+    BEHIND = "behind"
+    FAILED = "failed"
+    NOT_MADE = "not_made"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What one look at a table found: `status`, or the `error` of a table that cannot be read; neither: not made yet.
+
+    `requests` are those that the look made, by kind.
+    """
+
+    place: Place
+    status: Status | None = None
+    error: TidemarkError | None = None
+    requests: Mapping[str, int]
+
+    @property
+    def state(self) -> State:
+        """The state in a word."""
+        if self.error is not None:
+            return State.FAILED
+        if self.status is None:
+            return State.NOT_MADE
+        return State.BEHIND if self.status.behind else State.OK
+
+
+def places_of(declared: DeclaredTables) -> list[Place]:
+    """Return the declared tables as places to look at."""
+    known = (each.declaration for each in declared.tables)
+    return [Place(name=each.name, uri=each.uri, freshness_ms=each.freshness) for each in known]
+
+
+def look_at_all(places: Sequence[Place], clock: Clock | None = None) -> Iterator[Looked]:
+    """Yield what a look at each table found, in their order. Raises nothing for a table that fails."""
+    now = clock or SystemClock()
+    for start in range(0, len(places), PARALLEL_TABLES):
+        yield from all_of(lambda each: look(each, now), places[start : start + PARALLEL_TABLES], PARALLEL_TABLES)
+
+
+def look(place: Place, clock: Clock) -> Looked:
+    """Return how one table is. Requests: those of opening it and of `read.status`."""
+    none: dict[str, int] = {}
+    try:
+        table = Table.open(place.uri)
+    except NotFound as error:
+        return Looked(place=place, error=None if place.is_declared else error, requests=none)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
+        return Looked(place=place, error=as_tidemark_error(error), requests=none)
+    try:
+        found = status(table.store, table.snapshot, now_ms=clock.now_ms(), freshness_ms=place.freshness_ms)
+    except Exception as error:  # noqa: BLE001  # as above
+        return Looked(place=place, error=as_tidemark_error(error), requests=table.store.requests)
+    return Looked(place=place, status=found, requests=table.store.requests)

@@ -1,0 +1,146 @@
+"""How a table is, in one look of bounded cost: the contract of `status` (`docs/spec.md`, decision 0166).
+
+Every metric has its home elsewhere: debt in `compaction.debt` and `index.debt`, what waits in `region.oldest_waiting`,
+freshness in `newest_rows`. What is owed is that of scheduled runs: what pays now.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from storage_core.compaction.debt import Debt, NextRun, Task, debt
+from storage_core.compaction.policy import Mode
+from storage_core.formats.keys import QUARANTINE_PREFIX
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import PAGE_KEYS, ObjectStore
+from storage_core.read.newest_rows import newest_row_ms, rows_came_ms
+
+NEWEST_ROWS, UNMERGED = "newest_rows", "unmerged"
+"""What may be behind the declared freshness: the commit of the newest rows, the oldest record that is not merged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owed:
+    """What one step has to do: `count` of `unit`, and about how many bytes that is where it is known."""
+
+    count: int
+    unit: str
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexLag:
+    """How far an index is behind: versions since its watermark, and rows that no segment covers."""
+
+    name: str
+    versions: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How a table is at `version`. Times in ms since the epoch, ages in ms, sizes in bytes.
+
+    `newest_row_at` is by the time column. `rows_came_at` is when the newest rows were committed, or before, where a
+    `freshness` is declared; `behind` says what is older than that. `owed` has the steps with something to do.
+    `next_run` is what a scheduled compaction reads and writes, and how many splits become how many; `freed_bytes` is
+    what the retention takes out. Of `quarantine_entries` 1,000 are counted, of `regions` the first 64 looked at.
+    """
+
+    uri: str
+    kind: str
+    version: int
+    splits: int
+    rows: int
+    bytes: int
+    committed_at: int
+    newest_row_at: int | None
+    rows_came_at: int | None
+    owed: Mapping[str, Owed]
+    indexes: tuple[IndexLag, ...]
+    regions: int
+    oldest_unmerged_ms: int | None
+    quarantine_entries: int
+    next_run: NextRun
+    freed_bytes: int
+    freshness_ms: int | None
+    behind: tuple[str, ...]
+
+
+def status(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, freshness_ms: int | None = None) -> Status:
+    """Return how the table is at `now_ms`, judged by the freshness that is declared for it.
+
+    Requests: the manifests of the state, one LIST, with a freshness one GET for each of the 32 newest versions at most,
+    and those of `region.oldest_waiting` for a keyed table.
+    """
+    from storage_core.region.oldest_waiting import waiting  # and protobuf, which tables without regions do not need
+
+    debts = debt(snapshot, now_ms=now_ms, mode=Mode.POLICY)
+    lags = tuple(_lags(snapshot))
+    unmerged = waiting(store, snapshot) if snapshot.config.kind == "keyed" else None
+    oldest = unmerged.oldest_ms if unmerged else None
+    came = None if freshness_ms is None else rows_came_ms(store, snapshot, since_ms=now_ms - freshness_ms)
+    ages = {NEWEST_ROWS: None if came is None else now_ms - came, UNMERGED: oldest}
+    is_late = [
+        name for name, age in ages.items() if freshness_ms is not None and age is not None and age > freshness_ms
+    ]
+    return Status(
+        uri=store.uri,
+        kind=snapshot.config.kind,
+        version=snapshot.version,
+        splits=len(snapshot.splits),
+        rows=snapshot.rows,
+        bytes=snapshot.bytes,
+        committed_at=snapshot.timestamp,
+        newest_row_at=newest_row_ms(snapshot),
+        rows_came_at=came,
+        owed=dict(_owed(snapshot, debts, lags, unmerged.generations if unmerged else 0)),
+        indexes=lags,
+        regions=unmerged.regions if unmerged else 0,
+        oldest_unmerged_ms=oldest,
+        quarantine_entries=sum(1 for _ in islice(store.list(QUARANTINE_PREFIX), PAGE_KEYS)),
+        next_run=_together([each.next_run for each in debts]),
+        freed_bytes=sum(each.bytes for each in debts if each.task is Task.EXPIRE),
+        freshness_ms=freshness_ms,
+        behind=tuple(is_late),
+    )
+
+
+def _lags(snapshot: Snapshot) -> Iterator[IndexLag]:
+    if snapshot.config.indexes:
+        from storage_core.index.debt import debt as index_debt  # which tables without indexes do not need
+
+        for each in snapshot.config.indexes:
+            found = index_debt(snapshot, each.name)
+            yield IndexLag(name=each.name, versions=snapshot.version - found.watermark, rows=found.uncovered_rows)
+
+
+def _owed(
+    snapshot: Snapshot, debts: Sequence[Debt], lags: Sequence[IndexLag], generations: int
+) -> Iterator[tuple[str, Owed]]:
+    """The steps in the order in which they are run, each only where it has something to do."""
+    if generations:
+        yield "merge", Owed(count=generations, unit="generations")
+    windows, size = Counter(each.task for each in debts), Counter[Task]()
+    for each in debts:
+        size[each.task] += each.bytes
+    for task in (Task.EXPIRE, Task.COMPACT, Task.WAIT):
+        if windows[task]:
+            yield task.value, Owed(count=windows[task], unit="windows", bytes=size[task])
+    if uncovered := sum(each.rows for each in lags):
+        yield "catch_up", Owed(count=uncovered, unit="rows")
+    newest = -1 if snapshot.checkpoint_version is None else snapshot.checkpoint_version
+    if snapshot.version > newest:
+        yield "checkpoint", Owed(count=snapshot.version - newest, unit="versions")
+
+
+def _together(runs: Sequence[NextRun]) -> NextRun:
+    return NextRun(
+        splits=sum(each.splits for each in runs),
+        outputs=sum(each.outputs for each in runs),
+        read_bytes=sum(each.read_bytes for each in runs),
+        written_bytes=sum(each.written_bytes for each in runs),
+    )

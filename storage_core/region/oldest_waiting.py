@@ -1,0 +1,76 @@
+"""What waits for the merge, without reading any of it: how many generations, and since when the oldest record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from storage_core.errors import NotFound
+from storage_core.formats import keys
+from storage_core.formats.generation_manifest import MANIFEST_FILE
+from storage_core.formats.region_manifest import RegionManifest
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
+from storage_core.region import wal
+from storage_core.region.manifest import read_latest
+from storage_core.region.registry import PARALLEL_REGIONS, known_regions
+from storage_core.settings.region_fields import Region
+
+MOST_REGIONS = 64
+"""So many regions are looked at."""
+MOST_CLAIMS = 4
+"""So many WAL entries without rows, which claims leave behind, are passed over in a region."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What waits in all regions looked at, of `regions`: `generations`, and the age of the oldest record in ms.
+
+    The age is by the clock of the store, that of the object which the record is in; None where everything is merged.
+    """
+
+    regions: int
+    generations: int
+    oldest_ms: int | None
+
+
+def waiting(store: ObjectStore, snapshot: Snapshot) -> Waiting:
+    """Return what the snapshot has not merged; of more than `MOST_REGIONS` regions the first by id.
+
+    None waits in an append table, which costs no request. Else those of `known_regions`, and per region about three and
+    a HEAD; where only the log has records, one GET, and one more for each claim since the last flush.
+    """
+    known = sorted(known_regions(store, snapshot), key=lambda each: each.id)
+
+    def look(region: Region) -> tuple[int, int | None]:
+        return _look(store, snapshot, read_latest(store, region.id))
+
+    found: Sequence[tuple[int, int | None]] = all_of(look, known[:MOST_REGIONS], PARALLEL_REGIONS)
+    ages = [age for _, age in found if age is not None]
+    return Waiting(regions=len(known), generations=sum(count for count, _ in found), oldest_ms=max(ages, default=None))
+
+
+def _look(store: ObjectStore, snapshot: Snapshot, manifest: RegionManifest | None) -> tuple[int, int | None]:
+    """How many generations of the region wait, and the age of its oldest record."""
+    if manifest is None:
+        return 0, None
+    merged = snapshot.merged_generations.get(manifest.region_id, 0)
+    flushed = sorted((each.generation, each.path) for each in manifest.flushed_generations if each.generation > merged)
+    with suppress(NotFound):  # merged and collected since
+        if flushed:
+            key = keys.generation_file_key(manifest.region_id, flushed[0][1], MANIFEST_FILE)
+        else:
+            key = _first_entry(store, manifest)
+        return len(flushed), store.head(key).age_ms
+    return len(flushed), None
+
+
+def _first_entry(store: ObjectStore, manifest: RegionManifest) -> str:
+    """The key of the first WAL entry with rows behind the generations. Raises `NotFound` where there is none."""
+    region, after = manifest.region_id, manifest.replay_after_wal_id
+    for entry in range(after + 1, after + 1 + MOST_CLAIMS):
+        if not wal.read(store, region, entry).entry.is_sentinel:
+            return keys.wal_entry_key(region, entry)
+    raise NotFound(f"region {region}: no record is in its log")

@@ -1,0 +1,249 @@
+"""Alerts reach a web server, a command and a mail server; a receiver that is broken keeps nothing from anybody."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from dagster import (
+    AssetKey,
+    DagsterEventType,
+    DagsterInstance,
+    Definitions,
+    asset,
+    build_run_status_sensor_context,
+    build_sensor_context,
+    materialize,
+)
+
+from pipelines import alerting
+from pipelines.alert_delivery import Alert, deliver
+from pipelines.alert_receivers import AlertsDeclaration, read_alerts
+from pipelines.alerting import FAILED_RUNS, LATE_TABLES, Cursor, build_alerts, look_for_late
+from pipelines.cli import main
+from pipelines.table_status import Place
+from pipelines.tables import DeclaredTables, read_tables
+from storage_core.errors import InvalidInput
+from storage_core.formats import keys
+from storage_core.objectstore.contract import Overwrite
+from storage_core.table import Table
+from tests.support.clock import ManualClock
+from tests.support.receivers import Mail, Web, serving
+
+pytestmark = pytest.mark.dagster
+
+CANARY = "canary0"
+ALERT = Alert(kind="behind", tables=("clicks",), text="clicks is behind\n\x1b[31mé", at=5, run_id="r1")
+HOUR_MS = 3_600_000
+WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_bytes(sys.stdin.buffer.read())"
+
+
+def declared(*receivers: object, timeout: int = 5_000) -> AlertsDeclaration:
+    return AlertsDeclaration.model_validate({"receivers": receivers, "timeout": timeout})
+
+
+def mail(server: Mail) -> dict[str, Any]:
+    return {"email": {"to": ["ann@example.com", "bob@example.com"], "host": "127.0.0.1", "port": server.port}}
+
+
+def test_an_alert_reaches_a_web_server_a_command_and_a_mail_server(tmp_path: Path) -> None:
+    web, post, file = Web(), Mail(), tmp_path / "got.json"
+    command = [sys.executable, "-c", WRITES, str(file)]
+    with serving(web, post):
+        done = deliver(ALERT, declared({"webhook": web.url}, {"command": command}, mail(post), timeout=60_000))
+    assert (done.taken, done.problems) == (3, ())
+    assert web.taken == [json.loads(file.read_text())]
+    assert web.taken == [
+        {"kind": "behind", "tables": ["clicks"], "text": ALERT.text, "at": 5, "run_id": "r1"},
+    ]
+    (message,) = post.taken
+    assert "Subject: Tidemark: behind: clicks" in message
+    assert "To: ann@example.com, bob@example.com" in message
+    assert "\x1b" not in message
+    assert "run r1" in message
+
+
+def test_broken_receivers_are_named_without_their_place_and_the_others_are_served() -> None:
+    web, moved, failing = Web(), Web(302, (("Location", "/elsewhere"),)), Web(500)
+    with socket.create_server(("127.0.0.1", 0)) as silent, serving(web, moved, failing):
+        port = silent.getsockname()[1]
+        done = deliver(
+            ALERT,
+            declared(
+                {"webhook": f"http://127.0.0.1:{port}/{CANARY}"},
+                {"webhook": f"http://127.0.0.1:9/{CANARY}"},
+                {"webhook": f"{failing.url}?key={CANARY}"},
+                {"webhook": moved.url},
+                {"webhook": f"$NO_{CANARY}"},
+                {"command": [sys.executable, "-c", "import time; time.sleep(600)"]},
+                {"command": [sys.executable, "-c", "raise SystemExit(3)"]},
+                {"command": ["/no/such/program"]},
+                {"email": {"to": ["ann@example.com"], "host": "127.0.0.1", "port": port}},
+                {"webhook": web.url},
+                timeout=2_000,
+            ),
+        )
+    assert len(web.taken) == done.taken == 1
+    assert [each.partition(":")[0] for each in done.problems] == [
+        *(f"receiver {number} (webhook)" for number in range(1, 6)),
+        *(f"receiver {number} (command)" for number in range(6, 9)),
+        "receiver 9 (email)",
+    ]
+    assert "HTTP Error 500" in done.problems[2]
+    assert "HTTP Error 302" in done.problems[3]
+    assert "ended with 3" in done.problems[6]
+    assert CANARY not in "".join(done.problems)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        f"webhook: ftp://host/{CANARY}",
+        f'webhook: "http://{CANARY} x/"',
+        f"{{webhook: 'https://host', command: [{CANARY}]}}",
+        "command: []",
+        "email: {to: []}",
+        f"webhook: hooks.example.com/{CANARY}",
+        f"webhook: [{CANARY}]",
+        f"{{webhook: {{url: {CANARY}}}}}",
+        f"hooks.example.com/{CANARY}",
+        "email: {to: ['ann']}",
+        "email: {to: ['a@b'], user: x}",
+        "{}",
+    ],
+)
+def test_a_wrong_receiver_is_refused_with_its_line_and_not_repeated(wrong: str, tmp_path: Path) -> None:
+    (tmp_path / "alerts.yaml").write_text(f"receivers:\n  - {wrong}\n")
+    with pytest.raises(InvalidInput, match=r"alerts\.yaml:\d+: field") as refused:
+        read_alerts(tmp_path)
+    assert CANARY not in str(refused.value)
+
+
+def test_a_file_that_declares_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "alerts.yaml").write_text("- 1\n")
+    with pytest.raises(InvalidInput, match="a declaration is a mapping; found"):
+        read_alerts(tmp_path)
+
+
+def test_the_command_lists_receivers_and_tries_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tables").mkdir()
+    assert main(["alerts"]) == 0
+    assert "declares no receiver" in capfd.readouterr().out
+    web = Web()
+    monkeypatch.setenv("HOOK", web.url)
+    (tmp_path / "alerts.yaml").write_text("receivers: [{webhook: $HOOK}]\n")
+    with serving(web):
+        assert main(["alerts", "--test", "--json"]) == 0
+    assert web.taken[0]["kind"] == "test"
+    assert json.loads(capfd.readouterr().out) == {"receiver": 1, "kind": "webhook"}
+    assert main(["alerts", "--test"]) == 5
+
+
+def place(name: str) -> Place:
+    table = Table.create(f"memory://{uuid.uuid4()}", pa.schema([("n", pa.int64())]))
+    table.append({"n": 1})
+    return Place(name=name, uri=table.uri, freshness_ms=HOUR_MS)
+
+
+def test_a_table_is_told_of_once_when_it_is_behind_unreadable_and_fresh_again() -> None:
+    one = place("one")
+    table = Table.open(one.uri)
+    web, cursor, clock = Web(), Cursor(), ManualClock(table.snapshot.timestamp)
+
+    def kinds() -> list[str]:
+        nonlocal cursor
+        done = look_for_late([one], declared({"webhook": web.url}), Cursor.of(cursor.to_text()), clock)
+        cursor = done.cursor
+        return [each.kind for each in done.sent]
+
+    with serving(web):
+        assert kinds() == []
+        clock.now += HOUR_MS + 60_000
+        assert [kinds(), kinds()] == [["behind"], []]
+        table.append({"n": 2})
+        clock.now = Table.open(one.uri).snapshot.timestamp
+        assert [kinds(), kinds()] == [["recovered"], []]
+        table.store.put(keys.version_key(1), b"{", Overwrite())
+        assert [kinds(), kinds()] == [["unreadable"], []]
+    assert [each["kind"] for each in web.taken] == ["behind", "recovered", "unreadable"]
+
+
+def test_what_no_receiver_took_is_told_again() -> None:
+    one = place("one")
+    clock = ManualClock(Table.open(one.uri).snapshot.timestamp + 2 * HOUR_MS)
+    done = look_for_late([one], declared({"webhook": "http://127.0.0.1:9/"}), Cursor(), clock)
+    assert (done.sent, len(done.problems), done.cursor.said) == ((), 1, {})
+    web = Web()
+    with serving(web):
+        look_for_late([one], declared({"webhook": web.url}, {"webhook": "http://127.0.0.1:9/"}), done.cursor, clock)
+    assert len(web.taken) == 1
+
+
+def test_a_tick_looks_at_so_many_tables_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alerting, "MOST_PER_TICK", 2)
+    made = place("x")
+    places = [replace(made, name=name) for name in "abc"]
+    clock, web, cursor = ManualClock(Table.open(made.uri).snapshot.timestamp + 2 * HOUR_MS), Web(), Cursor()
+    told = []
+    with serving(web):
+        for _ in range(3):
+            done = look_for_late(places, declared({"webhook": web.url}), cursor, clock)
+            cursor = done.cursor
+            told.append([each.tables[0] for each in done.sent])
+    assert told == [["a", "b"], ["c"], []]
+    assert Cursor.of("nonsense") == Cursor.of('{"said": 1}') == Cursor()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeclaredTables:
+    """A folder with a table that is behind, as the working directory."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "clicks.yaml").write_text("name: clicks\nuri: clicks\ncolumns: {n: long}\nfreshness: 1m\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "clicks"]) == 0
+    return read_tables(tmp_path / "tables")
+
+
+def test_the_two_sensors_of_dagster_tell_of_a_failed_run_and_of_a_late_table(
+    project: DeclaredTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asset(key=AssetKey(["clicks", "ingested"]))
+    def ingested() -> None:
+        raise InvalidInput("no such column")
+
+    defs = Definitions.merge(Definitions(assets=[ingested]), build_alerts(project))
+    failed, late = defs.resolve_sensor_def(FAILED_RUNS), defs.resolve_sensor_def(LATE_TABLES)
+    web = Web()
+    with DagsterInstance.ephemeral() as instance, serving(web):
+        run = materialize([ingested], instance=instance, raise_on_error=False)
+        (event,) = (each for each in run.all_events if each.event_type is DagsterEventType.RUN_FAILURE)
+        context = build_run_status_sensor_context(
+            sensor_name=FAILED_RUNS,
+            dagster_event=event,
+            dagster_instance=instance,
+            dagster_run=run.dagster_run,
+            repository_def=defs.get_repository_def(),
+        ).for_run_failure()
+        assert "no receiver" in str(failed(context))
+        Path("alerts.yaml").write_text(f"receivers: [{{webhook: '{web.url}'}}, {{command: [/no/such/program]}}]\n")
+        failed(context)
+        now_ms = Table.open("clicks").snapshot.timestamp + 60_001
+        monkeypatch.setattr("storage_core.clock.SystemClock.now_ms", lambda _: now_ms)
+        ticked = build_sensor_context(instance=instance, repository_def=defs.get_repository_def())
+        assert "1 table behind or unreadable, 1 alert sent" in str(late(ticked))
+        assert Cursor.of(ticked.cursor).said == {"clicks": "behind"}
+    first, second = web.taken
+    assert (first["kind"], first["tables"], first["run_id"]) == ("run_failed", ["clicks"], run.run_id)
+    assert "clicks__ingested: " in first["text"]
+    assert "no such column" in first["text"]
+    assert (second["kind"], second["tables"]) == ("behind", ["clicks"])

@@ -1,0 +1,175 @@
+"""`tidemark status`: all tables in a line each, the last failure of Dagster's history, and what the exit code says."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import AssetKey, DagsterInstance, Definitions, MaterializeResult, asset, materialize
+
+from assets.freshness import freshness_policy
+from assets.launcher import PipesLauncher
+from pipelines.catalog import build_definitions
+from pipelines.cli import main
+from pipelines.failed_runs import history_folder, last_failures
+from pipelines.instance import home, open_instance
+from pipelines.reporting import REPORT, WRITTEN, build_report, report_file
+from pipelines.tables import read_tables
+from storage_core.declaration import TableDeclaration, load
+from storage_core.errors import InvalidInput
+from storage_core.formats import keys
+from storage_core.objectstore.contract import Overwrite
+from storage_core.table import Table
+
+pytestmark = pytest.mark.dagster
+
+ROOT = Path(__file__).resolve().parents[2]
+EVENTS = "name: events\nuri: warehouse/events\ncolumns: {time: timestamp!, n: long}\ntime_column: time\nwindow: 1h\n"
+LANDED = 'freshness: 1h\nlanding: {uri: landing, format: ndjson}\npartitions: {start: "2026-01-01T00:00"}\n'
+PEOPLE = "name: web-people\nuri: warehouse/people\ncolumns: {id: long!}\nprimary_key: id\nfreshness: 30d\n"
+LATER = "name: later\nuri: warehouse/later\ncolumns: {n: long}\n"
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with three declared tables, two of them made, as the working directory."""
+    (tmp_path / "tables").mkdir()
+    for name, text in (("events", EVENTS + LANDED), ("web-people", PEOPLE), ("later", LATER)):
+        (tmp_path / "tables" / f"{name}.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    for name in ("events", "web-people"):
+        assert main(["init", name, "--json"]) == 0
+    Table.open("warehouse/events").append({"time": NOON, "n": 1})
+    Table.open("warehouse/people").append({"id": 1})
+    return tmp_path
+
+
+def looked(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
+    capfd.readouterr()
+    assert main(["status", *arguments, "--json"]) == code, capfd.readouterr()
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    return {each["name"]: each for each in lines if "name" in each}
+
+
+def declared(text: str) -> TableDeclaration:
+    Path("one.yaml").write_text(text)
+    return load("one.yaml")
+
+
+@pytest.mark.usefixtures("place")
+def test_every_declared_table_is_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    found = looked(capfd)
+    assert {name: each["status"] for name, each in found.items()} == {
+        "events": "ok",
+        "later": "not_made",
+        "web-people": "ok",
+    }
+    assert (found["events"]["rows"], found["events"]["freshness_ms"]) == (1, 3_600_000)
+    assert found["web-people"]["owed"]["merge"] == {"count": 1, "unit": "generations", "bytes": None}
+    assert set(looked(capfd, "warehouse/events", "web-people")) == {"events", "web-people"}
+    assert main(["status"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert "merge 1" in lines[-1]
+    assert "not made" in lines[-2]
+
+
+@pytest.mark.usefixtures("place")
+def test_a_table_that_is_behind_ends_with_seven_and_one_that_fails_as_its_error(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = "storage_core.clock.SystemClock.now_ms"
+    now_ms = Table.open("warehouse/events").snapshot.timestamp + 3_600_001
+    with monkeypatch.context() as patched:
+        patched.setattr(later, lambda _: now_ms)
+        assert looked(capfd, code=7)["events"]["behind"] == ["newest_rows"]
+    events = Table.open("warehouse/events")
+    events.store.put(keys.version_key(1), b"{", Overwrite())
+    found = looked(capfd, code=4)
+    assert (found["events"]["status"], found["events"]["error"]) == ("failed", "corrupt")
+    assert found["web-people"]["status"] == "ok"
+    assert main(["status"]) == 4
+    assert "failed: corrupt" in capfd.readouterr().out
+    assert main(["status", "nowhere"]) == 2
+
+
+@pytest.mark.usefixtures("place")
+def test_without_a_history_of_dagster_dagster_is_not_loaded(place: Path) -> None:
+    code = "import sys; from pipelines.cli import main; assert main(['status']) == 0; print('dagster' in sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=place,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert ended.stdout.splitlines()[-1] == "False"
+    assert not (place / ".dagster").exists()
+
+
+def test_the_last_failure_of_a_table_is_in_its_line_until_the_asset_was_materialized(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fails = [True]
+
+    @asset(key=AssetKey(["web-people", "merged"]))
+    def merged() -> MaterializeResult[Any]:
+        if fails[0]:
+            raise InvalidInput("no\nsuch\x1b[31m column")
+        return MaterializeResult()
+
+    folder = home(place, {})
+    with open_instance(folder) as instance:
+        failed = materialize([merged], instance=instance, raise_on_error=False)
+    assert history_folder(place, {}) == folder
+    line = looked(capfd)["web-people"]["last_failure"]
+    assert (line["run_id"], line["is_over"]) == (failed.run_id, False)
+    assert "no such\\x1b[31m column" in line["message"]
+    assert main(["status"]) == 0
+    assert "web_people__merged failed: " in capfd.readouterr().out
+    fails.clear()
+    fails.append(False)
+    with open_instance(folder) as instance:
+        assert materialize([merged], instance=instance).success
+    assert last_failures(folder, ["events", "web-people"])["web-people"].is_over
+    assert main(["status"]) == 0
+    assert "merged failed" not in capfd.readouterr().out
+    (folder / "dagster.yaml").unlink()
+    (folder / "dagster.yaml").write_text("storage: {nothing: 1}")
+    assert looked(capfd)["web-people"]["last_failure"] is None
+
+
+@pytest.mark.usefixtures("place")
+def test_a_declared_freshness_is_a_policy_on_the_asset_that_brings_rows() -> None:
+    events, people = declared(EVENTS + LANDED), declared(PEOPLE)
+    policy = freshness_policy(events, "ingested")
+    assert policy is not None
+    assert policy.fail_window.to_timedelta() == dt.timedelta(hours=1)  # type: ignore[attr-defined]  # of its subclass
+    assert freshness_policy(events, "compacted") is None
+    assert freshness_policy(people, "merged") is not None
+    assert freshness_policy(declared(LATER), "compacted") is None
+    with pytest.raises(InvalidInput, match="a freshness is 1m at least"):
+        declared(LATER + "freshness: 30s\n")
+
+
+def test_the_report_of_all_tables_is_an_asset_with_a_link(place: Path) -> None:
+    known = read_tables(place / "tables")
+    made_of = Definitions.merge(build_definitions(known, PipesLauncher()), build_report(known))
+    job = made_of.resolve_job_def("report")
+    with DagsterInstance.ephemeral() as instance:
+        done = job.execute_in_process(instance=instance, asset_selection=[WRITTEN])
+        (made,) = done.asset_materializations_for_node("report__written")
+    file = report_file(place, {})
+    assert made.metadata["report"].value == file.as_uri()
+    assert made.metadata["bytes"].value == len(file.read_bytes())
+    counts = {name: made.metadata[f"tables_{name}"].value for name in ("ok", "behind", "failed", "not_made")}
+    assert counts == {"ok": 2, "behind": 0, "failed": 0, "not_made": 1}
+    assert report_file(place, {REPORT: "/srv/tidemark.html"}) == Path("/srv/tidemark.html")

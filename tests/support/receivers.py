@@ -1,0 +1,93 @@
+"""Receivers of alerts for tests: a web server and a mail server on the loopback, each holding what it was given."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Web(ThreadingHTTPServer):
+    """Answers every POST with `status`; `taken` are the objects that came."""
+
+    def __init__(self, status: int = 204, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(("127.0.0.1", 0), _Post)
+        self.status, self.headers, self.taken = status, headers, list[dict[str, Any]]()
+
+    @property
+    def url(self) -> str:
+        """Where to post to."""
+        return f"http://127.0.0.1:{self.server_address[1]}/hook"
+
+
+class _Post(BaseHTTPRequestHandler):
+    server: Web
+
+    def do_POST(self) -> None:
+        self.server.taken.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(self.server.status)
+        for name, value in self.server.headers:
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class Mail(socketserver.ThreadingTCPServer):
+    """Speaks as much SMTP as it takes to hand in a message; `taken` are the messages, as they came."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Smtp)
+        self.taken: list[str] = []
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.server_address[1])
+
+
+class _Smtp(socketserver.StreamRequestHandler):
+    server: Mail
+
+    def handle(self) -> None:
+        self._say("220 test")
+        while line := self.rfile.readline().decode().rstrip("\r\n"):
+            match line.split(maxsplit=1)[0].upper():
+                case "DATA":
+                    self._say("354 go on")
+                    lines = []
+                    while (part := self.rfile.readline().decode()) not in (".\r\n", ""):
+                        lines.append(part)
+                    self.server.taken.append("".join(lines))
+                    self._say("250 taken")
+                case "QUIT":
+                    self._say("221 bye")
+                    return
+                case _:
+                    self._say("250 ok")
+
+    def _say(self, text: str) -> None:
+        self.wfile.write(f"{text}\r\n".encode())
+
+
+@contextmanager
+def serving(*servers: Web | Mail) -> Iterator[None]:
+    """Let the servers answer while the block runs."""
+    threads = [threading.Thread(target=each.serve_forever, args=(0.01,)) for each in servers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for each in servers:
+            each.shutdown()
+            each.server_close()
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,161 @@
+"""How a table is, in one look: each metric as its home has it, freshness judged by what came in, requests bounded."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+
+import pyarrow as pa
+import pytest
+
+from pipelines.table_status import Place, State, look, look_at_all
+from storage_core.clock import HOUR_MS
+from storage_core.compaction.debt import Task
+from storage_core.compaction.policy import Mode
+from storage_core.formats import keys
+from storage_core.log.actions import Txn
+from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.read.newest_rows import MOST_VERSIONS
+from storage_core.read.status import status
+from storage_core.region import oldest_waiting
+from storage_core.region.oldest_waiting import MOST_REGIONS
+from storage_core.table import Table
+from tests.support.clock import ManualClock
+
+MINUTE_MS = 60_000
+SCHEMA = pa.schema([pa.field("at", pa.timestamp("us", "UTC"), nullable=False), ("text", pa.string())])
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+WORDS = {"name": "words", "kind": "fulltext", "columns": ["text"]}
+
+
+@pytest.fixture
+def places() -> Iterator[str]:
+    return (f"memory://status-{uuid.uuid4()}" for _ in count())
+
+
+def filled(uri: str, appends: int = 3) -> Table:
+    table = Table.create(uri, SCHEMA, time_column="at", window="1h", indexes=[WORDS])
+    for minute in range(appends):
+        table.append({"at": NOON + dt.timedelta(minutes=minute), "text": "tide"})
+    return table
+
+
+def test_every_metric_is_that_of_its_home(places: Iterator[str]) -> None:
+    table = filled(next(places), 12)
+    now_ms = round(NOON.timestamp() * 1000) + 5 * HOUR_MS
+    found = status(table.store, table.snapshot, now_ms=now_ms)
+    about = table.describe()
+    assert (found.rows, found.bytes, found.splits) == (about["rows"], about["bytes"], about["live_splits"])
+    assert (found.version, found.committed_at) == (about["version"], about["timestamp"])
+    assert found.newest_row_at == round(NOON.timestamp() * 1000) + 11 * MINUTE_MS
+    (owed,) = [each for each in table.debt(Mode.POLICY) if each.task is Task.COMPACT]
+    assert (found.owed["compact"].count, found.owed["compact"].bytes) == (1, owed.bytes)
+    assert found.next_run == owed.next_run
+    assert found.owed["catch_up"].count == 12
+    assert [(each.name, each.rows, each.versions) for each in found.indexes] == [("words", 12, 12)]
+    assert (found.oldest_unmerged_ms, found.quarantine_entries, found.behind) == (None, 0, ())
+
+
+def test_a_table_is_behind_when_no_rows_came_for_longer_than_its_freshness_whatever_else_was_committed(
+    places: Iterator[str],
+) -> None:
+    table = filled(next(places))
+    came = table.snapshot.timestamp
+    for number in range(4):
+        table.log.commit(table.refresh().snapshot, [Txn(appId="x", version=number)], operation="UPKEEP")
+    table.refresh()
+    late = status(table.store, table.snapshot, now_ms=came + HOUR_MS + 1, freshness_ms=HOUR_MS)
+    assert late.behind == ("newest_rows",)
+    fresh = status(table.store, table.snapshot, now_ms=came + HOUR_MS, freshness_ms=HOUR_MS)
+    assert (fresh.behind, fresh.rows_came_at) == ((), came)
+
+
+def test_records_that_wait_longer_for_the_merge_than_the_freshness_are_behind(places: Iterator[str]) -> None:
+    table = Table.create(next(places), pa.schema([("id", pa.int64())]), primary_key="id")
+    table.append({"id": 1})
+    found = status(table.store, table.snapshot, now_ms=table.snapshot.timestamp, freshness_ms=HOUR_MS)
+    assert (found.owed["merge"].count, found.behind) == (1, ())
+    assert found.oldest_unmerged_ms is not None
+    behind = status(table.store, table.snapshot, now_ms=table.snapshot.timestamp, freshness_ms=-1)
+    assert behind.behind == ("newest_rows", "unmerged")
+
+
+def test_records_in_no_generation_are_seen_behind_the_entries_of_claims(places: Iterator[str]) -> None:
+    table = Table.create(next(places), pa.schema([("id", pa.int64())]), primary_key="id")
+    writer = table.writer()
+    try:
+        assert status(table.store, table.snapshot, now_ms=0).oldest_unmerged_ms is None
+        writer.put([{"id": 1}])
+        found = status(table.store, table.snapshot, now_ms=0)
+        assert found.oldest_unmerged_ms is not None
+        assert "merge" not in found.owed  # no generation: a merge flushes it when its writer is silent
+    finally:
+        writer.close()
+
+
+def test_an_append_table_takes_one_listing_and_so_many_versions_at_most(places: Iterator[str]) -> None:
+    table = filled(next(places), 1)
+    for number in range(MOST_VERSIONS + 8):
+        table.log.commit(table.refresh().snapshot, [Txn(appId="x", version=number)], operation="UPKEEP")
+    table.refresh()
+    asked = MeteredStore(table.store)
+    status(asked, table.snapshot, now_ms=table.snapshot.timestamp)
+    assert asked.requests == {"get": 0, "put": 0, "list": 1, "head": 0, "delete": 0}
+    status(asked, table.snapshot, now_ms=table.snapshot.timestamp, freshness_ms=HOUR_MS)
+    assert asked.requests == {"get": MOST_VERSIONS, "put": 0, "list": 2, "head": 0, "delete": 0}
+
+
+def test_a_keyed_table_takes_some_requests_per_region_and_only_so_many_regions_are_looked_at(
+    places: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"regions_by_hand": True}
+    table = Table.create(next(places), pa.schema([("id", pa.int64())]), primary_key="id", settings=settings)
+    for number in range(6):
+        with table.writer(region=f"by-hand-{number}") as writer:
+            writer.put([{"id": number}])
+
+    def requests() -> int:
+        asked = MeteredStore(table.store)
+        assert status(asked, table.snapshot, now_ms=0).regions == 7
+        return sum(asked.requests.values())
+
+    of_all = requests()
+    monkeypatch.setattr(oldest_waiting, "MOST_REGIONS", 3)
+    assert requests() < of_all <= 2 + 6 * 7
+    assert MOST_REGIONS == 64
+
+
+def test_a_thousand_entries_in_quarantine_are_counted_in_one_listing(places: Iterator[str]) -> None:
+    table = filled(next(places), 1)
+    for number in range(1005):
+        table.store.put(keys.quarantine_key("append", str(uuid.UUID(int=number))), b"", Overwrite())
+    asked = MeteredStore(table.store)
+    assert status(asked, table.snapshot, now_ms=0).quarantine_entries == 1000
+    assert asked.requests["list"] == 1
+
+
+def test_a_table_that_fails_is_its_own_line_and_stops_no_other(places: Iterator[str]) -> None:
+    sound, torn, missing, elsewhere = (next(places) for _ in range(4))
+    filled(sound, 1)
+    broken = filled(torn, 1)
+    broken.store.put(keys.version_key(1), b"{", Overwrite())
+    made = Place(name="x", uri=sound)
+    found = list(
+        look_at_all(
+            [
+                replace(made, uri=torn),
+                made,
+                replace(made, uri=missing),
+                replace(made, uri=elsewhere, is_declared=False),
+                replace(made, uri="s3://bucket/x?endpoint=http://127.0.0.1:9"),
+            ]
+        )
+    )
+    states = [State.FAILED, State.OK, State.NOT_MADE, State.FAILED, State.FAILED]
+    assert [each.state for each in found] == states
+    assert [each.error and each.error.kind for each in found] == ["corrupt", None, None, "not_found", "unavailable"]
+    assert look(made, ManualClock()).requests["list"] == 2
