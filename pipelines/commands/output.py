@@ -109,10 +109,12 @@ def records(
     nothing: str,
     most: int | None = MOST_TEXT_ROWS,
     more: str = "--json",
+    optional: Sequence[str] = (),
 ) -> None:
     """Print objects: all and whole as JSON, or a table of the given columns of the first `most` (None: of all).
 
     `nothing` is what people read when there is no object, `more` the option that prints all where there are others.
+    Columns that are `optional` are left out, the first one first, where a terminal has no room for them.
     """
     if as_json:
         for each in found:
@@ -121,7 +123,11 @@ def records(
     rest = iter(found)
     shown = [[show(each.get(name)) for name, show in columns.items()] for each in islice(rest, most)]
     if shown:
-        grid(list(columns), shown, width=_terminal_width())
+        width = _terminal_width()
+        names, shown = _fitted(list(columns), shown, optional, width)
+        grid(names, shown, width=width)
+        if len(names) < len(columns):
+            line(f"a wider terminal shows more: {', '.join(name for name in columns if name not in names)}")
     else:
         line(nothing)
     not_shown(sum(1 for _ in rest), more)
@@ -179,6 +185,19 @@ def _drawn(columns: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     drawn = [" " + _GAP.join(map(_filled, values, widths, right)).rstrip() for values in lines]
     rule = " " + "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
     return ["", *drawn[: len(head)], rule, *drawn[len(head) :]]
+
+
+def _fitted(
+    names: list[str], body: list[list[str]], optional: Sequence[str], width: int | None
+) -> tuple[list[str], list[list[str]]]:
+    """The columns, and what is in them, without as many of the `optional` ones as it takes to fit the width."""
+    for name in optional:
+        if width is None or max(map(_cells, _drawn(names, body))) <= width:
+            break
+        place = names.index(name)
+        names = [*names[:place], *names[place + 1 :]]
+        body = [[*values[:place], *values[place + 1 :]] for values in body]
+    return names, body
 
 
 def _lines(values: Sequence[str]) -> list[tuple[str, ...]]:
@@ -241,32 +260,6 @@ def instant_ms(value: object) -> str:
     except OverflowError:
         return f"{value} ms"  # logs of others may name times that no calendar has
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"))
-
-
-def duration(milliseconds: int) -> str:
-    """Return a duration in its greatest whole unit, such as `3h`."""
-    for unit, name in _UNITS:
-        if milliseconds >= unit:
-            return f"{milliseconds // unit:,}{name}"
-    return "0s"
-
-
-def age(now_ms: int, moment_ms: int | None) -> str:
-    """Return how long ago a moment was; nothing where there is none."""
-    return "" if moment_ms is None else duration(max(0, now_ms - moment_ms))
-
-
-def size(count: int) -> str:
-    """Return bytes in a unit that leaves at most four digits, such as `12.3 MiB`."""
-    number, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if number < 1024:
-            break
-        number, unit = number / 1024, larger
-    return f"{count} B" if unit == "B" else f"{number:,.1f} {unit}"
 
 
 def printable(text: str) -> str:

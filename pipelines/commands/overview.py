@@ -44,9 +44,9 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
             output.json_line(record_of(each, failures.get(each.place.name)))
     else:
         _show(found, failures)
-    failed = [each.error for each in found if each.error is not None]
-    if failed:
-        raise failed[0]
+    for each in found:
+        if each.error is not None:
+            raise each.error.reworded(f"{each.place.name}: {each.error.found}")
     if any(each.state is State.BEHIND for each in found):
         raise typer.Exit(BEHIND_EXIT_CODE)
 
@@ -190,47 +190,57 @@ def _last_failures(root: Path, places: Sequence[Place]) -> Mapping[str, LastFail
         return {}
 
 
-_SHOWN: Final = ("table", "rows", "bytes", "newest row", "commit", "owed", "unindexed", "unmerged", "quarantine")
+_COLUMNS: Final = {
+    "table": cell,
+    "status": cell,
+    "rows": number,
+    "bytes": cell,
+    "newest row": cell,
+    "commit": cell,
+    "owed": cell,
+    "unmerged": cell,
+    "quarantine": number,
+    "next run": cell,
+}
+_OPTIONAL: Final = ("next run", "bytes", "quarantine", "unmerged", "newest row")
+"""What a narrow terminal does not show, in the order in which it leaves them out."""
 
 
 def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
+    """A line per table, and below them what failed."""
     from storage_core.clock import SystemClock
 
     now_ms = SystemClock().now_ms()
-    lines = [_line(each, failures.get(each.place.name), now_ms) for each in found]
-    shown = {name: number if name in ("rows", "quarantine", "unindexed") else cell for name in _SHOWN}
-    shown |= {"next run": cell, "status": cell}
     nothing = "no table is declared here; run this in a folder with tables/*.yaml, or name one"
-    output.records(lines, shown, as_json=False, nothing=nothing, most=None)
+    lines = [_line(each, now_ms) for each in found]
+    output.records(lines, _COLUMNS, as_json=False, nothing=nothing, most=None, optional=_OPTIONAL)
+    for each in found:
+        if each.error is not None:
+            output.line(output.printable(f"{each.place.name}: {each.error.kind}: {each.error}"))
+        failure = failures.get(each.place.name)
+        if failure is not None and not failure.is_over:
+            output.line(output.printable(f"{each.place.name}: {failure.step} failed: {failure.message}"))
 
 
-def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, object]:
-    about: dict[str, object] = {"table": found.place.name, "status": _state(found, failure)}
+def _line(found: Looked, now_ms: int) -> dict[str, object]:
+    from pipelines.commands.quantities import age, duration, size
+
+    about: dict[str, object] = {"table": found.place.name, "status": found.state.value.replace("_", " ")}
     if (status := found.status) is None:
         return about
+    if status.behind:
+        about["status"] = f"behind: {', '.join(status.behind).replace('_', ' ')}"
     run = status.next_run
-    costs = f"{run.splits:,} → {run.outputs:,} splits, {output.size(run.read_bytes)} read" if run.splits else ""
-    freed = f"{output.size(status.freed_bytes)} leave" if status.freed_bytes else ""
+    costs = f"{run.splits:,} → {run.outputs:,} splits, {size(run.read_bytes)} read" if run.splits else ""
+    freed = f"{size(status.freed_bytes)} leave" if status.freed_bytes else ""
     return {
         **about,
         "rows": status.rows,
-        "bytes": output.size(status.bytes),
-        "newest row": output.age(now_ms, status.newest_row_at),
-        "commit": output.age(now_ms, status.committed_at),
+        "bytes": size(status.bytes),
+        "newest row": age(now_ms, status.newest_row_at),
+        "commit": age(now_ms, status.committed_at),
         "owed": ", ".join(f"{step} {owed.count:,}" for step, owed in status.owed.items()),
-        "unindexed": sum(each.rows for each in status.indexes),
-        "unmerged": "" if status.oldest_unmerged_ms is None else output.duration(status.oldest_unmerged_ms),
+        "unmerged": "" if status.oldest_unmerged_ms is None else duration(status.oldest_unmerged_ms),
         "quarantine": status.quarantine_entries,
         "next run": ", ".join(each for each in (costs, freed) if each),
     }
-
-
-def _state(found: Looked, failure: LastFailure | None) -> str:
-    parts = [found.state.value.replace("_", " ")]
-    if found.status is not None and found.status.behind:
-        parts = [f"behind: {', '.join(found.status.behind).replace('_', ' ')}"]
-    if found.error is not None:
-        parts = [f"failed: {found.error.kind}: {found.error}"]
-    if failure is not None and not failure.is_over:
-        parts.append(f"{failure.step} failed: {failure.message}")
-    return "; ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from pipelines.commands.output import age, duration, size
+from pipelines.commands.quantities import age, duration, size
 from pipelines.failed_runs import LastFailure
 from pipelines.report import svg
 from pipelines.report.content import Content, Prices, Window

@@ -82,6 +82,19 @@ def test_every_declared_table_is_a_line(capfd: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.usefixtures("place")
+def test_a_narrow_terminal_leaves_columns_out_and_says_which(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.commands.output._terminal_width", lambda: 80)
+    assert main(["status"]) == 0
+    *lines, left = capfd.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert max(map(len, lines)) <= 80
+    assert left.startswith("a wider terminal shows more: ")
+    assert "next run" in left
+
+
+@pytest.mark.usefixtures("place")
 def test_a_table_that_is_behind_ends_with_seven_and_one_that_fails_as_its_error(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +109,9 @@ def test_a_table_that_is_behind_ends_with_seven_and_one_that_fails_as_its_error(
     assert (found["events"]["status"], found["events"]["error"]) == ("failed", "corrupt")
     assert found["web-people"]["status"] == "ok"
     assert main(["status"]) == 4
-    assert "failed: corrupt" in capfd.readouterr().out
+    said = capfd.readouterr()
+    assert "\nevents: corrupt: " in said.out
+    assert "tidemark: corrupt: events: " in said.err
     assert main(["status", "nowhere"]) == 2
 
 
