@@ -38,6 +38,7 @@ from pipelines.commands import (
     raw,
     reading,
     searching,
+    services,
     simulating,
     unmerged,
     upkeep,
@@ -105,7 +106,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "raw": raw.raw,
     },
     "Damage": {"fsck": checking.fsck, "audit": checking.audit, "repair": checking.repair},
-    "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui},
+    "Dagster": {"backfill": orchestration.backfill, "ui": services.ui, "serve": services.serve},
 }
 
 _READING = ("Tables", "Versions", "Questions")
