@@ -99,6 +99,7 @@ lock: ## Resolve the dependencies anew into requirements/*.lock (UPGRADE=--upgra
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras $(UPGRADE) "$$@"; } && \
 	compile pyproject.toml -o requirements/core.lock && \
 	compile pyproject.toml --extra pipeline --extra demo -o requirements/demo.lock && \
+	compile pyproject.toml --extra pipeline --extra connect --extra postgres -o requirements/container.lock && \
 	compile pyproject.toml --all-extras -o requirements/dev.lock && \
 	for name in build delta_readers ducklake installer java judged lance; do compile requirements/$$name.in -o requirements/$$name.lock || exit 1; done
 

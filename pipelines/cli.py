@@ -39,6 +39,7 @@ from pipelines.commands import (
     raw,
     reading,
     searching,
+    services,
     simulating,
     unmerged,
     upkeep,
@@ -109,7 +110,12 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "raw": raw.raw,
     },
     "Damage": {"fsck": checking.fsck, "audit": checking.audit, "repair": checking.repair},
-    "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui, "alerts": overview.alerts},
+    "Dagster": {
+        "backfill": orchestration.backfill,
+        "ui": services.ui,
+        "serve": services.serve,
+        "alerts": overview.alerts,
+    },
 }
 
 _READING = ("Tables", "Versions", "Questions")

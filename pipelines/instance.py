@@ -22,7 +22,6 @@ POSTGRES = "TIDEMARK_DAGSTER_POSTGRES"
 """The variable with the URL of the database, in every process of Dagster."""
 
 SETTINGS = Path(__file__).resolve().with_name("dagster.yaml")
-WORKSPACE = SETTINGS.with_name("workspace.yaml")
 
 _OURS = f"# Made by Tidemark, again by each of its commands, as long as {POSTGRES} is set.\n"
 _IN_POSTGRES = """

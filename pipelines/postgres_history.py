@@ -29,7 +29,7 @@ class PostgresHistory(DagsterPostgresStorage):
         return {}
 
     @classmethod
-    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:  # ours has no settings
+    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:
         """Open the database, and make its tables where there are none. Raises `InvalidInput` for what is no URL."""
         del config_value
         return cls(postgres_url=database_url(os.environ), inst_data=inst_data)

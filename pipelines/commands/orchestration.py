@@ -1,10 +1,9 @@
-"""Dagster: `backfill` runs ranges of windows through it, `ui` opens what it knows."""
+"""`backfill`: ranges of windows through Dagster."""
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -13,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from jobs.spark.code_archive import first_on_path
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from pipelines.commands.target import declared
 from pipelines.interruption import noticed
-from storage_core.errors import Interrupted, InvalidInput, NotFound, TidemarkError
+from storage_core.errors import Interrupted, NotFound, TidemarkError
 from storage_core.extras import PIPELINE, needs
 from storage_core.wording import counted, listed
 
@@ -179,47 +177,3 @@ def _progress(what: str, errors: TextIO) -> Iterator[Callable[[int, int], None]]
     ) as bar:
         task = bar.add_task(what, total=None)
         yield lambda number, of: bar.update(task, completed=number, total=of)
-
-
-def ui(
-    *,
-    port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port on 127.0.0.1.")] = 3000,
-    as_json: Json = False,
-) -> None:
-    """Open Dagster's UI, on this machine only.
-
-    It shows every run of the demo, of backfills and of schedules.
-    """
-    with needs(PIPELINE, "the UI of Dagster"):
-        from pipelines.instance import WORKSPACE, home
-    from pipelines.tables import TABLES, tables_folder
-
-    folder = tables_folder()
-    if not folder.is_dir():
-        raise NotFound(f"no table is declared here; run this in a folder with tables/*.yaml, or set {TABLES}")
-    _require_free(port)
-    place = home()
-    url = f"http://127.0.0.1:{port}"
-    if as_json:
-        output.json_line({"url": url, "dagster_home": str(place)})
-    else:
-        output.line(f"Dagster opens on {url} (its history is in {place}); end it with Ctrl-C")
-    sys.stdout.flush()
-    where = ["--workspace", str(WORKSPACE), "--host", "127.0.0.1", "--port", str(port)]
-    command = [sys.executable, "-m", "dagster", "dev", *where]
-    ours = {"DAGSTER_HOME": str(place), TABLES: str(folder), "DAGSTER_DISABLE_TELEMETRY": "1"}
-    # Dagster takes this process over, so that what ends it ends Dagster and nothing stays behind.
-    os.execve(sys.executable, command, {**os.environ, **first_on_path(os.environ), **ours})  # noqa: S606  # no shell is wanted
-
-
-def _require_free(port: int) -> None:
-    """Raise `InvalidInput` for a port that is taken; Dagster would say so among the lines of its other processes."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just given back is free
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise InvalidInput(
-                f"port {port} cannot be used ({error.strerror}): end the program that has it, such as a UI that still "
-                "runs, or choose another with --port (make ui PORT=…)"
-            ) from None

@@ -50,7 +50,7 @@ COMMANDS = [
         "get",
         "explain",
     ),
-    *("compact", "sort", "merge", "expire", "checkpoint", "catch-up", "gc", "backfill", "ui"),
+    *("compact", "sort", "merge", "expire", "checkpoint", "catch-up", "gc", "backfill", "ui", "serve"),
     *("delete", "update", "overwrite", "upsert"),
     *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy", "cache", "catalog"),
 ]
@@ -967,7 +967,7 @@ def test_ui_names_a_port_that_is_taken_and_how_to_choose_another(run: Run) -> No
 
 
 @pytest.mark.dagster
-def test_ui_serves_the_tables_of_any_folder_on_this_machine_only_and_ends_with_its_process(
+def test_ui_serves_the_tables_of_any_folder_outlives_its_parts_and_ends_with_its_process(
     place: Path, free_port: int
 ) -> None:
     port = free_port
@@ -991,13 +991,23 @@ def test_ui_serves_the_tables_of_any_folder_on_this_machine_only_and_ends_with_i
             while not _answers(port):
                 assert process.poll() is None
                 time.sleep(0.5)
-            answer = _requested(
-                port, "{assetNodes {assetKey {path}} workspaceOrError {... on Workspace {locationEntries {id}}}}"
-            )
+            answer = _requested(port, _WHAT_IT_SERVES)
             assert ["events", "ingested"] in [each["assetKey"]["path"] for each in answer["assetNodes"]]
             assert answer["workspaceOrError"]["locationEntries"] == [{"id": "tidemark"}]
-            environment = Path(f"/proc/{process.pid}/environ")
-            assert not environment.exists() or b"DAGSTER_DISABLE_TELEMETRY=1" in environment.read_bytes()
+            before = _parts(process.pid)
+            assert before.keys() == {"code", "daemon", "webserver"}
+            os.kill(before["daemon"], signal.SIGKILL)
+            os.kill(before["code"], signal.SIGKILL)
+            while _parts(process.pid).keys() != before.keys():
+                assert _answers(port)
+                time.sleep(0.5)
+            while not _requested(port, _WHAT_IT_SERVES)["assetNodes"]:
+                time.sleep(0.5)
+            after = _parts(process.pid)
+            assert {name for name in after if after[name] == before[name]} == {"webserver"}
+            for each in after.values():
+                environment = Path(f"/proc/{each}/environ")
+                assert not environment.exists() or b"DAGSTER_DISABLE_TELEMETRY=1" in environment.read_bytes()
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait() is not None
@@ -1011,6 +1021,29 @@ def test_ui_without_a_declaration_says_what_is_missing(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=400
     )
     assert (ended.returncode, "no table is declared here" in ended.stderr) == (2, True)
+
+
+_WHAT_IT_SERVES = "{assetNodes {assetKey {path}} workspaceOrError {... on Workspace {locationEntries {id}}}}"
+_PROGRAMS = {"code": " api grpc ", "daemon": " dagster._daemon ", "webserver": " dagster_webserver "}
+
+
+def _parts(root: int) -> dict[str, int]:
+    """The processes below this one: that which has the code, the daemon and the webserver, as far as they are there."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    lines = [line.split(maxsplit=2) for line in listed.splitlines()]
+    parents = {int(process): int(parent) for process, parent, *_ in lines}
+
+    def is_below(process: int) -> bool:
+        parent = parents.get(process, 0)
+        return parent == root or (parent > 1 and is_below(parent))
+
+    below = {int(process): rest for process, _, *rest in lines if is_below(int(process))}
+    return {
+        name: process
+        for process, arguments in below.items()
+        for name, words in _PROGRAMS.items()
+        if words in f"{' '.join(arguments)} "
+    }
 
 
 def _requested(port: int, query: str) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""The files of `deploy/` against what is there: commands, variables and paths. Nothing here starts a container."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from pipelines.cli import build
+from pipelines.instance import POSTGRES
+from pipelines.services import Address, Service
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+KUBERNETES = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "tidemark.yaml").read_text()))
+CONTAINERFILE = (DEPLOY / "Containerfile").read_text().replace("\\\n", "")
+UNIT = DEPLOY / "systemd" / "tidemark@.service"
+
+
+def parsed(arguments: list[str]) -> dict[str, Any]:
+    """What the command makes of its arguments; raises where it would refuse them."""
+    name, *rest = arguments
+    group: Any = typer.main.get_command(build())
+    return dict(group.commands[name].make_context(name, list(rest)).params)
+
+
+def containers() -> dict[str, dict[str, Any]]:
+    """Those of Kubernetes, by name."""
+    workloads = [each for each in KUBERNETES if each["kind"] in ("Deployment", "StatefulSet")]
+    found = [each["spec"]["template"]["spec"]["containers"] for each in workloads]
+    return {container["name"]: container for (container,) in found}
+
+
+def unit(text: str) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # names of systemd have capitals
+    parser.read_string(text)
+    return parser
+
+
+def test_each_place_runs_the_three_processes_and_each_command_is_one_that_there_is() -> None:
+    of_compose = {name: each["command"] for name, each in COMPOSE["services"].items() if name in [*Service]}
+    of_kubernetes = {name: each["args"] for name, each in containers().items()}
+    line = shlex.split(unit(UNIT.read_text())["Service"]["ExecStart"])
+    of_systemd = {name: [part.replace("%i", name) for part in line[1:]] for name in Service}
+    for commands in (of_compose, of_kubernetes, of_systemd):
+        assert commands.keys() == set(Service)
+        for name, command in commands.items():
+            arguments = parsed(command)
+            assert arguments["service"] == name
+            assert Address.parse(arguments["code"]).target()
+    target = unit((UNIT.parent / "tidemark.target").read_text())["Unit"]["Wants"].split()
+    assert target == [f"tidemark@{name}.service" for name in Service]
+
+
+def test_the_processes_find_each_other() -> None:
+    services = COMPOSE["services"]
+    (address,) = {parsed(services[name]["command"])["code"] for name in Service}
+    assert Address.parse(address) == Address(host=services["code"]["hostname"], port=4266)
+    served, asked, of_webserver = (parsed(containers()[name]["args"])["code"] for name in Service)
+    names = {each["metadata"]["name"]: each for each in KUBERNETES if each["kind"] == "Service"}
+    assert asked == of_webserver == f"tidemark-code:{names['tidemark-code']['spec']['ports'][0]['port']}"
+    assert Address.parse(served).port == Address.parse(asked).port
+    for each in KUBERNETES:
+        if each["kind"] != "Service":
+            labels = each["spec"]["template"]["metadata"]["labels"]
+            assert each["spec"]["selector"]["matchLabels"] == labels
+    remote = services["code"]["environment"]["SPARK_REMOTE"]
+    assert remote == "sc://spark:15002"
+    assert "spark.connect.grpc.binding.port=15002" in services["spark"]["command"]
+
+
+def test_the_database_of_compose_is_the_one_that_dagster_is_given_and_no_password_is_in_the_file() -> None:
+    services = COMPOSE["services"]
+    url = services["code"]["environment"][POSTGRES]
+    of_database = services["postgres"]["environment"]
+    password = of_database["POSTGRES_PASSWORD"]
+    assert re.fullmatch(r"\$\{POSTGRES_PASSWORD:\?\}", password)
+    assert url == f"postgresql://{of_database['POSTGRES_USER']}:{password}@postgres:5432/{of_database['POSTGRES_DB']}"
+    for name in Service:
+        assert services[name]["environment"][POSTGRES] == url
+        assert services[name]["restart"] == "unless-stopped"
+
+
+def test_the_webserver_of_compose_is_reached_from_its_machine_only() -> None:
+    published = {name: each["ports"] for name, each in COMPOSE["services"].items() if "ports" in each}
+    port = parsed(COMPOSE["services"]["webserver"]["command"])["port"]
+    assert published == {"webserver": [f"127.0.0.1:{port}:{port}"]}
+
+
+def test_all_that_is_copied_into_the_image_is_there_and_all_packages_are() -> None:
+    build_of_code = COMPOSE["services"]["code"]["build"]
+    assert (DEPLOY / build_of_code["context"] / build_of_code["dockerfile"]).is_file()
+    copied = {part for line in re.findall(r"^COPY (.*)$", CONTAINERFILE, re.MULTILINE) for part in line.split()[:-1]}
+    assert {name for name in copied if not (ROOT / name).exists()} == set()
+    installed = set(re.findall(r"-r (\S+)", CONTAINERFILE))
+    assert installed == {name for name in copied if name.startswith("requirements/")}
+    packages = {path.parent.name for path in ROOT.glob("*/py.typed")}
+    assert packages <= copied
+    locked = (ROOT / "requirements" / "container.lock").read_text()
+    for each in ("dagster-webserver", "dagster-postgres", "grpcio", "pyspark"):
+        assert re.search(rf"^{each}(\[\w+\])?==", locked, re.MULTILINE), each
+
+
+def test_systemd_takes_the_units_where_it_is_installed(tmp_path: Path) -> None:
+    assert unit(UNIT.read_text())["Service"]["Restart"] == "always"
+    if (verify := shutil.which("systemd-analyze")) is None:
+        return
+    here = str(Path(sys.executable).parent / "tidemark")
+    (tmp_path / UNIT.name).write_text(UNIT.read_text().replace("/opt/tidemark/bin/tidemark", here))
+    target = tmp_path / "tidemark.target"
+    target.write_bytes((UNIT.parent / target.name).read_bytes())
+    for each in (tmp_path / "tidemark@code.service", target):
+        done = subprocess.run([verify, "verify", str(each)], capture_output=True, text=True, check=False)
+        complaints = [line for line in done.stderr.splitlines() if "tidemark" in line]
+        assert (done.returncode, complaints) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "4266", "code", ":4266", "/" + "x" * 100])
+def test_what_is_no_address_of_a_code_server_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no address of a code server; give HOST:PORT"):
+        Address.parse(text)
