@@ -1,4 +1,4 @@
-"""What Dagster keeps of a run: figures of what was done, on the asset and on each partition, and never zeros over them.
+"""What Dagster keeps of a run: metrics of what was done, on the asset and on each partition, and never zeros over them.
 
 A run with nothing to do is an observation. Only an asset, or a partition, that was never materialized is so by a run
 that found nothing: then it is known to be empty. So plots over time and over partitions show work, and nothing else.

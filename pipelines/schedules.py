@@ -26,6 +26,7 @@ from assets.checks import check_keys
 from assets.distribution import distributed_key
 from assets.launcher import JobName
 from assets.raw_upkeep import raw_key, raw_steps
+from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
 from pipelines.distribution import waiting_chunks
 from pipelines.jobs import CHECK, step_assets
@@ -114,7 +115,7 @@ def _requests(job: JobName, due: Iterable[Timed]) -> Iterator[RunRequest | SkipR
         try:
             reason = each.reason()
         except TidemarkError as error:
-            reason = SkipReason(f"{error.kind}: {error}")
+            reason = _skip("cannot be read", Failed.of(error))
         if isinstance(reason, SkipReason):
             yield SkipReason(f"{each.name}: {reason.skip_message}")
         else:
@@ -147,13 +148,17 @@ def _check(table: TableDeclaration, context: ScheduleEvaluationContext) -> RunRe
             return SkipReason(f"{table.name} does not exist yet")
         version = str(Table.open(table.uri).version)
     except TidemarkError as error:
-        return SkipReason(f"{table.name}: {error.kind}: {error}")
+        return _skip(table.name, Failed.of(error))
     tags = {TABLE: table.name, VERSION: version}
     unfinished = [each for each in DagsterRunStatus if each.name not in ("FAILURE", "CANCELED")]
     if context.instance.get_runs_count(RunsFilter(job_name=CHECK, tags=tags, statuses=unfinished)):
         return SkipReason(f"version {version} of {table.name} was checked")
     reason = reason_tags(f"version {version}")
     return RunRequest(table.name, tags={**tags, **reason, **_CHECK_PRIORITY}, asset_check_keys=check_keys(table))
+
+
+def _skip(name: str, failed: Failed) -> SkipReason:
+    return SkipReason(f"{name}: {failed.kind}: {failed.message}")
 
 
 def _definition(

@@ -28,6 +28,7 @@ from assets.factory import asset_key, index_asset
 from assets.launcher import JobName
 from assets.partitions import partition_key, span_of
 from assets.seen import Seen
+from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
 from pipelines.jobs import Job, jobs_of, step_assets
 from pipelines.run_requests import run_request
@@ -112,6 +113,7 @@ class Upkeep:
         self._seen: dict[str, Seen] = {}
         self._since_ms: dict[tuple[str, JobName], int] = {}
         self._asked_ms: dict[tuple[str, JobName], int] = {}
+        self._held: dict[str, list[JobName]] = {}
         self.requests = 0
 
     def tick(self, context: SensorEvaluationContext) -> SensorResult:
@@ -125,7 +127,7 @@ class Upkeep:
             try:
                 wanted += self._look(self._declarations[name], at_work)
             except TidemarkError as error:
-                problems.append(f"{name}: {error.kind}: {error}")
+                problems.append(_problem(name, Failed.of(error)))
             if self.requests - spent >= self._bounds.requests or monotonic() - began >= self._bounds.seconds:
                 break
         for problem in problems:
@@ -147,33 +149,41 @@ class Upkeep:
         return [*names[place:], *names[:place]]
 
     def _look(self, declaration: TableDeclaration, at_work: AtWork) -> list[Wanted]:
-        """What the table needs and has no run of; a table in which nothing was to do is asked one thing only."""
+        """What the table needs and has no run of; one in which nothing was to do is asked one thing only."""
         name = declaration.name
         if not self._may_have_changed(declaration):
             return []
         inputs = TableInputs.of(declaration, self._clock)
         seen = Seen.of(inputs)
-        wanted, is_idle = [], True
+        wanted, held, is_idle = [], [], True
         for job in (each for each in jobs_of(declaration) if each in STEPS):
-            free = at_work.free(step_assets(declaration, job))
             due = due_run(job, inputs)
-            is_idle &= due is None
             if due is None:
                 self._since_ms.pop((name, job), None)
-                continue
-            since_ms = self._since_ms.setdefault((name, job), self._clock.now_ms())
-            chosen = [key for key in free if not due.indexes or key in _index_assets(name, due.indexes)]
-            if chosen and self._is_time(declaration, job):
-                late = (self._clock.now_ms() - since_ms) / 1000
-                wanted.append(Wanted(declaration=declaration, job=job, due=due, assets=chosen, late_seconds=late))
+            elif not self._is_time(declaration, job):
+                held.append(job)
+            else:
+                is_idle = False
+                wanted += self._wanted(declaration, job, due, at_work)
+        self._held[name] = held
         self.requests += _requests_of(inputs)
         if is_idle:
             self._seen[name] = seen
         return wanted
 
+    def _wanted(self, declaration: TableDeclaration, job: JobName, due: DueRun, at_work: AtWork) -> list[Wanted]:
+        name, now_ms = declaration.name, self._clock.now_ms()
+        late = (now_ms - self._since_ms.setdefault((name, job), now_ms)) / 1000
+        assets = [asset_key(name, index_asset(each)) for each in due.indexes] or step_assets(declaration, job)
+        free = at_work.free(assets)
+        return [Wanted(declaration=declaration, job=job, due=due, assets=free, late_seconds=late)] if free else []
+
     def _may_have_changed(self, declaration: TableDeclaration) -> bool:
         seen = self._seen.pop(declaration.name, None)
-        if seen is None or self._clock.now_ms() - seen.at_ms >= WHOLE_LOOK_SECONDS * 1000:
+        if seen is None:
+            return True
+        is_old = self._clock.now_ms() - seen.at_ms >= WHOLE_LOOK_SECONDS * 1000
+        if is_old or any(self._is_time(declaration, job) for job in self._held.get(declaration.name, ())):
             return True
         self.requests += 1
         is_same, later = seen.is_same(declaration)
@@ -205,16 +215,16 @@ def build_upkeep_sensor(
     )
 
 
-def _index_assets(table: str, indexes: Sequence[str]) -> list[AssetKey]:
-    return [asset_key(table, index_asset(name)) for name in indexes]
-
-
 def _requests_of(inputs: TableInputs) -> int:
     """What a whole look cost: that there is a table, what the table's store counts, and its listings by thousands."""
     of_table = sum(inputs.table.store.requests.values()) if inputs.table else 0
     spec = inputs.declaration.landing_spec()
     landed = 1 + len(inputs.landed) // 1000 if spec else 0
     return 1 + of_table + landed + bool(inputs.declaration.primary_key)
+
+
+def _problem(name: str, failed: Failed) -> str:
+    return f"{name}: {failed.kind}: {failed.message}"
 
 
 def _why(wanted: int, problems: Sequence[str]) -> str:

@@ -235,17 +235,17 @@ def test_every_asset_can_be_materialized_from_nothing(defs: Definitions, instanc
 
 
 @pytest.mark.usefixtures("landed")
-def test_a_run_with_nothing_to_do_leaves_the_figures_of_the_one_that_did_it(
+def test_a_run_with_nothing_to_do_leaves_the_metrics_of_the_one_that_did_it(
     defs: Definitions, instance: DagsterInstance
 ) -> None:
-    def figures(asset: str) -> dict[str | None, object]:
+    def metrics_of(asset: str) -> dict[str | None, object]:
         records = instance.fetch_materializations(AssetKey(["access_log", asset]), limit=100).records
         made = [each.asset_materialization for each in reversed(records) if each.asset_materialization]
         return {each.partition: each.metadata["rows_out"].value for each in made}
 
     run(defs, instance, "backfill", tags=HOURS)
     run(defs, instance, "checkpoint")
-    before = {asset: figures(asset) for asset in ("ingested", "compacted", "checkpointed")}
+    before = {asset: metrics_of(asset) for asset in ("ingested", "compacted", "checkpointed")}
     assert sum(map(int, map(str, before["ingested"].values()))) == LINES
     again = run(defs, instance, "backfill", tags=HOURS)  # both steps run: what is idle holds back nothing
     assert [metrics(again, f"access_log/{each}")["status"] for each in ("ingested", "compacted")] == [
@@ -255,7 +255,7 @@ def test_a_run_with_nothing_to_do_leaves_the_figures_of_the_one_that_did_it(
     run(defs, instance, "ingest")
     idle = run(defs, instance, "checkpoint")
     assert metrics(idle, "access_log/checkpointed")["status"] == "nothing_to_do"
-    assert {asset: figures(asset) for asset in before} == before
+    assert {asset: metrics_of(asset) for asset in before} == before
 
 
 @pytest.mark.usefixtures("landed")

@@ -1,0 +1,159 @@
+"""Five hundred tables in Dagster: few definitions, few requests where nothing is to be done, and few runs elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, RunRequest, build_sensor_context
+
+from assets.launcher import PipesLauncher
+from pipelines.catalog import build_definitions
+from pipelines.jobs import assets_of_jobs
+from pipelines.tables import read_tables
+from pipelines.upkeep import Bounds, Upkeep
+from storage_core.clock import SystemClock
+from storage_core.declaration import TableDeclaration, load
+from storage_core.objectstore.local import LocalStore
+from tests.support.many_tables import declare_tables, land_line
+from tidemark import Table
+
+pytestmark = pytest.mark.dagster
+
+TABLES = 500
+
+
+class Hurried:
+    """A clock that somebody moves on."""
+
+    def __init__(self) -> None:
+        self.added_ms = 0
+
+    def now_ms(self) -> int:
+        return SystemClock().now_ms() + self.added_ms
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        raise AssertionError(f"nothing here sleeps {duration_ms} ms")
+
+
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    with DagsterInstance.ephemeral() as opened:
+        yield opened
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What local stores are asked, by place; everything is answered as ever."""
+    found: Counter[str] = Counter()
+    for name in ("get", "head", "list", "browse", "put"):
+        asked = getattr(LocalStore, name)
+
+        def counted(store: LocalStore, *given: object, asked: object = asked, **named: object) -> object:
+            found[store.uri] += 1
+            return asked(store, *given, **named)  # type: ignore[operator]
+
+        monkeypatch.setattr(LocalStore, name, counted)
+    return found
+
+
+def declared(root: Path, count: int) -> list[TableDeclaration]:
+    return [each.declaration for each in read_tables(declare_tables(root, count)).tables]
+
+
+class Ticks:
+    """One sensor, tick after tick, each beginning where the last one ended."""
+
+    def __init__(self, instance: DagsterInstance, tables: list[TableDeclaration], bounds: Bounds | None = None) -> None:
+        self.clock = Hurried()
+        self._instance = instance
+        self._upkeep = Upkeep(tables, assets_of_jobs(tables), self.clock, bounds)
+        self._cursor: str | None = None
+
+    def tick(self) -> list[str]:
+        """Return what was asked for, the most urgent first."""
+        with build_sensor_context(self._instance, cursor=self._cursor) as context:
+            found = self._upkeep.tick(context)
+        self._cursor = found.cursor
+        return [asked(each) for each in found.run_requests or []]
+
+
+def asked(request: RunRequest) -> str:
+    return f"{request.tags['tidemark/table']} {request.job_name}"
+
+
+def test_five_hundred_tables_have_as_few_jobs_schedules_and_sensors_as_one(tmp_path: Path) -> None:
+    found = build_definitions(read_tables(declare_tables(tmp_path, TABLES)), PipesLauncher())
+    repository = found.get_repository_def()
+    names = [name for name in repository.job_names if not name.startswith("__")]
+    assert len(repository.asset_graph.get_all_asset_keys()) > 4 * TABLES
+    assert (len(names), len(repository.schedule_defs), len(repository.sensor_defs)) == (9, 2, 1)
+    compacted = repository.get_job("compact").asset_layer.executable_asset_keys  # of different partitions
+    assert len(compacted) == TABLES
+
+
+def test_an_idle_table_costs_one_request_a_look_and_what_is_new_is_seen_within_three(
+    tmp_path: Path, instance: DagsterInstance, requests: Counter[str]
+) -> None:
+    tables = declared(tmp_path, 20)
+    for each in tables[:10]:
+        Table.declare(each)
+    ticks = Ticks(instance, tables)
+    assert ticks.tick() == []  # what a new table has no state of waits for the time of checkpoints
+    for _ in range(4):
+        requests.clear()
+        assert ticks.tick() == []
+        assert sum(requests.values()) <= len(tables)
+    landed = next(each for each in tables if each.landing)
+    land_line(landed)
+    keyed = next(each for each in tables if each.primary_key)
+    with Table.open(keyed.uri).writer() as writer:
+        writer.put([{"id": "a", "n": 1}])
+        writer.flush()
+    seen = {name for _ in range(3) for name in ticks.tick()}
+    assert seen == {f"{landed.name} ingest", f"{keyed.name} merge"}
+
+
+def test_a_tick_is_bounded_and_the_next_goes_on_with_the_tables_after_it(
+    tmp_path: Path, instance: DagsterInstance
+) -> None:
+    tables = declared(tmp_path, 12)
+    landed = [each for each in tables if each.landing]
+    for each in landed:
+        land_line(each)
+    few = Ticks(instance, tables, Bounds(requests=8))
+    first, second = few.tick(), few.tick()
+    assert 0 < len(first) < len(landed)
+    assert second
+    assert set(first).isdisjoint(second)
+    queue = Ticks(instance, tables, Bounds(waiting=3))
+    assert len(queue.tick()) == 3
+
+
+def test_a_table_that_cannot_be_read_is_named_and_holds_no_other_back(
+    tmp_path: Path, instance: DagsterInstance
+) -> None:
+    tables = declared(tmp_path, 3)
+    broken, landed = tables[0], tables[1]
+    land_line(landed)
+    Table.declare(broken)
+    for file in Path(broken.uri).rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"torn")
+    assert Ticks(instance, tables).tick() == [f"{landed.name} ingest"]
+
+
+def test_a_step_with_a_cron_line_is_asked_for_at_its_times_and_what_waits_for_long_goes_with_fresh_data(
+    tmp_path: Path, instance: DagsterInstance
+) -> None:
+    folder = declare_tables(tmp_path, 2)
+    file = folder / "t001.yaml"
+    file.write_text(file.read_text() + "schedule: {ingest: '0 0 1 1 *'}\n")
+    timed, other = load(file).below(tmp_path), load(folder / "t000.yaml").below(tmp_path)
+    land_line(timed)
+    ticks = Ticks(instance, [timed, other])
+    assert ticks.tick() == []
+    ticks.clock.added_ms = 400 * 86_400_000
+    assert ticks.tick() == ["t001 ingest"]
