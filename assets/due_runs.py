@@ -34,7 +34,7 @@ from storage_core.ingest.waiting import (
     look,
     waiting_files,
 )
-from storage_core.log.published import newest_commit
+from storage_core.publishing.shown import shown_versions
 from storage_core.region import sorting
 from storage_core.region.idle import merge_due
 from storage_core.table import Table, exists
@@ -275,12 +275,14 @@ def _collect(state: TableInputs) -> DueRuns:
 
 def _publish(state: TableInputs) -> DueRuns:
     table = state.table
-    newest = None if table is None else newest_commit(table.store)
-    shown = None if newest is None else newest.commit.shown
-    if table is None or (shown is not None and shown.version == table.version):
+    if table is None:
         return DueRuns()
-    behind = "nothing is published" if shown is None else f"Delta shows version {shown.version}"
-    return DueRuns((DueRun(work_key=f"v{table.version}", reason=f"version {table.version}, {behind}"),))
+    shown = shown_versions(table.store, table.config.publish)
+    if all(version == table.version for version in shown.values()):
+        return DueRuns()
+    known = [f"{name.title()} shows version {version}" for name, version in shown.items() if version is not None]
+    reason = f"version {table.version}, {', '.join(known) or 'nothing is published'}"
+    return DueRuns((DueRun(work_key=f"v{table.version}", reason=reason),))
 
 
 _CHECKS: Mapping[JobName, Callable[[TableInputs], DueRuns]] = {

@@ -14,6 +14,8 @@ CONNECT = "connect"
 POLARS = "polars"
 DELTA = "delta"
 """delta-rs."""
+ICEBERG = "iceberg"
+"""pyiceberg."""
 CATALOG = "catalog"
 """SQLAlchemy, and psycopg for PostgreSQL."""
 
