@@ -20,7 +20,7 @@ from storage_core.index import catch_up as indexing
 from storage_core.ingest.delta_versions import waiting_versions
 from storage_core.ingest.landing import LandedFile, discover
 from storage_core.ingest.progress import pending
-from storage_core.log.published import newest_commit
+from storage_core.publishing.shown import shown_versions
 from storage_core.region import sorting
 from storage_core.region.idle import merge_due
 from storage_core.table import Table, exists
@@ -156,12 +156,11 @@ def _catch_up(inputs: TableInputs, table: Table) -> DueRun | None:
 
 
 def _publish(_: TableInputs, table: Table) -> DueRun | None:
-    newest = newest_commit(table.store)
-    shown = None if newest is None else newest.commit.shown
-    if shown is not None and shown.version == table.version:
+    shown = shown_versions(table.store, table.config.publish)
+    if all(version == table.version for version in shown.values()):
         return None
-    behind = "nothing is published" if shown is None else f"Delta shows version {shown.version}"
-    return DueRun(reason=f"version {table.version}, {behind}")
+    known = [f"{name.title()} shows version {version}" for name, version in shown.items() if version is not None]
+    return DueRun(reason=f"version {table.version}, {', '.join(known) or 'nothing is published'}")
 
 
 _CHECKS: Mapping[JobName, Callable[[TableInputs, Table], DueRun | None]] = {

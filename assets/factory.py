@@ -57,7 +57,7 @@ _KINDS: Mapping[JobName, set[str]] = {
     "checkpoint": {"avro"},
     "catch_up": {"spark"},
     "collect": {"python"},
-    "publish": {"deltalake"},
+    "publish": {"python"},
 }
 
 Judge = Callable[[TableDeclaration, Report], AssetCheckResult]
@@ -170,11 +170,11 @@ def _after_compaction(declaration: TableDeclaration, request: JobRequest) -> lis
     published = Step(
         name="published",
         job="publish",
-        description="The newest versions as readers of Delta see them: a log beside the table that names its splits.",
+        description="The newest versions as readers of Delta or Iceberg see them: a log that names the same splits.",
         after=("compacted",),
         request=request,
     )
-    published_as = [published] if declaration.publish.delta else []
+    published_as = [published] if declaration.publish.formats else []
     collected = Step(
         name="collected",
         job="collect",

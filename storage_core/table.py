@@ -1120,15 +1120,15 @@ class Table:
         `delta` writes a `_delta_log` that names the same splits, one Delta commit per version; readers of Delta then
         read the table where it is. Of a keyed table they see the base: what is merged. Nothing is rewritten; what
         was shown already stays, and whatever ends this, the next call goes on. The setting `publish` says how deleted
-        rows are shown. See `publishing.delta.publish_delta`.
+        rows are shown. `iceberg` writes metadata of Iceberg in `_iceberg`, a snapshot per version, from the extra of
+        that name; versions with deleted rows wait for a compaction. See `publishing.delta.publish_delta` and
+        `publishing.iceberg.publish_iceberg`.
         """
-        from storage_core.publishing.delta import publish_delta
-        from storage_core.settings.publish import FORMATS
+        from storage_core.publishing.publish import format_of, publish_as
 
-        if format not in FORMATS:
-            raise InvalidInput(f"a table is published as {', '.join(FORMATS)}, found {quoted(format)}", format=format)
+        wanted = format_of(format)
         self._require_writable()
-        return publish_delta(self._log, shows_vectors=self.config.publish.delta != "none")
+        return publish_as(self._log, wanted, self.config.publish)
 
     @_loading
     def tag(self, name: str, version: At | None = None, *, expires: dt.timedelta | None = None) -> Tag:

@@ -71,6 +71,7 @@ LONG = {
             "tests/e2e/test_benchmarks_run.py",
             "tests/e2e/test_installed_wheel.py",
             "tests/integration/test_published_as_delta.py",
+            "tests/integration/test_published_as_iceberg.py",
             "tests/integration/test_who_can_read.py",
             "tests/integration/test_unclosed_writers.py",
             "tests/integration/test_what_is_loaded.py",

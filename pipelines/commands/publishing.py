@@ -18,15 +18,20 @@ if TYPE_CHECKING:
 def publish(
     uri: Uri,
     *,
-    format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help="Which format: delta.")] = "delta",
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="Which format: delta, iceberg; else what the table declares."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the newest versions to readers of Delta.
+    """Show the newest versions to readers of Delta or Iceberg.
 
     Nothing is rewritten: a log beside the table names the same files. Run it again after changes, or declare `publish`
     and let its asset do so. Of a keyed table what is merged is shown.
     """
-    _show(open_table(uri).publish(format_), as_json=as_json)
+    table = open_table(uri)
+    for each in (format_,) if format_ is not None else table.config.publish.published:
+        _show(table.publish(each), as_json=as_json)
 
 
 def _show(done: Mirrored, *, as_json: bool) -> None:
@@ -37,5 +42,7 @@ def _show(done: Mirrored, *, as_json: bool) -> None:
         output.line(f"{done.format} shows no version yet")
     else:
         output.line(f"{done.format} version {done.shown_as:,} shows version {done.version:,} ({done.commits:,} new)")
+        if done.format == "iceberg":
+            output.line(f"newest metadata: {done.location}")
     if done.waits_for is not None:
         output.line(f"newer ones wait: {done.waits_for}")

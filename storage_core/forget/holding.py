@@ -26,7 +26,7 @@ from storage_core.log.tags import read_tags
 from storage_core.objectstore.prefetch import all_of
 
 _AGAIN: Final = "the newest version has it: forget again"
-_PUBLISH: Final = "a Delta version names it: publish the newest, and wait as long as versions are retained"
+_PUBLISH: Final = "a mirror names it: publish the newest, and wait as long as versions are retained"
 _MERGE: Final = "a region has not merged it: forget again, or merge"
 
 
@@ -65,7 +65,7 @@ class Holders:
                 yield self._held(each, KeptBy.COLLECTOR, why, until_ms=last + self._horizon_ms)
             case KeyKind.QUARANTINE:
                 yield self._held(each, KeptBy.TABLE, "it is in quarantine: forget again")
-            case KeyKind.DELTA_COMMIT | KeyKind.DELTA_CHECKPOINT:
+            case KeyKind.DELTA_COMMIT | KeyKind.DELTA_CHECKPOINT | KeyKind.ICEBERG_MANIFEST:
                 yield self._held(each, KeptBy.VERSION, _PUBLISH)
             case KeyKind.REGION_REGISTRY:
                 yield self._held(each, KeptBy.TABLE, "it names the region of a value: change the regions of the table")

@@ -11,11 +11,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 
-from storage_core.errors import NotFound
+from storage_core.errors import Corrupt, NotFound
 from storage_core.forget.judge import Judge
 from storage_core.forget.search import AT_ONCE, HELD_BYTES, Found
 from storage_core.forget.segments import holding_segments, sources
 from storage_core.formats.avro_state import decode_entries
+from storage_core.formats.iceberg_metadata import files_of
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.gc.plan import read_plan
 from storage_core.gc.retention import Retained
@@ -26,6 +27,7 @@ from storage_core.log.covered import members
 from storage_core.log.encoding.codec import decode_version
 from storage_core.log.interop.manifest_paths import key_of_manifest
 from storage_core.log.published import checkpointed_files, read_commit
+from storage_core.log.published_iceberg import newest_metadata
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of, prefetch
@@ -117,6 +119,7 @@ class MetadataSearch:
             KeyKind.REGION_REGISTRY: self._of_registry,
             KeyKind.DELTA_COMMIT: self._of_delta,
             KeyKind.DELTA_CHECKPOINT: self._of_delta,
+            KeyKind.ICEBERG_MANIFEST: self._of_iceberg,
         }
 
         def looked(each: ParsedKey) -> tuple[str, bool]:
@@ -128,7 +131,7 @@ class MetadataSearch:
                 return each.key, False
 
         every, size = [*self.found.of_kind(*looks, KeyKind.SEGMENT)], self.found.size
-        _ = self.versions, self._actions, self._forgot  # which threads would make at the same time
+        _ = self.versions, self._actions, self._forgot, self._root  # which threads would make at the same time
         with closing(prefetch(looked, every, AT_ONCE, weight=lambda each: size(each.key), most=HELD_BYTES)) as answers:
             yield from (key for key, holds in answers if holds)
 
@@ -191,6 +194,26 @@ class MetadataSearch:
             version = commit.shown.after + 1
         speaks = self._leaves if is_parted else self._speaks_of
         return any(speaks(key, version) for key in keys)
+
+    def _of_iceberg(self, each: ParsedKey) -> bool:
+        """Of a manifest: it has bounds of the splits that it names, but for those that it says are gone."""
+        is_parted = bool(self.head.config.partition_by)
+        try:
+            files = files_of(self.store.get(each.key).data, self._root, each.key)
+        except Corrupt:  # or of where the table was before
+            return True
+        for file in files:
+            if file.is_live and may_have_held(file.key, 0, self.found, self.since):
+                return True
+            if is_parted and self._leaves(file.key, file.version):
+                return True
+        return False
+
+    @cached_property
+    def _root(self) -> str:
+        """Where the table is, as the Iceberg mirror has it."""
+        newest = newest_metadata(self.store) if [*self.found.of_kind(KeyKind.ICEBERG_MANIFEST)] else None
+        return "" if newest is None else newest.metadata.root
 
     def _of_region(self, each: ParsedKey) -> bool:
         region = each.region or ""

@@ -111,6 +111,10 @@ def _reason(found: Roots, parsed: ParsedKey, *, old: bool) -> Reason | None:
             return Reason.LEFT_BY_PROBE
         case KeyKind.DELTA_COMMIT | KeyKind.DELTA_CHECKPOINT:
             return Reason.OLD_PUBLISHED if _number(parsed.version) < found.first_published else None
+        case KeyKind.ICEBERG_METADATA:
+            return Reason.OLD_PUBLISHED if _number(parsed.version) < found.first_metadata else None
+        case KeyKind.ICEBERG_LIST | KeyKind.ICEBERG_MANIFEST:
+            return None if parsed.key in found.keys else Reason.OLD_PUBLISHED
         case (
             KeyKind.LAST_CHECKPOINT
             | KeyKind.REGION_REGISTRY
@@ -122,6 +126,7 @@ def _reason(found: Roots, parsed: ParsedKey, *, old: bool) -> Reason | None:
             | KeyKind.LOCK
             | KeyKind.QUARANTINE
             | KeyKind.DELTA_HINT
+            | KeyKind.ICEBERG_HINT
         ):
             return None
         case _:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage_core.formats.keys import ParsedKey
-from storage_core.gc.published import published
+from storage_core.gc.published import published, published_in_iceberg
 from storage_core.gc.regions import RegionRoots, region_roots
 from storage_core.gc.retention import Retained, retained
 from storage_core.log.checkpoints.checkpointed import Checkpointed
@@ -24,11 +24,13 @@ from storage_core.objectstore.contract import ObjectStore
 class Roots:
     """What must stay.
 
-    `keys` are splits, also those that a mirror shows, translations, segments, also those of unmerged generations,
-    retained checkpoints, and the manifests and parts of all that exist. Version files are kept from `first_version` on,
-    which is the base or the oldest of the newest states that the table retains, two or more: should the newest be
-    damaged, those files lead from another one to the head. Objects of a region are kept by its `RegionRoots`, by id.
-    Commits and checkpoints of the Delta mirror are kept from `first_published` on; `published` are splits they name.
+    `keys` are splits, also those that a mirror shows, and its manifests, translations, segments, also those of
+    unmerged generations, retained checkpoints, and the manifests and parts of all that exist. Version files are kept
+    from `first_version` on, which is the base or the oldest of the newest states that the table retains, two or more:
+    should the newest be damaged, those files lead from another one to the head. Objects of a region are kept by its
+    `RegionRoots`, by id.
+    Commits and checkpoints of the Delta mirror are kept from `first_published` on, metadata files of the Iceberg mirror
+    from `first_metadata` on; `published` are the splits and manifests that they name.
     """
 
     retained: Retained
@@ -37,18 +39,19 @@ class Roots:
     regions: Mapping[str, RegionRoots]
     published: frozenset[str] = frozenset()
     first_published: int = 0
+    first_metadata: int = 0
 
 
 def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], *, now_ms: int) -> Roots:
     """Return the roots at `now_ms`; `listed` tells which states and regions exist.
 
-    Requests: see `retained`, `region_roots` and `published`, and one GET per checkpoint. Any read error is raised and
-    ends a sweep.
+    Requests: see `retained`, `region_roots`, `published` and `published_in_iceberg`, and one GET per checkpoint. Any
+    read error is raised and ends a sweep.
     """
-    kept = retained(log, now_ms=now_ms)
+    kept, every_listed = retained(log, now_ms=now_ms), [*listed]
     checkpoints = {each.key: each for each in kept.checkpoints}
     region_ids = set(kept.head.merged_generations)
-    for parsed in listed:
+    for parsed in every_listed:
         if (checkpointed := Checkpointed.at(parsed)) is not None:
             checkpoints.setdefault(checkpointed.key, checkpointed)
         elif parsed.region is not None:
@@ -58,14 +61,18 @@ def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], 
     looked = {region: region_roots(store, region, kept) for region in sorted(region_ids)}
     regions = {region: found for region, found in looked.items() if found is not None}
     unmerged = frozenset(key for found in regions.values() for key in found.segments)
-    mirror = published(store, cutoff_ms=now_ms - kept.head.config.version_retention_ms)
+    cutoff_ms = now_ms - kept.head.config.version_retention_ms
+    delta = published(store, cutoff_ms=cutoff_ms)
+    iceberg = published_in_iceberg(store, every_listed, cutoff_ms=cutoff_ms)
+    mirrored = delta.keys | iceberg.keys
     return Roots(
         retained=kept,
         first_version=min((kept.base.version, *newest)),
-        keys=kept.keys | _retained_checkpoints(every, newest, kept) | _named(store, every) | unmerged | mirror.keys,
+        keys=kept.keys | _retained_checkpoints(every, newest, kept) | _named(store, every) | unmerged | mirrored,
         regions=regions,
-        published=mirror.keys,
-        first_published=mirror.first,
+        published=mirrored,
+        first_published=delta.first,
+        first_metadata=iceberg.first,
     )
 
 

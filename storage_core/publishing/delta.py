@@ -7,17 +7,12 @@ commit says which version it shows, so whatever ends a mirror, the next one goes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from storage_core.errors import CommitConflict, Corrupt, NotFound, SnapshotExpired
+from storage_core.errors import Corrupt
 from storage_core.formats.delta_log import OWN, Json, MirrorCommit, Shown, encode
 from storage_core.formats.keys import delta_commit_key
-from storage_core.log.actions import Action, Add, Remove
-from storage_core.log.advance import read_version
-from storage_core.log.encoding.codec import commit_info
-from storage_core.log.history import UNRECORDED
 from storage_core.log.log import TransactionLog
 from storage_core.log.published import ADVICE, Newest, newest_commit, state_at
 from storage_core.log.snapshot import Snapshot
@@ -26,15 +21,12 @@ from storage_core.objectstore.create import create_numbered
 from storage_core.publishing.delta_checkpoint import EVERY, transaction, write_checkpoint
 from storage_core.publishing.delta_files import DeltaFiles, descriptor, removal
 from storage_core.publishing.delta_schema import MirrorSchema, delta_schema, types_of, widened
-from storage_core.publishing.hindrance import hindrance, narrower, require_publishable
+from storage_core.publishing.hindrance import hindrance, narrower
 from storage_core.publishing.mirrored import Mirrored
+from storage_core.publishing.walk import FORGETTING, Touched, publish
 from storage_core.rows.columns import has_changed
 
-_ATTEMPTS = 10
-_AT_ONCE = "PUBLISH"
-_CHECKPOINTED = frozenset({"FORGET", _AT_ONCE})
-"""After these a checkpoint is written at once, so that older commits, whose statistics have values of rows that are
-gone, can be collected without waiting for ten more."""
+_WAITS = "for which `vectors: none` waits"
 
 _logger = logging.getLogger(__name__)
 
@@ -56,131 +48,66 @@ def publish_delta(log: TransactionLog, *, shows_vectors: bool) -> Mirrored:
     per version in between, a PUT per commit, and a GET per stored vector that came or went; every ten commits a PUT of
     a checkpoint, which lists all splits.
     """
-    commits = 0
-    done: Mirrored | None = None
-    for _ in range(_ATTEMPTS):
-        newest = newest_commit(log.store)  # before the head, which is then no older than what is shown
-        head = log.snapshot()
-        require_publishable(head)
-        walk = _Walk(log, head, newest, shows_vectors=shows_vectors)
-        is_whole = walk.go()
-        commits += walk.commits
-        done = walk.result(commits) if is_whole else done
-        # What is shown last was the newest version at some moment of this call: so nothing of it was collected yet.
-        if is_whole and (not walk.commits or log.refresh(head).version == head.version):
-            break
-    if done is None:
-        raise CommitConflict(
-            f"{log.store.uri}: other mirrors published during each of {_ATTEMPTS} attempts; publish again later",
-            uri=log.store.uri,
-        )
-    return done
+
+    def mirror(newest: Newest | None, head: Snapshot) -> _DeltaMirror:
+        return _DeltaMirror(log, newest, head, shows_vectors=shows_vectors)
+
+    return publish(log, "delta", partial(newest_commit, log.store), mirror)
 
 
-@dataclass(slots=True)
-class _Touched:
-    """What versions changed that are not shown yet."""
+class _DeltaMirror:
+    """What the newest commit, the Delta version `shown_as`, says, and how the next one is made."""
 
-    keys: set[str] = field(default_factory=set)
-    data_change: bool = False
-    operation: str = UNRECORDED
-
-    def take(self, actions: Sequence[Action]) -> None:
-        """Take up the changes of one version."""
-        files = [each for each in actions if isinstance(each, Add | Remove)]
-        self.keys.update(each.path for each in files)
-        self.data_change |= any(each.dataChange for each in files)
-        info = commit_info(actions)
-        if info is not None and self.operation not in _CHECKPOINTED:
-            self.operation = info.operation
-
-
-class _Walk:
-    """From what is shown to the head: `shown` is what the newest commit, the Delta version `at`, says."""
-
-    def __init__(self, log: TransactionLog, head: Snapshot, newest: Newest | None, *, shows_vectors: bool) -> None:
-        self._log, self._store, self._head, self._newest = log, log.store, head, newest
+    def __init__(self, log: TransactionLog, newest: Newest | None, head: Snapshot, *, shows_vectors: bool) -> None:
+        self._log, self._store, self._newest = log, log.store, newest
         self._shows_vectors = shows_vectors
+        self._shown = None if newest is None else _own(newest.commit, head)
+        self._at, self._hinted = (-1, -1) if newest is None else (newest.commit.version, newest.hinted)
         self._files: Descriptors = lambda _: {}
         self._types: dict[str, str] = {}
-        self._widened: frozenset[str] = frozenset()
+        self._widened = frozenset(() if self._shown is None else self._shown.widened)
         self._has_wider = False  # than what is shown
-        self._shown: Shown | None = None
-        self._at = self._hinted = -1
-        self._waits_for: str | None = None
+        self.waits_for: str | None = None
         self.commits = 0
 
-    def go(self) -> bool:
-        """Publish what can be; False when another mirror was faster."""
-        newest = self._newest
-        if newest is None:
-            self._has_wider = has_changed(self._head.schema)
-            self._widened = frozenset(types_of(self._head.metadata.schemaString)) if self._has_wider else frozenset()
-            return self._show(self._head, _everything(self._head.splits))
-        self._at, self._hinted = newest.commit.version, newest.hinted
-        self._shown = _own(newest.commit, self._head)
-        self._widened = frozenset(self._shown.widened)
-        base = self._opened(self._shown.version)
-        found = None if base is None else self._step_by_step(base)
-        return self._at_once(newest.commit) if found is None else found
+    @property
+    def shown(self) -> int | None:
+        return None if self._shown is None else self._shown.version
 
-    def result(self, commits: int) -> Mirrored:
-        """Return what is shown: also the head, where all since changed nothing that is."""
-        is_behind = self._waits_for is not None or self._shown is None
-        version = self._head.version if not is_behind else None if self._shown is None else self._shown.version
-        return Mirrored(
-            format="delta",
-            version=version,
-            shown_as=None if self._shown is None else self._at,
-            commits=commits,
-            waits_for=self._waits_for,
-        )
+    @property
+    def shown_as(self) -> int | None:
+        return None if self._shown is None else self._at
 
-    def _opened(self, version: int) -> Snapshot | None:
-        try:
-            return self._head if version == self._head.version else self._log.snapshot(version=version)
-        except (NotFound, Corrupt, SnapshotExpired):  # older than what is retained
-            return None
+    @property
+    def location(self) -> str | None:
+        return None if self._shown is None else self._store.uri
 
-    def _step_by_step(self, base: Snapshot) -> bool | None:
-        """Show version after version; None, with nothing done, where they are no longer there, else False."""
+    def begin(self, head: Snapshot) -> None:
+        self._has_wider = has_changed(head.schema)
+        self._widened = frozenset(types_of(head.metadata.schemaString)) if self._has_wider else frozenset()
+
+    def go_on(self, base: Snapshot) -> None:
         self._files, self._types = partial(_descriptors, self._store, base), types_of(base.metadata.schemaString)
-        oldest_ms = self._log.clock.now_ms() - self._head.config.version_retention_ms
-        touched = _Touched()
-        for version in range(base.version + 1, self._head.version + 1):
-            actions = read_version(self._store, version)
-            if actions is None:
-                return False if self.commits else None
-            touched.take(actions)
-            base = Snapshot.apply(base, version, actions)
-            self._note_types(base)
-            if base.timestamp < oldest_ms and version < self._head.version:
-                continue  # files of it may be collected
-            if not self._show(base, touched):
-                return False
-            if self._waits_for is None:
-                touched = _Touched()
-        return True
 
-    def _at_once(self, newest: MirrorCommit) -> bool:
-        """Show the head in one commit, by what the Delta log itself says that it holds."""
-        state = state_at(self._store, newest)
+    def go_on_blindly(self, _: Snapshot) -> Collection[str]:
+        if self._newest is None:
+            return ()
+        state = state_at(self._store, self._newest.commit)
         self._files = lambda keys: {key: state.files[key] for key in keys if key in state.files}
         self._types = types_of(state.schema)
-        self._note_types(self._head)
-        return self._show(self._head, _everything([*state.files, *self._head.splits]))
+        return state.files
 
-    def _note_types(self, snapshot: Snapshot) -> None:
+    def passes(self, snapshot: Snapshot) -> None:
         types = types_of(snapshot.metadata.schemaString)
         found = widened(self._types, types)
         self._widened |= found
         self._has_wider |= bool(found)
         self._types |= types
 
-    def _show(self, snapshot: Snapshot, touched: _Touched) -> bool:
-        """Commit the version, if it can be shown and is not shown as it is; False when another mirror was faster."""
-        self._waits_for = hindrance(snapshot, shows_vectors=self._shows_vectors) or self._narrower(snapshot, touched)
-        if self._waits_for is not None:
+    def show(self, snapshot: Snapshot, touched: Touched) -> bool:
+        vectors_wait = None if self._shows_vectors else _WAITS
+        self.waits_for = hindrance(snapshot, vectors_wait=vectors_wait) or self._narrower(snapshot, touched)
+        if self.waits_for is not None:
             return True
         removes, adds = self._actions(snapshot, touched)
         shown = self._shown
@@ -201,14 +128,14 @@ class _Walk:
         self._has_wider = False
         return True
 
-    def _narrower(self, snapshot: Snapshot, touched: _Touched) -> str | None:
+    def _narrower(self, snapshot: Snapshot, touched: Touched) -> str | None:
         """Whether a split is narrower than its table: any, or of the new ones where what is shown was as wide."""
         if not self._widened:
             return None
         adds = [*(snapshot.splits if self._has_wider else snapshot.splits.among(touched.keys)).values()]
         return narrower(self._store, adds, self._widened, snapshot.schema)
 
-    def _actions(self, snapshot: Snapshot, touched: _Touched) -> tuple[list[Json], list[Json]]:
+    def _actions(self, snapshot: Snapshot, touched: Touched) -> tuple[list[Json], list[Json]]:
         """What leaves and what comes: a file whose vector changed does both."""
         before, after = self._files(touched.keys), snapshot.splits.among(touched.keys)
         files = DeltaFiles(self._store, snapshot.schema)
@@ -246,14 +173,10 @@ class _Walk:
         _logger.info("published version %d of %s as Delta version %d", snapshot.version, self._store.uri, at)
         self._shown, self._at = shown, at
         self.commits += 1
-        if at - max(self._hinted, 0) >= EVERY or (at and operation in _CHECKPOINTED):
+        if at - max(self._hinted, 0) >= EVERY or (at and operation in FORGETTING):  # so that older commits can go
             write_checkpoint(self._store, at, snapshot, schema)
             self._hinted = at
         return True
-
-
-def _everything(keys: Iterable[str]) -> _Touched:
-    return _Touched(set(keys), data_change=True, operation=_AT_ONCE)
 
 
 def _descriptors(store: ObjectStore, snapshot: Snapshot, keys: Collection[str]) -> Mapping[str, Json | None]:

@@ -7,15 +7,15 @@ from typing import Final
 
 import pyarrow as pa
 
-from storage_core.errors import NotFound
 from storage_core.formats.delta_log import OWN, Json, decode_hint, encode_hint
 from storage_core.formats.keys import delta_checkpoint_key, delta_hint_key
 from storage_core.log.files.columns import adds_of
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore, unchanged
-from storage_core.objectstore.create import create_derived, put_or_unknown
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import create_derived
 from storage_core.publishing.delta_files import DeltaFiles
 from storage_core.publishing.delta_schema import MirrorSchema
+from storage_core.publishing.hint import advance_hint
 
 EVERY: Final = 10
 """Delta versions from one checkpoint to the next, as Delta has it."""
@@ -86,7 +86,7 @@ def write_checkpoint(store: ObjectStore, version: int, snapshot: Snapshot, schem
     data, files = _encoded(store, snapshot, schema)
     create_derived(store, delta_checkpoint_key(version), data, advice="publish again")
     hint = encode_hint(version, actions=files + 3, size_bytes=len(data), files=files)
-    _advance_hint(store, version, hint)
+    advance_hint(store, delta_hint_key(), version, hint, decode=decode_hint)
 
 
 def _encoded(store: ObjectStore, snapshot: Snapshot, schema: MirrorSchema) -> tuple[bytes, int]:
@@ -133,17 +133,3 @@ def _with_maps(action: Json) -> Json:
 def _pairs(fields: Json) -> Iterator[tuple[str, object]]:
     for name, value in fields.items():
         yield name, list(value.items()) if name in ("partitionValues", "options", "configuration") else value
-
-
-def _advance_hint(store: ObjectStore, version: int, data: bytes) -> None:
-    """Point the hint at the version unless it names a later one. Losing a race is no error: the winner's is as good."""
-    try:
-        blob = store.get(delta_hint_key())
-    except NotFound:
-        etag = None
-    else:
-        known = decode_hint(blob.data)
-        if known is not None and known >= version:
-            return
-        etag = blob.etag
-    put_or_unknown(store, delta_hint_key(), data, unchanged(etag))

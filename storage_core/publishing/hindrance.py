@@ -30,14 +30,16 @@ def require_publishable(snapshot: Snapshot) -> None:
         )
 
 
-def hindrance(snapshot: Snapshot, *, shows_vectors: bool) -> str | None:
+def hindrance(snapshot: Snapshot, *, vectors_wait: str | None) -> str | None:
     """Return why the version cannot be shown yet and what to do, None where it can be.
+
+    `vectors_wait` says why rows that are deleted keep it, None where they do not.
 
     A mirror names splits as they are. It waits for a compaction of those whose rows are not all in the table, where
     readers know of no vectors, and of those that were written before a column had a default, or became a timestamp.
     Reads the list of splits, in columns. For wider numbers see `narrower`.
     """
-    return next(_found(snapshot, shows_vectors=shows_vectors), None)
+    return next(_found(snapshot, vectors_wait), None)
 
 
 def narrower(store: ObjectStore, adds: Sequence[Add], columns: Collection[str], schema: pa.Schema) -> str | None:
@@ -56,10 +58,10 @@ def narrower(store: ObjectStore, adds: Sequence[Add], columns: Collection[str], 
     return None
 
 
-def _found(snapshot: Snapshot, *, shows_vectors: bool) -> Iterator[str]:
-    hiding = 0 if shows_vectors else sum(add.deleted_rows is not None for add in snapshot.splits.marked())
+def _found(snapshot: Snapshot, vectors_wait: str | None) -> Iterator[str]:
+    hiding = 0 if vectors_wait is None else sum(add.deleted_rows is not None for add in snapshot.splits.marked())
     if hiding:
-        yield f"rows of {counted(hiding, 'split')} are deleted, for which `vectors: none` waits; compact their windows"
+        yield f"rows of {counted(hiding, 'split')} are deleted, {vectors_wait}; compact their windows"
     if not has_changed(snapshot.schema):
         return
     defaulted = [field for field in snapshot.schema if default_of(field) is not None]

@@ -1,4 +1,4 @@
-"""As what other formats a table is published, and its form in `metaData.configuration` (decision 0155)."""
+"""As what other formats a table is published, and its form in `metaData.configuration` (decisions 0155, 0159)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from storage_core.settings.json_text import json_text
 PUBLISH_KEY: Final = "tidemark.publish"
 
 ShownVectors = Literal["inline", "none"]
-PublishFormat = Literal["delta"]
-FORMATS: Final = get_args(PublishFormat)
+PublishFormat = Literal["delta", "iceberg"]
+FORMATS: Final[tuple[PublishFormat, ...]] = get_args(PublishFormat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,27 +23,44 @@ class Publish:
     """The mirrors of a table. `delta` says how Delta shows deleted rows: by vectors, or by waiting for a compaction."""
 
     delta: ShownVectors | None = None
+    iceberg: bool = False
 
     @staticmethod
     def of(given: object) -> Publish:
-        """Return what is meant by `delta`, `{"delta": {"vectors": "none"}}`, a list of these, or JSON text of one.
+        """Return what is meant by `delta`, `iceberg`, `{"delta": {"vectors": "none"}}`, a list of these, or JSON text.
 
         Raises `InvalidInput`.
         """
         wanted = _plain(given)
         if unknown := sorted(set(wanted) - {*FORMATS}):
             raise InvalidInput(f"a table is published as {', '.join(FORMATS)}, found {quoted(unknown[0])}")
-        return Publish(delta=_vectors(wanted["delta"]) if "delta" in wanted else None)
+        if options := wanted.get("iceberg"):
+            raise InvalidInput(f"iceberg has no options, found {quoted(options)}")
+        return Publish(delta=_vectors(wanted["delta"]) if "delta" in wanted else None, iceberg="iceberg" in wanted)
+
+    @property
+    def formats(self) -> tuple[PublishFormat, ...]:
+        """The formats that the table declares."""
+        return tuple(each for each in FORMATS if getattr(self, each))
+
+    @property
+    def published(self) -> tuple[PublishFormat, ...]:
+        """The formats that a publication shows where nobody names one: those that are declared, or Delta."""
+        return self.formats or FORMATS[:1]
 
     def shown(self) -> object:
         """Return plain data that `of` takes back."""
-        if self.delta is None:
-            return {}
-        return "delta" if self.delta == "inline" else {"delta": {"vectors": self.delta}}
+        if self.delta == "none":
+            return self._in_full()
+        return self.formats[0] if len(self.formats) == 1 else [*self.formats]
 
     def to_text(self) -> str:
         """Return the value of the entry `PUBLISH_KEY`."""
-        return json_text({} if self.delta is None else {"delta": {"vectors": self.delta}})
+        return json_text(self._in_full())
+
+    def _in_full(self) -> dict[str, object]:
+        delta = {} if self.delta is None else {"delta": {"vectors": self.delta}}
+        return {**delta, "iceberg": {}} if self.iceberg else {**delta}
 
     @staticmethod
     def from_text(text: str) -> Publish:

@@ -388,11 +388,29 @@ def test_what_delta_shows_of_a_person_is_in_the_report_and_goes_once_the_newest_
     _retained(made)
     report = made.report()
     assert {each.why for each in report.held if each.kind in ("split", "delta_commit")} == {
-        "a Delta version names it: publish the newest, and wait as long as versions are retained"
+        "a mirror names it: publish the newest, and wait as long as versions are retained"
     }
     made.opened().publish()
     made.report()
     _retained(made)
     assert made.places() == set()
+
+
+def test_what_iceberg_shows_of_a_person_is_in_the_report_and_goes_once_the_newest_is_published() -> None:
+    made = Forgetful.create(APPENDED, raw_stores=0)
+    for number, others in enumerate((range(10), range(20, 24))):
+        made.opened().append(made.rows(others) + made.rows([100 + number], CANARY))
+        made.opened().publish("iceberg")
+    assert made.opened().forget(WHERE).report is not None
+    _retained(made)
+    report = made.report()
+    assert {each.why for each in report.held if each.kind in ("split", "iceberg_manifest")} == {
+        "a mirror names it: publish the newest, and wait as long as versions are retained"
+    }
+    made.opened().publish("iceberg")
+    made.report()
+    _retained(made)
+    assert made.places() == set()
+    assert made.report().is_clean
     assert made.report().is_clean
     assert made.numbers() == sorted(made.others)

@@ -81,7 +81,7 @@ def test_polars_finds_the_same_rows_at_every_version_before_names_are_mapped(sto
 
 
 def test_duckdb_finds_the_same_rows_at_every_version(story: Story) -> None:
-    assert by_duckdb(story.uri, story.names) == story.rows
+    assert by_duckdb("delta", story.uri, [*enumerate(story.names)]) == story.rows
 
 
 def test_spark_finds_the_same_rows_and_refuses_to_write(story: Story) -> None:

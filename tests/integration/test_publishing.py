@@ -9,6 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from dagster import AssetKey, DagsterInstance
+from pyiceberg.table import StaticTable
 
 from assets.due_runs import TableInputs, due_run
 from assets.launcher import InProcessLauncher
@@ -57,11 +58,29 @@ def test_how_a_table_is_published_is_said_shortly_or_in_full_and_comes_back(give
     assert TableConfig.from_configuration(TableConfig(publish=found).to_configuration()).publish == found
 
 
+def test_a_table_is_published_in_several_formats_and_those_that_it_declares_come_first() -> None:
+    for given in (["delta", "iceberg"], {"iceberg": None, "delta": {"vectors": "none"}}, "iceberg"):
+        found = Publish.of(given)
+        assert Publish.of(found.shown()) == Publish.from_text(found.to_text()) == found
+    assert Publish.of(["iceberg", "delta"]).formats == ("delta", "iceberg")
+    assert Publish.of("iceberg").published == ("iceberg",)
+    assert Publish().published == ("delta",)
+
+
 @pytest.mark.parametrize(
-    "given", ["hudi", {"delta": {"vector": "none"}}, {"delta": {"vectors": "some"}}, 7, "[", {"a": 1}]
+    "given",
+    [
+        {"iceberg": {"vectors": "none"}},
+        "hudi",
+        {"delta": {"vector": "none"}},
+        {"delta": {"vectors": "some"}},
+        7,
+        "[",
+        {"a": 1},
+    ],
 )
 def test_another_format_or_option_is_refused_and_named(given: object) -> None:
-    with pytest.raises(InvalidInput, match=r"delta|not JSON"):
+    with pytest.raises(InvalidInput, match=r"delta|iceberg|not JSON"):
         Publish.of(given)
 
 
@@ -89,12 +108,25 @@ def test_a_command_publishes_and_says_what_is_shown(
         "format": "delta",
         "version": 3,
         "shown_as": 1,
+        "location": table.store.uri,
         "commits": 1,
         "waits_for": None,
     }
     assert main(["publish", "hits", "--format", "hudi"]) == 2
     assert publish.main(["--table-uri", "warehouse/hits", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["details"]["shown_as"] == 1
+    assert json.loads(capsys.readouterr().out)["details"]["mirrors"][0]["shown_as"] == 1
+    assert main(["alter", "warehouse/hits", "set", 'publish=["delta", "iceberg"]']) == 0
+    capsys.readouterr()
+    assert main(["publish", "hits"]) == 0
+    of_delta, of_iceberg, where = capsys.readouterr().out.splitlines()[:3]
+    assert of_delta.startswith("delta version 1 shows version ")
+    assert of_iceberg == "iceberg shows no version yet"
+    assert where.startswith("newer ones wait: rows of 1 split are deleted")
+    table.refresh().update({"url": "/all"}, "true")
+    assert main(["publish", "hits", "--format", "iceberg"]) == 0
+    shown, where = capsys.readouterr().out.splitlines()
+    assert shown == "iceberg version 5 shows version 5 (1 new)"
+    assert StaticTable.from_metadata(where.removeprefix("newest metadata: ")).scan().count() == 1
 
 
 @pytest.mark.dagster
@@ -102,7 +134,7 @@ def test_only_a_table_that_declares_it_has_the_asset_which_publishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    file = _declared(tmp_path, "delta")
+    file = _declared(tmp_path, "[delta, iceberg]")
     (tmp_path / "tables" / "others.yaml").write_text("name: others\nuri: warehouse/others\ncolumns: {id: long}\n")
     declared = load_tables(tmp_path / "tables")
     declaration = load(file)
@@ -120,6 +152,7 @@ def test_only_a_table_that_declares_it_has_the_asset_which_publishes(
         assert job.execute_in_process(instance=instance).success
         assert due_run("publish", TableInputs.of(declaration)) is None
     assert pl.read_delta("warehouse/hits").rows() == [(1, "/")]
+    assert StaticTable.from_metadata("warehouse/hits/_iceberg").scan().to_arrow().to_pylist() == [{"id": 1, "url": "/"}]
 
 
 MIRROR = ("00000000000000000011.json", "00000000000000000010.checkpoint.parquet", "_last_checkpoint")

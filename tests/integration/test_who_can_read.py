@@ -10,6 +10,7 @@ import deltalake
 import duckdb
 import polars as pl
 import pyarrow as pa
+import pyiceberg.table
 import pytest
 
 import tidemark as tm
@@ -32,7 +33,11 @@ def _lines() -> dict[str, str]:
 
 LINES = _lines()
 OF_SPARK = [each for each in LINES if each.startswith("Spark,")]
-ELSEWHERE = {"Spark with delta-spark": counted_by_spark, "DuckDB's extension": counted_by_duckdb}
+ELSEWHERE = {
+    "Spark with delta-spark": counted_by_spark,
+    "DuckDB's extension `delta`": counted_by_duckdb,
+    "DuckDB's extension `iceberg`": counted_by_duckdb,
+}
 HERE = [each for each in LINES if each not in OF_SPARK and not each.startswith(tuple(ELSEWHERE))]
 
 
@@ -44,6 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = tm.Table.create(str(folder / "clicks"), schema)
     table.append([{"url": f"/{n % 7}", "ms": n} for n in range(ROWS)])
     table.publish("delta")
+    table.publish("iceberg")
     return folder
 
 
@@ -52,14 +58,15 @@ def _expected(line: str) -> int:
 
 
 def test_the_table_names_every_reader_once() -> None:
-    assert len(LINES) == len(set(LINES.values())) == 10
-    assert len(HERE) == 7
+    assert len(LINES) == len(set(LINES.values())) == 13
+    assert len(HERE) == 9
 
 
 @pytest.mark.parametrize("reader", HERE)
 def test_a_line_finds_the_rows(reader: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    names: dict[str, Any] = {"tm": tm, "duckdb": duckdb, "polars": pl, "deltalake": deltalake}
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")  # else it warns that a package of its own would be faster
+    names: dict[str, Any] = {"tm": tm, "duckdb": duckdb, "polars": pl, "deltalake": deltalake, "pyiceberg": pyiceberg}
     found = eval(LINES[reader], names)  # noqa: S307  # our own README
     assert len(found) == _expected(LINES[reader])
 

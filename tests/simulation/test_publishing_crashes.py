@@ -13,7 +13,6 @@ from storage_core.errors import Corrupt, TidemarkError
 from storage_core.formats.keys import KeyKind, delta_commit_key, delta_hint_key, parse
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Severity
-from storage_core.gc.collect import collect
 from storage_core.log.published import DeltaState, newest_commit, read_commit, state_at
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.local import LocalStore
@@ -27,6 +26,7 @@ from tests.support.changed_rows import created, kept, opened, row, rows_of
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_into, copy_of
 from tests.support.crashes import left_by_crashes
+from tests.support.dated import Dated, collect_at, collect_twice, opened_at
 from tests.support.fault_store import CrashFault, FaultStore
 from tests.support.meanwhile import Meanwhile
 from tests.support.published import by_delta_rs, plain
@@ -160,7 +160,7 @@ def test_a_collector_beside_it_keeps_all_that_a_published_version_within_its_ret
         shown: dict[int, tuple[object, int]] = {}
         for step in range(40):
             now += chance.randrange(HOUR_MS)
-            table = _at(store, now, 1000 * seed + step)
+            table = opened_at(store, now, 1000 * seed + step)
             match chance.randrange(6):
                 case 0 | 1:
                     table.append([row(n, f"h{n % 3}", hour=n % 2) for n in range(9 * step, 9 * step + 9)])
@@ -174,41 +174,15 @@ def test_a_collector_beside_it_keeps_all_that_a_published_version_within_its_ret
                     assert newest is not None
                     shown.setdefault(newest.commit.version, (kept(table.scan().to_arrow().to_pylist()), now))
                 case _:
-                    _collect(store, now, 5000 * seed + step, chance.choice([None, 0]))
+                    collect_at(store, now, 5000 * seed + step, chance.choice([None, 0]))
                     _require_kept(store, now)
         assert shown
-
-
-class Dated(MemoryStore):
-    """A store whose clock is moved by those who use it."""
-
-    def __init__(self) -> None:
-        self.time = ManualClock(step_ms=1)
-        super().__init__("dated", clock=self.time)
 
 
 def _dated() -> Dated:
     store = Dated()
     copy_into(store, _start())
     return store
-
-
-def _collect_twice(store: Dated, now_ms: int) -> None:
-    """Numbered objects go when they were seen an hour before."""
-    for seed, late_ms in ((50, 0), (51, 2 * HOUR_MS)):
-        _collect(store, now_ms + late_ms, seed, horizon_ms=0)
-
-
-def _collect(store: Dated, now_ms: int, seed: int, horizon_ms: int | None = None) -> None:
-    store.time.now = now_ms
-    collect(store, opened(store, seed).log, clock=ManualClock(now_ms, step_ms=1), horizon_ms=horizon_ms)
-
-
-def _at(store: Dated, now_ms: int, seed: int) -> Table:
-    store.time.now = now_ms
-    table = opened(store, seed)
-    table.log.clock.now = now_ms  # type: ignore[attr-defined]  # a clock of tests
-    return table
 
 
 def _require_kept(store: ObjectStore, now_ms: int) -> None:
@@ -234,15 +208,15 @@ def test_a_collector_and_a_mirror_meet_at_any_request_and_nothing_is_lost() -> N
     _publish(requests)
     for instant in range(0, len(requests.trace), max(1, 4 // scaled(1))):
         store = _dated()
-        _collect_twice(store, late)
+        collect_twice(store, late)
 
         def act(at: Dated = store) -> None:
-            _collect(at, late + 4 * HOUR_MS, 8)
+            collect_at(at, late + 4 * HOUR_MS, 8)
 
         _publish(FaultStore(store, watch=Meanwhile(instant, act)))
-        _collect_twice(store, late + 5 * HOUR_MS)
+        collect_twice(store, late + 5 * HOUR_MS)
         _require_kept(store, late + 8 * HOUR_MS)
-        assert _at(store, late, 9).publish().version == opened(store, 10).version
+        assert opened_at(store, late, 9).publish().version == opened(store, 10).version
 
 
 def test_a_mirror_that_was_away_longer_than_versions_are_retained_goes_on() -> None:
@@ -251,14 +225,14 @@ def test_a_mirror_that_was_away_longer_than_versions_are_retained_goes_on() -> N
     table = opened(store, 3)
     now = START_MS + 10 * RETENTION_MS
     for number in range(12):
-        _at(store, now + number, 20 + number).append(
+        opened_at(store, now + number, 20 + number).append(
             [row(n, "new") for n in range(100 * number + 100, 100 * number + 110)]
         )
-    _collect_twice(store, now + 3 * RETENTION_MS)
+    collect_twice(store, now + 3 * RETENTION_MS)
     with pytest.raises(TidemarkError):
         table.log.snapshot(version=1)
     _require_kept(store, now)
-    _at(store, now + 4 * RETENTION_MS, 60).publish()
+    opened_at(store, now + 4 * RETENTION_MS, 60).publish()
     newest = newest_commit(store)
     assert newest is not None
     head = opened(store, 61).snapshot
@@ -270,10 +244,10 @@ def test_old_delta_versions_go_once_a_later_checkpoint_is_as_old_as_versions_are
     store = Dated()
     created(store, CONFIG)
     for number in range(25):
-        table = _at(store, START_MS + number * HOUR_MS, 10 + number)
+        table = opened_at(store, START_MS + number * HOUR_MS, 10 + number)
         table.append([row(number)])
         table.publish()
-    _collect_twice(store, START_MS + 28 * HOUR_MS)
+    collect_twice(store, START_MS + 28 * HOUR_MS)
     left = [
         parsed.version
         for info in store.list("_delta_log/")

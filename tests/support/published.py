@@ -1,4 +1,4 @@
-"""A table with a long history that is published as it goes, and what readers of Delta find in it.
+"""A table with a long history that is published as it goes, and what readers of Delta and Iceberg find in it.
 
 Readers that run in other environments, or in a JVM, are the programs of `tests.support.readers`.
 """
@@ -21,6 +21,7 @@ from typing import Any
 import deltalake
 import polars as pl
 import pyarrow as pa
+from pyiceberg.table import StaticTable
 
 from scripts.installer import REQUIREMENTS, ROOT, find_uv, install, make_environment
 from storage_core.dml.assignments import expr
@@ -151,9 +152,20 @@ def by_polars(uri: str, version: int, names: Sequence[str]) -> Rows:
     return plain(pl.scan_delta(uri, version=version).collect().to_arrow().select([*names]))
 
 
-def by_duckdb(uri: str, names: Sequence[Sequence[str]]) -> list[Rows]:
-    """Return the rows that DuckDB finds at each version from 0 on, given the columns of each."""
-    return [ordered(each) for each in _printed(_duckdb_python(), "duckdb_delta.py", uri, names)]
+def by_pyiceberg(location: str, snapshot: int, names: Sequence[str]) -> Rows:
+    """Return the rows that pyiceberg finds, given a metadata file."""
+    return plain(StaticTable.from_metadata(location).scan(snapshot_id=snapshot).to_arrow().select([*names]))
+
+
+def by_polars_as_iceberg(location: str, snapshot: int, names: Sequence[str]) -> Rows:
+    """Return the rows that Polars finds by its own reader, given a metadata file."""
+    shown = pl.scan_iceberg(location, snapshot_id=snapshot, reader_override="native")
+    return plain(shown.collect().to_arrow().select([*names]))
+
+
+def by_duckdb(format_: str, place: str, versions: Sequence[tuple[int, Sequence[str]]]) -> list[Rows]:
+    """Return the rows that DuckDB finds at each version, given its columns; of Iceberg in a metadata file."""
+    return [ordered(each) for each in _printed(_readers(), "duckdb_extensions.py", format_, place, versions)]
 
 
 def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]]) -> Any:
@@ -163,7 +175,7 @@ def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]]) 
 
 def counted_by_duckdb(expression: str, folder: Path) -> Any:
     """Return how many rows an expression of `duckdb` finds that is evaluated in a folder."""
-    return _printed(_duckdb_python(), "duckdb_delta.py", expression, cwd=folder)
+    return _printed(_readers(), "duckdb_extensions.py", expression, cwd=folder)
 
 
 def counted_by_spark(expression: str, folder: Path) -> Any:
@@ -171,7 +183,7 @@ def counted_by_spark(expression: str, folder: Path) -> Any:
     return _printed(Path(sys.executable), "spark_delta.py", expression, cwd=folder)
 
 
-def _duckdb_python() -> Path:
+def _readers() -> Path:
     """The Python of the readers that the project has not; made once, in a folder of its own."""
     folder, lock = ROOT / ".delta_readers", REQUIREMENTS / "delta_readers.lock"
     python, stamp = folder / "bin" / "python", folder / ".stamp"

@@ -62,7 +62,7 @@ OTHER: Mapping[str, object] = {
         {"name": "raw", "table": "t", "stores": ["memory://a", "memory://b"], "closed_after": "5m"},
         {"name": "more", "table": "t", "stores": ["memory://c"], "optional": ["memory://d"], "unique_for": "2h"},
     ],
-    "publish": {"delta": {"vectors": "none"}},
+    "publish": {"delta": {"vectors": "none"}, "iceberg": {}},
     "compaction.factor": 5,
     "compaction.most_inputs": 20,
     "compaction.generations": 3,

@@ -14,6 +14,14 @@ from __future__ import annotations
 
 from storage_core.formats.keys.delta import DELTA_PREFIX, delta_checkpoint_key, delta_commit_key, delta_hint_key
 from storage_core.formats.keys.grammar import parse
+from storage_core.formats.keys.iceberg import (
+    ICEBERG_FOLDER,
+    ICEBERG_PREFIX,
+    iceberg_hint_key,
+    iceberg_list_key,
+    iceberg_manifest_key,
+    iceberg_metadata_key,
+)
 from storage_core.formats.keys.indices import segment_key, translation_key
 from storage_core.formats.keys.names import validate_table_name, validate_tag_name
 from storage_core.formats.keys.parsed import KeyKind, ParsedKey
@@ -57,6 +65,8 @@ from storage_core.formats.keys.upkeep import (
 __all__ = [
     "DELTA_PREFIX",
     "GENERATION_FILES",
+    "ICEBERG_FOLDER",
+    "ICEBERG_PREFIX",
     "LOCKS_PREFIX",
     "LOG_PREFIX",
     "QUARANTINE_PREFIX",
@@ -73,6 +83,10 @@ __all__ = [
     "gc_candidates_key",
     "generation_file_key",
     "generation_of",
+    "iceberg_hint_key",
+    "iceberg_list_key",
+    "iceberg_manifest_key",
+    "iceberg_metadata_key",
     "json_checkpoint_key",
     "json_checkpoint_part_key",
     "last_checkpoint_key",

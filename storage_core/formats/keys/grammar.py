@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys.delta import parse_delta
+from storage_core.formats.keys.iceberg import parse_iceberg
 from storage_core.formats.keys.indices import parse_index
 from storage_core.formats.keys.parsed import ParsedKey
 from storage_core.formats.keys.regions import parse_region
@@ -33,6 +34,7 @@ _PARSERS: dict[str, Callable[[str, list[str]], ParsedKey | None]] = {
     "_locks": parse_lock,
     "quarantine": parse_quarantine,
     "_delta_log": parse_delta,
+    "_iceberg": parse_iceberg,
 }
 
 

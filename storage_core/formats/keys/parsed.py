@@ -35,6 +35,10 @@ class KeyKind(StrEnum):
     DELTA_COMMIT = "delta_commit"
     DELTA_CHECKPOINT = "delta_checkpoint"
     DELTA_HINT = "delta_hint"
+    ICEBERG_METADATA = "iceberg_metadata"
+    ICEBERG_LIST = "iceberg_list"
+    ICEBERG_MANIFEST = "iceberg_manifest"
+    ICEBERG_HINT = "iceberg_hint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +46,8 @@ class ParsedKey:
     """A key of a known kind and the parts it was built from; parts that the kind does not have are None.
 
     `window` is None for the bucket of null timestamps and for tables without windows; `windowed` tells the two apart.
-    `id` is a split, vector, segment, translation, quarantine, manifest, progress or JSON checkpoint id; `entry` a WAL
-    entry, or a part of the last. `source` of a lock or quarantine entry is the encoded segment.
+    `id` is a split, vector, segment, translation, quarantine, manifest (list), progress or JSON checkpoint id; `entry`
+    a WAL entry, or a part of the last. `source` of a lock or quarantine entry is the encoded segment.
     """
 
     kind: KeyKind

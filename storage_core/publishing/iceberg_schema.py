@@ -1,0 +1,127 @@
+"""The columns of a table as Iceberg has them, by the ids that the table gives them, and the names that splits have.
+
+Splits that were written since the first change of the schema have these ids; of earlier ones, and of what is inside of
+columns, Iceberg's name mapping says which name is which id. A name of a split is one column's for ever, so the mapping
+only grows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from storage_core.log.snapshot import Snapshot
+from storage_core.rows.columns import column_id, former_names, numbered, stored_name
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import IcebergType, PrimitiveType
+
+MAPPING: Final = "schema.name-mapping.default"
+
+_FORMER_IDS: Final = 2**29
+"""From here on names have ids of which no column is shown; those of columns are small."""
+
+_INNER_IDS: Final = 2**30
+"""From here on fields inside of columns have ids."""
+
+_INNER_BITS: Final = 12
+
+
+def iceberg_schema(snapshot: Snapshot, schemas: Iterable[Schema]) -> Schema:
+    """Return the schema, which is one of these where that has the same columns, else the next."""
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import NestedField
+
+    fields = [
+        NestedField(_number(each), each.name, _type(each.type, _inner_ids(each)), required=not each.nullable)
+        for each in numbered(snapshot.schema)
+    ]
+    known = [*schemas]
+    found = Schema(*fields, schema_id=max((each.schema_id for each in known), default=-1) + 1)
+    return next((each for each in known if each.fields == found.fields), found)
+
+
+def name_mapping(snapshot: Snapshot, before: str | None) -> str:
+    """Return the value of `MAPPING`: ids by the names that splits have, those of columns that went before included.
+
+    `before` is the mapping until now. Readers refuse a split with a name that no id has.
+    """
+    known: dict[str, Any] = {each["names"][0]: each for each in json.loads(before or "[]")}
+    for field in numbered(snapshot.schema):
+        known[stored_name(field)] = _mapped(stored_name(field), _number(field), field.type, _inner_ids(field))
+    unused = count(_FORMER_IDS + sum(each["field-id"] >= _FORMER_IDS for each in known.values()))
+    for name in sorted(former_names(snapshot.metadata.configuration) - known.keys()):
+        known[name] = {"field-id": next(unused), "names": [name]}
+    return json.dumps([*known.values()], separators=(",", ":"))
+
+
+def primitive(type_: pa.DataType) -> PrimitiveType | None:
+    """Return the type of values that are no lists, structures or maps; None for those."""
+    from pyiceberg import types
+
+    kinds = pa.types
+    if kinds.is_decimal(type_):
+        return types.DecimalType(type_.precision, type_.scale)
+    if kinds.is_timestamp(type_):
+        return types.TimestampType() if type_.tz is None else types.TimestamptzType()
+    made: Mapping[pa.DataType, PrimitiveType] = {
+        pa.bool_(): types.BooleanType(),
+        pa.int8(): types.IntegerType(),
+        pa.int16(): types.IntegerType(),
+        pa.int32(): types.IntegerType(),
+        pa.int64(): types.LongType(),
+        pa.float32(): types.FloatType(),
+        pa.float64(): types.DoubleType(),
+        pa.string(): types.StringType(),
+        pa.binary(): types.BinaryType(),
+        pa.date32(): types.DateType(),
+    }
+    return made.get(type_)
+
+
+def _number(field: pa.Field) -> int:
+    return column_id(field) or 0
+
+
+def _inner_ids(field: pa.Field) -> Iterator[int]:
+    first = _INNER_IDS + (_number(field) << _INNER_BITS)
+    return iter(range(first, first + (1 << _INNER_BITS)))
+
+
+def _type(type_: pa.DataType, ids: Iterator[int]) -> IcebergType:
+    """The type, with an id for all that is inside of it, in the order of `_mapped`."""
+    from pyiceberg import types
+
+    found = primitive(type_)
+    if found is not None:
+        return found
+    inner = [(next(ids), _type(each.type, ids), each.name) for each in _inside(type_)]
+    if pa.types.is_struct(type_):
+        return types.StructType(
+            *(types.NestedField(number, name, each, required=False) for number, each, name in inner)
+        )
+    if pa.types.is_map(type_):
+        (key_id, key, _), (value_id, value, _) = inner
+        return types.MapType(key_id=key_id, key_type=key, value_id=value_id, value_type=value, value_required=False)
+    ((element_id, element, _),) = inner
+    return types.ListType(element_id=element_id, element=element, element_required=False)
+
+
+def _mapped(name: str, number: int, type_: pa.DataType, ids: Iterator[int]) -> dict[str, Any]:
+    found: dict[str, Any] = {"field-id": number, "names": [name]}
+    inner = [_mapped(each.name, next(ids), each.type, ids) for each in _inside(type_)]
+    return {**found, "fields": inner} if inner else found
+
+
+def _inside(type_: pa.DataType) -> list[pa.Field]:
+    """The fields of a structure; of lists and maps those that they have in Parquet."""
+    if pa.types.is_map(type_):
+        return [pa.field("key", type_.key_type), pa.field("value", type_.item_type)]
+    if pa.types.is_struct(type_):
+        return [type_.field(place) for place in range(type_.num_fields)]
+    return [] if primitive(type_) is not None else [pa.field("element", type_.value_type)]
