@@ -24,7 +24,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.publishing.delta_checkpoint import EVERY, transaction, write_checkpoint
-from storage_core.publishing.delta_files import DeltaFiles, descriptor, removal
+from storage_core.publishing.delta_files import DeltaFiles, ShownFile, descriptor, removal
 from storage_core.publishing.delta_schema import MirrorSchema, delta_schema, types_of, widened
 from storage_core.publishing.hindrance import hindrance, narrower, require_publishable
 from storage_core.publishing.mirrored import Mirrored
@@ -38,8 +38,8 @@ gone, can be collected without waiting for ten more."""
 
 _logger = logging.getLogger(__name__)
 
-Descriptors = Callable[[Collection[str]], Mapping[str, Json | None]]
-"""Returns which of these files are shown, each with the descriptor of its vector."""
+ShownFiles = Callable[[Collection[str]], Mapping[str, ShownFile]]
+"""Returns which of these files are shown, and how."""
 
 
 def publish_delta(log: TransactionLog, *, shows_vectors: bool) -> Mirrored:
@@ -101,7 +101,7 @@ class _Walk:
     def __init__(self, log: TransactionLog, head: Snapshot, newest: Newest | None, *, shows_vectors: bool) -> None:
         self._log, self._store, self._head, self._newest = log, log.store, head, newest
         self._shows_vectors = shows_vectors
-        self._files: Descriptors = lambda _: {}
+        self._files: ShownFiles = lambda _: {}
         self._types: dict[str, str] = {}
         self._widened: frozenset[str] = frozenset()
         self._has_wider = False  # than what is shown
@@ -144,7 +144,7 @@ class _Walk:
 
     def _step_by_step(self, base: Snapshot) -> bool | None:
         """Show version after version; None, with nothing done, where they are no longer there, else False."""
-        self._files, self._types = partial(_descriptors, self._store, base), types_of(base.metadata.schemaString)
+        self._files, self._types = partial(_shown_files, self._store, base), types_of(base.metadata.schemaString)
         oldest_ms = self._log.clock.now_ms() - self._head.config.version_retention_ms
         touched = _Touched()
         for version in range(base.version + 1, self._head.version + 1):
@@ -165,7 +165,7 @@ class _Walk:
     def _at_once(self, newest: MirrorCommit) -> bool:
         """Show the head in one commit, by what the Delta log itself says that it holds."""
         state = state_at(self._store, newest)
-        self._files = lambda keys: {key: state.files[key] for key in keys if key in state.files}
+        self._files = lambda keys: {key: ShownFile(state.files[key]) for key in keys if key in state.files}
         self._types = types_of(state.schema)
         self._note_types(self._head)
         return self._show(self._head, _everything([*state.files, *self._head.splits]))
@@ -189,15 +189,12 @@ class _Walk:
             features=() if shown is None else shown.features,
             has_vectors=any("deletionVector" in each for each in adds),
         )
-        declared: list[Json] = []
-        if shown is None or schema.features != shown.features:
-            declared.append({"protocol": schema.protocol})
-        if shown is None or schema.checksum != shown.metadata:
-            declared.append({"metaData": schema.metadata})
+        is_new = shown is None or schema.checksum != shown.metadata
+        declared = [{"protocol": schema.protocol}, {"metaData": schema.metadata}] if is_new else []
         actions = [*declared, *({"remove": each} for each in removes), *({"add": each} for each in adds)]
         if actions and not self._commit(snapshot, schema, touched.operation, actions):
             return False
-        self._files = partial(_descriptors, self._store, snapshot)
+        self._files = partial(_shown_files, self._store, snapshot)
         self._has_wider = False
         return True
 
@@ -213,7 +210,7 @@ class _Walk:
         before, after = self._files(touched.keys), snapshot.splits.among(touched.keys)
         files = DeltaFiles(self._store, snapshot.schema)
         adds = {key: files.add(after[key], data_change=touched.data_change) for key in sorted(after)}
-        same = {key for key in adds if key in before and adds[key].get("deletionVector") == before[key]}
+        same = {key for key in adds if key in before and adds[key].get("deletionVector") == before[key].vector}
         removes = [
             removal(key, before[key], at_ms=snapshot.timestamp, data_change=touched.data_change)
             for key in sorted(before.keys() - same)
@@ -256,8 +253,8 @@ def _everything(keys: Iterable[str]) -> _Touched:
     return _Touched(set(keys), data_change=True, operation=_AT_ONCE)
 
 
-def _descriptors(store: ObjectStore, snapshot: Snapshot, keys: Collection[str]) -> Mapping[str, Json | None]:
-    return {key: descriptor(store, add) for key, add in snapshot.splits.among(keys).items()}
+def _shown_files(store: ObjectStore, snapshot: Snapshot, keys: Collection[str]) -> Mapping[str, ShownFile]:
+    return {key: ShownFile(descriptor(store, add), add.size) for key, add in snapshot.splits.among(keys).items()}
 
 
 def _own(newest: MirrorCommit, head: Snapshot) -> Shown:

@@ -156,9 +156,9 @@ def by_duckdb(uri: str, names: Sequence[Sequence[str]]) -> list[Rows]:
     return [ordered(each) for each in _printed(_duckdb_python(), "duckdb_delta.py", uri, names)]
 
 
-def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]]) -> Any:
+def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]], streamed: str) -> Any:
     """Return what `spark_delta.py` finds."""
-    return _printed(Path(sys.executable), "spark_delta.py", uri, versions, names)
+    return _printed(Path(sys.executable), "spark_delta.py", uri, versions, names, streamed)
 
 
 def counted_by_duckdb(expression: str, folder: Path) -> Any:
