@@ -171,7 +171,7 @@ class DeltaIngest:
                 return True
 
     def _read(self, log: DeltaLog, group: DeltaGroup, *, keyed: bool) -> _Brought:
-        session = self.spark.session(with_delta=True)
+        session = self.spark.session(with_delta=True, on_s3=bool(log.options))
         item = {
             "context": context_of(self.job.before).to_json(),
             "arrived_ms": group.committed_ms,

@@ -1,6 +1,7 @@
 """Delta Lake in the Spark of a job: brought by Spark's own resolution of packages, for tables that land from Delta.
 
-No other job asks for it, and one whose Spark lacks it says how to have it (decision 0158).
+No other job asks for it, and one whose Spark lacks it says how to have it (decision 0158). For tables on S3 Hadoop's
+file system `s3a` comes along, with the modules of Amazon's SDK that it uses instead of all of it in one JAR of 600 MB.
 """
 
 from __future__ import annotations
@@ -19,13 +20,23 @@ if TYPE_CHECKING:
 PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
 """For the PySpark of the extra `pipeline`, at the version of the extra `delta`."""
 
+S3_PACKAGES: Final = (
+    "org.apache.hadoop:hadoop-aws:3.5.0",
+    *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("s3", "s3-transfer-manager", "sts")),
+)
+"""For the Hadoop that this PySpark brings along, and at the version that it asks for."""
+
 JARS: Final = "TIDEMARK_DELTA_JARS"
 """The environment names a folder with the JARs by it, where no repository is to be asked."""
 
 _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _EXTENSIONS: Final = "spark.sql.extensions"
-_OF_SPARK: Final = "org.*:*,com.*:*,javax.*:*,jakarta.*:*,commons-*:*,io.airlift:*,io.netty:*"
-"""What the packages depend on, and Spark has itself."""
+_LEFT_OUT: Final = (
+    "com.*:*,javax.*:*,jakarta.*:*,commons-*:*,io.airlift:*,io.netty:*,"
+    "org.[^ar]*:*,org.ro*:*,org.a[^p]*:*,org.apache.[^h]*:*,org.apache.h[^a]*:*,org.apache.hadoop:hadoop-[^a]*,"
+    "software.amazon.awssdk:bundle"
+)
+"""What the packages depend on, and Spark has itself: of `org`, all but Hadoop's for S3 and Reactive Streams."""
 
 _SETTINGS: Final = {
     _EXTENSIONS: _EXTENSION,
@@ -34,11 +45,15 @@ _SETTINGS: Final = {
 }
 
 
-def settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what a session is started with that has Delta Lake. Raises `Unavailable` for a folder without JARs."""
+def settings(environment: Mapping[str, str] = os.environ, *, on_s3: bool = False) -> dict[str, str]:
+    """Return what a session is started with that has Delta Lake, and reads it on S3 where that is wanted.
+
+    Raises `Unavailable` for a folder without JARs.
+    """
     folder = environment.get(JARS)
     if not folder:
-        return {"spark.jars.packages": PACKAGE, "spark.jars.excludes": _OF_SPARK, **_SETTINGS}
+        packages = ",".join((PACKAGE, *(S3_PACKAGES if on_s3 else ())))
+        return {"spark.jars.packages": packages, "spark.jars.excludes": _LEFT_OUT, **_SETTINGS}
     jars = sorted(map(str, Path(folder).glob("*.jar")))
     if not jars:
         raise Unavailable(f"{JARS}={folder} is no folder with the JARs of {PACKAGE}; copy them there, or unset it")

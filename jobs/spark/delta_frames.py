@@ -14,7 +14,7 @@ from storage_core.delta_source.log import DeltaLog
 from storage_core.delta_source.plan import DeltaGroup
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import DataType, StructField
 
 COUNT: Final = "_tidemark_count"
@@ -31,17 +31,18 @@ def frame_of(session: SparkSession, log: DeltaLog, group: DeltaGroup, folder: Pa
     """
     from pyspark.sql import functions as f
 
+    reader = session.read.format("delta").options(**log.options)
     if group.is_snapshot:
-        return session.read.format("delta").option("versionAsOf", group.last).load(_path(log.root))
+        return reader.option("versionAsOf", group.last).load(_path(log.root))
     schema = group.table.schema
-    added = _excerpt(session, folder / "added", schema, group.added)
+    added = _excerpt(reader, folder / "added", schema, group.added)
     if not group.removed and not group.feed:
         return added
     parts = [added.withColumn(COUNT, f.lit(1))]
     if group.removed:
-        parts.append(_excerpt(session, folder / "removed", schema, group.removed).withColumn(COUNT, f.lit(-1)))
+        parts.append(_excerpt(reader, folder / "removed", schema, group.removed).withColumn(COUNT, f.lit(-1)))
     if group.feed:
-        feed = _excerpt(session, folder / "feed", schema.with_change_type(), group.feed)
+        feed = _excerpt(reader, folder / "feed", schema.with_change_type(), group.feed)
         came = f.when(f.col(CHANGE_TYPE).isin(*_CAME), 1).otherwise(-1)
         parts.append(feed.withColumn(COUNT, came).drop(CHANGE_TYPE))
     return _summed(reduce(lambda one, other: one.unionByName(other), parts))
@@ -54,7 +55,7 @@ def by_key(frame: DataFrame, key: Sequence[str]) -> DataFrame:
     return frame.repartition(*(f.col(_quoted(name)) for name in key))
 
 
-def _excerpt(session: SparkSession, folder: Path, schema: DeltaSchema, files: Sequence[DeltaFile]) -> DataFrame:
+def _excerpt(reader: DataFrameReader, folder: Path, schema: DeltaSchema, files: Sequence[DeltaFile]) -> DataFrame:
     log = folder / "_delta_log"
     log.mkdir(parents=True)
     data = excerpt(schema, files)
@@ -62,7 +63,7 @@ def _excerpt(session: SparkSession, folder: Path, schema: DeltaSchema, files: Se
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    return session.read.format("delta").load(_path(folder.as_uri()))
+    return reader.load(_path(folder.as_uri()))
 
 
 def _path(uri: str) -> str:

@@ -81,8 +81,10 @@ class Spark:
                 another.submit(self._session.stop).result()
         self._session = None
 
-    def session(self, *, with_delta: bool = False) -> SparkSession:
+    def session(self, *, with_delta: bool = False, on_s3: bool = False) -> SparkSession:
         """Return the session, starting it where needed; `with_delta` it reads Delta tables (`spark.delta`).
+
+        One that is started here reads them also `on_s3` where that is asked for first.
 
         Raises `Unavailable` without Java, without the packages that a Connect server asks for, or where nobody answers
         at the address, and `InvalidInput` when both a master and `SPARK_REMOTE` are named.
@@ -92,18 +94,18 @@ class Spark:
             master = resolved(self._master)
             self._joined = active() is not None
             _tell(f"starting Spark on {master}")
-            self._session = self._started(master, with_delta=with_delta)
+            self._session = self._started(master, with_delta=with_delta, on_s3=on_s3)
             LOG.info("started Spark on %s in %.1f s", master, time.perf_counter() - started)
         if with_delta:
             delta.require_delta(self._session, self._master)
         return self._session
 
     @staticmethod
-    def _started(master: str, *, with_delta: bool) -> SparkSession:
+    def _started(master: str, *, with_delta: bool, on_s3: bool) -> SparkSession:
         if not with_delta:
             return start(master)
         try:
-            return start(master, delta.settings())
+            return start(master, delta.settings(on_s3=on_s3))
         except spark_errors() as error:
             raise delta.cannot_start(error) from error
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import quote
 
 from storage_core.delta_source.files import DeltaFile, DeltaSchema, data_file, key_of, mapping_of
 from storage_core.errors import Corrupt, InvalidInput, NotFound
@@ -19,6 +20,10 @@ from storage_core.importing.delta import as_delta_has_it
 from storage_core.ingest.delta_versions import versions
 from storage_core.objectstore.contract import ObjectInfo, ObjectStore
 from storage_core.objectstore.resolve import open_store
+from storage_core.objectstore.s3_location import S3Location, parse_s3_uri
+
+_CREDENTIALS = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+"""Which looks where boto3 does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +98,29 @@ class DeltaLog:
 
     @property
     def root(self) -> str:
-        """The URI of the table as Spark's file systems have it."""
-        uri = self.store.uri.partition("?")[0]
-        return f"s3a{uri.removeprefix('s3')}" if uri.startswith("s3:") else uri
+        """The URI of the table as Spark's file systems have it, encoded as Delta has paths."""
+        if self._place is None:
+            return self.store.uri
+        return f"s3a://{self._place.bucket}/{quote(self._place.prefix, safe='/=')}".rstrip("/")
+
+    @property
+    def _place(self) -> S3Location | None:
+        uri = self.store.uri
+        return parse_s3_uri(uri, {}) if uri.startswith("s3:") else None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """How Spark's file systems reach the root: where this store does, as whom the AWS configuration says."""
+        place = self._place
+        if place is None:
+            return {}
+        given = {
+            "endpoint": place.endpoint,
+            "endpoint.region": place.region,
+            "path.style.access": str(place.path_style).lower(),
+            "aws.credentials.provider": _CREDENTIALS,
+        }
+        return {f"fs.s3a.{name}": value for name, value in given.items() if value is not None}
 
     def table_at(self, version: int) -> DeltaTable:
         """Return the table as of a version, by delta-rs, which reads the log up to it.

@@ -36,9 +36,9 @@ _FROM_Z85: Final = bytes(_BASE85[_Z85.index(each)] if each in _Z85 else ord(" ")
 class Shown:
     """What a commit of the mirror shows: a version of a table, and what the commits up to it have declared.
 
-    `features` are those that readers need, `metadata` is a checksum of the last `metaData`. `widened` are the columns
-    that had narrower numbers once, by the names that splits have for them. `after` is the version that the commit
-    before shows, None where there is none; `id` is the commit's own.
+    `features` are those that readers need, `metadata` is a checksum of what was declared last. `widened` are the
+    columns that had narrower numbers once, by the names that splits have for them. `after` is the version that the
+    commit before shows, None where there is none; `id` is the commit's own.
     """
 
     table_id: str

@@ -19,7 +19,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.publishing.delta_checkpoint import EVERY, transaction, write_checkpoint
-from storage_core.publishing.delta_files import DeltaFiles, descriptor, removal
+from storage_core.publishing.delta_files import DeltaFiles, ShownFile, descriptor, removal
 from storage_core.publishing.delta_schema import MirrorSchema, delta_schema, types_of, widened
 from storage_core.publishing.hindrance import hindrance, narrower
 from storage_core.publishing.mirrored import Mirrored
@@ -30,8 +30,8 @@ _WAITS = "for which `vectors: none` waits"
 
 _logger = logging.getLogger(__name__)
 
-Descriptors = Callable[[Collection[str]], Mapping[str, Json | None]]
-"""Returns which of these files are shown, each with the descriptor of its vector."""
+ShownFiles = Callable[[Collection[str]], Mapping[str, ShownFile]]
+"""Returns which of these files are shown, and how."""
 
 
 def publish_delta(log: TransactionLog, *, shows_vectors: bool) -> Mirrored:
@@ -63,7 +63,7 @@ class _DeltaMirror:
         self._shows_vectors = shows_vectors
         self._shown = None if newest is None else _own(newest.commit, head)
         self._at, self._hinted = (-1, -1) if newest is None else (newest.commit.version, newest.hinted)
-        self._files: Descriptors = lambda _: {}
+        self._files: ShownFiles = lambda _: {}
         self._types: dict[str, str] = {}
         self._widened = frozenset(() if self._shown is None else self._shown.widened)
         self._has_wider = False  # than what is shown
@@ -87,13 +87,13 @@ class _DeltaMirror:
         self._widened = frozenset(types_of(head.metadata.schemaString)) if self._has_wider else frozenset()
 
     def go_on(self, base: Snapshot) -> None:
-        self._files, self._types = partial(_descriptors, self._store, base), types_of(base.metadata.schemaString)
+        self._files, self._types = partial(_shown_files, self._store, base), types_of(base.metadata.schemaString)
 
     def go_on_blindly(self, _: Snapshot) -> Collection[str]:
         if self._newest is None:
             return ()
         state = state_at(self._store, self._newest.commit)
-        self._files = lambda keys: {key: state.files[key] for key in keys if key in state.files}
+        self._files = lambda keys: {key: ShownFile(state.files[key]) for key in keys if key in state.files}
         self._types = types_of(state.schema)
         return state.files
 
@@ -116,15 +116,12 @@ class _DeltaMirror:
             features=() if shown is None else shown.features,
             has_vectors=any("deletionVector" in each for each in adds),
         )
-        declared: list[Json] = []
-        if shown is None or schema.features != shown.features:
-            declared.append({"protocol": schema.protocol})
-        if shown is None or schema.checksum != shown.metadata:
-            declared.append({"metaData": schema.metadata})
+        is_new = shown is None or schema.checksum != shown.metadata
+        declared = [{"protocol": schema.protocol}, {"metaData": schema.metadata}] if is_new else []
         actions = [*declared, *({"remove": each} for each in removes), *({"add": each} for each in adds)]
         if actions and not self._commit(snapshot, schema, touched.operation, actions):
             return False
-        self._files = partial(_descriptors, self._store, snapshot)
+        self._files = partial(_shown_files, self._store, snapshot)
         self._has_wider = False
         return True
 
@@ -140,7 +137,7 @@ class _DeltaMirror:
         before, after = self._files(touched.keys), snapshot.splits.among(touched.keys)
         files = DeltaFiles(self._store, snapshot.schema)
         adds = {key: files.add(after[key], data_change=touched.data_change) for key in sorted(after)}
-        same = {key for key in adds if key in before and adds[key].get("deletionVector") == before[key]}
+        same = {key for key in adds if key in before and adds[key].get("deletionVector") == before[key].vector}
         removes = [
             removal(key, before[key], at_ms=snapshot.timestamp, data_change=touched.data_change)
             for key in sorted(before.keys() - same)
@@ -179,8 +176,8 @@ class _DeltaMirror:
         return True
 
 
-def _descriptors(store: ObjectStore, snapshot: Snapshot, keys: Collection[str]) -> Mapping[str, Json | None]:
-    return {key: descriptor(store, add) for key, add in snapshot.splits.among(keys).items()}
+def _shown_files(store: ObjectStore, snapshot: Snapshot, keys: Collection[str]) -> Mapping[str, ShownFile]:
+    return {key: ShownFile(descriptor(store, add), add.size) for key, add in snapshot.splits.among(keys).items()}
 
 
 def _own(newest: MirrorCommit, head: Snapshot) -> Shown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 
 import pyarrow as pa
@@ -25,6 +26,14 @@ def descriptor(store: ObjectStore, add: Add) -> Json | None:
     """
     deleted = deleted_rows(store, add)
     return vector(bytes(deleted.serialize()), len(deleted)) if deleted else None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownFile:
+    """A file as Delta shows it: the descriptor of its vector if it has one, and its size where that is known."""
+
+    vector: Json | None
+    size: int | None = None
 
 
 class DeltaFiles:
@@ -66,10 +75,15 @@ class DeltaFiles:
                 yield name, _token(text, type_, is_least=is_least)
 
 
-def removal(key: str, hidden: Json | None, *, at_ms: int, data_change: bool) -> Json:
-    """Return the fields of the action that removes a file, which is one with exactly this vector."""
+def removal(key: str, file: ShownFile, *, at_ms: int, data_change: bool) -> Json:
+    """Return the fields of the action that removes a file, which is one with exactly this vector.
+
+    With its size Spark can read the rows that went, for the change feed.
+    """
     found: Json = {"path": path_of(key), "deletionTimestamp": at_ms, "dataChange": data_change}
-    return found if hidden is None else {**found, "deletionVector": hidden}
+    if file.size is not None:
+        found |= {"extendedFileMetadata": True, "partitionValues": {}, "size": file.size}
+    return found if file.vector is None else {**found, "deletionVector": file.vector}
 
 
 def _has_statistics(type_: pa.DataType) -> bool:

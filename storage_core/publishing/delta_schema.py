@@ -42,8 +42,8 @@ class MirrorSchema:
 
     @property
     def checksum(self) -> str:
-        """Text that differs where the metadata does."""
-        return short_hash(json.dumps(self.metadata, sort_keys=True))
+        """Text that differs where the metadata or the protocol does."""
+        return short_hash(json.dumps([self.metadata, self.protocol], sort_keys=True))
 
 
 def delta_schema(snapshot: Snapshot, *, features: tuple[str, ...], has_vectors: bool) -> MirrorSchema:
@@ -87,7 +87,8 @@ def _has_no_zone(type_: pa.DataType) -> bool:
 
 
 def _protocol(features: tuple[str, ...]) -> Json:
-    writers = [*features, "inCommitTimestamp", "invariants", OWN]  # the second of these for required columns
+    # The first of these, as a setting, lets readers ask what changed; the third is for required columns.
+    writers = [*features, "changeDataFeed", "inCommitTimestamp", "invariants", OWN]
     readers: Json = {"minReaderVersion": 3, "readerFeatures": list(features)} if features else {"minReaderVersion": 1}
     return {**readers, "minWriterVersion": 7, "writerFeatures": writers}
 
@@ -95,6 +96,7 @@ def _protocol(features: tuple[str, ...]) -> Json:
 def _metadata(snapshot: Snapshot, features: tuple[str, ...]) -> Json:
     retention = f"interval {max(1, snapshot.config.version_retention_ms // 1000)} seconds"
     configuration = {
+        "delta.enableChangeDataFeed": "true",
         "delta.enableInCommitTimestamps": "true",
         "delta.logRetentionDuration": retention,
         "delta.deletedFileRetentionDuration": retention,

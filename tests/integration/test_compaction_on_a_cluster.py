@@ -21,13 +21,19 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import deltalake
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from jobs import collect
 from jobs.requests.request import JobRequest
+from jobs.spark import delta
 from jobs.spark.code_archive import ROOT
 from jobs.spark.spark import Spark
+from storage_core.declaration import load
+from storage_core.importing.delta import as_delta_has_it
+from storage_core.ingest.delta_progress import DeltaProgress, progress_txns
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
@@ -116,7 +122,7 @@ def copy_on_cluster(cluster: StandaloneCluster, on_cluster: Compacted, s3: S3Ser
 def server(cluster: StandaloneCluster, on_cluster: Compacted, copy_on_cluster: str) -> str:
     assert on_cluster.tasks
     assert copy_on_cluster
-    return cluster.start_connect_server(SPECULATION)
+    return cluster.start_connect_server({**SPECULATION, **delta.settings(on_s3=True)})
 
 
 def copied(original: MemoryStore, uri: str) -> str:
@@ -190,6 +196,25 @@ def test_tables_are_read_and_written_by_sessions_of_the_cluster_and_of_connect(
     through = copied_in_spark(server, on_cluster.uri, s3, through_connect(server))
     expected = rows_of(Table.open(on_cluster.uri))
     assert rows_of(Table.open(copy_on_cluster)) == rows_of(Table.open(through)) == expected
+
+
+def test_versions_of_a_delta_table_on_s3_land_through_connect(server: str, s3: S3Server, tmp_path: Path) -> None:
+    lake, file = s3.uri("lake"), tmp_path / "landed.yaml"
+    landing = f'{{uri: "{lake}", format: delta, changes: apply}}'
+    file.write_text(f"name: landed\nuri: {s3.uri('landed')}\ncolumns: {{id: long}}\nlanding: {landing}\n")
+    place, options = as_delta_has_it(lake)
+    columns = deltalake.Schema([deltalake.Field("id", deltalake.schema.PrimitiveType("long"))])
+    there = deltalake.DeltaTable.create(place, columns, storage_options=options)
+    table = Table.declare(load(str(file)))
+    reached = DeltaProgress(table_id=str(there.metadata().id), next_version=1)  # of which no row was to come
+    table.log.commit(table.snapshot, progress_txns(reached, 1), operation="INGEST")
+    for first in (0, 4):
+        rows = pa.table({"id": range(first, first + 4)})
+        deltalake.write_deltalake(place, rows, mode="append", storage_options=options)
+    deltalake.DeltaTable(place, storage_options=options).delete("id < 2 OR id = 5")
+    request = JobRequest(table_uri=table.uri, declaration=str(file))
+    assert run_command(request, through_connect(server), "jobs.ingest")["details"]["versions"] == [1, 3]
+    assert sorted(table.refresh().scan().to_arrow()["id"].to_pylist()) == [2, 3, 4, 6, 7]
 
 
 def test_of_two_attempts_at_a_task_that_both_end_one_is_committed(server: str, uri: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -12,7 +13,11 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import InvalidInput
+from storage_core.objectstore.local import LocalStore
+from storage_core.objectstore.resolve import open_store
+from tests.support.copies import copy_into
 from tests.support.delta_spark import DeltaSpark, delta_spark
+from tests.support.s3_server import S3Server
 from tests.support.scale import scaled
 from tidemark import Table
 
@@ -20,8 +25,10 @@ pytestmark = pytest.mark.spark
 
 LAKE = "a lake"
 CHANGES = scaled(30)
-LOOKS = 2
-KILLS = {"append": 4, "keyed": 13}
+LOOKS = scaled(2)
+KILLED = 10
+"""So often at least each kind of table is killed where there is time."""
+KILLS = {"rows": 4, "keyed": 13}
 """After so many requests more each try is killed, or after each one where there is time."""
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("price", pa.float64())])
 APPEND = """
@@ -40,8 +47,8 @@ landing: {{uri: {root}/a lake, format: delta}}
 
 
 @pytest.fixture(scope="module")
-def delta() -> Iterator[DeltaSpark]:
-    with delta_spark() as running:
+def delta(_s3_server: S3Server) -> Iterator[DeltaSpark]:
+    with delta_spark(_s3_server.environment) as running:
         yield running
 
 
@@ -77,6 +84,7 @@ class Changes:
     def __init__(self, root: Path, delta: DeltaSpark) -> None:
         self.root, self.delta, self.random = root, delta, Random(7)
         self.next_id = 1
+        self.added: list[str] = []
         self.by_rust = [*(self.append,) * 4, *(self.delete_by_rust, self.update_by_rust, self.merge_by_rust) * 2]
         self.by_spark = [self.merge, self.update, self.delete, self.optimize]
 
@@ -84,6 +92,10 @@ class Changes:
         """Mostly by delta-rs, for Spark takes a hundred times as long."""
         if number % 10 == 5:
             self.by_spark[number // 10 % len(self.by_spark)]()
+        elif number % 40 == 22:
+            self.add_column()
+        elif number % 20 == 12:
+            self.table.optimize.compact()
         else:
             self.random.choice(self.by_rust)()
 
@@ -91,7 +103,10 @@ class Changes:
         ids = range(self.next_id, self.next_id + count)
         self.next_id += count
         names, prices = ("a/b %", "b", None), (0.0, -0.0, None)
-        return given(*((each, self.random.choice(names), self.random.choice(prices)) for each in ids))
+        found = given(*((each, self.random.choice(names), self.random.choice(prices)) for each in ids))
+        for name in self.added:
+            found = found.append_column(name, pa.array([self.random.choice((1, None)) for _ in ids], pa.int32()))
+        return found
 
     @property
     def remainder(self) -> int:
@@ -104,6 +119,14 @@ class Changes:
     def append(self) -> None:
         deltalake.write_deltalake(str(self.root / LAKE), self.some(5), mode="append")
 
+    def add_column(self) -> None:
+        self.added.append(f"more_{len(self.added)}")
+        self.table.alter.add_columns([deltalake.Field(self.added[-1], deltalake.schema.PrimitiveType("integer"))])
+
+    def vacuum(self) -> None:
+        """Remove the files that are no part of the newest version any more."""
+        self.table.vacuum(0, enforce_retention_duration=False, dry_run=False, full=True)
+
     def delete(self) -> None:
         self.delta.sql(f"DELETE FROM {at(self.root)} WHERE id % 7 = {self.remainder}")
 
@@ -113,9 +136,10 @@ class Changes:
     def merge(self) -> None:
         new = self.next_id
         self.next_id += 3
+        more = "".join(f", 7 AS {name}" for name in self.added)
         self.delta.sql(
             f"MERGE INTO {at(self.root)} t USING "
-            f"(SELECT id, 'm' AS name, 1.5D AS price FROM range({new - 4}, {new + 3})) s "
+            f"(SELECT id, 'm' AS name, 1.5D AS price{more} FROM range({new - 4}, {new + 3})) s "
             "ON t.id = s.id WHEN MATCHED AND s.id % 2 = 0 THEN DELETE WHEN MATCHED THEN UPDATE SET * "
             "WHEN NOT MATCHED THEN INSERT *"
         )
@@ -168,12 +192,18 @@ def test_a_changed_table_arrives_as_append_and_as_keyed_table(tmp_path: Path, de
     )
     changes = Changes(tmp_path, delta)
     files = declared(tmp_path, APPEND, "apply"), declared(tmp_path, KEYED)
+    killed = Counter[str]()
     for number in range(CHANGES):
         changes.change(number)
         if number % (CHANGES // LOOKS) == CHANGES // LOOKS - 1:
             for file in files:
-                assert delta.ingest(file)["details"]["rows_not_found"] == 0
+                if LOOKS > 2 and number > CHANGES // LOOKS:
+                    killed[file.stem] += delta.killed_ingest(file, changes.random.randrange(KILLS[file.stem] * 3))
+                report = delta.ingest(file)["details"]
+                assert (report["rows_not_found"], report["gaps"]) == (0, []), number
                 assert rows(tmp_path, file.stem) == in_order(changes.table.to_pyarrow_table()), number
+            changes.vacuum()
+    assert LOOKS == 2 or min(killed.values()) >= KILLED, killed
 
 
 def test_columns_follow_those_of_the_delta_table(tmp_path: Path, delta: DeltaSpark) -> None:
@@ -232,6 +262,26 @@ def test_what_was_vacuumed_before_it_was_read_is_a_gap_that_is_named(tmp_path: P
     assert [row[0] for row in rows(tmp_path, "rows")] == [1, 3, 5, 6]
     about = Table.open(str(tmp_path / "rows")).describe()["delta_source"]
     assert about == {"id": table.metadata().id, "next_version": lost + 3, "gaps": [[1, 1], [lost, lost]]}
+
+
+def test_a_delta_table_on_s3_comes_into_a_table_on_s3(tmp_path: Path, delta: DeltaSpark, s3_server: S3Server) -> None:
+    lake, file = s3_server.uri("a lake"), tmp_path / "rows.yaml"
+    text = APPEND.replace("{root}/a lake", f'"{lake}"').replace("{root}/rows", s3_server.uri("rows"))
+    file.write_text(text.format(changes="apply"), encoding="utf-8")
+    delta.sql(
+        f"CREATE TABLE {at(tmp_path)} (id BIGINT, name STRING, price DOUBLE) USING delta "
+        "TBLPROPERTIES ('delta.enableDeletionVectors' = true)",
+        f"INSERT INTO {at(tmp_path)} SELECT id, 'a', NULL FROM range(8)",
+    )
+    copy_into(open_store(lake), LocalStore(str(tmp_path / LAKE)))
+    assert delta.ingest(file)["rows_out"] == 8
+    delta.sql(f"INSERT INTO {at(tmp_path)} VALUES (8, 'b', -0D)", f"DELETE FROM {at(tmp_path)} WHERE id < 6")
+    assert list((tmp_path / LAKE).glob("deletion_vector_*")), "files of vectors are read from S3 too"
+    there = {info.key for info in open_store(lake).list("")}
+    copy_into(open_store(lake), LocalStore(str(tmp_path / LAKE)), wanted=lambda key: key not in there)
+    assert delta.ingest(file)["details"]["rows_not_found"] == 0
+    found = Table.open(s3_server.uri("rows")).scan(consistency="latest").to_arrow()
+    assert in_order(found) == [(6, "a", None), (7, "a", None), (8, "b", -0.0)]
 
 
 def test_a_delta_table_that_was_replaced_or_set_back_is_refused(tmp_path: Path, delta: DeltaSpark) -> None:

@@ -84,14 +84,34 @@ def test_duckdb_finds_the_same_rows_at_every_version(story: Story) -> None:
     assert by_duckdb("delta", story.uri, [*enumerate(story.names)]) == story.rows
 
 
-def test_spark_finds_the_same_rows_and_refuses_to_write(story: Story) -> None:
+def test_spark_finds_the_same_rows_streams_what_changed_and_refuses_to_write(story: Story, tmp_path: Path) -> None:
+    streamed = _table(tmp_path)
+    publish_each(
+        streamed,
+        lambda: streamed.append(made(streamed, 0)),
+        lambda: streamed.append(made(streamed, 30)),
+        lambda: streamed.delete("n % 7 = 3"),
+        lambda: streamed.delete("n % 5 = 3"),  # of files that have a vector already
+        lambda: upkeep.compact(streamed.refresh()),
+        lambda: streamed.refresh().update({"host": expr("coalesce(host, '') || '!'")}, "n % 17 = 1"),
+        lambda: streamed.append(made(streamed.refresh(), 60)),
+    )
     last = len(story.versions) - 1
     chosen = sorted({1, *range(last, 1, -max(1, last // scaled(1)))})
-    found = by_spark(story.uri, chosen, [story.names[each] for each in chosen])
+    found = by_spark(story.uri, chosen, [story.names[each] for each in chosen], streamed.uri)
     assert [ordered(each) for each in found["rows"]] == [story.rows[each] for each in chosen]
     condition = "n % 2 = 0 and \"at\" >= timestamptz '2024-02-29 11:00:00Z'"
     assert found["counted"] == _count(Table.open(story.uri), condition)
     assert found["refused"] == ["DELTA_UNSUPPORTED_FEATURES_FOR_WRITE"] * 2
+    assert found["left"] == found["there"]
+    assert sum(found["there"].values()) == streamed.refresh().snapshot.rows
+    assert found["added"] == [*range(90)], "what deletes, updates and a compaction wrote comes no second time"
+
+
+def publish_each(table: Table, *changes: Callable[[], object]) -> None:
+    for change in changes:
+        change()
+        table.refresh().publish()
 
 
 def _table(tmp_path: Path, **publish: object) -> Table:

@@ -10,18 +10,19 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from jobs.spark.delta import JARS, PACKAGE, settings
+from jobs.spark.delta import JARS, PACKAGE, S3_PACKAGES, settings
 
-FETCHED = Path.home() / ".ivy2.5.2" / "jars" / f"{PACKAGE.replace(':', '_', 1).replace(':', '-')}.jar"
+FOLDER = Path.home() / ".ivy2.5.2" / "jars"
 """Where Spark 4.2 keeps what it fetched."""
 
 
 def main() -> None:
     """Start a Spark with Delta Lake once, unless its JARs were fetched or given."""
-    if FETCHED.exists() or os.environ.get(JARS):
+    names = [f"{each.replace(':', '_', 1).replace(':', '-')}.jar" for each in (PACKAGE, *S3_PACKAGES)]
+    if os.environ.get(JARS) or all((FOLDER / name).exists() for name in names):
         return
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    for name, value in settings().items():
+    for name, value in settings(on_s3=True).items():
         builder = builder.config(name, value)
     builder.getOrCreate().stop()
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from jobs import ingest
@@ -64,9 +65,9 @@ class DeltaSpark:
 
 
 @contextmanager
-def delta_spark() -> Iterator[DeltaSpark]:
-    """Yield the process, which ends with the block."""
-    environment = {**os.environ, **quick_java.environment()}
+def delta_spark(more: Mapping[str, str] = MappingProxyType({})) -> Iterator[DeltaSpark]:
+    """Yield the process, which ends with the block; its environment has `more`."""
+    environment = {**os.environ, **quick_java.environment(), **more}
     environment["PYSPARK_SUBMIT_ARGS"] = f"{_SMALL} {environment['PYSPARK_SUBMIT_ARGS']}"
     command = [sys.executable, "-m", "tests.support.delta_spark"]
     with subprocess.Popen(
@@ -122,6 +123,7 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {"sql": _sql, "ingest": _ingest, "
 def main() -> None:
     """Answer until there is no command any more."""
     with Spark("local[2]") as spark:
+        spark.session(with_delta=True, on_s3=True)
         for line in sys.stdin:
             given = json.loads(line)
             try:

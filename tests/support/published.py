@@ -168,9 +168,9 @@ def by_duckdb(format_: str, place: str, versions: Sequence[tuple[int, Sequence[s
     return [ordered(each) for each in _printed(_readers(), "duckdb_extensions.py", format_, place, versions)]
 
 
-def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]]) -> Any:
+def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]], streamed: str) -> Any:
     """Return what `spark_delta.py` finds."""
-    return _printed(Path(sys.executable), "spark_delta.py", uri, versions, names)
+    return _printed(Path(sys.executable), "spark_delta.py", uri, versions, names, streamed)
 
 
 def counted_by_duckdb(expression: str, folder: Path) -> Any:

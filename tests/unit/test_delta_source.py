@@ -21,6 +21,7 @@ from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.ingest.delta_progress import DeltaGap, DeltaProgress, delta_progress, progress_txns
 from storage_core.ingest.landing import DeltaChanges
 from storage_core.log.transactions import Transactions
+from storage_core.objectstore.resolve import open_store
 from tidemark import Table
 
 ROOT = "s3a://bucket/lake"
@@ -155,10 +156,24 @@ def test_a_landing_that_means_nothing_is_refused(tmp_path: Path, more: str, mess
 
 def test_a_folder_without_jars_is_named_and_without_one_spark_fetches_them(tmp_path: Path) -> None:
     assert delta.settings({})["spark.jars.packages"] == delta.PACKAGE
+    assert delta.settings({}, on_s3=True)["spark.jars.packages"].split(",") == [delta.PACKAGE, *delta.S3_PACKAGES]
     with pytest.raises(Unavailable, match=f"{delta.JARS}={tmp_path} is no folder with the JARs of {delta.PACKAGE}"):
         delta.settings({delta.JARS: str(tmp_path)})
     (tmp_path / "delta.jar").touch()
     assert delta.settings({delta.JARS: str(tmp_path)})["spark.jars"] == str(tmp_path / "delta.jar")
+
+
+def test_spark_reaches_a_table_on_s3_where_its_store_does(tmp_path: Path) -> None:
+    uri = "s3://bucket/a lake?endpoint=http://127.0.0.1:9&path_style=true&region=eu-central-1"
+    log = DeltaLog(open_store(uri))
+    assert log.root == "s3a://bucket/a%20lake", "encoded, as paths in Delta's log are"
+    assert {name.removeprefix("fs.s3a."): value for name, value in log.options.items()} == {
+        "endpoint": "http://127.0.0.1:9",
+        "endpoint.region": "eu-central-1",
+        "path.style.access": "true",
+        "aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
+    }
+    assert DeltaLog(open_store(str(tmp_path))).options == {}
 
 
 def test_a_spark_that_runs_without_delta_lake_says_how_to_start_one_that_has_it() -> None:

@@ -1,7 +1,8 @@
 """What delta-spark finds in a table, in one session: a program that starts a JVM with the JARs of Delta Lake.
 
-spark_delta.py PLACE VERSIONS_AS_JSON COLUMNS_AS_JSON: versions to read, and the columns of each. Prints as JSON the
-rows of each, how many SQL counts in the newest with a condition, and what a delete and a vacuum answer.
+spark_delta.py PLACE VERSIONS_AS_JSON COLUMNS_AS_JSON STREAMED: versions to read, and the columns of each. Prints as
+JSON the rows of each, how many SQL counts in the newest with a condition, what a delete and a vacuum answer, and what
+streams find in another table.
 spark_delta.py EXPRESSION: prints how many rows the data frame has.
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from functools import reduce
+from tempfile import TemporaryDirectory
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -17,7 +20,7 @@ from pyspark.sql import functions as f
 from jobs.spark.delta import settings
 
 
-def main(place: str, versions: str, columns: str) -> None:
+def main(place: str, versions: str, columns: str, streamed: str) -> None:
     session = _session()
     read = [_rows(session, place, *each) for each in zip(json.loads(versions), json.loads(columns), strict=True)]
     rows = reduce(DataFrame.unionAll, read).collect()
@@ -27,7 +30,32 @@ def main(place: str, versions: str, columns: str) -> None:
         found[version].append([values.get(f"c{place}") for place in range(width)])
     counted = session.sql(f"SELECT count(*) FROM delta.`{place}` WHERE n % 2 = 0 AND at >= '2024-02-29T11:00:00Z'")
     refused = [_refused(session, text) for text in (f"DELETE FROM delta.`{place}`", f"VACUUM delta.`{place}`")]
-    sys.stdout.write(json.dumps({"rows": [*found.values()], "counted": counted.collect()[0][0], "refused": refused}))
+    told = {"rows": [*found.values()], "counted": counted.collect()[0][0], "refused": refused}
+    sys.stdout.write(json.dumps(told | _streams(session, streamed)))
+
+
+def _streams(session: SparkSession, place: str) -> dict[str, object]:
+    """How often each row is left of the change feed and how often it is in the table, and the `n` of added rows."""
+    row = f.to_json(f.struct(*(f.col(name) for name in session.read.format("delta").load(place).columns)))
+    left = Counter[str]()
+    for change, text in _streamed(session, place, "readChangeFeed").select("_change_type", row).collect():
+        left[text] += 1 if change == "insert" else -1
+    added = _streamed(session, place, "skipChangeCommits").select("n").collect()
+    there = Counter(text for (text,) in session.read.format("delta").load(place).select(row).collect())
+    return {
+        "left": {text: count for text, count in left.items() if count},
+        "there": there,
+        "added": sorted(n for (n,) in added),
+    }
+
+
+def _streamed(session: SparkSession, place: str, option: str) -> DataFrame:
+    """What a stream finds that begins at the first version and ends at the newest."""
+    stream = session.readStream.format("delta").option(option, "true").option("startingVersion", 0).load(place)
+    with TemporaryDirectory() as folder:
+        written = stream.writeStream.format("memory").queryName(option).option("checkpointLocation", folder)
+        written.trigger(availableNow=True).start().awaitTermination()
+    return session.table(option)
 
 
 def count(expression: str) -> None:
