@@ -20,11 +20,9 @@ from tests.support.changed_rows import CONFIG, created, index, opened, row, rows
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
 from tests.support.crashes import left_by_crashes
-from tests.support.fault_store import CrashFault
 from tests.support.ids import SeededIds
 
 WAYS = pytest.mark.parametrize("deep", [False, True], ids=["shallow", "deep"])
-SIDES = pytest.mark.parametrize("side", list(CrashFault))
 
 
 @cache
@@ -62,11 +60,10 @@ def _require_whole(source: ObjectStore, target: ObjectStore) -> None:
         assert [each for each in found if each.severity is not Severity.NOTE] == [], "at most a hint is missing"
 
 
-@SIDES
 @WAYS
-def test_killed_at_a_request_of_the_clone_it_is_made_again_by_the_same_call(deep: bool, side: CrashFault) -> None:
+def test_killed_at_a_request_of_the_clone_it_is_made_again_by_the_same_call(deep: bool) -> None:
     source = copy_of(_source(), "source")
-    left = left_by_crashes(MemoryStore("clone"), partial(_clone, source, deep=deep, seed=7), side)
+    left = left_by_crashes(MemoryStore("clone"), partial(_clone, source, deep=deep, seed=7))
     assert len(left) > (4 if deep else 3)
     for target in left:
         again = copy_of(source, "source")
@@ -76,18 +73,15 @@ def test_killed_at_a_request_of_the_clone_it_is_made_again_by_the_same_call(deep
         _require_whole(again, target)
 
 
-@SIDES
 @WAYS
-def test_killed_at_a_request_of_the_source_it_is_made_again_and_the_source_is_whole(
-    deep: bool, side: CrashFault
-) -> None:
+def test_killed_at_a_request_of_the_source_it_is_made_again_and_the_source_is_whole(deep: bool) -> None:
     targets: list[MemoryStore] = []
 
     def run(source: ObjectStore) -> None:
         targets.append(MemoryStore("clone"))
         _clone(source, targets[-1], deep=deep, seed=7)
 
-    for source in left_by_crashes(copy_of(_source(), "source"), run, side):
+    for source in left_by_crashes(copy_of(_source(), "source"), run):
         for target in (MemoryStore("clone"), copy_of(targets[-1], "clone")):
             again = copy_of(source)  # at the same place as before
             _clone(again, target, deep=deep, seed=8)

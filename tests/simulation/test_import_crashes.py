@@ -27,7 +27,7 @@ from storage_core.settings.table import TableConfig
 from tests.support.changed_rows import opened, require_sound
 from tests.support.clock import START_MS, ManualClock
 from tests.support.crashes import left_by_crashes
-from tests.support.fault_store import CrashFault, FaultStore, PutFault
+from tests.support.fault_store import FaultStore, PutFault
 from tests.support.foreign_files import expected, land
 from tests.support.ids import SeededIds
 
@@ -53,12 +53,9 @@ def _rows(store: ObjectStore, config: TableConfig) -> list[dict[str, object]]:
 
 
 @CASES
-@pytest.mark.parametrize("side", list(CrashFault))
-def test_killed_at_any_request_it_is_run_again_and_every_row_is_in_once(
-    tmp_path: Path, config: TableConfig, side: CrashFault
-) -> None:
+def test_killed_at_any_request_it_is_run_again_and_every_row_is_in_once(tmp_path: Path, config: TableConfig) -> None:
     land(tmp_path, FILES)
-    left = left_by_crashes(MemoryStore("new"), lambda store: _import(store, tmp_path, config, 7), side)
+    left = left_by_crashes(MemoryStore("new"), lambda store: _import(store, tmp_path, config, 7))
     assert len(left) > 3
     for store in left:
         _import(store, tmp_path, config, 8)

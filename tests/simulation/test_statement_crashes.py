@@ -24,7 +24,7 @@ from tests.support.changed_rows import CONFIG, Kept, created, opened, require_so
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
 from tests.support.crashes import left_by_crashes
-from tests.support.fault_store import CrashFault, FaultStore, PutFault
+from tests.support.fault_store import FaultStore, PutFault
 
 ROWS = 4_000
 PUT = [row(n, "put", hour=n % 3) for n in (4, 5, 5_000)]
@@ -55,13 +55,10 @@ def _done(name: str) -> Counter[Kept]:
     return rows_of(store)
 
 
-@pytest.mark.parametrize("side", list(CrashFault))
 @pytest.mark.parametrize("name", WORK)
-def test_killed_at_any_request_all_of_it_is_done_or_nothing_and_doing_it_again_ends_it(
-    name: str, side: CrashFault
-) -> None:
+def test_killed_at_any_request_all_of_it_is_done_or_nothing_and_doing_it_again_ends_it(name: str) -> None:
     before, done = rows_of(_start()), _done(name)
-    left = left_by_crashes(_start(), lambda store: WORK[name](opened(store, 7)), side)
+    left = left_by_crashes(_start(), lambda store: WORK[name](opened(store, 7)))
     found = []
     for store in left:
         assert rows_of(store) in (before, done)
@@ -89,11 +86,10 @@ def test_a_lost_reply_of_the_commit_leaves_it_done_once_or_not(name: str, fault:
     require_sound(objects)
 
 
-@pytest.mark.parametrize("side", list(CrashFault))
-def test_a_rewrite_into_new_windows_that_is_killed_at_any_request_keeps_every_row_once(side: CrashFault) -> None:
+def test_a_rewrite_into_new_windows_that_is_killed_at_any_request_keeps_every_row_once() -> None:
     start = copy_of(_start())
     opened(start, 6).alter({"window": "30m"})
-    for store in left_by_crashes(start, lambda store: upkeep.rewindow(opened(store, 7)), side):
+    for store in left_by_crashes(start, lambda store: upkeep.rewindow(opened(store, 7))):
         assert rows_of(store) == rows_of(start)
         upkeep.rewindow(opened(store, 8))
         assert rows_of(store) == rows_of(start)

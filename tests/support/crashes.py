@@ -11,20 +11,24 @@ from storage_core.objectstore.memory import MemoryStore
 from tests.support.copies import copy_of
 from tests.support.fault_store import Crash, CrashFault, FaultStore
 
+READS = frozenset({"get", "head", "list"})
 
-def left_by_crashes(start: ObjectStore, run: Callable[[ObjectStore], object], side: CrashFault) -> list[MemoryStore]:
+
+def left_by_crashes(start: ObjectStore, run: Callable[[ObjectStore], object]) -> list[MemoryStore]:
     """Run on a copy of the store for each request of the run, end there, and return what is left, the same once.
 
-    Requests that only read leave the same objects behind.
+    The run ends before each request, and after each that changes something: one that only reads leaves the same objects
+    behind when the run ends after it.
     """
     whole = FaultStore(copy_of(start))
     run(whole)
     found: dict[frozenset[str], MemoryStore] = {}
-    for number in range(len(whole.trace)):
-        objects = copy_of(start)
-        store = FaultStore(objects)
-        store.at(number, side)
-        with pytest.raises(Crash):
-            run(store)
-        found.setdefault(frozenset(info.key for info in objects.list("")), objects)
+    for number, each in enumerate(whole.trace):
+        for side in [CrashFault.BEFORE] if each.request.kind in READS else CrashFault:
+            objects = copy_of(start)
+            store = FaultStore(objects)
+            store.at(number, side)
+            with pytest.raises(Crash):
+                run(store)
+            found.setdefault(frozenset(info.key for info in objects.list("")), objects)
     return [*found.values()]

@@ -35,7 +35,6 @@ from storage_core.table import Table
 from tests.support.clock import ManualClock
 from tests.support.copies import copy_of
 from tests.support.crashes import left_by_crashes
-from tests.support.fault_store import CrashFault
 from tests.support.ids import SeededIds
 from tests.support.log_tables import split
 
@@ -315,8 +314,7 @@ def test_a_holder_that_lost_its_lease_prunes_nothing(bench: Bench) -> None:
     assert file_app(FILE) in bench.recorded()
 
 
-@pytest.mark.parametrize("side", CrashFault)
-def test_pruning_that_ends_at_any_request_is_done_or_not_and_rows_stay_once(bench: Bench, side: CrashFault) -> None:
+def test_pruning_that_ends_at_any_request_is_done_or_not_and_rows_stay_once(bench: Bench) -> None:
     for number in range(12):
         bench.land(2 * number, 2 * number + 1, name=f"{number}.ndjson")
     bench.ingest()
@@ -327,7 +325,7 @@ def test_pruning_that_ends_at_any_request_is_done_or_not_and_rows_stay_once(benc
     def run(store: ObjectStore) -> PrunedFiles:
         return prune_gone_files(bench.on(store).log, bench.spec)
 
-    for number, left in enumerate(left_by_crashes(copy_of(bench.log.store), run, side)):
+    for number, left in enumerate(left_by_crashes(copy_of(bench.log.store), run)):
         after = bench.on(left)
         gone = sum(app_id.startswith("pruned:") for app_id in after.recorded())
         assert gone in (0, 8)

@@ -18,7 +18,6 @@ from tests.support.clock import ManualClock
 from tests.support.copies import contents, copy_of
 from tests.support.crashes import left_by_crashes
 from tests.support.distribution import LATER_MS, Board, Step, TasksMeanwhile
-from tests.support.fault_store import CrashFault
 from tests.support.ids import SeededIds
 
 DAY_MS = 86_400_000
@@ -103,8 +102,7 @@ def test_a_distributor_that_slept_until_offsets_left_the_region_distributes_noth
     assert (set(board.rows("users")), records(board)) == ({0, 7}, 2)
 
 
-@pytest.mark.parametrize("side", CrashFault)
-def test_a_collector_that_ends_anywhere_leaves_offsets_or_none_and_each_row_once(side: CrashFault) -> None:
+def test_a_collector_that_ends_anywhere_leaves_offsets_or_none_and_each_row_once() -> None:
     board = given(3)
     board.clock.now += 2 * DAY_MS
     table = copy_of(board.tables["users"])
@@ -113,7 +111,7 @@ def test_a_collector_that_ends_anywhere_leaves_offsets_or_none_and_each_row_once
         collect(store, TransactionLog(store, clock=board.clock, ids=SeededIds(78)), clock=board.clock)
 
     append(board, 7, seed=5)
-    for left in left_by_crashes(table, run, side):
+    for left in left_by_crashes(table, run):
         after = Board(board.stores, {"users": left}, seed=9, clock=board.clock)
         after.distribute()
         assert (set(after.rows("users")), records(after)) == ({0, 1, 2, 7}, 4)

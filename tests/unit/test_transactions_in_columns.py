@@ -28,7 +28,6 @@ from storage_core.settings.table import TableConfig
 from tests.support.clock import ManualClock
 from tests.support.copies import contents, copy_of
 from tests.support.crashes import left_by_crashes
-from tests.support.fault_store import CrashFault
 from tests.support.log_tables import log_on, metadata, split
 from tests.support.steps import steps_of
 
@@ -235,10 +234,7 @@ def test_what_nothing_leads_to_any_more_is_corrupt_and_never_taken_for_absent() 
         table.log.commit(found, [Txn(appId="app7", version=1)], operation="X")
 
 
-@pytest.mark.parametrize("side", CrashFault)
-def test_a_checkpoint_that_ends_at_any_request_changes_no_answer(
-    side: CrashFault, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_ends_at_any_request_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the one that joins objects: what it leaves is whole, and the next one goes on from it."""
     monkeypatch.setattr(transactions_layout, "ENTRIES_PER_OBJECT", 25)
     monkeypatch.setattr(transactions_layout, "MAX_SMALL_OBJECTS", 2)
@@ -253,7 +249,7 @@ def test_a_checkpoint_that_ends_at_any_request_changes_no_answer(
         log = log_on(store, seed=5)
         return log.checkpoint(log.snapshot())
 
-    left = left_by_crashes(copy_of(table.store), run, side)
+    left = left_by_crashes(copy_of(table.store), run)
     for store in left:
         found = log_on(store).snapshot()
         assert found == table.replayed()
