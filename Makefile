@@ -14,7 +14,7 @@ CODE := tidemark storage_core jobs assets pipelines examples benchmarks scripts 
 # In the order of their folders: what runs whole pipelines comes first, and short unit tests fill the end.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# Tests try SCALE times as many examples, seeds and kills.
+# Tests try SCALE times as many examples, seeds and kills: 1 is what every change waits for, soak and simulate go on longer.
 PYTEST = TIDEMARK_SCALE="$(SCALE)" $(VENV)/python -m pytest
 
 export DAGSTER_DISABLE_TELEMETRY = 1
@@ -58,12 +58,12 @@ test-browser: setup ## Install Chromium where it is missing and run the tests of
 	@TIDEMARK_CHROMIUM="$$($(VENV)/python -m scripts.find_browser)" && export TIDEMARK_CHROMIUM && \
 	$(WITH_JAVA) $(PYTEST) -m browser $(PYTEST_ARGS)
 
-simulate: SCALE := 100
-simulate: setup ## Run the seeded simulations for longer: SCALE=100 times as many seeds, or one with TIDEMARK_SEED=1234
+simulate: SCALE := 200
+simulate: setup ## Run the seeded simulations for longer: SCALE=200 times as many seeds, or one with TIDEMARK_SEED=1234
 	@$(PYTEST) --timeout=0 tests/simulation $(PYTEST_ARGS)
 
-soak: SCALE := 16
-soak: setup ## Kill processes, run simulations of writers, and try hostile inputs: SCALE=16 times as often
+soak: SCALE := 32
+soak: setup ## Kill processes, run simulations of writers, and try hostile inputs: SCALE=32 times as often
 	@$(PYTEST) --timeout=0 -rP $(PYTEST_ARGS) tests/chaos tests/property/test_hostile_*.py tests/property/test_sql_is_confined.py \
 	  tests/property/test_copied_writers.py tests/property/test_locations.py tests/integration/test_killed_writers.py \
 	  tests/integration/test_shared_cache.py \

@@ -76,7 +76,7 @@ MANY = 25
 UNCACHED = 0.1
 """How many of the searches find nothing that another one before made of the splits."""
 
-BLOCK = 4
+BLOCK = 2
 
 READS = {"time travel", "changes", "history"}
 """Operations that compare what they read."""

@@ -40,8 +40,8 @@ ROLES = ["writer"] * 2 + ["appender"] * 2 + ["maintainer"] * 2 + ["collector"] *
 PLACES = len(ROLES) + 2
 OF_PROXY, OF_TEST = PLACES - 2, PLACES - 1
 
-LOCAL_BLOWS = scaled(16)
-S3_BLOWS = scaled(7)
+LOCAL_BLOWS = scaled(8)
+S3_BLOWS = scaled(4)
 FAULT_RATE = 0.04
 
 LOCAL_HORIZON_MS = 50

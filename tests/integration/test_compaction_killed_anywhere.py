@@ -31,7 +31,7 @@ from tidemark import Table
 
 pytestmark = pytest.mark.spark
 
-KILLS = scaled(2)
+KILLS = scaled(1)
 LONGEST_S = 0.2
 AN_HOUR_MS = 3_600_000
 

@@ -23,7 +23,7 @@ from tests.support.consistency import History, Level, check
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
 
-READS = scaled(100)
+READS = scaled(50)
 LETTERS = "abc"
 KEYS = 5
 HORIZON_MS = 5_000

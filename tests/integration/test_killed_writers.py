@@ -30,8 +30,8 @@ from tests.support.s3_server import S3Server
 from tests.support.scale import scaled
 from tidemark import Table
 
-KILLS = scaled(12)
-S3_KILLS = scaled(4)
+KILLS = scaled(6)
+S3_KILLS = scaled(3)
 REPOSITORY = Path(__file__).parents[2]
 LONGEST_S = 0.2
 HORIZON_MS = 5_000

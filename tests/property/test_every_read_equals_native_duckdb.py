@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from storage_core.engine.session import session
@@ -178,12 +178,12 @@ def texts(rows: pa.Table) -> list[str]:
 
 @pytest.mark.parametrize("place", ["disk", "elsewhere", "s3"])
 @settings(
-    max_examples=scaled(3),
+    max_examples=scaled(2),
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(steps=STEPS, later=STEPS, conditions=st.lists(CONDITIONS, min_size=2, max_size=3), seed=st.integers(0, 2**32))
+@given(steps=STEPS, later=STEPS, conditions=st.lists(CONDITIONS, min_size=2, max_size=2), seed=st.integers(0, 2**32))
 def test_every_read_equals_the_query_over_plain_rows(
     place: str,
     tmp_path: Path,
@@ -193,6 +193,7 @@ def test_every_read_equals_the_query_over_plain_rows(
     conditions: list[str],
     seed: int,
 ) -> None:
+    assume(seed)  # so that the few examples are none of the simplest one, whose table is next to empty
     folder = tmp_path / f"t{next(_names)}"
     uri = s3_server.uri(f"equal/{uuid4()}") if place == "s3" else str(folder)
     open_table: Callable[[], Table] = (
@@ -208,10 +209,12 @@ def test_every_read_equals_the_query_over_plain_rows(
         patch.setenv("TIDEMARK_CACHE_MIB", "1")
         chance = random.Random(seed)
         held = open_table()
-        for spoil in (nothing, nothing, poison, fill):  # cold, warm, poisoned, full
+        rounds = [(nothing, False), (nothing, True)]  # cold, warm
+        if place != "disk":  # where nothing is cached
+            rounds += [(poison, False), (poison, True), (fill, False)]
+        for spoil, is_held in rounds:
             spoil(cache, chance)
-            for opened in (open_table(), held):
-                model.require_answers(opened, conditions)
+            model.require_answers(held if is_held else open_table(), conditions)
         if place != "disk":
             assert sum(each.stat().st_size for each in cache.iterdir() if each.is_file()) > 0
         for name, rows in later:

@@ -202,7 +202,7 @@ def bundle(files: Mapping[str, bytes], segment: IndexSegment, forged: Mapping[st
 
 
 def test_a_segment_of_any_bytes_gives_right_answers_or_a_typed_error() -> None:
-    survives("tests.property.test_hostile_segments", scaled(1500))
+    survives("tests.property.test_hostile_segments", scaled(600))
 
 
 if __name__ == "__main__":

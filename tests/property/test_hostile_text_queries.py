@@ -105,7 +105,7 @@ class Searched:
 
 
 def test_any_text_finds_rows_or_is_refused() -> None:
-    survives("tests.property.test_hostile_text_queries", scaled(2500))
+    survives("tests.property.test_hostile_text_queries", scaled(1000))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from itertools import product
 
 import pyarrow as pa
 import pytest
@@ -22,7 +23,7 @@ from storage_core.region.spec import first_specs
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
 from tests.support.clock import ManualClock
-from tests.support.copies import copy_of
+from tests.support.copies import contents, copy_of
 from tests.support.fault_store import Crash, CrashFault, FaultStore
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
@@ -49,7 +50,7 @@ def opened(store: ObjectStore, seed: int) -> Table:
 
 def created(*, regions: bool) -> MemoryStore:
     store = MemoryStore("keyed")
-    fields = [{"source": "k", "transform": "bucket", "n": 3}] if regions else []
+    fields = [{"source": "k", "transform": "bucket", "n": 2}] if regions else []
     config = TableConfig(primary_key=("k",), region_specs=first_specs(fields, SCHEMA), checkpoint_interval=0)
     _process(store, 1).create(SCHEMA, config)
     return store
@@ -176,15 +177,15 @@ def test_a_writer_that_writes_all_the_time_is_not_fenced_and_the_statement_gives
     assert 12 in seen(objects)
 
 
-@pytest.mark.parametrize("side", list(CrashFault))
 @pytest.mark.parametrize("name", STATEMENTS)
-def test_killed_at_any_request_a_region_has_all_of_it_or_nothing(name: str, side: CrashFault) -> None:
+def test_killed_at_any_request_a_region_has_all_of_it_or_nothing(name: str) -> None:
     act, model = STATEMENTS[name]
     start = _start(regions=False)
     before, done = seen(start), model(seen(start))
     whole = FaultStore(copy_of(start))
     act(opened(whole, 5))
-    for number, each in enumerate(whole.trace):
+    judged: set[frozenset[tuple[str, bytes]]] = set()
+    for (number, each), side in product(enumerate(whole.trace), CrashFault):
         if each.request.key.startswith("splits/"):
             continue  # read by a query, in threads of its own
         left = copy_of(start)
@@ -192,9 +193,15 @@ def test_killed_at_any_request_a_region_has_all_of_it_or_nothing(name: str, side
         store.at(number, side)
         with pytest.raises(Crash):
             act(opened(store, 5))
-        assert seen(left) in (before, done)
-        was_done = seen(left) == done
+        state = frozenset(contents(left).items())
+        if state in judged:
+            continue  # requests that only read leave the same objects behind
+        judged.add(state)
+        found = seen(left)
+        assert found in (before, done)
+        expected = model(done) if found == done else done
         act(opened(left, 6))
-        assert seen(left) == (model(done) if was_done else done)
+        assert seen(left) == expected
         merge(left)
-        assert seen(left) == (model(done) if was_done else done)
+        assert seen(left) == expected
+    assert len(judged) > 2

@@ -450,7 +450,7 @@ def simulate(seed: int) -> World:
     return world
 
 
-@seed_blocks(1000)
+@seed_blocks(400)
 def test_what_was_acknowledged_is_there_once_and_nothing_else_whatever_the_store_does(seeds: range) -> None:
     for seed in seeds:
         simulate(seed)

@@ -176,7 +176,7 @@ def test_whatever_happens_to_a_put_the_caller_is_told_the_truth(at: int, fault: 
 # --- seeds
 
 
-@seed_blocks(200)
+@seed_blocks(100)
 def test_under_any_faults_what_was_acknowledged_is_there_once_and_nothing_else(seeds: range) -> None:
     for seed in seeds:
         with naming(seed):

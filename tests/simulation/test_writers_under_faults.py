@@ -312,7 +312,7 @@ def simulate(seed: int) -> World:
     return world
 
 
-@seed_blocks(200)
+@seed_blocks(100)
 def test_what_a_writer_acknowledged_is_there_once_and_nothing_of_a_lost_epoch_is(seeds: range) -> None:
     for seed in seeds:
         simulate(seed)
