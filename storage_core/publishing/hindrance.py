@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +15,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.rows.columns import default_of, has_changed, stored_name, stored_schema
+from storage_core.rows.field_ids import inside, lacks_ids
 from storage_core.wording import counted
 
 _DATE_LENGTH = len("2015-05-17")
@@ -40,6 +41,21 @@ def hindrance(snapshot: Snapshot, *, vectors_wait: str | None) -> str | None:
     Reads the list of splits, in columns. For wider numbers see `narrower`.
     """
     return next(_found(snapshot, vectors_wait), None)
+
+
+def without_inner_ids(store: ObjectStore, adds: Iterable[Add], schema: pa.Schema) -> str | None:
+    """Return that one of these splits has ids of its columns but none of what is inside of one, None where none has.
+
+    Readers that go by ids would find nothing there. Earlier releases wrote such splits of tables whose columns changed.
+    One GET per split, of its footer, where such a table has columns that are lists, structures or maps.
+    """
+    nested = [stored_name(field) for field in schema if inside(field.type)]
+    for add in adds if nested and has_changed(schema) else ():
+        found = pq.read_schema(pa.PythonFile(ObjectFile(store, add.path, add.size), mode="r"))
+        for name in nested:
+            if name in found.names and lacks_ids(found.field(name)):
+                return f"{add.path} has no ids of what is inside of column {name!r}; write it by {_UPDATE}"
+    return None
 
 
 def narrower(store: ObjectStore, adds: Sequence[Add], columns: Collection[str], schema: pa.Schema) -> str | None:

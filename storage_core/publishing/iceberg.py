@@ -27,7 +27,7 @@ from storage_core.log.published_iceberg import ADVICE, NewestMetadata, newest_me
 from storage_core.log.snapshot import Snapshot as Version
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.publishing.hindrance import hindrance
+from storage_core.publishing.hindrance import hindrance, without_inner_ids
 from storage_core.publishing.hint import advance_hint
 from storage_core.publishing.iceberg_files import IcebergFiles
 from storage_core.publishing.iceberg_manifests import Manifests
@@ -118,6 +118,10 @@ class _IcebergMirror:
         if self.waits_for is not None:
             return True
         before, after = {*self._files(touched.keys)}, _among(snapshot, touched.keys)
+        new = snapshot.splits.among(after - before).values()
+        self.waits_for = without_inner_ids(self._store, new, snapshot.schema)
+        if self.waits_for is not None:
+            return True
         known = self._metadata
         schema = iceberg_schema(snapshot, () if known is None else known.schemas)
         is_same = known is not None and before == after and schema.schema_id == known.current_schema_id

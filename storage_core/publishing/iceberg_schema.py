@@ -9,27 +9,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from storage_core.log.snapshot import Snapshot
-from storage_core.rows.columns import column_id, former_names, numbered, stored_name
+from storage_core.rows.columns import column_id, numbered, stored_name
+from storage_core.rows.dropped_columns import dropped_columns
+from storage_core.rows.field_ids import inner_ids, inside
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import IcebergType, PrimitiveType
 
 MAPPING: Final = "schema.name-mapping.default"
-
-_FORMER_IDS: Final = 2**29
-"""From here on names have ids of which no column is shown; those of columns are small."""
-
-_INNER_IDS: Final = 2**30
-"""From here on fields inside of columns have ids."""
-
-_INNER_BITS: Final = 12
 
 
 def iceberg_schema(snapshot: Snapshot, schemas: Iterable[Schema]) -> Schema:
@@ -38,7 +31,7 @@ def iceberg_schema(snapshot: Snapshot, schemas: Iterable[Schema]) -> Schema:
     from pyiceberg.types import NestedField
 
     fields = [
-        NestedField(_number(each), each.name, _type(each.type, _inner_ids(each)), required=not each.nullable)
+        NestedField(_number(each), each.name, _type(each.type, inner_ids(_number(each))), required=not each.nullable)
         for each in numbered(snapshot.schema)
     ]
     known = [*schemas]
@@ -52,11 +45,9 @@ def name_mapping(snapshot: Snapshot, before: str | None) -> str:
     `before` is the mapping until now. Readers refuse a split with a name that no id has.
     """
     known: dict[str, Any] = {each["names"][0]: each for each in json.loads(before or "[]")}
-    for field in numbered(snapshot.schema):
-        known[stored_name(field)] = _mapped(stored_name(field), _number(field), field.type, _inner_ids(field))
-    unused = count(_FORMER_IDS + sum(each["field-id"] >= _FORMER_IDS for each in known.values()))
-    for name in sorted(former_names(snapshot.metadata.configuration) - known.keys()):
-        known[name] = {"field-id": next(unused), "names": [name]}
+    dropped = dropped_columns(snapshot.metadata.configuration)
+    for number, field in [*dropped.items(), *((_number(each), each) for each in numbered(snapshot.schema))]:
+        known[stored_name(field)] = _mapped(stored_name(field), number, field.type, inner_ids(number))
     return json.dumps([*known.values()], separators=(",", ":"))
 
 
@@ -88,11 +79,6 @@ def _number(field: pa.Field) -> int:
     return column_id(field) or 0
 
 
-def _inner_ids(field: pa.Field) -> Iterator[int]:
-    first = _INNER_IDS + (_number(field) << _INNER_BITS)
-    return iter(range(first, first + (1 << _INNER_BITS)))
-
-
 def _type(type_: pa.DataType, ids: Iterator[int]) -> IcebergType:
     """The type, with an id for all that is inside of it, in the order of `_mapped`."""
     from pyiceberg import types
@@ -100,7 +86,7 @@ def _type(type_: pa.DataType, ids: Iterator[int]) -> IcebergType:
     found = primitive(type_)
     if found is not None:
         return found
-    inner = [(next(ids), _type(each.type, ids), each.name) for each in _inside(type_)]
+    inner = [(next(ids), _type(each.type, ids), each.name) for each in inside(type_)]
     if pa.types.is_struct(type_):
         return types.StructType(
             *(types.NestedField(number, name, each, required=False) for number, each, name in inner)
@@ -114,14 +100,5 @@ def _type(type_: pa.DataType, ids: Iterator[int]) -> IcebergType:
 
 def _mapped(name: str, number: int, type_: pa.DataType, ids: Iterator[int]) -> dict[str, Any]:
     found: dict[str, Any] = {"field-id": number, "names": [name]}
-    inner = [_mapped(each.name, next(ids), each.type, ids) for each in _inside(type_)]
+    inner = [_mapped(each.name, next(ids), each.type, ids) for each in inside(type_)]
     return {**found, "fields": inner} if inner else found
-
-
-def _inside(type_: pa.DataType) -> list[pa.Field]:
-    """The fields of a structure; of lists and maps those that they have in Parquet."""
-    if pa.types.is_map(type_):
-        return [pa.field("key", type_.key_type), pa.field("value", type_.item_type)]
-    if pa.types.is_struct(type_):
-        return [type_.field(place) for place in range(type_.num_fields)]
-    return [] if primitive(type_) is not None else [pa.field("element", type_.value_type)]

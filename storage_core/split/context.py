@@ -11,12 +11,13 @@ import pyarrow as pa
 
 from storage_core.formats.keys import folder_value, partition_folder
 from storage_core.log.snapshot import Snapshot
-from storage_core.rows.columns import stored_names
+from storage_core.rows.columns import column_ids, numbered, stored_names
 from storage_core.rows.partitions import Partition
 from storage_core.rows.schema import from_schema_string, to_schema_string
 from storage_core.rows.sort_order import OrderColumn, SortOrder, bind, nameless
 from storage_core.rows.statistics import TRUNCATE_AT
 from storage_core.settings.partition_fields import PartitionField, partition_fields
+from storage_core.settings.publish import PUBLISH_KEY, Publish
 from storage_core.settings.split_codec import USUAL_CODEC, SplitCodec
 
 
@@ -56,6 +57,16 @@ class SplitContext:
         partitions = [[each.text for each in self.partition_by]] if self.partition_by else []
         parts = [nameless(self.order.text), self.time_column, self.window_seconds, *partitions]
         return json.dumps(parts, ensure_ascii=False)
+
+    @property
+    def field_ids(self) -> Mapping[str, int]:
+        """The ids that files have for their columns, by the names there.
+
+        From the first change of the schema on, or as soon as the table is to be read as Iceberg: not every reader of
+        that maps names.
+        """
+        is_iceberg = Publish.from_text(self.configuration.get(PUBLISH_KEY, "{}")).iceberg
+        return column_ids(numbered(self.schema) if is_iceberg else self.schema)
 
     @property
     def partition_folder(self) -> str:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from storage_core.errors import InvalidInput
 from storage_core.formats.parquet_footer import MAGIC, footer_start, of_single_pages
+from storage_core.rows.field_ids import identified
 from storage_core.rows.order import ranks
 from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.vectors import is_vector
@@ -34,7 +35,6 @@ from storage_core.split.metadata import with_checksum
 from storage_core.split.packed_metadata import packed
 from storage_core.split.sink import Sink
 
-_FIELD_ID: Final = "PARQUET:field_id"
 BLOOM_FALSE_POSITIVES: Final = 0.01
 
 _SAMPLE_SLICES: Final = 8
@@ -223,9 +223,9 @@ def encoded_bytes_per_row(
 
 
 def _identified(field: pa.Field, ids: Mapping[str, int]) -> pa.Field:
-    """The field as Arrow writes it with its id, or without one."""
+    """The field as Arrow writes it with its id and those of what is inside, or without any."""
     number = ids.get(field.name)
-    return field.remove_metadata() if number is None else field.with_metadata({_FIELD_ID: str(number)})
+    return field.remove_metadata() if number is None else identified(field, number)
 
 
 def _plain(field: pa.Field) -> pa.Field:

@@ -23,7 +23,6 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
 from storage_core.rows import statistics
 from storage_core.rows.column_regex import ColumnRegexes
-from storage_core.rows.columns import column_ids
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.windows import window_starts
@@ -81,7 +80,7 @@ class SplitWriter:
             encodings,
             may_hold_nan=may_hold_nan,
             bloom_filters=bloom_filters,
-            field_ids=column_ids(head.context.schema),
+            field_ids=head.context.field_ids,
             codec=head.context.codec,
             packed_metadata=head.context.packed_metadata,
             on_disk=on_disk,

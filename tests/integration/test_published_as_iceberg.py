@@ -316,3 +316,35 @@ def test_a_table_on_s3_is_read_as_iceberg_there(s3_server: S3Server) -> None:
     options = {"s3.endpoint": s3_server.endpoint, "s3.region": REGION}  # the rest is in the environment
     shown = StaticTable.from_metadata(str(done.location), options)
     assert plain(shown.scan().to_arrow().select(SCHEMA.names)) == plain(table.scan().to_arrow())
+
+
+def test_what_is_inside_of_columns_is_found_after_changes_of_columns(tmp_path: Path) -> None:
+    inside = pa.struct([("q", pa.int64()), ("r", pa.list_(pa.string()))])
+    schema = pa.schema([("a", pa.int64()), ("s", inside), ("m", pa.map_(pa.string(), pa.int64()))])
+    table = Table.create(str(tmp_path / "t"), schema)
+
+    def append(**more: object) -> None:
+        known = {"s": {"q": 1, "r": ["z"]}, "m": [("k", 2)], **more}
+        table.append([{name: known.get(name, 0) for name in table.refresh().schema.names}])
+
+    steps: list[Step] = [
+        append,
+        lambda: table.add_column("c", "long"),
+        append,
+        lambda: table.restore(1),
+        lambda: table.add_column("d", "string"),
+        partial(append, d="d"),
+        lambda: table.drop_column("s"),
+        lambda: table.add_column("s", "long"),
+        partial(append, d="e", s=7),
+        lambda: table.rename_column("m", "n"),
+    ]
+    for step in steps:
+        step()
+        location = str(table.refresh().publish("iceberg").location)
+    shown = _shown(location)
+    assert [each.snapshot_id for each in shown.metadata.snapshots] == [*range(1, 11)]
+    for version in range(1, 11):
+        expected = _plainly(table.scan(at=version).to_arrow())
+        assert _plainly(shown.scan(snapshot_id=version).to_arrow()) == expected
+        assert _plainly(pl.scan_iceberg(location, snapshot_id=version).collect().to_arrow()) == expected
