@@ -42,7 +42,8 @@ class DeltaFiles:
     def __init__(self, store: ObjectStore, schema: pa.Schema) -> None:
         self._store = store
         self._bounded = [(field.name, field.type) for field in stored_schema(schema) if _has_statistics(field.type)]
-        self._names = [field.name for field in stored_schema(schema)]
+        # Of a column with fields Delta counts the nulls of each field, of lists and maps their own, as the log does.
+        self._counted = [field.name for field in stored_schema(schema) if not pa.types.is_struct(field.type)]
 
     def add(self, add: Add, *, data_change: bool) -> Json:
         """Return the fields of the action that adds a split. One GET if it has a vector that is stored."""
@@ -64,7 +65,7 @@ class DeltaFiles:
             "tightBounds": "false",  # a vector may hide the row of a bound, and texts are cut
             "minValues": _object(self._bounds(add.minValues or {}, is_least=True)),
             "maxValues": _object(self._bounds(add.maxValues or {}, is_least=False)),
-            "nullCount": _object((name, str(nulls[name])) for name in self._names if name in nulls),
+            "nullCount": _object((name, str(nulls[name])) for name in self._counted if name in nulls),
         }
         return _object(parts.items())
 

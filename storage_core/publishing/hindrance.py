@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.conflicts.settle import require_writable
+from storage_core.log.files.columns import adds_of
 from storage_core.log.sharing import SOURCE
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -20,6 +21,7 @@ from storage_core.wording import counted
 
 _DATE_LENGTH = len("2015-05-17")
 _UPDATE = "an update that sets it to itself"
+_REST = "write the rows that are left by an update that sets a column to itself"
 
 
 def require_publishable(snapshot: Snapshot) -> None:
@@ -37,7 +39,7 @@ def hindrance(snapshot: Snapshot, *, vectors_wait: str | None) -> str | None:
     `vectors_wait` says why rows that are deleted keep it, None where they do not.
 
     A mirror names splits as they are. It waits for a compaction of those whose rows are not all in the table, where
-    readers know of no vectors, and of those that were written before a column had a default, or became a timestamp.
+    readers know of no vectors or miss them, and of those from before a column had a default, or became a timestamp.
     Reads the list of splits, in columns. For wider numbers see `narrower`.
     """
     return next(_found(snapshot, vectors_wait), None)
@@ -77,7 +79,10 @@ def narrower(store: ObjectStore, adds: Sequence[Add], columns: Collection[str], 
 def _found(snapshot: Snapshot, vectors_wait: str | None) -> Iterator[str]:
     hiding = 0 if vectors_wait is None else sum(add.deleted_rows is not None for add in snapshot.splits.marked())
     if hiding:
-        yield f"rows of {counted(hiding, 'split')} are deleted, {vectors_wait}; compact their windows"
+        yield f"rows of {counted(hiding, 'split')} are deleted, {vectors_wait}; {_compact(hiding)}, or {_REST}"
+    if missed := _count_missed(snapshot) if vectors_wait is None else 0:
+        escaped = counted(missed, "split with a `%` in its key", "splits with a `%` in their keys")
+        yield f"rows of {escaped} are deleted, which Polars would show; {_compact(missed)}, or {_REST}"
     if not has_changed(snapshot.schema):
         return
     defaulted = [field for field in snapshot.schema if default_of(field) is not None]
@@ -90,15 +95,28 @@ def _found(snapshot: Snapshot, vectors_wait: str | None) -> Iterator[str]:
     for field in defaulted:
         if lacking := _count_lacking(files, field):
             yield (
-                f"{counted(lacking, 'split')} have the default of column {field.name!r} by the log only; compact their "
-                f"windows, or write it by {_UPDATE}"
+                f"{counted(lacking, 'split has', 'splits have')} the default of column {field.name!r} by the log only; "
+                f"{_compact(lacking)}, or write it by {_UPDATE}"
             )
     for field in timestamps:
         if dated := _count_dated(files, field):
             yield (
-                f"{counted(dated, 'split')} have dates where column {field.name!r} has timestamps; compact their "
-                f"windows, or write it by {_UPDATE}"
+                f"{counted(dated, 'split has', 'splits have')} dates where column {field.name!r} has timestamps; "
+                f"{_compact(dated)}, or write it by {_UPDATE}"
             )
+
+
+def _compact(splits: int) -> str:
+    return f"compact {'its window' if splits == 1 else 'their windows'}"
+
+
+def _count_missed(snapshot: Snapshot) -> int:
+    """Splits that hide rows and have a key with escapes, where Polars joins vectors to files by unlike spellings."""
+    import pyarrow.compute as pc
+
+    marked = (table.filter(table.column("deletionVector").is_valid()) for table in snapshot.splits.tables())
+    escaped = (table.filter(pc.match_substring(table.column("path"), "%")) for table in marked)
+    return sum(add.deleted_rows is not None for table in escaped for add in adds_of(table))
 
 
 def _count_lacking(files: pa.Table, field: pa.Field) -> int:

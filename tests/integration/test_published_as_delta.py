@@ -14,11 +14,13 @@ import pytest
 from storage_core.dml.assignments import expr
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.formats.keys import delta_checkpoint_key, delta_commit_key
+from storage_core.publishing.delta_checkpoint import EVERY
 from storage_core.rows.vectors import vector_type
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.published import (
     SCHEMA,
+    START,
     Rows,
     by_delta_rs,
     by_duckdb,
@@ -186,6 +188,81 @@ def test_partitioned_tables_and_names_that_delta_has_to_map_are_read(tmp_path: P
     assert by_delta_rs(table.uri, 0, schema.names) == plain(table.scan().to_arrow())
 
 
+def test_a_column_with_fields_of_its_own_is_read(tmp_path: Path) -> None:
+    table = _with_fields(tmp_path)
+    assert table.publish().shown_as == 0
+    assert _found_by_all(table) == [plain(table.scan().to_arrow())] * 2
+    over = pl.scan_delta(table.uri).filter(pl.col("n") > 0).collect()
+    assert over["place"].to_list() == [None]
+
+
+def test_a_log_that_counts_nulls_of_columns_with_fields_is_read_again_from_the_next_checkpoint_on(
+    tmp_path: Path,
+) -> None:
+    table = _with_fields(tmp_path)
+    table.publish()
+    first = tmp_path / "t" / delta_commit_key(0)
+    first.write_text(first.read_text().replace(r"\"nullCount\":{", r"\"nullCount\":{\"place\":1,"))
+    with pytest.raises(Exception, match="nullCount"):
+        by_delta_rs(table.uri, 0, table.schema.names)
+    for n in range(2, 2 + EVERY):
+        table.append([{"n": n}])
+        table.publish()
+    assert _found_by_all(table) == [plain(table.scan().to_arrow())] * 2
+
+
+def _with_fields(tmp_path: Path) -> Table:
+    fields = pa.struct([("x", pa.int32()), ("in", pa.struct([("y", pa.string())]))])
+    schema = pa.schema(
+        {
+            "n": pa.int64(),
+            "ok": pa.bool_(),  # of which Delta has null counts, but no bounds
+            "place": fields,
+            "of": pa.list_(fields),
+            "by": pa.map_(pa.string(), fields),
+        }
+    )
+    table = Table.create(str(tmp_path / "t"), schema)
+    one = {"x": 1, "in": {"y": "a"}}
+    rows = [{"n": 0, "ok": True, "place": one, "of": [one, None], "by": [("a", one)]}, {"n": 1}]
+    table.append(pa.Table.from_pylist(rows, schema=schema))
+    return table
+
+
+def _found_by_all(table: Table) -> list[Rows]:
+    newest = deltalake.DeltaTable(table.uri).version()
+    return [read(table.uri, newest, table.schema.names) for read in (by_delta_rs, by_polars)]
+
+
+@pytest.mark.parametrize(
+    ("column", "deleted", "write_anew"),
+    [
+        ("s", "n > 0 and n < 3", upkeep.compact),
+        ("ts", "n = 2", lambda table: table.update({"n": expr("n")}, "ts is not null")),
+    ],
+)
+def test_deleted_rows_that_polars_would_show_wait_until_the_others_are_written_anew(
+    tmp_path: Path, column: str, deleted: str, write_anew: Callable[[Table], object]
+) -> None:
+    schema = pa.schema([("n", pa.int64()), ("s", pa.string()), ("ts", pa.timestamp("us", "UTC"))])
+    table = Table.create(str(tmp_path / "t"), schema, partition_by=column)
+    rows = [{"n": n, "s": "a b" if n < 3 else "c", "ts": START if n < 3 else None} for n in range(6)]
+    table.append(pa.Table.from_pylist(rows, schema=schema))
+    table.delete("n = 3")
+    table.publish()
+    assert _found_by_all(table) == [plain(table.scan().to_arrow())] * 2, "a partition of a plain name waits for nothing"
+    before = plain(table.scan().to_arrow())
+    table.delete(deleted)
+    waiting = table.publish()
+    assert (waiting.version, waiting.commits) == (2, 0)
+    assert waiting.waits_for is not None
+    assert "1 split with a `%` in its key" in waiting.waits_for
+    assert _found_by_all(table) == [before] * 2
+    write_anew(table)
+    assert table.refresh().publish().waits_for is None
+    assert _found_by_all(table) == [plain(table.scan().to_arrow())] * 2
+
+
 def test_bounds_of_delta_prune_no_row(tmp_path: Path) -> None:
     schema = pa.schema(
         [("x", pa.float64()), ("s", pa.string()), ("t", pa.timestamp("us", "UTC")), ("d", pa.decimal128(30, 20))]
@@ -331,3 +408,12 @@ def test_what_delta_cannot_show_waits_until_the_rows_are_written_anew(
     done = table.refresh().publish()
     assert (done.waits_for, done.commits) == (None, 1)
     assert by_delta_rs(table.uri, 1, table.schema.names) == plain(table.scan().to_arrow())
+
+
+def test_a_reason_speaks_of_one_split_as_of_one(tmp_path: Path) -> None:
+    table = Table.create(str(tmp_path / "t"), pa.schema([("d", pa.date32())]))
+    table.append([{"d": dt.date(2024, 1, 1)}])
+    table.widen_column("d", "timestamp")
+    reason = table.publish().waits_for
+    assert reason is not None
+    assert reason.startswith("1 split has dates where column 'd' has timestamps; compact its window, or")

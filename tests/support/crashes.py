@@ -18,11 +18,11 @@ def left_by_crashes(start: ObjectStore, run: Callable[[ObjectStore], object]) ->
     """Run on a copy of the store for each request of the run, end there, and return what is left, the same once.
 
     The run ends before each request, and after each that changes something: one that only reads leaves the same objects
-    behind when the run ends after it.
+    behind when the run ends after it. Objects are the same by key and by ETag, which counts the puts of a store.
     """
     whole = FaultStore(copy_of(start))
     run(whole)
-    found: dict[frozenset[str], MemoryStore] = {}
+    found: dict[frozenset[tuple[str, str]], MemoryStore] = {}
     for number, each in enumerate(whole.trace):
         for side in [CrashFault.BEFORE] if each.request.kind in READS else CrashFault:
             objects = copy_of(start)
@@ -30,5 +30,5 @@ def left_by_crashes(start: ObjectStore, run: Callable[[ObjectStore], object]) ->
             store.at(number, side)
             with pytest.raises(Crash):
                 run(store)
-            found.setdefault(frozenset(info.key for info in objects.list("")), objects)
+            found.setdefault(frozenset((info.key, info.etag) for info in objects.list("")), objects)
     return [*found.values()]
