@@ -21,6 +21,7 @@ from assets.checks import check_keys
 from assets.launcher import InProcessLauncher, JobName
 from examples import landing, two_stores
 from examples.datasets import planes, words
+from examples.look import look
 from examples.narrator import Narrator
 from examples.producer import RAW_LOG
 from jobs.spark.spark import Spark
@@ -118,6 +119,7 @@ def main() -> int:
         pipeline.check("access_log")
         pipeline.check("planes")
     ask(logs, aircraft, vocabulary, narrator)
+    look(narrator)
     console.print(f"\nDone in {time.perf_counter() - started:.0f} s. Look around:")
     for line in LOOK_AROUND:
         console.print(f"   {line}", highlight=False, markup=False)
@@ -290,6 +292,7 @@ def time_travel(logs: Table) -> list[dict[str, object]]:
 
 LOOK_AROUND = (
     "make ui                                        the Dagster UI: every run above, its metrics and checks",
+    "report.html                                    splits per window, cost and history of every table",
     ".venv/bin/tidemark describe access_log         windows, indexes, regions of a table",
     ".venv/bin/tidemark history access_log          every commit",
     ".venv/bin/tidemark search access_log 'request:logstash' --index text",

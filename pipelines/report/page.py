@@ -11,6 +11,7 @@ from pipelines.report import svg
 from pipelines.report.content import Content, Prices, Window
 from pipelines.report.svg import Cell, Pair, Point, minute, text
 from storage_core.read.status import Status
+from storage_core.wording import counted
 
 MOST_ROWS: Final = 31
 MOST_PAIRS: Final = 80
@@ -95,10 +96,12 @@ def _about(content: Content, status: Status) -> Iterator[str]:
         "rows": f"{status.rows:,}",
         "bytes": f"{status.bytes:,}",
         "write amplification": "" if amplification is None else f"{amplification:.2f}",
-        "next compaction": f"{run.splits:,} → {run.outputs:,} splits, reads {run.read_bytes:,} bytes",
+        "next compaction": f"{run.splits:,} → {run.outputs:,} splits, reads {run.read_bytes:,} bytes"
+        if run.splits
+        else "nothing to do",
         "retention frees": f"{status.freed_bytes:,} bytes",
         "oldest unmerged": "" if status.oldest_unmerged_ms is None else duration(status.oldest_unmerged_ms),
-        "quarantine": f"{status.quarantine_entries:,} entries",
+        "quarantine": counted(status.quarantine_entries, "entry", "entries"),
         "freshness": "not declared" if status.freshness_ms is None else duration(status.freshness_ms),
         "behind": ", ".join(status.behind).replace("_", " ") or "nothing",
     }
