@@ -349,7 +349,7 @@ def test_the_small_benchmark_compares_every_read_with_that_of_spark_s_own_reader
 
     assert session is not None, "the benchmark joins it"
     found = list(measure(small=True))
-    assert len({each.name for each in found}) == 3
+    assert len({each.name for each in found}) == 7
     assert all(each.against == "Spark's Parquet reader" and each.ratio and each.value > 0 for each in found)
 
 
