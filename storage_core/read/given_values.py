@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable
+from typing import Any
 
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.read.predicate import Filter, col
-from storage_core.rows.bound_text import has_bounds
+from storage_core.rows.bound_text import has_bounds, text_of
 from storage_core.rows.columns import value_of
 from storage_core.rows.vectors import type_text
 
@@ -23,7 +24,7 @@ MIDNIGHT = dt.time(0)
 def one_of(field: pa.Field, texts: Iterable[str]) -> Filter:
     """Return the condition that a column has one of these values, each given as text; without any no row meets it.
 
-    Raises `InvalidInput` naming a text that is no value of the column's type.
+    Raises `InvalidInput` naming a text that is no value of the column's type, or not the one text of its value.
     """
     return col(field.name).isin([_value(field, each) for each in texts])
 
@@ -39,7 +40,7 @@ def between(field: pa.Field, start: dt.datetime, end: dt.datetime) -> Filter:
     return (column >= first) & (column < last)
 
 
-def _value(field: pa.Field, text: str) -> str:
+def _value(field: pa.Field, text: str) -> Any:
     if pa.types.is_string(field.type):
         return text
     if not has_bounds(field.type):
@@ -48,13 +49,19 @@ def _value(field: pa.Field, text: str) -> str:
             column=field.name,
         )
     try:
-        found: str = value_of(text, field.type).as_py()
+        found = value_of(text, field.type)
     except (ValueError, pa.ArrowException) as error:
         raise InvalidInput(
             f"column {field.name!r}: {quoted(text)} is not a value of {type_text(field.type)}: {error}",
             column=field.name,
         ) from error
-    return found
+    if (own := text_of(found)) != text:
+        raise InvalidInput(
+            f"column {field.name!r}: {quoted(text)} is the value {own} in other words, by which two texts would be the "
+            f"same rows; write {own}",
+            column=field.name,
+        )
+    return found.as_py()
 
 
 def _instant(field: pa.Field, instant: dt.datetime) -> dt.datetime | dt.date:

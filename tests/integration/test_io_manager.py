@@ -194,6 +194,29 @@ def test_rows_of_every_type_are_stored_and_loaded_by_partition(instance: Dagster
     assert read(root) == [1, 1, 2, 2]
 
 
+def test_what_is_loaded_as_pandas_is_stored_as_it_was(instance: DagsterInstance, root: str) -> None:
+    columns = {
+        "whole": pa.array([2**53 + 1, None], pa.int64()),
+        "real": pa.array([float("nan"), None], pa.float64()),
+        "list": pa.array([[1, None], None], pa.list_(pa.int64())),
+        "map": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+        "struct": pa.array([{"p": None}, None], pa.struct([("p", pa.int64())])),
+        "late": pa.array([dt.datetime(9999, 1, 1, tzinfo=dt.UTC), None], pa.timestamp("us", "UTC")),
+    }
+    original = pa.table(columns)
+    for name in ("source", "copy"):
+        Table.create(f"{root}/{name}", original.schema)
+    Table.open(f"{root}/source").append(original)
+
+    @asset
+    def copy(source: pd.DataFrame) -> pd.DataFrame:
+        return source
+
+    run(instance, root, AssetSpec("source"), copy)
+    found, expected = (Table.open(f"{root}/{name}").scan().to_arrow() for name in ("copy", "source"))
+    assert list(map(str, found.to_pylist())) == list(map(str, expected.to_pylist()))
+
+
 def test_a_frame_of_pandas_that_was_filtered_is_stored_without_its_row_numbers(
     instance: DagsterInstance, root: str
 ) -> None:

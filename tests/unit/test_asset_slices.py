@@ -114,6 +114,9 @@ def test_dimensions_are_columns_by_their_names_or_as_they_are_called(table: tm.T
         (MultiPartitionsDefinition({"a": DAYS, "b": VIENNA}), "2026-03-29|2026-03-29", None, "a table has one time"),
         (COUNTRIES, "at", "at", "column 'at': 'at' is not a value of timestamp[us, tz=UTC]"),
         (COUNTRIES, "at", "n", "column 'n': 'at' is not a value of int64"),
+        (COUNTRIES, "01", "n", "column 'n': '01' is the value 1 in other words"),
+        (COUNTRIES, "0x1", "n", "column 'n': '0x1' is "),
+        (COUNTRIES, "20260329", "day", "column 'day': '20260329' is "),
     ],
 )  # fmt: skip
 def test_what_selects_no_rows_is_refused(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import shortened
 from storage_core.rows.frames import Data, arrow_data
-from tidemark.io_manager import spark_frames
+from tidemark.io_manager import pandas_frames, spark_frames
 
 if TYPE_CHECKING:
     from storage_core.read.scan import Scan
@@ -64,7 +64,7 @@ def rows_in(scan: Scan, form: Form) -> object:
         case Form.READER:
             return scan.to_reader()
         case Form.PANDAS:
-            return scan.to_pandas()
+            return pandas_frames.frame_of(scan.to_arrow())
         case Form.POLARS:
             return scan.to_polars()
         case Form.POLARS_LAZY:
