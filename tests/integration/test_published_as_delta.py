@@ -22,6 +22,7 @@ from tests.support.published import (
     SCHEMA,
     START,
     Rows,
+    by_daft,
     by_delta_rs,
     by_duckdb,
     by_polars,
@@ -151,6 +152,7 @@ def test_without_vectors_a_table_is_shown_at_compaction_points_to_readers_that_k
     assert done.waits_for is not None
     assert "`vectors: none` waits; compact their windows" in done.waits_for
     assert plain(deltalake.DeltaTable(table.uri).to_pyarrow_table().select(SCHEMA.names)) == before
+    assert by_daft("delta", table.uri, [(1, SCHEMA.names)]) == [before]
     upkeep.compact(table)
     assert table.refresh().publish().waits_for is None
     shown = deltalake.DeltaTable(table.uri)

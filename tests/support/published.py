@@ -173,6 +173,11 @@ def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]], 
     return _printed(Path(sys.executable), "spark_delta.py", uri, versions, names, streamed)
 
 
+def by_daft(format_: str, place: str, versions: Sequence[tuple[int, Sequence[str]]]) -> list[Rows]:
+    """Return the rows that Daft finds at each version, given its columns; of Delta at the newest."""
+    return [ordered(each) for each in _printed(_readers(), "daft_tables.py", format_, place, versions)]
+
+
 def counted_by_duckdb(expression: str, folder: Path) -> Any:
     """Return how many rows an expression of `duckdb` finds that is evaluated in a folder."""
     return _printed(_readers(), "duckdb_extensions.py", expression, cwd=folder)
