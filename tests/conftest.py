@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import quick_java
 from tests.support.scale import scaled
-from tests.tiers import is_extended
+from tests.tiers import is_extended, tier_of
 
 if TYPE_CHECKING:
     from jobs.spark.spark import Spark
@@ -53,14 +54,28 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not load files of which `-m` chooses no test: to load all of them takes each process half a minute."""
+    unwanted = {"not extended": "extended", "extended": "first"}.get(config.option.markexpr.split(" and ")[0])
+    return True if unwanted and collection_path.suffix == ".py" and _tier_of(collection_path) == unwanted else None
+
+
+@cache
+def _tier_of(path: Path) -> str | None:
+    return tier_of(path.relative_to(REPOSITORY).as_posix(), partial(path.read_text, encoding="utf-8"))
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that `make test` leaves out."""
+    """Mark the tests that `make test` leaves out; fail for one that is not of the tier that its file is known by."""
     for item in items:
         needs = {mark.name for mark in item.iter_markers()}
         needs.update(item.fixturenames if isinstance(item, pytest.Function) else ())
-        if is_extended(item.path.relative_to(REPOSITORY).as_posix(), item.name, needs):
+        is_left_out = is_extended(item.path.relative_to(REPOSITORY).as_posix(), item.name, needs)
+        if is_left_out:
             item.add_marker(pytest.mark.extended)
+        if _tier_of(item.path) == ("first" if is_left_out else "extended"):
+            raise pytest.UsageError(f"{item.nodeid} is of another tier than tests/tiers.py takes its whole file for")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ speaks for the product to somebody who runs the tests for the first time.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 NEEDS_SECONDS_TO_START = frozenset({"spark", "dagster"})
 """Markers, and fixtures, of tests that are extended."""
@@ -99,6 +99,19 @@ LONG = {
     ),
 }
 """Files that are extended for other reasons, which take more than ten seconds each."""
+
+
+def tier_of(file: str, text: Callable[[], str]) -> str | None:
+    """Return "extended" or "first" where all tests of a file are of that tier, None where each has to be looked at.
+
+    `text` reads the file: tests that are extended for what they need name it there.
+    """
+    if any(each.startswith(f"{file}::") for each in SPEAK_FOR_THE_PRODUCT):
+        return None
+    if is_extended(file, "", ()):
+        return "extended"
+    needs = () if file in SPEAK_FOR_THE_PRODUCT else NEEDS_SECONDS_TO_START
+    return None if any(each in text() for each in needs) else "first"
 
 
 def is_extended(file: str, test: str, needs: Collection[str]) -> bool:

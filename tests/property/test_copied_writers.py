@@ -49,7 +49,7 @@ def copies(table: KeyedTable, count: int) -> list[RegionWriter]:
 
 
 @given(STEPS)
-@settings(max_examples=scaled(200), deadline=None)
+@settings(max_examples=scaled(80), deadline=None)
 def test_what_any_copy_was_told_is_durable_is_there_whatever_the_others_put(steps: list[tuple[int, bool]]) -> None:
     table = KeyedTable(MemoryStore("planes")).create()
     with table.writer() as before:
@@ -100,7 +100,7 @@ OPERATIONS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["put", "put"
 
 
 @given(OPERATIONS)
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 def test_what_a_copy_appends_to_a_generation_that_another_flushed_is_of_the_next_one(
     steps: list[tuple[int, str]],
 ) -> None:

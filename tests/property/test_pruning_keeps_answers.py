@@ -237,7 +237,7 @@ def assert_sound(sample: Sample, predicate: Predicate, matching: set[int]) -> No
             assert not matching & set(range(number * 10, number * 10 + 10))
 
 
-@settings(max_examples=scaled(150), deadline=None)
+@settings(max_examples=scaled(75), deadline=None)
 @given(wanted=conditions(WIDE.names))
 def test_no_split_with_a_matching_row_is_left_out(sample: Sample, wanted: Filter) -> None:
     assert_sound(sample, wanted.predicate, sample.matching(wanted.expression))
@@ -257,7 +257,7 @@ def test_every_column_prunes(sample: Sample, name: str) -> None:
     assert 0 < sum(pruned.keep.to_pylist()) < sample.count
 
 
-@settings(max_examples=scaled(30), deadline=None)
+@settings(max_examples=scaled(15), deadline=None)
 @given(GROUPS, conditions())
 def test_a_pruned_read_returns_the_rows_of_a_full_read(groups: list[list[dict[str, object]]], wanted: Filter) -> None:
     store, splits = written(groups)
@@ -275,7 +275,7 @@ FIELDS = [
 ]
 
 
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 @given(GROUPS, st.lists(st.sampled_from([each for each in FIELDS if each != "hour(day)"]), max_size=3), conditions())
 def test_values_of_partitions_leave_no_matching_row_out(
     groups: list[list[dict[str, object]]], texts: list[str], wanted: Filter
@@ -349,7 +349,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     del found.rows
 
 
-@settings(max_examples=scaled(20), deadline=None)
+@settings(max_examples=scaled(10), deadline=None)
 @given(wanted=conditions())
 def test_a_scan_returns_what_duckdb_finds_in_all_rows(events: Written, wanted: Filter) -> None:
     found = events.table.scan(filter=wanted).to_duckdb().fetchall()

@@ -70,7 +70,7 @@ def _write(writer: TableWriter, step: Step, text: str) -> None:
 
 @pytest.mark.parametrize("place", ["disk", "memory"])
 @pytest.mark.parametrize("schema", [PLAIN, SCHEMA], ids=["plain", "with a column called as one of the engine's"])
-@settings(max_examples=scaled(12), deadline=None)
+@settings(max_examples=scaled(6), deadline=None)
 @given(before=STEPS, flushed=STEPS, tail=STEPS, condition=st.sampled_from(list(CONDITIONS)))
 def test_a_read_above_the_base_gives_the_rows_of_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory,

@@ -103,7 +103,7 @@ def ours(table: Table, query: str) -> list[str] | str:
         return "refused"
 
 
-@settings(max_examples=scaled(25), deadline=None)
+@settings(max_examples=scaled(12), deadline=None)
 @given(groups=st.lists(ROWS, min_size=1, max_size=2), wanted=st.lists(conditions(), min_size=4, max_size=6))
 def test_a_query_over_splits_equals_the_query_over_a_native_table(
     groups: list[list[dict[str, object]]], wanted: list[str]

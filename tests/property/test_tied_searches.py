@@ -117,7 +117,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("is_local", [True, False])
 @pytest.mark.parametrize(("first", "sort_schema"), ORDERS)
 @pytest.mark.usefixtures("small")
-@settings(max_examples=scaled(3), deadline=None)
+@settings(max_examples=scaled(2), deadline=None)
 @given(seeds)
 def test_of_an_append_table(is_local: bool, first: str, sort_schema: str | None, seed: int) -> None:
     chance, numbers = Random(seed), count()
@@ -137,7 +137,7 @@ def test_of_an_append_table(is_local: bool, first: str, sort_schema: str | None,
 
 @pytest.mark.parametrize("is_local", [True, False])
 @pytest.mark.usefixtures("small")
-@settings(max_examples=scaled(5), deadline=None)
+@settings(max_examples=scaled(3), deadline=None)
 @given(seeds, st.sampled_from([["name", "n"], ["n"], ["at", "n"]]))
 def test_of_a_keyed_table_with_generations(is_local: bool, seed: int, key: list[str]) -> None:
     chance = Random(seed)

@@ -30,10 +30,10 @@ from storage_core.split.context import context_of
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.changed_rows import CONFIG, START, created, index, kept, opened, require_sound, row, rows_of
-from tests.support.copies import copy_of
+from tests.support.copies import contents, copy_of
 from tests.support.fault_store import FaultStore
 from tests.support.keyed_table import Row
-from tests.support.meanwhile import Meanwhile
+from tests.support.meanwhile import Meanwhile, repeatable
 
 Act = Callable[[Table], object]
 Model = Callable[[Sequence[Row]], Sequence[Row]]
@@ -158,8 +158,14 @@ ingest         | ok     | ok             | ok     | ok        | ok     | ok     
 """  # noqa: E501  # it is read as the page's table is
 
 
-def _act(name: str, store: ObjectStore) -> None:
-    OTHERS[name][1](opened(store, 5))
+@cache
+def _repeatable(name: str) -> Callable[[ObjectStore], None]:
+    """What somebody else does: worked out once for the same objects, for most requests of a statement only read."""
+
+    def act(store: ObjectStore) -> None:
+        OTHERS[name][1](opened(store, 5))
+
+    return repeatable(act)
 
 
 def _cells() -> Iterator[tuple[str, str, str]]:
@@ -213,10 +219,11 @@ def test_every_cell_of_statements_beside_others_at_every_request(mine: str, thei
     before = _start(has_new_windows="rewindow" in (mine, theirs))
     start = opened(before, 3).snapshot
     aborted = 0
+    judged: set[tuple[object, ...]] = set()
     objects = copy_of(before)
     for instant in range(1_000):
         objects = copy_of(before)
-        meanwhile = Meanwhile(instant, partial(_act, theirs, objects))
+        meanwhile = Meanwhile(instant, partial(_repeatable(theirs), objects))
         process = opened(FaultStore(objects, watch=meanwhile), 4)
         first = [mine]
         try:
@@ -227,7 +234,10 @@ def test_every_cell_of_statements_beside_others_at_every_request(mine: str, thei
             first = []
         if not meanwhile.acted:
             break
-        _require_expected(objects, start, [*first, theirs])
+        left = frozenset(contents(objects).items()), *first
+        if left not in judged:
+            judged.add(left)
+            _require_expected(objects, start, [*first, theirs])
     assert instant > 1
     assert (aborted > 0) == (outcome == "abort")
     require_sound(objects)
