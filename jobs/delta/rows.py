@@ -124,7 +124,7 @@ class _Target:
         if records.num_rows:
             routed = route(self.context.table_id, self.config.region_spec, records)
             for region, places in groups_of(routed):
-                own = records.take(places)
+                own = records if len(places) == records.num_rows else records.take(places)
                 yield region, write_part(self.store, own, region=region.id, clock=SystemClock(), ids=SystemIds())
 
 
