@@ -16,7 +16,7 @@ from storage_core.catalog.schema import SPLITS, TABLES
 COPIED_ROWS: Final = 1_000
 """Fewer go in by INSERT, with everything else of a commit."""
 ANEW_ROWS: Final = 20_000
-"""Fewer go into the indexes of SQLite one by one."""
+"""Fewer go into the indexes one by one."""
 
 
 def insert(connection: Connection, table: sa.Table, rows: pa.Table) -> None:
@@ -38,22 +38,27 @@ def insert(connection: Connection, table: sa.Table, rows: pa.Table) -> None:
 def bulk(connection: Connection, splits: int) -> Iterator[None]:
     """Let a block insert so many splits fast.
 
-    SQLite makes its indexes anew behind the block where most of the rows are new: that is sorting, and changing them
-    row by row is not. Its readers see what was there before. PostgreSQL looks at the rows behind the block, or its
-    planner would take the table for an empty one.
+    Indexes are made anew behind the block where most of the rows are new, in PostgreSQL where all are: that is sorting,
+    and changing them row by row is not. Readers of SQLite see what was there before; those of PostgreSQL would have to
+    wait, so they do for the first rows only. PostgreSQL looks at the rows behind the block, or its planner would take
+    the table for an empty one.
     """
-    if connection.dialect.name == "postgresql":
-        yield
-        if splits >= COPIED_ROWS:
-            connection.exec_driver_sql(f"ANALYZE {SPLITS.name}")
-        return
-    others = connection.execute(sa.select(sa.func.sum(TABLES.c.live_splits))).scalar() or 0
-    dropped = SPLITS.indexes if splits >= max(ANEW_ROWS, int(others) // 2) else set()
+    dropped = SPLITS.indexes if splits >= ANEW_ROWS and _is_new(connection, splits) else set()
     for index in dropped:
         index.drop(connection)
     yield
     for index in dropped:
         index.create(connection)
+    if connection.dialect.name == "postgresql" and splits >= COPIED_ROWS:
+        connection.exec_driver_sql(f"ANALYZE {SPLITS.name}")
+
+
+def _is_new(connection: Connection, splits: int) -> bool:
+    """Whether so many splits are most of what there will be, or in PostgreSQL the first."""
+    if connection.dialect.name == "postgresql":
+        return connection.execute(sa.select(SPLITS.c.split_id).limit(1)).first() is None
+    others = connection.execute(sa.select(sa.func.sum(TABLES.c.live_splits))).scalar() or 0
+    return splits >= int(others) // 2
 
 
 def _copy(connection: Connection, statement: str, rows: pa.Table) -> None:

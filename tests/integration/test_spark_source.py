@@ -414,9 +414,11 @@ def test_a_table_is_copied_by_a_stream_that_is_killed_and_stopped_again_and_agai
     program = [sys.executable, "-m", "tests.integration.copy_in_spark", "local[2]", source.uri, copy.uri, checkpoint]
     for kill in range(kills):
         running = subprocess.Popen(program, start_new_session=True)
-        wait_for_commits(copy, 1, running.poll)
-        time.sleep(Random(kill).choice([0, 0.2, 0.5]) if kill else 0)  # the first time just behind its commit
-        os.killpg(running.pid, signal.SIGKILL)
+        try:
+            wait_for_commits(copy, 1, running.poll)
+            time.sleep(Random(kill).choice([0, 0.2, 0.5]) if kill else 0)  # the first time just behind its commit
+        finally:
+            os.killpg(running.pid, signal.SIGKILL)
         assert running.wait() == -signal.SIGKILL, "it was at work"
         source.append([row(1_000 + kill)])
     query = follow(session, source.uri, copy.uri, checkpoint)

@@ -12,6 +12,7 @@ from threading import Thread
 
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 
 import tidemark as tm
 from storage_core.catalog.answers import FoundSplit, Page, Place, Refreshed
@@ -310,6 +311,37 @@ def test_killed_at_any_statement_it_is_at_a_whole_version_and_goes_on(
         assert (checked.shown, checked.version) == ([], head), number
     for each in behind.values():
         each.close()
+
+
+def test_the_first_rows_go_in_before_their_indexes_and_leave_all_of_them_wherever_that_is_killed(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_core.catalog.insertion.ANEW_ROWS", 1)
+    first, second = (begun(str(tmp_path / name)) for name in ("first", "second"))
+
+    def index_names(catalog: Catalog) -> set[str]:
+        with catalog.database.read() as connection:
+            return {str(each["name"]) for each in sa.inspect(connection).get_indexes("splits")}
+
+    def note(*found: object) -> None:
+        dropped.extend(each for each in found if str(each).strip().startswith("DROP INDEX"))
+
+    dropped: list[object] = []
+    with tm.open_catalog(database_url) as catalog:
+        every = index_names(catalog)
+    for number in range(1, MOST_STATEMENTS, 3):
+        with tm.open_catalog(database_url) as catalog:
+            sa.event.listen(catalog.database.engine, "before_cursor_execute", note)
+            Killer(at=number)(catalog.database.engine)
+            with suppress(Crash):
+                catalog.refresh(first.uri)
+        with tm.open_catalog(database_url) as catalog:
+            assert index_names(catalog) == every
+    with tm.open_catalog(database_url) as catalog:
+        catalog.refresh(second.uri)
+        assert index_names(catalog) == every
+        assert [catalog.check(each.uri).shown for each in (first, second)] == [[], []]
+    assert len(dropped) >= len(every)
 
 
 def test_two_refreshers_at_once_apply_each_version_once(database_url: str, tmp_path: Path) -> None:
