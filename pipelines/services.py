@@ -24,6 +24,9 @@ LOCATION = "tidemark"
 HEARTBEAT_SECONDS = 30
 """A code server that hears nothing of its watch for so long ends, so that none is left over."""
 
+BACKFILLS_WAIT = {"DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1"}
+"""By this a backfill waits while the code server is away. Without it, it takes its assets for removed, and fails."""
+
 _PACKAGES = Path(__file__).resolve().parents[1]
 _LONGEST_SOCKET = 100
 """Bytes: systems refuse longer paths of sockets, macOS above 103."""
@@ -93,7 +96,7 @@ def command_of(service: Service, address: Address, home: Path, *, host: str, por
 def environment_of(home: Path, tables: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of every service."""
     ours = {"DAGSTER_HOME": str(home), TABLES: str(tables), "DAGSTER_DISABLE_TELEMETRY": "1"}
-    return {**environment, **first_on_path(environment), **ours}
+    return {**environment, **first_on_path(environment), **ours, **BACKFILLS_WAIT}
 
 
 def _python(module: str) -> Sequence[str]:

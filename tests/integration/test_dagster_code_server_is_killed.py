@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import time
@@ -11,23 +12,31 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dagster import DagsterInstance, DagsterRunStatus
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 from dagster._cli.job import job_cli
+from dagster._core.execution.backfill import PartitionBackfill
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import GrpcServerTarget
+from dagster._daemon.backfill import execute_backfill_iteration
 from dagster._daemon.run_coordinator import QueuedRunCoordinatorDaemon
 from dagster._grpc.client import DagsterGrpcClient
 from dagster._grpc.server import wait_for_grpc_server
 
 from pipelines.instance import SETTINGS, home
+from pipelines.services import BACKFILLS_WAIT
 
-pytestmark = pytest.mark.dagster
+pytestmark = [
+    pytest.mark.dagster,
+    pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources`:DeprecationWarning"),  # Dagster's own call
+]
+
+LOG = logging.getLogger(__name__)
 
 DELAY_SECONDS = yaml.safe_load(SETTINGS.read_text())["run_queue"]["user_code_failure_retry_delay"]
 WAITING = 2
 
 CODE = """
-from dagster import Definitions, job, op
+from dagster import Definitions, StaticPartitionsDefinition, asset, job, op
 
 @op
 def speak():
@@ -37,7 +46,11 @@ def speak():
 def short():
     speak()
 
-defs = Definitions(jobs=[short])
+@asset(partitions_def=StaticPartitionsDefinition(["a", "b"]))
+def parted():
+    pass
+
+defs = Definitions(assets=[parted], jobs=[short])
 """
 
 
@@ -63,12 +76,35 @@ def folder(tmp_path: Path, history: object, monkeypatch: pytest.MonkeyPatch) -> 
     return settled
 
 
+def request_backfill(workspace: WorkspaceProcessContext) -> str:
+    """Request one of an asset and return its id."""
+    backfill = PartitionBackfill.from_asset_partitions(
+        backfill_id="of_parted",
+        asset_graph=workspace.create_request_context().asset_graph,
+        partition_names=["a", "b"],
+        asset_selection=[AssetKey("parted")],
+        backfill_timestamp=time.time(),
+        tags={},
+        dynamic_partitions_store=workspace.instance,
+        all_partitions=False,
+        title=None,
+        description=None,
+        run_config=None,
+    )
+    workspace.instance.add_backfill(backfill)
+    return backfill.backfill_id
+
+
 def statuses(instance: DagsterInstance) -> list[DagsterRunStatus]:
     return [run.status for run in instance.get_runs()]
 
 
 @pytest.mark.parametrize("history", ["postgresql"], indirect=True)
-def test_waiting_runs_wait_for_a_killed_code_server_and_go_on_when_it_is_back(folder: Path, free_port: int) -> None:
+def test_runs_and_backfills_wait_for_a_killed_code_server_and_go_on_when_it_is_back(
+    folder: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in BACKFILLS_WAIT.items():
+        monkeypatch.setenv(name, value)
     target = GrpcServerTarget(host="localhost", port=free_port, socket=None, location_name=None)
     with (
         DagsterInstance.from_config(str(folder)) as instance,
@@ -84,15 +120,24 @@ def test_waiting_runs_wait_for_a_killed_code_server_and_go_on_when_it_is_back(fo
         with code_server(free_port) as server, WorkspaceProcessContext(instance, target) as workspace:
             for _ in range(WAITING):
                 job_cli.main(["launch", "-j", "short", "--grpc-port", str(free_port)], standalone_mode=False)
+            backfill_id = request_backfill(workspace)
             server.kill()
             server.wait()
             for attempt in range(2):
                 tick(attempt * (DELAY_SECONDS + 1), workspace)
                 assert statuses(instance) == [DagsterRunStatus.QUEUED] * WAITING
+            with pytest.warns(UserWarning, match="Error loading repository location"):
+                workspace.refresh_workspace()
+            assert not [each for each in execute_backfill_iteration(workspace, LOG) if each]
 
         with code_server(free_port), WorkspaceProcessContext(instance, target) as workspace:
             tick(2 * (DELAY_SECONDS + 1), workspace)
             while not all(run.is_finished for run in instance.get_runs()):
                 time.sleep(0.1)
 
-        assert statuses(instance) == [DagsterRunStatus.SUCCESS] * WAITING
+            assert statuses(instance) == [DagsterRunStatus.SUCCESS] * WAITING
+            assert not [each for each in execute_backfill_iteration(workspace, LOG) if each]
+
+        backfill = instance.get_backfill(backfill_id)
+        assert backfill is not None
+        assert (backfill.status.value, instance.get_runs_count()) == ("REQUESTED", WAITING + 2)
