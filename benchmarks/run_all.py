@@ -37,6 +37,7 @@ BENCHMARKS = (
     "read_memory",
     "read_client",
     "catalogue",
+    "many_tables",
     "startup",
 )
 PACKAGES = (

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dagster import DagsterInstance, RunRequest, build_sensor_context
+from dagster import AssetKey, DagsterInstance, RunRequest, build_sensor_context
 
-from assets.launcher import PipesLauncher
+from assets.launcher import InProcessLauncher, PipesLauncher
+from jobs.spark.spark import Spark
+from pipelines.at_work import AtWork
 from pipelines.catalog import build_definitions
 from pipelines.jobs import assets_of_jobs
 from pipelines.tables import read_tables
@@ -89,9 +91,9 @@ def test_five_hundred_tables_have_as_few_jobs_schedules_and_sensors_as_one(tmp_p
     repository = found.get_repository_def()
     names = [name for name in repository.job_names if not name.startswith("__")]
     assert len(repository.asset_graph.get_all_asset_keys()) > 4 * TABLES
-    assert (len(names), len(repository.schedule_defs), len(repository.sensor_defs)) == (9, 2, 1)
+    assert (len(names), len(repository.schedule_defs), len(repository.sensor_defs)) == (10, 3, 2)
     compacted = repository.get_job("compact").asset_layer.executable_asset_keys  # of different partitions
-    assert len({*compacted}) == TABLES
+    assert len(set(compacted)) == TABLES
 
 
 def test_an_idle_table_costs_one_request_a_look_and_what_is_new_is_seen_within_three(
@@ -157,3 +159,29 @@ def test_a_step_with_a_cron_line_is_asked_for_at_its_times_and_what_waits_for_lo
     assert ticks.tick() == []
     ticks.clock.added_ms = 400 * 86_400_000
     assert ticks.tick() == ["t001 ingest"]
+
+
+def test_of_many_tables_in_one_run_one_fails_with_one_line_and_only_that_one_rests(
+    tmp_path: Path, instance: DagsterInstance
+) -> None:
+    found = read_tables(declare_tables(tmp_path, 4))
+    tables = [each.declaration for each in found.tables]
+    broken = Table.declare(tables[2])
+    for each in tables:
+        Table.declare(each)
+    for file in Path(tables[2].uri).rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"torn")
+    with Spark() as spark:  # which checkpoints do not start
+        job = build_definitions(found, InProcessLauncher(spark)).resolve_job_def("checkpoint")
+        result = job.execute_in_process(instance=instance, raise_on_error=False)
+    (failure,) = result.get_step_failure_events()
+    shown = failure.step_failure_data.user_failure_data
+    assert failure.step_key == f"{broken.uri.rpartition('/')[2]}__checkpointed"
+    assert shown is not None
+    assert str(shown.description).startswith("corrupt: ")
+    assert "\n" not in str(shown.description)
+    assert [Table.open(each.uri).snapshot.checkpoint_version for each in tables if each is not tables[2]] == [0] * 3
+    at_work = AtWork.of(instance, assets_of_jobs(tables), now_ms=SystemClock().now_ms())
+    assert not at_work.busy
+    assert at_work.resting == {AssetKey(["t002", "checkpointed"])}

@@ -1,0 +1,96 @@
+"""What hundreds of tables cost Dagster: load, validate, a tick of the upkeep sensor with nothing to do and with debt.
+
+Seconds are of the processor. Requests are of storage, as the sensor counts them. Nothing runs: runs are asked for only.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.metrics import Metric, command
+
+if TYPE_CHECKING:
+    from pipelines.upkeep import Upkeep
+
+FULL, SMALL, IN_DEBT = 500, 20, 20
+LOAD_AIM = 10.0
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield seconds, requests, memory and counts, each beside the number of tables."""
+    began = time.process_time()
+    from dagster import DagsterInstance, build_sensor_context  # Dagster is what is measured
+
+    from assets.launcher import PipesLauncher
+    from pipelines.catalog import build_definitions
+    from pipelines.jobs import assets_of_jobs
+    from pipelines.tables import read_tables
+    from pipelines.upkeep import Upkeep
+    from tests.support.many_tables import declare_tables, land_line
+
+    count = SMALL if small else FULL
+    with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, DagsterInstance.ephemeral() as instance:
+        declared = read_tables(declare_tables(Path(folder), count))
+        repository = build_definitions(declared, PipesLauncher(declared.root)).get_repository_def()
+        repository.load_all_definitions()
+        load = time.process_time() - began
+        yield Metric(name=f"{count} tables, load", value=load, unit="s", against="10 s", ratio=LOAD_AIM / load, aim=1.0)
+        for what, found in (
+            ("jobs", [name for name in repository.job_names if not name.startswith("__")]),
+            ("schedules", repository.schedule_defs),
+            ("sensors", repository.sensor_defs),
+        ):
+            yield Metric(name=f"{count} tables, {what}", value=len(found), unit="")
+        yield Metric(name=f"{count} tables, validate", value=_validated(Path(folder)), unit="s")
+        tables = [each.declaration for each in declared.tables]
+        upkeep = Upkeep(tables, assets_of_jobs(tables))
+
+        def tick() -> int:
+            with build_sensor_context(instance) as context:
+                return len(upkeep.tick(context).run_requests or [])
+
+        tick()  # sees all of them
+        yield from _ticked(f"{count} tables, a tick with nothing to do", upkeep, tick)
+        tick()  # asks logs; the next one asks landing places again
+        for each in [each for each in tables if each.landing][:IN_DEBT]:
+            land_line(each)
+        yield from _ticked(f"{count} tables, a tick with debt in {IN_DEBT}", upkeep, tick)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    yield Metric(name=f"{count} tables, peak memory", value=peak, unit="MiB")
+
+
+def _ticked(name: str, upkeep: Upkeep, tick: Callable[[], int]) -> Iterator[Metric]:
+    before, began = upkeep.requests, time.process_time()
+    runs = tick()
+    yield Metric(name=f"{name}, runs asked for", value=runs, unit="")
+    yield Metric(name=name, value=time.process_time() - began, unit="s")
+    yield Metric(name=f"{name}, requests", value=upkeep.requests - before, unit="")
+
+
+def _validated(folder: Path) -> float:
+    """The processor seconds of `dagster definitions validate`, with its code server."""
+
+    def spent() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = spent()
+    program = [str(Path(sys.executable).parent / "dagster"), "definitions", "validate", "-m", "pipelines.definitions"]
+    home = folder / "home"
+    home.mkdir()
+    given = {"TIDEMARK_TABLES": str(folder / "tables"), "DAGSTER_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run(program, cwd=folder, env={**os.environ, **given}, capture_output=True, check=True)
+    return spent() - before
+
+
+if __name__ == "__main__":
+    sys.exit(command(measure, __doc__.partition("\n")[0]))
