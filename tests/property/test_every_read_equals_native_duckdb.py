@@ -209,7 +209,7 @@ def test_every_read_equals_the_query_over_plain_rows(
         patch.setenv("TIDEMARK_CACHE_MIB", "1")
         chance = random.Random(seed)
         held = open_table()
-        rounds = [(nothing, False), (nothing, True)]  # cold, warm
+        rounds: list[tuple[Spoil, bool]] = [(nothing, False), (nothing, True)]  # cold, warm
         if place != "disk":  # where nothing is cached
             rounds += [(poison, False), (poison, True), (fill, False)]
         for spoil, is_held in rounds:
@@ -221,6 +221,9 @@ def test_every_read_equals_the_query_over_plain_rows(
             model.step(name, rows)
         held.refresh()
         model.require_answers(held, conditions)
+
+
+Spoil = Callable[[Path, random.Random], None]
 
 
 def nothing(_cache: Path, _chance: random.Random) -> None:
