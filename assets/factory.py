@@ -39,7 +39,7 @@ from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.index.debt import debt
 from storage_core.table import Table
-from tidemark.io_manager.failures import RETRIES, typed_failures
+from tidemark.io_manager.failures import typed_failures
 from tidemark.io_manager.metadata import table_metadata
 
 MODE_TAG = "tidemark/compaction"
@@ -236,7 +236,6 @@ def _asset(
             group_name=identifier(table),
             kinds=_KINDS[step.job],
             pool=f"tidemark_{identifier(table)}",
-            retry_policy=RETRIES,
             check_specs=[rejected_lines_spec(key)] if step.judge else None,
             owners=declaration.owners,
             tags=declaration.tags,

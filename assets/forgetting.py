@@ -16,7 +16,6 @@ from assets.names import identifier
 from jobs.requests.distribute import DistributeRequest
 from jobs.requests.forget import ForgetRequest
 from storage_core.declaration import TableDeclaration
-from tidemark.io_manager.failures import RETRIES
 
 
 def build_forget_job(declaration: TableDeclaration, raw_logs: Sequence[DistributeRequest]) -> JobDefinition:
@@ -31,7 +30,6 @@ def build_forget_job(declaration: TableDeclaration, raw_logs: Sequence[Distribut
         name=f"{name}_rows",
         config_schema={"where": str, "report": Field(bool, default_value=False)},
         required_resource_keys={LAUNCHER},
-        retry_policy=RETRIES,
         description="Erases the rows that meet `where`; with `report` only says what still holds them.",
     )
     def forget_rows(context: OpExecutionContext) -> None:
