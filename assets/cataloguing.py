@@ -10,7 +10,6 @@ from dagster import AssetExecutionContext, AssetKey, AssetsDefinition, Materiali
 from assets.launcher import Launcher
 from assets.metadata import metadata_of
 from jobs.requests.catalog import CatalogRequest
-from tidemark.io_manager.failures import RETRIES
 
 REFRESHED = AssetKey(["catalog", "refreshed"])
 
@@ -24,7 +23,6 @@ def build_catalog_asset(request: CatalogRequest, after: Sequence[AssetKey]) -> A
         description="The SQL catalogue shows the newest version of every table.",
         group_name="catalog",
         kinds={"sql"},
-        retry_policy=RETRIES,
         metadata={"job": "python -m jobs.refresh_catalog"},
     )
     def shown(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only

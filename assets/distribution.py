@@ -31,7 +31,6 @@ from assets.metadata import entries_in, json_value, mapping, metadata_of
 from assets.names import identifier
 from jobs.requests.distribute import DistributeRequest
 from storage_core.raw_declaration import RawLogDeclaration
-from tidemark.io_manager.failures import RETRIES
 
 NOTHING_MISSING = "nothing_is_missing"
 NOTHING_REJECTED = "no_rejected_records"
@@ -56,7 +55,6 @@ def build_distributed_asset(declaration: RawLogDeclaration, request: DistributeR
             group_name=identifier(name),
             kinds={"spark", "parquet"},
             pool=f"tidemark_raw_{identifier(name)}",
-            retry_policy=RETRIES,
             check_specs=[
                 AssetCheckSpec(
                     NOTHING_MISSING,

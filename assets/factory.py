@@ -38,7 +38,7 @@ from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.index.debt import debt
 from storage_core.table import Table
-from tidemark.io_manager.failures import RETRIES, typed_failures
+from tidemark.io_manager.failures import typed_failures
 from tidemark.io_manager.metadata import table_metadata
 
 MODE_TAG = "tidemark/compaction"
@@ -237,7 +237,6 @@ def _asset(
             group_name=identifier(table),
             kinds=_KINDS[step.job],
             pool=f"tidemark_{identifier(table)}",
-            retry_policy=RETRIES,
             check_specs=[rejected_lines_spec(key)] if step.judge else None,
             freshness_policy=freshness_policy(declaration, step.name),
             owners=declaration.owners,

@@ -16,7 +16,6 @@ from jobs.requests.distribute import DistributeRequest
 from jobs.requests.forget import ForgetRequest
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import InvalidInput
-from tidemark.io_manager.failures import RETRIES
 
 Fed = tuple[TableDeclaration, Sequence[DistributeRequest]]
 """A table, and the raw logs that it gets rows from."""
@@ -32,7 +31,6 @@ def build_forget_job(tables: Sequence[Fed]) -> JobDefinition:
         name="forget_rows",
         config_schema={"table": str, "where": str, "report": Field(bool, default_value=False)},
         required_resource_keys={LAUNCHER},
-        retry_policy=RETRIES,
         description="Erases the rows of `table` that meet `where`; with `report` only says what still holds them.",
     )
     def forget_rows(context: OpExecutionContext) -> None:

@@ -24,7 +24,6 @@ from assets.metadata import json_value, mapping, metadata_of
 from assets.names import identifier
 from jobs.requests.raw_log import RawLogRequest
 from storage_core.raw_declaration import RawLogDeclaration
-from tidemark.io_manager.failures import RETRIES
 
 EVERY_STORE_IS_WHOLE = "every_store_is_whole"
 NOTHING_IS_DAMAGED = "nothing_is_damaged"
@@ -79,7 +78,6 @@ def build_raw_asset(declaration: RawLogDeclaration, step: RawStep, request: RawL
         description=step.description,
         group_name=identifier(declaration.name),
         kinds={"python"},
-        retry_policy=RETRIES,
         check_specs=[AssetCheckSpec(step.check, asset=key, description=f"{', '.join(step.empty)}: none.")],
         owners=declaration.owners,
         tags=declaration.tags,

@@ -6,19 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dagster import Backoff, Failure, Jitter, RetryPolicy
+from dagster import Failure
 
 from storage_core.errors import TidemarkError
 
 # What the same step may do better later; any other kind fails the same way until somebody acts.
 _WORTH_A_RETRY = frozenset({"conflict", "held", "unavailable", "outcome_unknown", "snapshot_expired"})
 
-RETRIES = RetryPolicy(max_retries=3, delay=5, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
-"""Of a step: again after about 5, 10 and 20 s. A `Failure` of a kind that fails again all the same ends it at once."""
-
 
 def shown(kind: str, message: str) -> dict[str, Any]:
-    """Return what a `Failure` takes for an error of this kind."""
+    """Return what a `Failure` takes for an error of this kind.
+
+    Whether it allows retries counts for assets of users with a `RetryPolicy`. Ours have none, for by one Dagster would
+    also try a step again that somebody interrupts (decision 0164).
+    """
     return {
         "description": f"{kind}: {message}",
         "metadata": {"kind": kind, "message": message},
