@@ -85,7 +85,7 @@ def _take(table: IndexedTable, step: str, given: Any, numbers: Iterator[int]) ->
             table.compact_alone()
 
 
-@settings(max_examples=scaled(12), deadline=None)
+@settings(max_examples=scaled(6), deadline=None)
 @given(
     first=added,
     taken=steps,
@@ -115,7 +115,7 @@ overlapping = st.lists(
 )
 
 
-@settings(max_examples=scaled(25), deadline=None)
+@settings(max_examples=scaled(12), deadline=None)
 @given(batches=overlapping, indexed=st.integers(0, 7), limit=st.integers(1, 5), offset=st.integers(0, 3))
 def test_of_splits_whose_values_overlap_the_first_rows_are_found(
     batches: list[list[tuple[int, int, str]]], indexed: int, limit: int, offset: int
@@ -195,7 +195,7 @@ class Written:
 
 
 @pytest.mark.parametrize("level", ["snapshot", "committed", "latest"])
-@settings(max_examples=scaled(8), deadline=None)
+@settings(max_examples=scaled(5), deadline=None)
 @given(taken=written, filters=st.sampled_from(FILTERS), queries=two_queries)
 def test_of_rows_that_are_written_over_and_merged(
     level: str, taken: list[tuple[Any, ...]], filters: Any, queries: set[int]

@@ -102,7 +102,7 @@ def by_time(row: Row) -> Any:
 
 
 @pytest.mark.parametrize("limit_of_few", [0, 10_000])
-@settings(max_examples=scaled(25), deadline=None)
+@settings(max_examples=scaled(12), deadline=None)
 @given(st.lists(appends | others | deletes, min_size=2, max_size=9), queries, pages, st.booleans())
 def test_a_search_finds_what_brute_force_finds(
     limit_of_few: int, steps: list[tuple[Any, ...]], query: list[float], page: tuple[int, int], filtered: bool
@@ -169,7 +169,7 @@ def require_complete_pages(
 limits = st.lists(st.integers(1, 5), min_size=1, max_size=3)
 
 
-@settings(max_examples=scaled(25), deadline=None)
+@settings(max_examples=scaled(12), deadline=None)
 @given(st.lists(appends | others | deletes, min_size=2, max_size=9), queries, limits, st.booleans())
 def test_pages_of_coded_vectors_are_one_answer(
     steps: list[tuple[Any, ...]], query: list[float], limits: list[int], filtered: bool
@@ -234,7 +234,7 @@ def unmerged_at(table: KeyedTable, level: str) -> Sequence[Unmerged]:
     return capture(table.store, snapshot, include_wal=level == "latest").parts(snapshot)
 
 
-@settings(max_examples=scaled(15), deadline=None)
+@settings(max_examples=scaled(8), deadline=None)
 @given(keyed_steps, queries, limits)
 def test_pages_with_rows_that_are_not_merged_are_one_answer(
     steps: list[tuple[Any, ...]], query: list[float], limits: list[int]
@@ -253,7 +253,7 @@ def test_pages_with_rows_that_are_not_merged_are_one_answer(
             require_complete_pages(answer, rows.values(), limits)
 
 
-@settings(max_examples=scaled(25), deadline=None)
+@settings(max_examples=scaled(12), deadline=None)
 @given(keyed_steps, queries, pages)
 def test_rows_that_are_not_merged_are_found_at_each_level(
     steps: list[tuple[Any, ...]], query: list[float], page: tuple[int, int]
