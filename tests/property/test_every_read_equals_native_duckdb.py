@@ -93,6 +93,7 @@ CONDITIONS = st.recursive(
 _names = itertools.count()
 
 Rows = dict[int, dict[str, Any]]
+Spoil = Callable[[Path, random.Random], None]
 
 
 @pytest.fixture(autouse=True)
@@ -209,7 +210,7 @@ def test_every_read_equals_the_query_over_plain_rows(
         patch.setenv("TIDEMARK_CACHE_MIB", "1")
         chance = random.Random(seed)
         held = open_table()
-        rounds = [(nothing, False), (nothing, True)]  # cold, warm
+        rounds: list[tuple[Spoil, bool]] = [(nothing, False), (nothing, True)]  # cold, warm
         if place != "disk":  # where nothing is cached
             rounds += [(poison, False), (poison, True), (fill, False)]
         for spoil, is_held in rounds:
