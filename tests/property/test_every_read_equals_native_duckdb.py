@@ -93,6 +93,7 @@ CONDITIONS = st.recursive(
 _names = itertools.count()
 
 Rows = dict[int, dict[str, Any]]
+Spoil = Callable[[Path, random.Random], None]
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ def left_by_crashes(start: ObjectStore, run: Callable[[ObjectStore], object]) ->
     run(whole)
     found: dict[frozenset[tuple[str, str]], MemoryStore] = {}
     for number, each in enumerate(whole.trace):
-        for side in [CrashFault.BEFORE] if each.request.kind in READS else CrashFault:
+        for side in [CrashFault.BEFORE] if each.request.kind in READS else list(CrashFault):
             objects = copy_of(start)
             store = FaultStore(objects)
             store.at(number, side)
