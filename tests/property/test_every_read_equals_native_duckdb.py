@@ -224,9 +224,6 @@ def test_every_read_equals_the_query_over_plain_rows(
         model.require_answers(held, conditions)
 
 
-Spoil = Callable[[Path, random.Random], None]
-
-
 def nothing(_cache: Path, _chance: random.Random) -> None:
     """Leave the cache as it is."""
 
