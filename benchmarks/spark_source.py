@@ -1,8 +1,8 @@
 """Reads by the data source of Spark beside Spark's own Parquet reader over the same files, in one warm session.
 
 Both sides get the files of one table on a local disk, the columns that a query needs, and the same aggregates; a frame
-is loaded anew for each query. Whole reads are of large splits, as compaction leaves them; the query that pruning helps
-asks one hour of a table of many.
+is loaded anew for each query. Whole reads are of large splits, as compaction leaves them; what each takes however few
+rows there are, its start, is measured apart. The query that pruning helps asks one hour of a table of many.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ NUMBERS, EVERY = ("status", "bytes", "seconds"), tuple(SCHEMA.names)
 
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield the milliseconds of whole reads, of some columns and of all, and of one hour out of many."""
-    rows, hours, turns = (8_000, 8, 1) if small else (8_000_000, 1_000, 7)
+    rows, hours, turns = (8_000, 8, 1) if small else (16_000_000, 1_000, 7)
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, Spark("local[2]") as spark:
         session = spark.session()
         tidemark.spark.register(session)
-        large = _large(Path(folder) / "large", rows)
+        few, large = (_large(Path(folder) / str(count), count) for count in (800, rows))
         for columns in (NUMBERS, EVERY):
             label = f"whole read of {len(columns)} of {len(EVERY)} columns, {rows:,} rows, {len(large.files())} splits"
-            yield _compared(label, session, large, columns=columns, turns=turns, aim=0.5)
+            start = _compared(f"{label}, its start", session, few, columns=columns, turns=turns)
+            whole = _compared(label, session, large, columns=columns, turns=turns, aim=0.5)
+            yield from (whole, start, _beyond(start, whole))
         many = _many(Path(folder) / "many", hours)
         hour = "time >= '2026-01-01T05:00:00Z' and time < '2026-01-01T06:00:00Z'"
         label = f"one hour of {hours:,} splits"
@@ -56,7 +58,7 @@ def _compared(
     columns: Sequence[str],
     condition: str | None = None,
     turns: int,
-    aim: float,
+    aim: float | None = None,
 ) -> Metric:
     paths = [str(Path(table.uri.removeprefix("file://")) / str(each["path"])) for each in table.files()]
 
@@ -72,6 +74,13 @@ def _compared(
         raise AssertionError(f"{label}: the readers disagree")
     own, peer = in_turns([partial(ours), partial(theirs)], turns)
     return Metric(name=label, value=own, unit="ms", against=PEER, ratio=peer / own, aim=aim)
+
+
+def _beyond(start: Metric, whole: Metric) -> Metric:
+    """What the rows take: a whole read without its start."""
+    own = max(whole.value - start.value, 0.001)
+    peer = max(whole.value * (whole.ratio or 0) - start.value * (start.ratio or 0), 0.001)
+    return Metric(name=f"{whole.name}, beyond its start", value=own, unit="ms", against=PEER, ratio=peer / own)
 
 
 def _asked(frame: DataFrame, columns: Sequence[str]) -> list[object]:

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from jobs.spark.session import is_elsewhere, ship_code
 from jobs.spark.source_options import read_options, sink_options, write_options
+from jobs.spark.source_process import spare_collections
 from jobs.spark.source_reader import PruningReader, TableReader
 from jobs.spark.source_stream import TableStream
 from jobs.spark.source_types import change_schema, spark_schema
@@ -52,6 +53,7 @@ class TableSource(DataSource):
         table.scan(options.columns, options.filter, consistency=level)
         self._version = table.version
         columns = spark_schema(table.schema, options.columns)
+        spare_collections()
         return change_schema(columns) if options.changes else columns
 
     def reader(self, schema: StructType) -> TableReader:

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from jobs.spark.source_filters import all_of, is_exact
 from jobs.spark.source_options import ReadOptions
+from jobs.spark.source_process import spare_collections
 from jobs.spark.source_types import require_schema, spark_schema
 from storage_core.read.portions import Portion, Wanted, portions, rows_of
 from storage_core.read.sql_predicate import from_sql
@@ -36,7 +37,9 @@ class TableReader(DataSourceReader):
         table = Table.open(options.uri, at=self._version if options.is_of_the_base else None)
         scan = table.scan(options.columns, options.filter, consistency=options.consistency)
         require_schema(self._schema, spark_schema(scan.snapshot.schema, options.columns))
-        return [InputPartition(each) for each in portions(replace(scan, among=all_of(self._pruning)))]
+        found = [InputPartition(each) for each in portions(replace(scan, among=all_of(self._pruning)))]
+        spare_collections()
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a portion; Spark asks for one that has none where there is no other."""
@@ -71,3 +74,4 @@ def spark_batches(portion: Portion, wanted: Wanted, schema: StructType, batch_ro
     types = to_arrow_schema(schema, timezone="UTC")
     for batch in rows_of(portion, wanted, batch_rows=batch_rows):
         yield batch.cast(types)
+    spare_collections()

@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from jobs.spark.source_options import WriteOptions
+from jobs.spark.source_process import spare_collections
 from storage_core.append import WrittenRows, commit_rows, fitting, write_rows
 from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput, TidemarkError
@@ -111,7 +112,9 @@ def _written(uri: str, batches: Iterator[pa.RecordBatch], version: int | None) -
 
     rows = pa.RecordBatchReader.from_batches(first.schema, every())
     pieces = fitting(rows, table.schema, table.config.nonzero_vectors)
-    return write_rows(table.store, context_of(table.snapshot), pieces, clock=SystemClock(), ids=SystemIds())
+    written = write_rows(table.store, context_of(table.snapshot), pieces, clock=SystemClock(), ids=SystemIds())
+    spare_collections()
+    return written
 
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenRows]:

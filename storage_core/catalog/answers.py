@@ -99,4 +99,4 @@ class Refreshed:
 def record(kind: type[_Row], row: Mapping[str, Any], **more: object) -> _Row:
     """Return a record of the columns that it names."""
     names: tuple[str, ...] = kind.__slots__  # type: ignore[attr-defined]  # every record here has slots
-    return kind(**{name: row[name] for name in names if name in row and name not in more}, **more)
+    return kind(**{name: row[name] for name in names if name not in more}, **more)

@@ -241,7 +241,9 @@ class Catalog:
     def _rows(self, connection: Connection, statement: Statement) -> list[Row]:
         if self._plans is not None:
             self._plans.append(plan_of(connection, statement))
-        return [dict(row) for row in connection.execute(statement).mappings()]
+        found = connection.execute(statement)
+        names = tuple(found.keys())
+        return [dict(zip(names, row, strict=True)) for row in found.all()]
 
     def _in_two(self, connection: Connection, steps: Sequence[_Step], after: Place | None, *, limit: int) -> list[Row]:
         """The rows of two statements, one behind the other: those with a window or time, then those without."""

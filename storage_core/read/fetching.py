@@ -44,6 +44,7 @@ def fetched(
     deleted: Callable[[Add], BitMap] | None = None,
     predicate: Predicate | None = None,
     rows: Mapping[str, BitMap] | None = None,
+    at_once: int = PIECES_AT_ONCE,
 ) -> Generator[pa.Table]:
     """Yield the visible rows in the order of the splits, as they come, with the columns of `schema`, which it types.
 
@@ -55,7 +56,7 @@ def fetched(
     (`split.read.is_small`) for this `share` of its bytes, or of an earlier release, is one GET, and verified
     whole. Of another its footer is one, unless
     `footers` holds it, and each row group as many as its columns lie apart; both are verified before they are decoded.
-    What `footers` have cached is none.
+    What `footers` have cached is none. `at_once` row groups are read side by side.
     Raises what `open_split` raises.
     """
     footers = footers.of_a_read()
@@ -77,7 +78,7 @@ def fetched(
 
     with (
         closing(pieces()) as wanted,
-        closing(read_late(wanted, condition, stored, at_once=PIECES_AT_ONCE, most=HELD_BYTES)) as read,
+        closing(read_late(wanted, condition, stored, at_once=at_once, most=HELD_BYTES)) as read,
     ):
         handed_on = 0
         for table in read:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import math
 import os
 import re
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -134,13 +135,40 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> tm.Table:
 def test_rows_that_are_not_merged_are_read_once_at_the_level_that_has_them(
     session: SparkSession, products: tm.Table, level: str
 ) -> None:
-    expected = products.scan(filter="stock < 100", consistency=level).to_arrow()
-    found = load(session, products, consistency=level, filter="stock < 100").toArrow()
-    assert rows(found, products.schema) == rows(expected, products.schema)
+    least, most, start = (Random(level).randrange(*each) for each in ((0, 100), (100, 250), (0, 10)))
+    condition = f"(stock < {most} and id >= {least} or name like '%{start}') and stock is not null"
+    expected = rows(products.scan(filter=condition, consistency=level).to_arrow(), products.schema)
+    assert rows(load(session, products, consistency=level, filter=condition).toArrow(), products.schema) == expected
+    session.conf.set(PUSHDOWN, "true")
+    try:
+        for pushed in ({}, {"pushdown": True}):
+            found = load(session, products, consistency=level, **pushed).where(condition).toArrow()
+            assert rows(found, products.schema) == expected
+    finally:
+        session.conf.unset(PUSHDOWN)
     every = load(session, products, consistency=level)
     assert (
         every.count() == every.select("id").distinct().count() == products.scan(consistency=level).to_arrow().num_rows
     )
+
+
+def test_what_the_source_imported_is_passed_over_by_collections_behind_tasks(
+    session: SparkSession, products: tm.Table
+) -> None:
+    from jobs.spark.source import TableSource
+
+    source = TableSource({"path": products.uri})
+    reader = source.reader(source.schema())
+    (portion, *_) = reader.partitions()
+    count = sum(batch.num_rows for batch in reader.read(portion))
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        read = sum(batch.num_rows for _ in batches for batch in reader.read(portion))
+        yield pa.RecordBatch.from_pydict({"read": [read], "spared": [gc.get_freeze_count()]})
+
+    (found,) = session.range(0, 1, 1, 1).mapInArrow(task, "read long, spared long").collect()
+    assert (found["read"], gc.get_freeze_count()) == (count, 0), "nothing changes in a process of another kind"
+    assert found["spared"] > 10_000
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +349,7 @@ def test_the_small_benchmark_compares_every_read_with_that_of_spark_s_own_reader
 
     assert session is not None, "the benchmark joins it"
     found = list(measure(small=True))
-    assert len({each.name for each in found}) == 3
+    assert len({each.name for each in found}) == 7
     assert all(each.against == "Spark's Parquet reader" and each.ratio and each.value > 0 for each in found)
 
 
@@ -380,14 +408,16 @@ def test_a_table_is_copied_by_a_stream_that_is_killed_and_stopped_again_and_agai
     source, copy = (
         tm.Table.create(str(tmp_path / name), SCHEMA, time_column="ts", window="1h") for name in ("source", "copy")
     )
-    source.append([row(n) for n in range(360)])
+    kills = scaled(1)
+    source.append([row(n) for n in range(360 * kills)])
     checkpoint = str(tmp_path / "checkpoint")
     program = [sys.executable, "-m", "tests.integration.copy_in_spark", "local[2]", source.uri, copy.uri, checkpoint]
-    for kill in range(scaled(1)):
+    for kill in range(kills):
         running = subprocess.Popen(program, start_new_session=True)
         wait_for_commits(copy, 1, running.poll)
+        time.sleep(Random(kill).choice([0, 0.2, 0.5]) if kill else 0)  # the first time just behind its commit
         os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
+        assert running.wait() == -signal.SIGKILL, "it was at work"
         source.append([row(1_000 + kill)])
     query = follow(session, source.uri, copy.uri, checkpoint)
     wait_for_commits(copy, 1, lambda: None if query.isActive else 0)
