@@ -19,6 +19,7 @@ from jobs.spark.source_stream import TableStream
 from jobs.spark.source_types import change_schema, spark_schema
 from jobs.spark.source_writer import StreamWriter, TableWriter
 from storage_core.errors import InvalidInput
+from storage_core.read.scan import require_sound
 from storage_core.read.view import Consistency
 from storage_core.table import Table
 
@@ -50,7 +51,9 @@ class TableSource(DataSource):
         table = Table.open(options.uri, at=options.at)
         is_refused = options.at is not None or options.consistency not in [*Consistency]
         level = options.consistency if is_refused else Consistency.SNAPSHOT
-        table.scan(options.columns, options.filter, consistency=level)
+        scan = table.scan(options.columns, options.filter, consistency=level)
+        if scan.filter is not None:
+            require_sound(scan.filter, scan.snapshot.schema)
         self._version = table.version
         columns = spark_schema(table.schema, options.columns)
         spare_collections()

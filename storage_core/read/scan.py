@@ -219,3 +219,11 @@ def wanted_filter(given: object) -> Filter | None:
     if given is None or isinstance(given, Filter):
         return given
     raise InvalidInput(f"a filter is a SQL condition or made by col(…), as in col('n') > 5; found {given!r}")
+
+
+def require_sound(wanted: Filter, schema: pa.Schema) -> None:
+    """Raise as a scan of a table with this schema does, for a filter that DuckDB cannot ask of its rows."""
+    with query_errors("scan", columns=schema.names):
+        text = f"SELECT 1 FROM {TABLE} WHERE {wanted.expression}"  # noqa: S608  # made of parts, or was checked
+        with Source(schema.empty_table()).answer(text, QueryLimits()) as result:
+            list(result)
