@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from jobs.spark.session import is_elsewhere, ship_code
 from jobs.spark.source_options import read_options, sink_options, write_options
 from jobs.spark.source_process import spare_collections
-from jobs.spark.source_reader import PruningReader, TableReader
+from jobs.spark.source_reader import TableReader
 from jobs.spark.source_stream import TableStream
 from jobs.spark.source_types import change_schema, spark_schema
 from jobs.spark.source_writer import StreamWriter, TableWriter
@@ -63,8 +63,7 @@ class TableSource(DataSource):
         """Return a reader of a batch."""
         options = read_options(self.options)
         options.require_batch()
-        kind = PruningReader if options.pushdown else TableReader
-        return kind(options, schema, version=self._loaded, batch_rows=self.batch_rows)
+        return TableReader(options, schema, version=self._loaded, batch_rows=self.batch_rows)
 
     def streamReader(self, schema: StructType) -> TableStream:  # noqa: N802  # Spark's name
         """Return a reader of a stream."""

@@ -12,7 +12,7 @@ from storage_core.read.follow import Limit, Unit
 from storage_core.read.view import Consistency
 
 _PATH = "path"
-_BATCH = ("at", "consistency", "columns", "filter", "pushdown")
+_BATCH = ("at", "consistency", "columns", "filter")
 _STREAM = ("at", "columns", "changes", "max_rows", "max_bytes", "max_files")
 _READ = (*_BATCH, *_STREAM[2:])
 _TRUTH = {"true": True, "false": False}
@@ -34,7 +34,6 @@ class ReadOptions:
     consistency: str = Consistency.SNAPSHOT
     columns: tuple[str, ...] | None = None
     filter: str | None = None
-    pushdown: bool = False
     changes: bool = False
     limit: Limit | None = None
     given: tuple[str, ...] = ()
@@ -63,6 +62,12 @@ class WriteOptions:
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """Return the options of a read, of a batch or a stream. Raises `InvalidInput` for an unknown one."""
+    if "pushdown" in map(str.lower, given):
+        raise InvalidInput(
+            "the format tidemark has no option pushdown: Spark plans a source in Python once for all that reads a data "
+            "frame, so that the conditions of one part of a query would take rows from another; give the condition as "
+            "the option filter, which prunes alike"
+        )
     known = _known(given, _READ, "spark.read")
     return ReadOptions(
         uri=uri_of(given, "load"),
@@ -70,7 +75,6 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         consistency=known.get("consistency", str(Consistency.SNAPSHOT)),
         columns=names_of(known.get("columns")),
         filter=known.get("filter"),
-        pushdown=_truth("pushdown", known),
         changes=_truth("changes", known),
         limit=_limit(known),
         given=tuple(known),
