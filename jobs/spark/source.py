@@ -14,11 +14,12 @@ from pyspark.sql.types import StructType
 from jobs.spark.session import is_elsewhere, ship_code
 from jobs.spark.source_options import read_options, sink_options, write_options
 from jobs.spark.source_process import spare_collections
-from jobs.spark.source_reader import PruningReader, TableReader
+from jobs.spark.source_reader import TableReader
 from jobs.spark.source_stream import TableStream
 from jobs.spark.source_types import change_schema, spark_schema
 from jobs.spark.source_writer import StreamWriter, TableWriter
 from storage_core.errors import InvalidInput
+from storage_core.read.scan import require_sound
 from storage_core.read.view import Consistency
 from storage_core.table import Table
 
@@ -50,7 +51,9 @@ class TableSource(DataSource):
         table = Table.open(options.uri, at=options.at)
         is_refused = options.at is not None or options.consistency not in [*Consistency]
         level = options.consistency if is_refused else Consistency.SNAPSHOT
-        table.scan(options.columns, options.filter, consistency=level)
+        scan = table.scan(options.columns, options.filter, consistency=level)
+        if scan.filter is not None:
+            require_sound(scan.filter, scan.snapshot.schema)
         self._version = table.version
         columns = spark_schema(table.schema, options.columns)
         spare_collections()
@@ -60,8 +63,7 @@ class TableSource(DataSource):
         """Return a reader of a batch."""
         options = read_options(self.options)
         options.require_batch()
-        kind = PruningReader if options.pushdown else TableReader
-        return kind(options, schema, version=self._loaded, batch_rows=self.batch_rows)
+        return TableReader(options, schema, version=self._loaded, batch_rows=self.batch_rows)
 
     def streamReader(self, schema: StructType) -> TableStream:  # noqa: N802  # Spark's name
         """Return a reader of a stream."""

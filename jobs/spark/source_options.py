@@ -12,11 +12,13 @@ from storage_core.read.follow import Limit, Unit
 from storage_core.read.view import Consistency
 
 _PATH = "path"
-_BATCH = ("at", "consistency", "columns", "filter", "pushdown")
+_BATCH = ("at", "consistency", "columns", "filter")
 _STREAM = ("at", "columns", "changes", "max_rows", "max_bytes", "max_files")
 _READ = (*_BATCH, *_STREAM[2:])
 _TRUTH = {"true": True, "false": False}
 _WRITE = ("application", "batch")
+_MOST_BATCH = 2**63 - 1
+_DIGITS = len(str(_MOST_BATCH))
 _CHECKPOINT = "checkpointlocation"
 
 
@@ -32,7 +34,6 @@ class ReadOptions:
     consistency: str = Consistency.SNAPSHOT
     columns: tuple[str, ...] | None = None
     filter: str | None = None
-    pushdown: bool = False
     changes: bool = False
     limit: Limit | None = None
     given: tuple[str, ...] = ()
@@ -61,14 +62,19 @@ class WriteOptions:
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """Return the options of a read, of a batch or a stream. Raises `InvalidInput` for an unknown one."""
+    if "pushdown" in map(str.lower, given):
+        raise InvalidInput(
+            "the format tidemark has no option pushdown: Spark plans a source in Python once for all that reads a data "
+            "frame, so that the conditions of one part of a query would take rows from another; give the condition as "
+            "the option filter, which prunes alike"
+        )
     known = _known(given, _READ, "spark.read")
     return ReadOptions(
-        uri=uri_of(given),
+        uri=uri_of(given, "load"),
         at=known.get("at"),
         consistency=known.get("consistency", str(Consistency.SNAPSHOT)),
         columns=names_of(known.get("columns")),
         filter=known.get("filter"),
-        pushdown=_truth("pushdown", known),
         changes=_truth("changes", known),
         limit=_limit(known),
         given=tuple(known),
@@ -80,25 +86,25 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     known = _known(given, _WRITE, "df.write")
     name, number = known.get("application"), known.get("batch")
     if name is None and number is None:
-        return WriteOptions(uri=uri_of(given))
-    if not name or number is None or not number.isdecimal():
+        return WriteOptions(uri=uri_of(given, "save"))
+    if not name or number is None or not number.isdecimal() or len(number) > _DIGITS or int(number) > _MOST_BATCH:
         raise InvalidInput(
-            "the options application and batch go together, a name and a number, as in .option('application', "
-            f"'nightly').option('batch', 17); found {quoted(name)} and {quoted(number)}"
+            f"the options application and batch go together, a name and a number up to {_MOST_BATCH}, as in "
+            f".option('application', 'nightly').option('batch', 17); found {quoted(name)} and {quoted(number)}"
         )
-    return WriteOptions(uri=uri_of(given), application=(name, int(number)))
+    return WriteOptions(uri=uri_of(given, "save"), application=(name, int(number)))
 
 
 def sink_options(given: Mapping[str, str]) -> WriteOptions:
     """Return the options of a streaming write, whose work is told by Spark. Raises `InvalidInput` for any other."""
     _known(given, (_CHECKPOINT,), "df.writeStream")
-    return WriteOptions(uri=uri_of(given))
+    return WriteOptions(uri=uri_of(given, "start"))
 
 
-def uri_of(given: Mapping[str, str]) -> str:
-    """Return where the table is. Raises `InvalidInput` where nobody says it."""
+def uri_of(given: Mapping[str, str], call: str) -> str:
+    """Return where the table is. Raises `InvalidInput` where nobody says it in the `call`."""
     if not given.get(_PATH):
-        raise InvalidInput("the location of the table is missing: name it, as in .load('s3://bucket/table')")
+        raise InvalidInput(f"the location of the table is missing: name it, as in .{call}('s3://bucket/table')")
     return given[_PATH]
 
 

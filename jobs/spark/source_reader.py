@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from jobs.spark.source_filters import all_of, is_exact
 from jobs.spark.source_options import ReadOptions
 from jobs.spark.source_process import spare_collections
 from jobs.spark.source_types import require_schema, spark_schema
@@ -28,8 +26,6 @@ class TableReader(DataSourceReader):
         self._version = version
         self._schema = schema
         self._batch_rows = batch_rows
-        self._exact: tuple[Filter, ...] = ()
-        self._pruning: tuple[Filter, ...] = ()
 
     def partitions(self) -> list[InputPartition]:
         """Return a partition per portion. Requests: those of opening the table, of a scan of it, and of `portions`."""
@@ -37,7 +33,7 @@ class TableReader(DataSourceReader):
         table = Table.open(options.uri, at=self._version if options.is_of_the_base else None)
         scan = table.scan(options.columns, options.filter, consistency=options.consistency)
         require_schema(self._schema, spark_schema(scan.snapshot.schema, options.columns))
-        found = [InputPartition(each) for each in portions(replace(scan, among=all_of(self._pruning)))]
+        found = [InputPartition(each) for each in portions(scan)]
         spare_collections()
         return found
 
@@ -46,27 +42,8 @@ class TableReader(DataSourceReader):
         if partition.value is None:
             return iter(())
         options = self._options
-        wanted = Wanted(
-            columns=options.columns,
-            filter=None if options.filter is None else from_sql(options.filter),
-            among=all_of(self._exact),
-        )
+        wanted = Wanted(columns=options.columns, filter=None if options.filter is None else from_sql(options.filter))
         return spark_batches(partition.value, wanted, self._schema, self._batch_rows)
-
-
-class PruningReader(TableReader):
-    """One that takes conditions, for a data frame that is queried by one set of them.
-
-    Spark refuses it unless `spark.sql.python.filterPushdown.enabled` is on. It keeps the partitions that were planned
-    for one query for all others over the same data frame, which is why a reader is not one of these by itself
-    (decision 0156).
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
-        """Take every condition for pruning, and return those that Spark has to check again."""
-        self._pruning = tuple(filters)
-        self._exact = tuple(each for each in filters if is_exact(each, self._schema))
-        return [each for each in filters if each not in self._exact]
 
 
 def spark_batches(portion: Portion, wanted: Wanted, schema: StructType, batch_rows: int) -> Iterator[pa.RecordBatch]:

@@ -35,7 +35,7 @@ from storage_core.catalog.known import Known, another_table, every_known, known_
 from storage_core.catalog.plans import plan_of
 from storage_core.catalog.pruned import pruned
 from storage_core.catalog.queries import Statement
-from storage_core.errors import InvalidInput, SnapshotExpired
+from storage_core.errors import InvalidInput, NotFound, SnapshotExpired
 from storage_core.log.log import TransactionLog
 from storage_core.log.replay import open_head
 from storage_core.log.sharing import open_table_store
@@ -190,7 +190,8 @@ class Catalog:
     ) -> Page[SplitChange, ChangePlace]:
         """Return which splits joined and left after a version, by version, what left first, and path.
 
-        Raises `SnapshotExpired` for a version from before the catalogue knew the table.
+        Raises `SnapshotExpired` for a version from before the catalogue knew the table, `NotFound` for one after the
+        shown one.
         """
         begin: ChangePlace = (version, queries.ADDED, None) if after is None else after
         with self._asking(table, limit) as (connection, known):
@@ -199,6 +200,11 @@ class Catalog:
                     f"{known.uri}: the catalogue knows what changed since version {known.first_version}, not since "
                     f"{version}; take all live splits, and what changed after version {known.head_version}",
                     first_version=known.first_version,
+                )
+            if version > known.head_version:
+                raise NotFound(
+                    f"{known.uri}: the catalogue knows versions up to {known.head_version}, not {version}; refresh it",
+                    version=version,
                 )
             rows = self._rows(connection, queries.changed(known.table_id, begin, limit))
         found = tuple(

@@ -6,6 +6,7 @@ What an error means is decided by its class and by the code that the database ga
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -28,7 +29,14 @@ BUSY_SECONDS: Final = 30
 
 _SQLITE_BUSY: Final = frozenset({5, 6})
 _SQLITE_DAMAGED: Final = frozenset({11, 26})
-_SQLITE_STATEMENT: Final = frozenset({1, 8, 20, 25})
+_SQLITE_DENIED: Final = 23
+_SQLITE_STATEMENT: Final = frozenset({1, 8, 20, _SQLITE_DENIED, 25})
+_OF_THE_CONNECTION: Final = frozenset(
+    {
+        *(sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA),
+        *(sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT),
+    }
+)
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
 _STATEMENT: Final = frozenset({"0A", "22", "25", "42"})
 _BEGIN: Final = "tidemark_begin"
@@ -76,10 +84,15 @@ class Database:
     def ask(self, statement: str) -> tuple[list[str], list[tuple[object, ...]]]:
         """Return the names and rows of one statement of anybody, which can change nothing.
 
-        Raises `InvalidInput` for several in one text: the second could begin outside of what is read only.
+        Raises `InvalidInput` for several in one text: the second could begin outside of what is read only; and for one
+        of SQLite that is about the connection, which goes on after it, or about other files.
         """
         with self.read() as connection:
-            cursor: Any = connection.connection.driver_connection.cursor()  # type: ignore[union-attr]  # it is open
+            driver: Any = connection.connection.driver_connection
+            cursor = driver.cursor()
+            is_sqlite = connection.dialect.name == "sqlite"
+            if is_sqlite:
+                driver.set_authorizer(_of_rows)
             try:
                 # Prepared, it can be one statement only; SQLite takes no more anyway.
                 cursor.execute(statement, **({"prepare": True} if connection.dialect.name == "postgresql" else {}))
@@ -87,9 +100,12 @@ class Database:
                     raise InvalidInput("the statement returns no rows; ask with select")
                 return [each[0] for each in cursor.description], [tuple(row) for row in cursor.fetchall()]
             except connection.dialect.loaded_dbapi.Error as error:
-                raise _refused(error, f"{self.place}: {shortened(str(error).strip())}", self.place) from error
+                advice = "; here statements ask for rows, with select" if _sqlite_code(error) == _SQLITE_DENIED else ""
+                raise _refused(error, f"{self.place}: {shortened(str(error).strip())}{advice}", self.place) from error
             finally:
                 cursor.close()
+                if is_sqlite:
+                    driver.set_authorizer(None)
 
     def close(self) -> None:
         """Close every connection."""
@@ -165,6 +181,8 @@ def _require_file(url: URL, place: str, *, must_exist: bool) -> None:
     file = Path(url.database)
     if not file.parent.is_dir():
         raise NotFound(f"{place}: there is no folder {file.parent}; make it, or name another file")
+    if file.is_dir():
+        raise InvalidInput(f"{place}: this is a folder; name a file in it, as in sqlite:///{file / 'catalog.db'}")
     if must_exist and not file.is_file():
         raise NotFound(f"{place}: there is no catalogue; make it with: tidemark catalog refresh --url …")
 
@@ -196,6 +214,11 @@ def _reading(connection: Connection) -> Iterator[None]:
     finally:
         if not connection.invalidated:
             connection.exec_driver_sql("PRAGMA query_only=0")
+
+
+def _of_rows(action: int, *_: object) -> int:
+    """Tell SQLite what a statement of anybody may do; that it writes nothing is said by `query_only`."""
+    return sqlite3.SQLITE_DENY if action in _OF_THE_CONNECTION else sqlite3.SQLITE_OK
 
 
 def _meaning(error: SQLAlchemyError, place: str) -> Exception:

@@ -43,11 +43,13 @@ def pruned(
 def _filtered(given: Filter | str | None, schema: pa.Schema) -> list[Predicate]:
     if given is None:
         return []
-    if isinstance(given, str):
-        from storage_core.read.sql_predicate import from_sql  # and DuckDB, which a range of times does not need
+    from storage_core.read.scan import require_sound, wanted_filter  # and DuckDB, which a range of times does not need
 
-        given = from_sql(given)
-    found = in_columns(given.predicate, schema.names)
+    wanted = wanted_filter(given)
+    if wanted is None:
+        return []
+    require_sound(wanted, schema)
+    found = in_columns(wanted.predicate, schema.names)
     return [] if found is None else [found]
 
 

@@ -216,8 +216,9 @@ def _key_columns(head: Snapshot, on: object) -> list[str]:
     names = [on] if isinstance(on, str) else list(on) if isinstance(on, Sequence) else []
     unknown = [name for name in names if name not in head.schema.names]
     if not names or unknown or len({*names}) < len(names):
+        found = ", ".join(map(quoted, unknown or names)) or quoted(on)
         raise InvalidInput(
-            f"upsert needs the columns that tell rows apart, each once, of {head.schema.names}; found {quoted(on)}",
+            f"upsert needs the columns that tell rows apart, each once, of {head.schema.names}; found {found}",
             columns=unknown,
         )
     nested = [name for name in names if pa.types.is_nested(head.schema.field(name).type)]

@@ -22,8 +22,9 @@ def once(log: TransactionLog, head: Snapshot, application: object) -> tuple[Txn 
         case (str(name), int(version)) if name and not isinstance(version, bool) and 0 <= version < 2**63:
             txn = Txn(appId=_APP + name, version=version, lastUpdated=log.clock.now_ms())
         case _:
+            given = application if isinstance(application, tuple) and len(application) == 2 else (application,)
             raise InvalidInput(
-                f"an application is its name and the number of its work, as in ('nightly', 17); found "
-                f"{quoted(application)}"
+                "an application is its name and the number of its work, from 0 to 2**63 - 1, as in ('nightly', 17); "
+                f"found {' and '.join(map(quoted, given))}"
             )
     return txn, head.txns.get(txn.appId, -1) >= txn.version

@@ -68,7 +68,6 @@ class Wanted:
 
     columns: tuple[str, ...] | None = None
     filter: Filter | None = None
-    among: Filter | None = None
 
 
 def portions(scan: Scan) -> list[Portion]:
@@ -128,12 +127,12 @@ def rows_of(portion: Portion, wanted: Wanted, *, batch_rows: int) -> Iterator[pa
     verified as it is used. Requests and errors: those of `fetching.fetched`, or of `Scan.to_reader`.
     """
     store, snapshot = open_table_store(portion.uri), portion.snapshot
-    scan = Scan(store, snapshot, wanted.columns, wanted.filter, among=wanted.among)
+    scan = Scan(store, snapshot, wanted.columns, wanted.filter)
     if portion.newer is not None:
         rows = pa.ipc.open_stream(portion.newer).read_all()
         source = Source(pa.Table.from_arrays(rows.columns, schema=snapshot.schema))
         yield from scan.read_from((), source, batch_rows=batch_rows)
-    elif wanted.filter is not None or wanted.among is not None:
+    elif wanted.filter is not None:
         yield from scan.to_reader(batch_rows)
     else:
         names = snapshot.schema.names if wanted.columns is None else wanted.columns

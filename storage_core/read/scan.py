@@ -24,7 +24,7 @@ from storage_core.read.columns_read import columns_of
 from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, reader_of, require_rows
 from storage_core.read.plan import Plan, RawPart, Watched
 from storage_core.read.planning import table_plan
-from storage_core.read.predicate import And, Filter, Predicate
+from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source
 from storage_core.read.splits_source import source_of
@@ -53,8 +53,6 @@ class Scan(Conversions):
     limits: QueryLimits | None = None
     raw: tuple[RawPart, ...] = ()
     """What of the records is in raw logs."""
-    among: Filter | None = None
-    """Typed comparisons, which keep rows like `filter`; they can ask for little and so have no limits of their own."""
 
     def __repr__(self) -> str:
         """Say what is scanned, in a line; nothing is read."""
@@ -96,7 +94,7 @@ class Scan(Conversions):
         """Return what is wanted of the rows of a source as `to_reader` does; errors name the `splits`."""
         require_rows(batch_rows)
         limits = self._effective_limits
-        if limits is None and self.among is None and source.fetched is not None:
+        if limits is None and source.fetched is not None:
             return reader_of(self._schema, parts(self._as_fetched(source.fetched), batch_rows))
         with query_errors("scan", splits, limits, files=source.splits, columns=self.snapshot.schema.names):
             rows: Result | pa.RecordBatchReader
@@ -111,7 +109,7 @@ class Scan(Conversions):
         """Return all rows as one Arrow table with the table's types."""
         limits = self._effective_limits
         splits, source = self._source()
-        if limits is None and self.among is None and source.fetched is not None:
+        if limits is None and source.fetched is not None:
             return pa.Table.from_batches(self._as_fetched(source.fetched), self._schema)
         with query_errors("scan", splits, limits, files=source.splits, columns=self.snapshot.schema.names):
             if limits is None:
@@ -150,20 +148,15 @@ class Scan(Conversions):
     @property
     def predicate(self) -> Predicate | None:
         """What is true of every row that is wanted, over columns as the table calls them; None where all are."""
-        known = tuple(each.predicate for each in self._filters)
-        return in_columns(And(known) if len(known) > 1 else known[0], self.snapshot.schema.names) if known else None
+        return None if self.filter is None else in_columns(self.filter.predicate, self.snapshot.schema.names)
 
     @property
     def columns_read(self) -> Collection[str] | None:
-        """The columns that are wanted, and those of the filters; None for all."""
-        if self.columns is None:
-            return None
-        read = [columns_of(each, self.snapshot.schema.names) for each in self._filters]
-        return None if None in read else frozenset(self.columns).union(*(each for each in read if each is not None))
-
-    @property
-    def _filters(self) -> Sequence[Filter]:
-        return [each for each in (self.filter, self.among) if each is not None]
+        """The columns that are wanted, and those of the filter; None for all."""
+        if self.filter is None or self.columns is None:
+            return self.columns
+        read = columns_of(self.filter, self.snapshot.schema.names)
+        return None if read is None else read.union(self.columns)
 
     @property
     def _effective_limits(self) -> QueryLimits | None:
@@ -192,8 +185,7 @@ class Scan(Conversions):
         columns = (
             "*" if self.columns is None else ", ".join(str(duckdb.ColumnExpression(each)) for each in self.columns)
         )
-        conditions = " AND ".join(f"({each.expression})" for each in self._filters)
-        condition = f" WHERE {conditions}" if conditions else ""
+        condition = "" if self.filter is None else f" WHERE {self.filter.expression}"
         return f"SELECT {columns} FROM {TABLE}{condition}"  # noqa: S608  # conditions are made of parts or were checked
 
 
@@ -219,3 +211,11 @@ def wanted_filter(given: object) -> Filter | None:
     if given is None or isinstance(given, Filter):
         return given
     raise InvalidInput(f"a filter is a SQL condition or made by col(…), as in col('n') > 5; found {given!r}")
+
+
+def require_sound(wanted: Filter, schema: pa.Schema) -> None:
+    """Raise as a scan of a table with this schema does, for a filter that DuckDB cannot ask of its rows."""
+    with query_errors("scan", columns=schema.names):
+        text = f"SELECT 1 FROM {TABLE} WHERE {wanted.expression}"  # noqa: S608  # made of parts, or was checked
+        with Source(schema.empty_table()).answer(text, QueryLimits()) as result:
+            list(result)

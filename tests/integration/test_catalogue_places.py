@@ -194,10 +194,28 @@ def test_a_statement_of_anybody_changes_nothing(catalog: Catalog, tmp_path: Path
     assert catalog.refresh(table.uri).outcome == "current"
 
 
+def test_a_statement_of_anybody_touches_no_other_file_and_leaves_the_connection_as_it_was(tmp_path: Path) -> None:
+    table, other = made(tmp_path / "t", 2), tmp_path / "other.db"
+    with tm.open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
+        catalog.refresh(table.uri)
+        for text in (f"ATTACH '{other}' AS o", "PRAGMA query_only=0", "SAVEPOINT s", "COMMIT"):
+            with pytest.raises(InvalidInput, match="not authorized; here statements ask for rows, with select"):
+                catalog.sql(text)
+        assert catalog.sql("SELECT value FROM json_each('[7]')")[1] == [(7,)]
+        table.append({"n": 3})
+        assert catalog.refresh(table.uri).outcome == "refreshed"
+    assert not other.exists()
+
+
 def test_a_page_has_rows_and_says_of_which_version(catalog: Catalog, tmp_path: Path) -> None:
     table = made(tmp_path / "t", 2)
     catalog.refresh(table.uri)
     assert catalog.changes_since(table.uri, 2, limit=1).version == 2
+    with pytest.raises(NotFound, match="the catalogue knows versions up to 2, not 99; refresh it"):
+        catalog.changes_since(table.uri, 99)
+    for unknown in ("nope = 1", tm.col("nope") == 1, "n = 1 and lower(nope) = 'x'"):
+        with pytest.raises(InvalidInput, match=r"unknown column 'nope'; the table has \['n'\]"):
+            catalog.splits_between(table.uri, filter=unknown)
     with pytest.raises(InvalidInput, match="at least 1 row, found limit=0"):
         catalog.compaction_candidates(table.uri, limit=0)
 
@@ -266,6 +284,13 @@ def test_a_url_that_leads_nowhere_is_refused_without_its_password(
     with pytest.raises(kind, match=says) as refused:
         tm.open_catalog(url)
     assert "secret" not in str(refused.value)
+
+
+def test_a_folder_is_no_catalogue(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidInput, match=f"this is a folder; name a file in it, as in sqlite:///{tmp_path}/catalog.db"
+    ):
+        tm.open_catalog(f"sqlite:///{tmp_path}")
 
 
 def test_a_catalogue_that_has_to_be_there_is_not_made(database_url: str, tmp_path: Path) -> None:

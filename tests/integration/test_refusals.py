@@ -169,6 +169,10 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
         (lambda t: t.update({"n": tm.expr("1"), "day": tm.expr("c0")}, "true"), "c0"),
         (lambda t: t.update({"n": tm.expr("place")}, "true"), "place"),
         (lambda t: t.update({"n": 1}, "true", application="a"), "an application is its name and the number"),
+        (
+            lambda t: t.update({"n": 1}, "true", application=("a", -1)),
+            r"from 0 to 2\*\*63 - 1, as in \('nightly', 17\); found 'a' and -1",
+        ),
         (lambda _: tm.expr("n, 1"), "not one expression"),
         (lambda _: tm.expr("n from t where (1 = 1"), "not one expression|cannot read"),
         (lambda _: tm.expr("row_number() over ()"), "one value of one row"),
@@ -183,6 +187,7 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
         (lambda t: t.upsert([_row(None)], on="n"), "'n' is null in row 0"),
         (lambda t: t.upsert([_row(5)], on=[]), "needs the columns that tell rows apart, each once, of"),
         (lambda t: t.upsert([_row(5)], on="nope"), "needs the columns that tell rows apart, each once, of"),
+        (lambda t: t.upsert([_row(5)], on=("n", "nope")), r"each once, of \[.*\]; found 'nope'"),
         (lambda t: t.upsert([_row(5)], on=["n", "n"]), "needs the columns that tell rows apart, each once, of"),
         (lambda t: t.upsert([_row(5)], on="tags"), "cannot be told apart by .'tags'.: lists, maps and structs"),
         (lambda t: t.restore(7), "7"),
