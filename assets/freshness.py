@@ -1,4 +1,4 @@
-"""The freshness that a table declares, as Dagster judges it (decision 0166)."""
+"""The freshness that a table declares, as Dagster judges it (decision 0164)."""
 
 from __future__ import annotations
 

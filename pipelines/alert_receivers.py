@@ -1,4 +1,4 @@
-"""Who hears of failures and late tables: `alerts.yaml` beside `tables/`, checked completely (decision 0166).
+"""Who hears of failures and late tables: `alerts.yaml` beside `tables/`, checked completely (decision 0164).
 
 A value that begins with `$` is the name of an environment variable, for what is a secret. Free of Dagster.
 """

@@ -53,7 +53,7 @@ def build_definitions(
         asset_checks=[check for table in declared.tables for check in build_table_checks(table.declaration)],
     )
     once = build_once([each.declaration for each in declared.tables], fed_by, clock)
-    return Definitions.merge(own, once, build_housekeeping(), *([build_catalog(declared.tables)] if catalog else []))
+    return Definitions.merge(own, once, *([build_catalog(declared.tables)] if catalog else []))
 
 
 def _left_out(problem: Problem) -> AssetSpec:
@@ -72,16 +72,17 @@ def build_assets(
 def build_once(
     tables: Sequence[TableDeclaration], raw_logs: Sequence[DeclaredRawLog], clock: Clock | None = None
 ) -> Definitions:
-    """Return what there is once for all tables and raw logs: jobs, schedules and the upkeep sensor."""
+    """Return what there is once for all tables and raw logs: jobs, schedules, the upkeep sensor, and housekeeping."""
     declared = [each.declaration for each in raw_logs]
     jobs, assets = build_jobs(tables, declared), assets_of_jobs(tables, declared)
     watched = [job for job in jobs if job.name in STEPS]
     feeding = [(table, [each.request for each in _feeding(table, raw_logs)]) for table in tables]
-    return Definitions(
+    own = Definitions(
         jobs=[*jobs, *([build_forget_job(feeding)] if tables else [])],
         schedules=build_schedules(tables, raw_logs, assets),
         sensors=[build_upkeep_sensor(watched, Upkeep(tables, assets, clock))] if watched else [],
     )
+    return Definitions.merge(own, build_housekeeping())
 
 
 def _feeding(table: TableDeclaration, raw_logs: Sequence[DeclaredRawLog]) -> list[DeclaredRawLog]:

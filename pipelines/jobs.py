@@ -1,6 +1,6 @@
 """The Dagster jobs: one per step, over the assets of all tables and raw logs. A run selects those that it is about.
 
-So there are as many for five hundred tables as for one (decision 0162). `check` runs all checks of tables; `backfill`
+So there are as many for five hundred tables as for one (decision 0160). `check` runs all checks of tables; `backfill`
 takes the partitioned assets, so that one ranged run fills and compacts a range.
 """
 

@@ -1,4 +1,4 @@
-"""How all tables are, as OpenMetrics text for scrapers (decision 0166; the fields are a contract, `docs/spec.md`).
+"""How all tables are, as OpenMetrics text for scrapers (decision 0164; the fields are a contract, `docs/spec.md`).
 
 Labels are names of tables, indexes and steps. No place is among them, so nothing that somebody writes into one is.
 """

@@ -54,7 +54,7 @@ class TableDeclaration(Closed):
     a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
     `retention` says; how long versions can be read is `gc.retention`. `freshness` is how old the newest rows may be
-    (decision 0166). `raw_logs` are read at `latest`. Dagster shows `owners` and `tags` on every asset of the table, and
+    (decision 0164). `raw_logs` are read at `latest`. Dagster shows `owners` and `tags` on every asset of the table, and
     a job of its own for backfills of a windowed one with `backfill_job: true`. `publish: delta` keeps a mirror for
     readers of Delta.
     """

@@ -1,4 +1,4 @@
-"""What a report says of one table: read from storage alone, the history from the log itself (decision 0167)."""
+"""What a report says of one table: read from storage alone, the history from the log itself (decision 0165)."""
 
 from __future__ import annotations
 

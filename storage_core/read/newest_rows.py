@@ -1,4 +1,4 @@
-"""When the newest rows of a table happened, and when they came in: what freshness is judged by (decision 0166)."""
+"""When the newest rows of a table happened, and when they came in: what freshness is judged by (decision 0164)."""
 
 from __future__ import annotations
 

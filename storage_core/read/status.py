@@ -1,4 +1,4 @@
-"""How a table is, in one look of bounded cost: the contract of `status` (`docs/spec.md`, decision 0166).
+"""How a table is, in one look of bounded cost: the contract of `status` (`docs/spec.md`, decision 0164).
 
 Every metric has its home elsewhere: debt in `compaction.debt` and `index.debt`, what waits in `region.oldest_waiting`,
 freshness in `newest_rows`. What is owed is that of scheduled runs: what pays now.

@@ -18,7 +18,7 @@ def shown(kind: str, message: str) -> dict[str, Any]:
     """Return what a `Failure` takes for an error of this kind.
 
     Whether it allows retries counts for assets of users with a `RetryPolicy`. Ours have none, for by one Dagster would
-    also try a step again that somebody interrupts (decision 0164).
+    also try a step again that somebody interrupts (decision 0162).
     """
     return {
         "description": f"{kind}: {message}",
