@@ -44,7 +44,7 @@ def fetched(
     deleted: Callable[[Add], BitMap] | None = None,
     predicate: Predicate | None = None,
     rows: Mapping[str, BitMap] | None = None,
-    at_once: int = PIECES_AT_ONCE,
+    one_by_one: bool = False,
 ) -> Generator[pa.Table]:
     """Yield the visible rows in the order of the splits, as they come, with the columns of `schema`, which it types.
 
@@ -56,7 +56,7 @@ def fetched(
     (`split.read.is_small`) for this `share` of its bytes, or of an earlier release, is one GET, and verified
     whole. Of another its footer is one, unless
     `footers` holds it, and each row group as many as its columns lie apart; both are verified before they are decoded.
-    What `footers` have cached is none. `at_once` row groups are read side by side.
+    What `footers` have cached is none. Row groups are read side by side, unless `one_by_one`.
     Raises what `open_split` raises.
     """
     footers = footers.of_a_read()
@@ -76,6 +76,7 @@ def fetched(
                     groups = groups_with(rows[split.add.path], split.footer, groups)
                 yield from split.pieces(stored.names, groups)
 
+    at_once = 1 if one_by_one else PIECES_AT_ONCE
     with (
         closing(pieces()) as wanted,
         closing(read_late(wanted, condition, stored, at_once=at_once, most=HELD_BYTES)) as read,

@@ -20,7 +20,7 @@ from storage_core.log.files.live import Added, LiveFiles
 from storage_core.log.sharing import open_table_store
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.prefetch import all_of
-from storage_core.read.fetching import PIECES_AT_ONCE, fetched
+from storage_core.read.fetching import fetched
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import query_errors
@@ -140,8 +140,8 @@ def rows_of(portion: Portion, wanted: Wanted, *, batch_rows: int) -> Iterator[pa
         splits, share = tuple(snapshot.splits.values()), share_of(names, snapshot.schema)
         with query_errors("scan", splits):
             near = any(store.local_path(each.path) is not None for each in splits[:1])
-            at_once = 1 if near else PIECES_AT_ONCE  # a task has one core, and files do not keep it waiting
-            for table in fetched(store, splits, schema, share=share, footers=scan.verified.footers, at_once=at_once):
+            # A task has one core, and files do not keep it waiting.
+            for table in fetched(store, splits, schema, share=share, footers=scan.verified.footers, one_by_one=near):
                 yield from table.to_batches(max_chunksize=batch_rows)
 
 
