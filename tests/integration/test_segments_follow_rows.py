@@ -137,7 +137,7 @@ def require_same_as_built_anew_of(table: IndexedTable, queries: list[str]) -> No
 
 
 def test_rows_are_followed_through_several_outputs_and_rounds() -> None:
-    table = caught_up(rows=200)
+    table = caught_up(rows=60)
     first = table.compact(target_bytes=400)
     assert len(first.splits) > 1
     table.append([(0, "x", "tide ebb") for _ in range(30)])
@@ -344,7 +344,7 @@ def forged(table: IndexedTable, head: Snapshot, order: Numbers) -> Snapshot:
 def test_a_translation_that_is_off_by_one_between_outputs_leads_to_no_wrong_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    table = caught_up(rows=200)
+    table = caught_up(rows=60)
     head = table.compact(target_bytes=400)
     assert len(head.splits) > 1
     (translation,) = head.translations.values()
