@@ -26,8 +26,8 @@ def publish(
 ) -> None:
     """Show the newest versions to readers of Delta or Iceberg.
 
-    Nothing is rewritten: a log beside the table names the same files. Run it again after changes, or declare `publish`
-    and let its asset do so. Of a keyed table what is merged is shown.
+    Nothing is rewritten: metadata beside the table names the same files. Run it again after changes, or declare
+    `publish` and let its asset do so. Of a keyed table what is merged is shown.
     """
     table = open_table(uri)
     for each in (format_,) if format_ is not None else table.config.publish.published:
@@ -41,7 +41,8 @@ def _show(done: Mirrored, *, as_json: bool) -> None:
     if done.version is None:
         output.line(f"{done.format} shows no version yet")
     else:
-        output.line(f"{done.format} version {done.shown_as:,} shows version {done.version:,} ({done.commits:,} new)")
+        shown_as = f"{'snapshot' if done.format == 'iceberg' else 'version'} {done.shown_as}"
+        output.line(f"{done.format} {shown_as} shows version {done.version} of the table ({done.commits:,} new)")
         if done.format == "iceberg":
             output.line(f"newest metadata: {done.location}")
     if done.waits_for is not None:

@@ -38,7 +38,7 @@ MOST_FILES: Final = 1000
 """Files of one manifest."""
 
 MERGED: Final = 16
-"""So many manifests that are less than half full become one."""
+"""From so many manifests on that are at most half full, these are written anew together."""
 
 Entry = tuple[ManifestEntryStatus, ManifestEntry]
 

@@ -96,7 +96,7 @@ def test_a_command_publishes_and_says_what_is_shown(
     table.append([{"id": 1, "url": "/"}, {"id": 2, "url": "/"}])
     capsys.readouterr()
     assert main(["publish", "hits"]) == 0
-    assert capsys.readouterr().out == "delta version 0 shows version 1 (1 new)\n"
+    assert capsys.readouterr().out == "delta version 0 shows version 1 of the table (1 new)\n"
     table.delete("id = 1")
     assert main(["publish", "hits"]) == 0
     assert "newer ones wait: rows of 1 split are deleted" in capsys.readouterr().out
@@ -125,7 +125,7 @@ def test_a_command_publishes_and_says_what_is_shown(
     table.refresh().update({"url": "/all"}, "true")
     assert main(["publish", "hits", "--format", "iceberg"]) == 0
     shown, where = capsys.readouterr().out.splitlines()
-    assert shown == "iceberg version 5 shows version 5 (1 new)"
+    assert shown == "iceberg snapshot 5 shows version 5 of the table (1 new)"
     assert StaticTable.from_metadata(where.removeprefix("newest metadata: ")).scan().count() == 1
 
 
