@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from dagster import (
     DagsterEvent,
+    DagsterRun,
     Definitions,
     RunFailureSensorContext,
     SensorDefinition,
@@ -87,24 +88,23 @@ def _failed_runs(declared: DeclaredTables) -> SensorDefinition:
             return SkipReason(f"no receiver is declared in {ALERTS}")
         events = list(context.get_step_failure_events()) or [context.failure_event]
         at = SystemClock().now_ms()
-        for problem in deliver(failure_alert(run.job_name, run.run_id, events, names, at=at), receivers).problems:
+        for problem in deliver(failure_alert(run, events, names, at=at), receivers).problems:
             context.log.error("alert not delivered: %s", problem)
         return None
 
     return failed
 
 
-def failure_alert(job: str, run_id: str, events: Sequence[DagsterEvent], tables: Sequence[str], *, at: int) -> Alert:
+def failure_alert(run: DagsterRun, events: Sequence[DagsterEvent], tables: Sequence[str], *, at: int) -> Alert:
     """Return what is said of a failed run: each failed step, what it said, and the tables that these are of."""
-    steps = [each.step_key or job for each in events]
-    lines = [f"{step}: {said_by(each)}" for step, each in zip(steps, events, strict=True)]
-    about = dict.fromkeys(table for step in steps if (table := table_of(step, tables)))
+    lines = [f"{each.step_key or run.job_name}: {said_by(each)}" for each in events]
+    about = dict.fromkeys(table for each in events if (table := table_of(run, each.step_key, tables)))
     return Alert(
         kind="run_failed",
         tables=tuple(about),
-        text="\n".join([f"a run of {job} failed", *map(str, first_of(lines, 10))]),
+        text="\n".join([f"a run of {run.job_name} failed", *map(str, first_of(lines, 10))]),
         at=at,
-        run_id=run_id,
+        run_id=run.run_id,
     )
 
 

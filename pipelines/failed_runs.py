@@ -12,7 +12,7 @@ from assets.names import identifier
 from storage_core.foreign_text import shortened
 
 if TYPE_CHECKING:
-    from dagster import DagsterEvent, DagsterInstance, RunRecord
+    from dagster import AssetKey, DagsterEvent, DagsterInstance, DagsterRun, RunRecord
 
 MOST_RUNS = 50
 """So many of the newest failed runs are looked into."""
@@ -24,7 +24,7 @@ _LONGEST_MESSAGE = 400
 class LastFailure:
     """The newest failure of a step of a table: when (ms), in which run, and what it said.
 
-    `is_over` where the asset was materialized since.
+    `is_over` where the asset was materialized or observed since, which a run with nothing to do does.
     """
 
     at: int
@@ -70,28 +70,41 @@ def _failed_runs(instance: DagsterInstance) -> list[RunRecord]:
 
 
 def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collection[str]) -> dict[str, LastFailure]:
-    """Of each table the failed step of this run; of a run that failed before a step, that of its job."""
-    from dagster import AssetKey, DagsterEventType
+    """Of each table the failed step of this run; of a run that failed before a step, the job."""
+    from dagster import DagsterEventType
 
     run = record.dagster_run
     kinds = {DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE}
     found: dict[str, LastFailure] = {}
     for each in instance.get_records_for_run(run.run_id, of_type=kinds).records:
         event = each.event_log_entry.dagster_event
-        step = (event.step_key if event else None) or run.job_name
-        table = table_of(step, tables)
-        if table is None or event is None or table in found:
+        table = None if event is None else table_of(run, event.step_key, tables)
+        if event is None or table is None or table in found:
             continue
-        at = round(each.timestamp * 1000)
-        made = instance.get_latest_materialization_event(AssetKey([table, step.removeprefix(f"{identifier(table)}__")]))
+        assets = _assets_of(run, event.step_key, table)
         found[table] = LastFailure(
-            at=at,
+            at=round(each.timestamp * 1000),
             run_id=run.run_id,
-            step=step,
+            step=event.step_key or run.job_name,
             message=said_by(event),
-            is_over=made is not None and made.timestamp * 1000 > at,
+            is_over=bool(assets) and all(_is_done_since(instance, key, each.timestamp) for key in assets),
         )
     return found
+
+
+def _assets_of(run: DagsterRun, step: str | None, table: str) -> list[AssetKey]:
+    """The asset of the step; without one those of the table that the run is about."""
+    from dagster import AssetKey
+
+    if step is not None:
+        return [AssetKey([table, step.removeprefix(_steps_of(table))])]
+    return [key for key in run.asset_selection or () if key.path[0] == table]
+
+
+def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
+    made = instance.get_latest_materialization_event(key)
+    observed = instance.fetch_observations(key, limit=1).records
+    return max(made.timestamp if made else 0, *(each.timestamp for each in observed), 0) > at
 
 
 def said_by(event: DagsterEvent) -> str:
@@ -109,7 +122,15 @@ def _line(text: str) -> str:
     return shortened(" ".join(text.split()), _LONGEST_MESSAGE)
 
 
-def table_of(step: str, tables: Collection[str]) -> str | None:
-    """Return the table whose name the step or job begins with, the longest where there are several."""
-    fitting = [each for each in tables if step.startswith(f"{identifier(each)}_")]
-    return max(fitting, key=len, default=None)
+def table_of(run: DagsterRun, step: str | None, tables: Collection[str]) -> str | None:
+    """Return the table that a failed step is of; of a run that failed before a step, the one that it was asked for."""
+    from pipelines.run_requests import TABLE
+
+    if step is None:
+        return next((each for each in tables if each == run.tags.get(TABLE)), None)
+    return next((each for each in tables if step.startswith(_steps_of(each))), None)
+
+
+def _steps_of(table: str) -> str:
+    """What Dagster's names of the steps of a table begin with."""
+    return f"{identifier(table)}__"

@@ -10,15 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dagster import AssetKey, DagsterInstance, Definitions, MaterializeResult, asset, materialize
+from dagster import (
+    AssetKey,
+    AssetObservation,
+    DagsterEventType,
+    DagsterInstance,
+    Definitions,
+    MaterializeResult,
+    asset,
+    define_asset_job,
+    materialize,
+)
 
 from assets.freshness import freshness_policy
 from assets.launcher import PipesLauncher
+from pipelines.alerting import failure_alert
 from pipelines.catalog import build_definitions
 from pipelines.cli import main
-from pipelines.failed_runs import history_folder, last_failures
+from pipelines.failed_runs import history_folder, last_failures, last_failures_in
 from pipelines.instance import home, open_instance
 from pipelines.reporting import REPORT, WRITTEN, build_report, report_file
+from pipelines.run_requests import run_request
 from pipelines.tables import read_tables
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
@@ -160,6 +172,27 @@ def test_the_last_failure_of_a_table_is_in_its_line_until_the_asset_was_material
     (folder / "dagster.yaml").unlink()
     (folder / "dagster.yaml").write_text("storage: {nothing: 1}")
     assert looked(capfd)["web-people"]["last_failure"] is None
+
+
+def test_a_run_that_fails_before_a_step_is_of_the_table_it_was_asked_for_until_its_assets_were_looked_at(
+    place: Path,
+) -> None:
+    key = AssetKey(["web-people", "merged"])
+    request = run_request("merge", "web-people", [key], "two generations")
+    job = Definitions(assets=[asset(key=key)(lambda: 1)], jobs=[define_asset_job("merge")]).resolve_job_def("merge")
+    folder = home(place, {})
+    with open_instance(folder) as instance:
+        run = instance.create_run_for_job(job, asset_selection=frozenset([key]), tags=request.tags)
+        instance.report_run_failed(run, "its worker died")
+        (failure,) = instance.get_records_for_run(run.run_id, of_type=DagsterEventType.RUN_FAILURE).records
+        event = failure.event_log_entry.dagster_event
+        assert event is not None
+        assert failure_alert(run, [event], ["web", "web-people"], at=0).tables == ("web-people",)
+        found = last_failures_in(instance, ["web", "web-people"])
+        assert [*found] == ["web-people"]
+        assert (found["web-people"].step, found["web-people"].is_over) == ("merge", False)
+        instance.report_runless_asset_event(AssetObservation(key))
+        assert last_failures_in(instance, ["web-people"])["web-people"].is_over
 
 
 @pytest.mark.usefixtures("place")
