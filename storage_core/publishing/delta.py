@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from storage_core.errors import Corrupt
 from storage_core.formats.delta_log import OWN, Json, MirrorCommit, Shown, encode
 from storage_core.formats.keys import delta_commit_key
 from storage_core.log.log import TransactionLog
@@ -23,7 +22,7 @@ from storage_core.publishing.delta_files import DeltaFiles, ShownFile, descripto
 from storage_core.publishing.delta_schema import MirrorSchema, delta_schema, types_of, widened
 from storage_core.publishing.hindrance import hindrance, narrower
 from storage_core.publishing.mirrored import Mirrored
-from storage_core.publishing.walk import FORGETTING, Touched, publish
+from storage_core.publishing.walk import FORGETTING, Touched, publish, require_own
 from storage_core.rows.columns import has_changed
 
 _WAITS = "for which `vectors: none` waits"
@@ -180,20 +179,13 @@ def _shown_files(store: ObjectStore, snapshot: Snapshot, keys: Collection[str]) 
     return {key: ShownFile(descriptor(store, add), add.size) for key, add in snapshot.splits.among(keys).items()}
 
 
-def _own(newest: MirrorCommit, head: Snapshot) -> Shown:
-    """What the newest commit shows. Raises `Corrupt` unless that is a version of this table."""
-    where = delta_commit_key(newest.version)
-    if newest.shown is None:
-        raise Corrupt(
-            f"{where}: written by somebody else; the log of the mirror is the mirror's alone",
-            advice=ADVICE,
-            key=where,
-        )
-    if newest.shown.table_id != head.table_id or newest.shown.version > head.version:
-        raise Corrupt(
-            f"{where}: shows version {newest.shown.version} of the table {newest.shown.table_id}, found the table "
-            f"{head.table_id} at version {head.version}",
-            advice=ADVICE,
-            key=where,
-        )
-    return newest.shown
+def _own(newest: MirrorCommit, head: Snapshot) -> Shown | None:
+    """What the newest commit shows, which is of this table."""
+    shown = newest.shown
+    require_own(
+        delta_commit_key(newest.version),
+        None if shown is None else (shown.table_id, shown.version),
+        head,
+        advice=ADVICE,
+    )
+    return shown

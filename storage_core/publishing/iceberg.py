@@ -19,7 +19,6 @@ from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from storage_core.errors import Corrupt
 from storage_core.formats.iceberg_metadata import PUBLISHED_AT, TABLE_ID, decode_hint, encode_hint
 from storage_core.formats.keys import ICEBERG_FOLDER, iceberg_hint_key, iceberg_list_key, iceberg_metadata_key
 from storage_core.log.log import TransactionLog
@@ -33,7 +32,7 @@ from storage_core.publishing.iceberg_files import IcebergFiles
 from storage_core.publishing.iceberg_manifests import Manifests
 from storage_core.publishing.iceberg_schema import MAPPING, iceberg_schema, name_mapping
 from storage_core.publishing.mirrored import Mirrored
-from storage_core.publishing.walk import FORGETTING, Touched, publish
+from storage_core.publishing.walk import FORGETTING, Touched, publish, require_own
 
 MOST_SNAPSHOTS: Final = 100
 """Snapshots that one metadata file lists."""
@@ -245,20 +244,12 @@ def _among(snapshot: Version, keys: Collection[str]) -> set[str]:
 
 
 def _own(newest: NewestMetadata, head: Version) -> int:
-    """The number of the newest metadata. Raises `Corrupt` unless that shows a version of this table."""
+    """The number of the newest metadata, which is of this table."""
     found = newest.metadata
-    where = iceberg_metadata_key(found.number)
-    if found.table_id is None:
-        raise Corrupt(
-            f"{where}: written by somebody else; the metadata of the mirror is the mirror's alone",
-            advice=ADVICE,
-            key=where,
-        )
-    if found.table_id != head.table_id or found.shown.version > head.version:
-        raise Corrupt(
-            f"{where}: shows version {found.shown.version} of the table {found.table_id}, found the table "
-            f"{head.table_id} at version {head.version}",
-            advice=ADVICE,
-            key=where,
-        )
+    require_own(
+        iceberg_metadata_key(found.number),
+        None if found.table_id is None else (found.table_id, found.shown.version),
+        head,
+        advice=ADVICE,
+    )
     return found.number

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyiceberg.conversions import to_bytes
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.typedef import Record
+from pyiceberg.types import PrimitiveType
 
 from storage_core.log.actions import Add
 from storage_core.publishing.iceberg_schema import primitive
 from storage_core.rows.bound_text import decode, has_bounds
 from storage_core.rows.columns import column_id, numbered, stored_name
 from storage_core.rows.statistics import TRUNCATE_AT
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.types import PrimitiveType
 
 _EXACT = Context(prec=100)
 
@@ -34,9 +34,6 @@ class IcebergFiles:
 
     def file(self, add: Add) -> DataFile:
         """Return a split that hides no row. Only what is certain of its columns is said: readers count by it."""
-        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-        from pyiceberg.typedef import Record
-
         rows, nulls = add.numRecords or 0, add.nullCounts or {}
         known = [(number, nulls[name]) for name, number, *_ in self._columns if name in nulls]
         bounds = [*self._bounds(add)]
@@ -63,8 +60,6 @@ class IcebergFiles:
 
     def _bounds(self, add: Add) -> Iterator[tuple[int, pa.DataType, bytes, bytes]]:
         """The least and the greatest value of each column that has both: uncut, and no NaN."""
-        from pyiceberg.conversions import to_bytes
-
         least, greatest = add.minValues or {}, add.maxValues or {}
         for name, number, type_, iceberg_type in self._columns:
             if name not in least or name not in greatest or not has_bounds(type_):
@@ -87,8 +82,6 @@ def _value(text: str, type_: pa.DataType, sign: int) -> Any:
 
 def without_statistics(file: DataFile) -> DataFile:
     """Return the file as an entry has it that says that the file was removed: with nothing of its values."""
-    from pyiceberg.manifest import DataFile
-
     named = ("content", "file_path", "file_format", "partition", "record_count", "file_size_in_bytes")
     return DataFile.from_args(
         _table_format_version=2, **{name: getattr(file, name) for name in named}, spec_id=file.spec_id

@@ -9,27 +9,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
+from pyiceberg import types
+from pyiceberg.schema import Schema
+from pyiceberg.types import IcebergType, NestedField, PrimitiveType
 
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.columns import column_id, numbered, stored_name
 from storage_core.rows.dropped_columns import dropped_columns
 from storage_core.rows.field_ids import inner_ids, inside
 
-if TYPE_CHECKING:
-    from pyiceberg.schema import Schema
-    from pyiceberg.types import IcebergType, PrimitiveType
-
 MAPPING: Final = "schema.name-mapping.default"
+
+_PRIMITIVES: Mapping[pa.DataType, PrimitiveType] = {
+    pa.bool_(): types.BooleanType(),
+    pa.int8(): types.IntegerType(),
+    pa.int16(): types.IntegerType(),
+    pa.int32(): types.IntegerType(),
+    pa.int64(): types.LongType(),
+    pa.float32(): types.FloatType(),
+    pa.float64(): types.DoubleType(),
+    pa.string(): types.StringType(),
+    pa.binary(): types.BinaryType(),
+    pa.date32(): types.DateType(),
+}
 
 
 def iceberg_schema(snapshot: Snapshot, schemas: Iterable[Schema]) -> Schema:
     """Return the schema, which is one of these where that has the same columns, else the next."""
-    from pyiceberg.schema import Schema
-    from pyiceberg.types import NestedField
-
     fields = [
         NestedField(_number(each), each.name, _type(each.type, inner_ids(_number(each))), required=not each.nullable)
         for each in numbered(snapshot.schema)
@@ -53,26 +62,12 @@ def name_mapping(snapshot: Snapshot, before: str | None) -> str:
 
 def primitive(type_: pa.DataType) -> PrimitiveType | None:
     """Return the type of values that are no lists, structures or maps; None for those."""
-    from pyiceberg import types
-
     kinds = pa.types
     if kinds.is_decimal(type_):
         return types.DecimalType(type_.precision, type_.scale)
     if kinds.is_timestamp(type_):
         return types.TimestampType() if type_.tz is None else types.TimestamptzType()
-    made: Mapping[pa.DataType, PrimitiveType] = {
-        pa.bool_(): types.BooleanType(),
-        pa.int8(): types.IntegerType(),
-        pa.int16(): types.IntegerType(),
-        pa.int32(): types.IntegerType(),
-        pa.int64(): types.LongType(),
-        pa.float32(): types.FloatType(),
-        pa.float64(): types.DoubleType(),
-        pa.string(): types.StringType(),
-        pa.binary(): types.BinaryType(),
-        pa.date32(): types.DateType(),
-    }
-    return made.get(type_)
+    return _PRIMITIVES.get(type_)
 
 
 def _number(field: pa.Field) -> int:
@@ -81,8 +76,6 @@ def _number(field: pa.Field) -> int:
 
 def _type(type_: pa.DataType, ids: Iterator[int]) -> IcebergType:
     """The type, with an id for all that is inside of it, in the order of `_mapped`."""
-    from pyiceberg import types
-
     found = primitive(type_)
     if found is not None:
         return found

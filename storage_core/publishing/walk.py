@@ -173,3 +173,22 @@ def _result(format_: str, head: Snapshot, mirror: Mirror, commits: int) -> Mirro
         commits=commits,
         waits_for=mirror.waits_for,
     )
+
+
+def require_own(where: str, shown: tuple[str, int] | None, head: Snapshot, *, advice: str) -> None:
+    """Raise `Corrupt` unless what is newest in a mirror, at `where`, shows a version of this table.
+
+    `shown` is a table's id and a version of it, None where no mirror has written this.
+    """
+    if shown is None:
+        raise Corrupt(
+            f"{where}: written by somebody else; what is there is the mirror's alone", advice=advice, key=where
+        )
+    table_id, version = shown
+    if table_id != head.table_id or version > head.version:
+        raise Corrupt(
+            f"{where}: shows version {version} of the table {table_id}, found the table {head.table_id} at version "
+            f"{head.version}",
+            advice=advice,
+            key=where,
+        )
