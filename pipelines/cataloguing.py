@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagster import AssetSelection, Definitions, ScheduleDefinition, define_asset_job
+from dagster import Definitions
 
-from assets.cataloguing import REFRESHED, build_catalog_asset
+from assets.cataloguing import build_catalog_asset
 from assets.factory import asset_key
 from jobs.requests.catalog import CatalogRequest
+from pipelines.jobs import scheduled
 from pipelines.tables import DeclaredTable
 
 JOB = "catalog_refresh"
@@ -22,16 +23,5 @@ def build_catalog(tables: Sequence[DeclaredTable]) -> Definitions:
     """
     declared = [each.declaration for each in tables]
     request = CatalogRequest(tables=tuple(f"{each.name}={each.uri}" for each in declared))
-    return Definitions(
-        assets=[build_catalog_asset(request, [asset_key(each.name, "checkpointed") for each in declared])],
-        jobs=[define_asset_job(JOB, AssetSelection.assets(REFRESHED))],
-        schedules=[
-            ScheduleDefinition(
-                name=f"{JOB}_schedule",
-                job_name=JOB,
-                cron_schedule=CRON,
-                execution_timezone="UTC",
-                description="Requests a refresh of the SQL catalogue.",
-            )
-        ],
-    )
+    refreshed = build_catalog_asset(request, [asset_key(each.name, "checkpointed") for each in declared])
+    return scheduled(refreshed, job=JOB, cron=CRON, description="Requests a refresh of the SQL catalogue.")

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from dagster import AssetCheckKey, AssetKey, AssetSelection, JobDefinition, define_asset_job
+from dagster import (
+    AssetCheckKey,
+    AssetKey,
+    AssetsDefinition,
+    AssetSelection,
+    Definitions,
+    JobDefinition,
+    ScheduleDefinition,
+    define_asset_job,
+)
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.assets.job.asset_job import build_asset_job, get_asset_graph_for_job
 from dagster._core.definitions.executor_definition import ExecutorDefinition
@@ -109,3 +118,11 @@ def windowed_assets(declaration: TableDeclaration) -> list[AssetKey]:
 def backfill_job_name(table: str) -> str:
     """Return the name of the Dagster job that a table has with `backfill_job`."""
     return f"{identifier(table)}_backfill"
+
+
+def scheduled(made: AssetsDefinition, *, job: str, cron: str, description: str) -> Definitions:
+    """Return an asset of all tables with a job of its own, and `<job>_schedule` (UTC), stopped, which asks nothing."""
+    schedule = ScheduleDefinition(
+        name=f"{job}_schedule", job_name=job, cron_schedule=cron, execution_timezone="UTC", description=description
+    )
+    return Definitions(assets=[made], jobs=[define_asset_job(job, AssetSelection.assets(made))], schedules=[schedule])

@@ -10,17 +10,15 @@ from dagster import (
     AssetExecutionContext,
     AssetKey,
     AssetsDefinition,
-    AssetSelection,
     Definitions,
     MaterializeResult,
     MetadataValue,
-    ScheduleDefinition,
     asset,
-    define_asset_job,
 )
 
 from assets.factory import asset_key
 from pipelines.failed_runs import last_failures_in
+from pipelines.jobs import scheduled
 from pipelines.report.written import write_report
 from pipelines.table_status import State, places_of
 from pipelines.tables import DeclaredTables
@@ -35,19 +33,7 @@ REPORT = "TIDEMARK_REPORT"
 
 def build_report(declared: DeclaredTables) -> Definitions:
     """Return the asset of all declared tables, the job `report`, and its schedule, stopped, every day at 05:15 UTC."""
-    return Definitions(
-        assets=[_written(declared)],
-        jobs=[define_asset_job(JOB, AssetSelection.assets(WRITTEN))],
-        schedules=[
-            ScheduleDefinition(
-                name=f"{JOB}_schedule",
-                job_name=JOB,
-                cron_schedule=CRON,
-                execution_timezone="UTC",
-                description="Requests the report of all tables.",
-            )
-        ],
-    )
+    return scheduled(_written(declared), job=JOB, cron=CRON, description="Requests the report of all tables.")
 
 
 def report_file(root: Path, environment: Mapping[str, str] = os.environ) -> Path:
