@@ -20,6 +20,7 @@ from jobs.requests import raw_log as raw_log_request
 from jobs.requests import request
 from pipelines.cli import build
 from storage_core.audit.audit import INVARIANTS
+from storage_core.declaration import TableDeclaration
 from storage_core.declaration_parts import CompactionDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.fsck.report import Kind
@@ -37,6 +38,7 @@ from storage_core.settings.table import TableConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 README, SPEC, OPERATIONS = ROOT / "README.md", ROOT / "docs" / "spec.md", ROOT / "docs" / "operations.md"
+DECLARATIONS = ROOT / "docs" / "declarations.md"
 ARCHITECTURE = ROOT / "docs" / "architecture" / "README.md"
 DECISIONS = ROOT / "docs" / "decisions"
 DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -314,6 +316,11 @@ def test_the_operations_page_lists_exactly_the_settings_of_compaction_with_their
     declared = {name: default for name, default in written.items() if default != "none"}
     assert CompactionDeclaration.model_validate(declared).setting() == CompactionSettings()
     assert {getattr(CompactionDeclaration(), name) for name in written.keys() - declared.keys()} == {None}
+
+
+def test_the_page_of_declarations_lists_exactly_the_fields_of_a_table() -> None:
+    cells = re.findall(r"^\| (`[^|]+`) \|", DECLARATIONS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(name for each in cells for name in INLINE.findall(each)) == sorted(TableDeclaration.model_fields)
 
 
 # --- decisions
