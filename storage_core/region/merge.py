@@ -87,6 +87,7 @@ def _plan_region(
         base=_touched(snapshot, taken, key),
         context=context_of(snapshot),
         merged=merges_of(snapshot),
+        record_bytes=generation.bytes_in_memory(taken),
     )
 
 
