@@ -58,7 +58,8 @@ class JobRequest:
 
 def any_parser(job: str, summary: str) -> argparse.ArgumentParser:
     """Return a parser of the arguments that every job has: where Spark is and when it is used, and how the
-    report is printed."""
+    report is printed.
+    """
     result = argparse.ArgumentParser(prog=f"python -m jobs.{job}", description=summary)
     result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
     result.add_argument(

@@ -155,8 +155,8 @@ class JobRun:
     ) -> list[Answer]:
         """Execute one task per item and return the answers in item order; their requests count as this run's.
 
-        `writes`: whether the tasks write, which a store must be capable of. `input_bytes`: what they read in all, unless
-        nobody knows, or a task may need much more memory than that; small work by it needs no Spark.
+        `writes`: whether the tasks write, which a store must be capable of. `input_bytes`: what they read in all,
+        unless nobody knows, or a task may need much more memory than that; small work by it needs no Spark.
         """
         if items and writes:
             self.table.require_capable()
@@ -181,10 +181,11 @@ class JobRun:
     def map_groups(
         self, execute: Callable[[Item], Answer], groups: Sequence[Sequence[Item]], *, input_bytes: int
     ) -> Generator[tuple[int, list[Answer] | TidemarkError]]:
-        """Execute one task per item, which read so much in all; yield the number and answers of each group as soon as its tasks have ended.
+        """Execute one task per item; yield the number and answers of each group as soon as its tasks have ended.
 
         Groups are begun in their order, and more of them are under way than tasks fit, so that a long task keeps
-        nobody waiting. What Spark could not run is the answer of its group: the others go on.
+        nobody waiting. What Spark could not run is the answer of its group: the others go on. One group is small work
+        where `input_bytes`, what all of them read, says so.
         """
         self.table.require_capable()
         uri = self.table.uri

@@ -72,8 +72,7 @@ def plan(
 def _plan_region(
     store: ObjectStore, snapshot: Snapshot, manifest: RegionManifest, max_records: int
 ) -> MergeWork | None:
-    key = snapshot.config.primary_key
-    after = snapshot.merged_generations.get(manifest.region_id, 0)
+    key, after = snapshot.config.primary_key, snapshot.merged_generations.get(manifest.region_id, 0)
     waiting = generation.unmerged(store, manifest, after)
     if not waiting:
         return None
