@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import pyarrow as pa
 
 from jobs.reports.failure import Failed
+from jobs.reports.pipes import progress_to_dagster
 from jobs.spark import delta
 from jobs.spark.errors import failure_of, spark_errors
 from jobs.spark.master import LOCAL_SPARK, resolved
+from jobs.spark.progress import Progress
 from jobs.spark.session import active, start
 from jobs.spark.small_work import DriverShare, SmallWork
 from jobs.spark.stopwatch import Stopwatch
@@ -59,6 +61,7 @@ class Spark:
     def __init__(self, master: str = LOCAL_SPARK, small: SmallWork | None = None) -> None:
         self._master = master
         self._share = DriverShare(small or SmallWork.of(os.environ))
+        self._progress = Progress(progress_to_dagster())
         self._session: SparkSession | None = None
         self._joined = False
         self._busy = Stopwatch()
@@ -154,10 +157,22 @@ class Spark:
         """
         if not items:
             return []
+        self._progress.begin(len(items))
         if self._is_cold and self._share.take(input_bytes, len(items)):
-            return _without_errors([_executed_here(execute, item) for item in items])
+            return _without_errors([self._executed_here(execute, item) for item in items])
         answers = self.checked(lambda: self._answers(execute, items))
+        self._progress.end(len(items))
         return _without_errors(answers)
+
+    def _executed_here(self, execute: Callable[[Item], Answer], item: Item) -> Answer:
+        """The answer as it comes from a task. A defect is the error that it is in one."""
+        try:
+            answer: Answer = json.loads(_answered(execute, json.dumps(item)))
+        except Exception as error:
+            LOG.exception("%s in this process", execute.__name__)
+            raise TidemarkError(f"a task failed: {type(error).__name__}: {error}") from error
+        self._progress.end()
+        return answer
 
     def checked(self, make: Callable[[], Made]) -> Made:
         """Return what `make` makes of the session, with Spark's errors as those of `map`."""
@@ -183,7 +198,7 @@ class Spark:
         session = self.session()
         _tell(f"{execute.__name__}: {counted(len(items), 'task')}")
         numbered = pa.table({"item": range(len(items)), "payload": [json.dumps(item) for item in items]})
-        with self._busy, self._an_item_a_task(session):
+        with self._busy, self._progress.watching(session), self._an_item_a_task(session):
             frame = session.createDataFrame(numbered).mapInArrow(_task(execute), "item long, answer string")
             rows = frame.collect()
         return [json.loads(row["answer"]) for row in sorted(rows, key=lambda row: row["item"])]
@@ -217,16 +232,6 @@ def _without_errors(answers: list[Answer]) -> list[Answer]:
         if "error" in answer:
             raise Failed.from_object(answer["error"]).error()
     return answers
-
-
-def _executed_here(execute: Callable[[Item], Answer], item: Item) -> Answer:
-    """The answer as it comes from a task. A defect is the error that it is in one."""
-    try:
-        answer: Answer = json.loads(_answered(execute, json.dumps(item)))
-    except Exception as error:
-        LOG.exception("%s in this process", execute.__name__)
-        raise TidemarkError(f"a task failed: {type(error).__name__}: {error}") from error
-    return answer
 
 
 def _answered(execute: Callable[[Item], Answer], payload: str) -> str:
