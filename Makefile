@@ -48,7 +48,7 @@ test-rest: setup java-archive ## Run what test-all runs and test does not (tests
 	@$(WITH_JAVA) $(PYTEST) -m "extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 java-archive: setup ## Read the classes of Spark once for all Javas that tests start, and fetch Delta Lake; quick when that is done
-	@$(WITH_JAVA) $(VENV)/python -m tests.support.quick_java
+	@$(WITH_JAVA) $(VENV)/python -m jobs.spark.java_archive
 	@$(WITH_JAVA) $(VENV)/python -m tests.support.delta_jars
 
 test-postgres: setup java-archive ## Run the tests of Dagster with its history in a real PostgreSQL, not in SQLite
