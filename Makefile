@@ -89,7 +89,7 @@ bench: setup ## Run all benchmarks and write benchmarks/RESULTS.md
 	@$(WITH_JAVA) $(VENV)/python -m benchmarks.run_all
 
 ui: setup ## Open the Dagster UI on http://127.0.0.1:3000, with the runs of the demo in it
-	@$(WITH_JAVA) $(VENV)/tidemark ui --port $(PORT)
+	@$(WITH_JAVA) $(VENV)/tidemark ui --port $(PORT) --spark
 
 proto: setup ## Generate the Python code of every .proto file anew
 	@$(VENV)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. storage_core/formats/*.proto

@@ -36,9 +36,13 @@ with Spark('local[2]') as spark:
 
 
 def folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return where archives are: beside a checkout in `.java`, else in the cache of the user."""
+    """Return where archives are: beside a checkout in `.java`, else beside the cache of the user."""
     cached = CacheSettings.of(environment).folder
-    return ROOT / ".java" if (ROOT / "pyproject.toml").is_file() or cached is None else cached / "java"
+    return (
+        ROOT / ".java"
+        if (ROOT / "pyproject.toml").is_file() or cached is None
+        else cached.with_name(f"{cached.name}-java")
+    )
 
 
 def no_settings() -> Path:
@@ -58,7 +62,7 @@ def spark_home() -> Path:
 
 def archive() -> Path | None:
     """Return where the archive for this Java and these jars is, or would be; None where this Java makes none."""
-    home = _java_home()
+    home = java_home()
     if home is None or not (home / "lib" / "server" / "classes.jsa").is_file():
         return None
     jars = [(str(jar), jar.stat().st_size, jar.stat().st_mtime_ns) for jar in sorted(spark_home().glob("jars/*.jar"))]
@@ -110,7 +114,8 @@ def make() -> Path | None:
     return found
 
 
-def _java_home() -> Path | None:
+def java_home() -> Path | None:
+    """Return where the Java of this machine is: `JAVA_HOME`, or that of the program `java`; None without one."""
     if home := os.environ.get("JAVA_HOME"):
         return Path(home)
     java = shutil.which("java")

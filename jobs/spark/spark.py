@@ -25,13 +25,14 @@ import pyarrow as pa
 
 from jobs.reports.failure import Failed
 from jobs.reports.pipes import progress_to_dagster
-from jobs.spark import delta
+from jobs.spark import delta, warm
 from jobs.spark.errors import failure_of, spark_errors
 from jobs.spark.master import LOCAL_SPARK, resolved
 from jobs.spark.progress import Progress
-from jobs.spark.session import active, start
+from jobs.spark.session import SETTINGS, active, start
 from jobs.spark.small_work import DriverShare, SmallWork
 from jobs.spark.stopwatch import Stopwatch
+from jobs.spark.warm import WarmSession
 from storage_core.errors import TidemarkError
 from storage_core.wording import counted
 
@@ -63,6 +64,7 @@ class Spark:
         self._share = DriverShare(small or SmallWork.of(os.environ))
         self._progress = Progress(progress_to_dagster())
         self._session: SparkSession | None = None
+        self._warm: WarmSession | None = None
         self._joined = False
         self._busy = Stopwatch()
         self._lock = threading.Lock()
@@ -87,14 +89,16 @@ class Spark:
     def place(self) -> str:
         """Where its tasks run, as reports say it."""
         where = resolved(self._master)
+        if self._warm is not None:
+            return self._warm.place
         return "spark (own session)" if where == LOCAL_SPARK and not self._joined else f"spark at {where}"
 
     def stop(self) -> None:
         """Stop the session and its JVM work, unless another one started it; the next work item starts or joins one."""
         if self._session is not None and not self._joined:
             with ThreadPoolExecutor(1) as another:  # an interrupted thread may wait on its connection for an answer
-                another.submit(self._session.stop).result()
-        self._session = None
+                another.submit(self._warm.leave if self._warm else self._session.stop).result()
+        self._session = self._warm = None
 
     def session(self, *, with_delta: bool = False, on_s3: bool = False) -> SparkSession:
         """Return the session, starting it where needed; `with_delta` it reads Delta tables (`spark.delta`).
@@ -109,8 +113,13 @@ class Spark:
             master = resolved(self._master)
             self._joined = active() is not None
             _tell(f"starting Spark on {master}")
-            self._session = self._started(master, with_delta=with_delta, on_s3=on_s3)
-            LOG.info("started Spark on %s in %.1f s", master, time.perf_counter() - started)
+            if master == LOCAL_SPARK and not with_delta and not self._joined:
+                self._warm = warm.join(SETTINGS, os.environ)
+            if self._warm is not None:
+                self._session = self._warm.session
+            else:
+                self._session = self._started(master, with_delta=with_delta, on_s3=on_s3)
+            LOG.info("started %s in %.1f s", self.place, time.perf_counter() - started)
         if with_delta:
             delta.require_delta(self._session, self._master)
         return self._session
