@@ -48,7 +48,7 @@ test-rest: setup java-archive ## Run what test-all runs and test does not (tests
 	@$(WITH_JAVA) $(PYTEST) -m "extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 java-archive: setup ## Read the classes of Spark once for all Javas that tests start, and fetch Delta Lake; quick when that is done
-	@$(WITH_JAVA) $(VENV)/python -m tests.support.quick_java
+	@$(WITH_JAVA) $(VENV)/python -m jobs.spark.java_archive
 	@$(WITH_JAVA) $(VENV)/python -m tests.support.delta_jars
 
 test-postgres: setup java-archive ## Run the tests of Dagster with its history in a real PostgreSQL, not in SQLite
@@ -89,7 +89,7 @@ bench: setup ## Run all benchmarks and write benchmarks/RESULTS.md
 	@$(WITH_JAVA) $(VENV)/python -m benchmarks.run_all
 
 ui: setup ## Open the Dagster UI on http://127.0.0.1:3000, with the runs of the demo in it
-	@$(WITH_JAVA) $(VENV)/tidemark ui --port $(PORT)
+	@$(WITH_JAVA) $(VENV)/tidemark ui --port $(PORT) --spark
 
 proto: setup ## Generate the Python code of every .proto file anew
 	@$(VENV)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. storage_core/formats/*.proto

@@ -14,15 +14,17 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from dagster import (
     AssetExecutionContext,
+    ConfigurableResource,
     Failure,
     OpExecutionContext,
     PipesFileMessageReader,
     PipesSubprocessClient,
 )
+from pydantic import Field
 
 from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
@@ -35,6 +37,7 @@ from jobs.requests.request import JobRequest, to_argv
 from jobs.running.holder import holder_of
 from jobs.running.parent import as_parent
 from jobs.spark.code_archive import first_on_path
+from jobs.spark.small_work import DRIVER_ITEMS, DRIVER_MIB, SPARK
 from jobs.spark.spark import Spark
 from storage_core.errors import TidemarkError
 from storage_core.foreign_text import shortened
@@ -91,15 +94,33 @@ class PartlyDone(Failure):
         self.report = report
 
 
-class PipesLauncher:
-    """Runs `python -m jobs.<job>` in a subprocess with its own Spark; the default.
+class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothing but itself
+    """Runs `python -m jobs.<job>` in a subprocess, which starts Spark where the work is not small; the default.
 
     `root` is the working directory of the job, against which relative places are resolved (default: this process's).
     The bounds of the windows travel as arguments, because Pipes drops the partition range of a ranged run.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
-        self._root = root
+    root: str | None = Field(default=None, description="The working directory of jobs (default: that of Dagster).")
+    spark: str | None = Field(
+        default=None,
+        description="auto: small work is executed without Spark; always: never (default: TIDEMARK_SPARK, else auto).",
+    )
+    driver_mib: int | None = Field(
+        default=None, description="Small work reads at most so many MiB (default: TIDEMARK_DRIVER_MIB, else 64)."
+    )
+    driver_items: int | None = Field(
+        default=None, description="Small work is at most so many items (default: TIDEMARK_DRIVER_ITEMS, else 32)."
+    )
+
+    def __init__(self, root: Path | str | None = None, **settings: Any) -> None:
+        """Take the settings; a value that is none of a setting's is the error of each job."""
+        super().__init__(root=None if root is None else str(root), **settings)
+
+    def _settings(self) -> dict[str, str]:
+        """The settings as jobs read them."""
+        given = {SPARK: self.spark, DRIVER_MIB: self.driver_mib, DRIVER_ITEMS: self.driver_items}
+        return {name: str(value) for name, value in given.items() if value is not None}
 
     def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Run the subprocess, which ends with this one; what it writes to stdout and stderr is in the compute logs."""
@@ -109,9 +130,9 @@ class PipesLauncher:
         with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
             messages = Path(folder) / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
-            client = PipesSubprocessClient(cwd=str(self._root) if self._root else None, message_reader=reader)
+            client = PipesSubprocessClient(cwd=self.root, message_reader=reader)
             with _reported_failure(messages):
-                environment = {**first_on_path(os.environ), **as_parent()}
+                environment = {**first_on_path(os.environ), **as_parent(), **self._settings()}
                 completed = client.run(context=context, command=command, env=environment)
         return _only_report(job, completed.get_custom_messages())
 

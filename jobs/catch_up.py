@@ -47,7 +47,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
             merges = [item for each in plans for item in each.merges]
             details |= _counts(plans, merges) if merges else {}
             return job.report("planned", metrics=Metrics(splits_in=len(work)), details=details)
-        answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])
+        read = sum(item.add.size for item in work)
+        answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work], input_bytes=read)
         built, failed = [_segment(answer) for answer in answers], list[object]()
         merged, idle = merge_all(job.before, plans, built, partial(_merged, job, failed))
         details |= _counts(plans, [each.work for each in merged]) if merged else {}
@@ -59,7 +60,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
 
 def _merged(job: JobRun, failed: list[object], items: Sequence[SegmentMerge]) -> list[MergedSegments]:
-    answers = job.map(tasks.merge_segments, [{"work": item.to_json()} for item in items])
+    read = sum(each.size for item in items for each in (*item.segments, *(item.splits if item.again else ())))
+    answers = job.map(tasks.merge_segments, [{"work": item.to_json()} for item in items], input_bytes=read)
     failed += [answer["failed"] for answer in answers if "failed" in answer]
     return [
         MergedSegments(item, _segment(each)) for item, each in zip(items, answers, strict=True) if "segment" in each

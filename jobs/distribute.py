@@ -25,7 +25,7 @@ from storage_core.clock import SystemClock
 from storage_core.distribution.backlog import collected_before
 from storage_core.distribution.offsets import log_offsets
 from storage_core.distribution.outcome import DistributionOutcome
-from storage_core.distribution.plan import HeldChunks, by_gap
+from storage_core.distribution.plan import HeldChunks, by_gap, chunk_bytes
 from storage_core.distribution.remaining import DistributionPlan, Terms, left
 from storage_core.distribution.rounds import Distributor
 from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork
@@ -33,6 +33,8 @@ from storage_core.errors import TidemarkError
 from storage_core.ids import SystemIds
 from storage_core.leases.heartbeat import Heartbeat
 from storage_core.leases.lease import Lease, acquire
+from storage_core.raw_log.chunks import RawChunkRef
+from storage_core.raw_log.history import History
 from storage_core.rows.late import LateMetrics
 from storage_core.table import Table
 
@@ -54,7 +56,7 @@ def run(request: DistributeRequest, spark: Spark) -> JobReport:
     terms = Terms(closed_after_ms=job.raw.closed_after, give_up_to=request.give_up_to())
     if request.dry_run:
         return _planned(job, terms)
-    work = _OnSpark(spark, costs)
+    work = _Tasks(spark, costs, job.history)
     done = _distribute(job, work, terms, request.run_id)
     distributed = JobReport(
         job="distribute",
@@ -70,28 +72,39 @@ def run(request: DistributeRequest, spark: Spark) -> JobReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _OnSpark:
-    """Runs work items as Spark tasks and counts their requests."""
+class _Tasks:
+    """Runs work items as tasks and counts their requests."""
 
     spark: Spark
     costs: RunCosts
+    history: History
+
+    def slots(self, left: Mapping[str, DistributionPlan]) -> int:
+        """Return how many works run at a time: one after the other where all that is left needs no Spark."""
+        wanted = {chunk for plan in left.values() for chunk in plan.chunks}
+        return self.spark.slots if self.spark.is_needed_for(self._bytes(wanted), 1) else 1
 
     def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
         """Run `tasks.distribute_divide` for each."""
-        answers = self.spark.map(tasks.distribute_divide, [{"work": each.to_json()} for each in works])
+        items = [{"work": each.to_json()} for each in works]
+        read = self._bytes(chunk for each in works for chunk in each.chunks)
+        answers = self.spark.map(tasks.distribute_divide, items, input_bytes=read)
         return [DivideResult.from_json(each["result"]) for each in self._counted(answers)]
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
-        """Run `tasks.distribute_fill` for each."""
-        answers = self.spark.map(tasks.distribute_fill, [{"work": each.to_json()} for each in works])
+        """Run `tasks.distribute_fill` for each; what they read was counted as it was divided."""
+        answers = self.spark.map(tasks.distribute_fill, [{"work": each.to_json()} for each in works], input_bytes=0)
         return [FillResult.from_json(each["result"]) for each in self._counted(answers)]
+
+    def _bytes(self, chunks: Iterable[RawChunkRef]) -> float:
+        return sum(chunk_bytes(chunks, self.history.segments()))
 
     def _counted(self, answers: list[Answer]) -> list[Answer]:
         self.costs.take(answers)
         return answers
 
 
-def _distribute(job: DistributeTables, work: _OnSpark, terms: Terms, run_id: str | None) -> DistributionOutcome:
+def _distribute(job: DistributeTables, work: _Tasks, terms: Terms, run_id: str | None) -> DistributionOutcome:
     tables = job.tables(declaring=True)
     job.collected = collected_before(job.history, {name: log_offsets(each.snapshot) for name, each in tables.items()})
     with _leased(job, tables, terms, run_id) as leases:
@@ -106,7 +119,7 @@ def _distribute(job: DistributeTables, work: _OnSpark, terms: Terms, run_id: str
             guards={name: lease.requirement for name, lease in leases.items()},
         )
         # Without a lease there is nothing to distribute, and no Spark is started.
-        done = distributor.distribute(replace(terms, slots=work.spark.slots) if leases else terms)
+        done = distributor.distribute(replace(terms, slots=work.slots(_left(job, tables, terms))) if leases else terms)
     done.failures |= job.failures
     return done
 

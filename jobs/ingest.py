@@ -66,7 +66,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         planned = Metrics(bytes_in=sum(item.landed.size for item in work))
         return job.report("planned", metrics=planned, details={"files": len(work)} | _not_read(landed))
     context = context_of(job.before).to_json()
-    answers = job.map(tasks.ingest, [{"context": context, "work": item.to_json()} for item in work])
+    read = sum(item.landed.size for item in work)
+    answers = job.map(tasks.ingest, [{"context": context, "work": item.to_json()} for item in work], input_bytes=read)
     results = [IngestResult.from_json(answer["result"]) for answer in answers]
     actions = [action for result in results for action in result.actions]
     details = _details(results, spec) | _not_read(landed)

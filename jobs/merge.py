@@ -53,7 +53,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 def _merge(job: JobRun, due: MergeDue, *, quarantine: bool) -> JobReport:
     if not due.works:
         return job.report("nothing_to_do")
-    answers = job.map(tasks.merge, [{"work": item.to_json(), "quarantine": quarantine} for item in due.works])
+    items = [{"work": item.to_json(), "quarantine": quarantine} for item in due.works]
+    answers = job.map(tasks.merge, items, input_bytes=sum(item.input_bytes for item in due.works))
     results = [MergeResult.from_json(answer["result"]) for answer in answers]
     log = job.table.log
     return job.commit(

@@ -38,7 +38,9 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
             return job.report("nothing_to_do")
         if request.dry_run:
             return job.report("planned", details=_details(work))
-        answers = job.map(tasks.sort, [{"work": item.to_json()} for item in work])
+        answers = job.map(
+            tasks.sort, [{"work": item.to_json()} for item in work], input_bytes=sum(each.record_bytes for each in work)
+        )
         results = [SortingResult.from_json(answer["result"]) for answer in answers]
         done = [each for each in zip(work, results, strict=True) if _committed(job, *each)]
         metrics = Metrics(

@@ -41,6 +41,7 @@ from pipelines.commands import (
     searching,
     services,
     simulating,
+    spark,
     unmerged,
     upkeep,
     versions,
@@ -114,6 +115,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "backfill": orchestration.backfill,
         "ui": services.ui,
         "serve": services.serve,
+        "spark": spark.spark,
         "alerts": overview.alerts,
     },
 }

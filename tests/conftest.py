@@ -86,6 +86,7 @@ def _no_personal_settings() -> Iterator[None]:
         patch.setenv("DAGSTER_DISABLE_TELEMETRY", "1")
         patch.delenv("TIDEMARK_CACHE_DIR", raising=False)
         patch.setenv("TIDEMARK_CACHE_MIB", "0")
+        patch.setenv("TIDEMARK_SPARK_SERVER", "/nowhere/server.json")
         yield
 
 

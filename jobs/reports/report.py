@@ -10,6 +10,9 @@ from typing import Literal
 from jobs.reports.metrics import NO_METRICS, Metrics
 from storage_core.errors import TidemarkError
 
+DRIVER = "driver"
+"""Where a job runs that needs no Spark: in its own process."""
+
 Status = Literal["committed", "nothing_to_do", "planned", "audited"]
 
 
@@ -18,7 +21,8 @@ class JobReport:
     """One run of one job. `requests` counts storage requests by kind, of the driver and all tasks.
 
     `version` is the table's version after the run; `commit_id` is None when nothing was committed. `spark_seconds` is
-    the wall time of the Spark part, 0 when no Spark was needed. `details` holds what is specific to the job.
+    the wall time of the Spark part, 0 when no Spark was needed, and `ran` says where the work was done. `details` holds
+    what is specific to the job.
     """
 
     job: str
@@ -28,6 +32,7 @@ class JobReport:
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     spark_seconds: float = 0.0
+    ran: str = DRIVER
     commit_id: str | None = None
     details: Mapping[str, object] = field(default_factory=dict)
 
@@ -56,6 +61,8 @@ class JobReport:
         if did.bytes_in or did.bytes_out:
             lines.append(self._change("bytes", did.bytes_in, did.bytes_out))
         shown = {"requests": dict(sorted(self.requests.items())), **self.details}
+        if self.status == "committed":
+            lines.append(f"  ran: {self.ran}")
         words = {name: _words(value) for name, value in shown.items() if not isinstance(value, list)}
         lines += [f"  {name}: {text}" for name, text in words.items() if text]
         return "\n".join(lines)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from jobs.requests import window_range
 from jobs.requests.window_range import EVERY_WINDOW, WindowRange
 from jobs.spark.master import LOCAL_SPARK
+from jobs.spark.small_work import SPARK, SparkUse
 from storage_core.compaction.policy import Mode
 
 
@@ -56,9 +57,16 @@ class JobRequest:
 
 
 def any_parser(job: str, summary: str) -> argparse.ArgumentParser:
-    """Return a parser of the arguments that every job has: where Spark is, and how the report is printed."""
+    """Return a parser of the arguments that every job has: where Spark is and when it is used, and how the
+    report is printed.
+    """
     result = argparse.ArgumentParser(prog=f"python -m jobs.{job}", description=summary)
     result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
+    result.add_argument(
+        "--spark",
+        choices=[each.value for each in SparkUse],
+        help=f"always: start Spark for small work, too; auto: do that in this process (default: {SPARK}, else auto)",
+    )
     result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 

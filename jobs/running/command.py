@@ -21,6 +21,7 @@ from jobs.reports.report import JobReport, report_of
 from jobs.requests.request import JobRequest, parse, parser
 from jobs.running.parent import ending_with_parent
 from jobs.running.stop_signals import heard_once
+from jobs.spark.small_work import SPARK, SmallWork
 from jobs.spark.spark import Spark
 from storage_core.errors import Interrupted, TidemarkError, as_tidemark_error
 
@@ -51,7 +52,8 @@ def on_spark(
 
     def start(arguments: argparse.Namespace) -> JobReport:
         request = parse(arguments)
-        with Spark(request.master) as spark:
+        named = {SPARK: arguments.spark} if arguments.spark else {}
+        with Spark(request.master, SmallWork.of({**os.environ, **named})) as spark:
             return run(request, spark)
 
     return start

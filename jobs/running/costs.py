@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from jobs.reports.report import JobReport
+from jobs.reports.report import DRIVER, JobReport
 from jobs.spark.spark import Answer, Spark
 from storage_core.objectstore.meter import MeteredStore, add_requests
 
@@ -26,9 +26,11 @@ class RunCosts:
 
     def complete(self, report: JobReport, stores: Iterable[MeteredStore]) -> JobReport:
         """Return the report with what was spent so far, the requests of the driver to these stores among it."""
+        spark_seconds = self._spark.seconds - self._spark_seconds_before
         return replace(
             report,
             requests=add_requests(*(each.requests for each in stores), *self._task_requests),
             seconds=round(time.perf_counter() - self._started, 3),
-            spark_seconds=round(self._spark.seconds - self._spark_seconds_before, 3),
+            spark_seconds=round(spark_seconds, 3),
+            ran=self._spark.place if spark_seconds else DRIVER,
         )

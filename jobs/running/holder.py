@@ -16,9 +16,10 @@ _NAMESPACE = Path("/proc/self/ns/pid")
 _ENDED = "ZX"  # killed and not yet taken note of by its parent: it does nothing any more
 
 
-def holder_of(run_id: str | None) -> str:
-    """Return this process as the holder of a lease, for the run of that id."""
-    return f"{run_id or 'by hand'}@{_place()}/{os.getpid()}/{_start_of(os.getpid())}"
+def holder_of(run_id: str | None, process: int | None = None) -> str:
+    """Return this process, or that of an id on this machine, as the holder of a lease, for the run of that id."""
+    number = os.getpid() if process is None else process
+    return f"{run_id or 'by hand'}@{_place()}/{number}/{_start_of(number)}"
 
 
 def is_dead(holder: str) -> bool:

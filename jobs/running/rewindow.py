@@ -33,7 +33,9 @@ def rewindow(job: JobRun, planned: Sequence[RewindowTask]) -> GroupsOutcome:
     for start in range(0, len(planned), TASKS_PER_COMMIT):
         group = planned[start : start + TASKS_PER_COMMIT]
         try:
-            answers = job.map(spark_tasks.rewindow, [{"task": task.to_json()} for task in group])
+            items = [{"task": task.to_json()} for task in group]
+            read = sum(add.size for task in group for add in task.inputs)
+            answers = job.map(spark_tasks.rewindow, items, input_bytes=read)
             _commit(job, group, answers, outcome)
         except Fenced:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -144,14 +145,23 @@ class JobRun:
             log.clock.sleep_ms(pause_ms)
             wait_ms -= pause_ms
 
-    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item], *, writes: bool = True) -> list[Answer]:
-        """Execute one Spark task per item and return the answers in item order; their requests count as this run's.
+    def map(
+        self,
+        execute: Callable[[Item], Answer],
+        items: Sequence[Item],
+        *,
+        writes: bool = True,
+        input_bytes: float = math.inf,
+    ) -> list[Answer]:
+        """Execute one task per item and return the answers in item order; their requests count as this run's.
 
-        `writes`: whether the tasks write, which a store must be capable of.
+        `writes`: whether the tasks write, which a store must be capable of. `input_bytes`: what they read in all,
+        unless nobody knows, or a task may need much more memory than that; small work by it needs no Spark.
         """
         if items and writes:
             self.table.require_capable()
-        answers = self._spark.map(execute, [{"table_uri": self.table.uri, **item} for item in items])
+        uri = self.table.uri
+        answers = self._spark.map(execute, [{"table_uri": uri, **item} for item in items], input_bytes=input_bytes)
         self._costs.take(answers)
         return answers
 
@@ -169,16 +179,21 @@ class JobRun:
         return answers
 
     def map_groups(
-        self, execute: Callable[[Item], Answer], groups: Sequence[Sequence[Item]]
+        self, execute: Callable[[Item], Answer], groups: Sequence[Sequence[Item]], *, input_bytes: int
     ) -> Generator[tuple[int, list[Answer] | TidemarkError]]:
-        """Execute one Spark task per item; yield the number and answers of each group as soon as its tasks have ended.
+        """Execute one task per item; yield the number and answers of each group as soon as its tasks have ended.
 
         Groups are begun in their order, and more of them are under way than tasks fit, so that a long task keeps
-        nobody waiting. What Spark could not run is the answer of its group: the others go on.
+        nobody waiting. What Spark could not run is the answer of its group: the others go on. One group is small work
+        where `input_bytes`, what all of them read, says so.
         """
         self.table.require_capable()
         uri = self.table.uri
-        calls = [partial(self._spark.map, execute, [{"table_uri": uri, **item} for item in items]) for items in groups]
+        small = input_bytes if len(groups) == 1 else math.inf  # several groups are much work
+        calls = [
+            partial(self._spark.map, execute, [{"table_uri": uri, **item} for item in items], input_bytes=small)
+            for items in groups
+        ]
         at_once = self._spark.slots + 1 if len(calls) > 1 else 1
         for number, answers in as_completed(calls, at_once):
             if not isinstance(answers, TidemarkError):

@@ -10,7 +10,7 @@ from typing import Any
 
 from jobs.reports.failure import Failed
 from jobs.reports.metrics import Metrics
-from jobs.running.group_plan import GROUP_LIMITS, GroupLimits, bundled, grouped
+from jobs.running.group_plan import GROUP_LIMITS, GroupLimits, bundled, bytes_of, grouped
 from jobs.running.run import JobRun
 from jobs.spark import tasks
 from storage_core.compaction.carry_over import CarryOver
@@ -87,7 +87,7 @@ class Executed:
 
 
 def compact_groups(job: JobRun, planned: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS) -> GroupsOutcome:
-    """Execute the merges on Spark and commit each group when its tasks have ended.
+    """Execute the merges and commit each group when its tasks have ended.
 
     What fails concerns its own window: a merge by its inputs, which are skipped for a day, and a window that another
     commit changed meanwhile. When Spark or the store fails a whole group, it concerns the windows of that group.
@@ -95,7 +95,8 @@ def compact_groups(job: JobRun, planned: Sequence[CompactionTask], limits: Group
     """
     outcome, groups = GroupsOutcome(), grouped(planned, limits)
     items = [[{"tasks": [each.to_json() for each in bundle]} for bundle in bundled(group, limits)] for group in groups]
-    with closing(job.map_groups(tasks.compact_several, items)) as ended:
+    read = sum(map(bytes_of, planned))
+    with closing(job.map_groups(tasks.compact_several, items, input_bytes=read)) as ended:
         for number, answers in ended:
             group = groups[number]
             if isinstance(answers, TidemarkError):

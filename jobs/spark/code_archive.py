@@ -11,7 +11,7 @@ import hashlib
 import io
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +30,11 @@ def first_on_path(environment: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *others]))}
 
 
+def modules() -> Iterator[Path]:
+    """Return the files of the code, in order."""
+    return (file for package in _PACKAGES for file in sorted((ROOT / package).rglob("*.py")))
+
+
 def write(folder: Path) -> Path:
     """Write the archive into a folder and return it. Equal code is an equal file of an equal name."""
     data = _archive()
@@ -41,9 +46,8 @@ def write(folder: Path) -> Path:
 def _archive() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for package in _PACKAGES:
-            for file in sorted((ROOT / package).rglob("*.py")):
-                # A `ZipInfo` made by name alone has the same time everywhere.
-                entry = zipfile.ZipInfo(file.relative_to(ROOT).as_posix())
-                archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+        for file in modules():
+            # A `ZipInfo` made by name alone has the same time everywhere.
+            entry = zipfile.ZipInfo(file.relative_to(ROOT).as_posix())
+            archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()

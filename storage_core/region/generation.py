@@ -11,6 +11,7 @@ So has a sorted one (`region.sorting`), which stands for several and has its rec
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,6 +55,11 @@ def read(store: ObjectStore, region: str, flushed: FlushedGeneration, kept: Kept
     """
     name = _manifest_name(region, flushed)
     return kept.made(name, Generation, lambda: _read(store, region, flushed), _manifest_bytes)
+
+
+def bytes_in_memory(generations: Iterable[Generation]) -> float:
+    """Return what the records take in memory; infinite where an earlier release, which did not say it, wrote some."""
+    return sum(math.inf if each.size_bytes is None else each.size_bytes for each in generations)
 
 
 def read_all(

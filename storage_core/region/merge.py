@@ -72,8 +72,7 @@ def plan(
 def _plan_region(
     store: ObjectStore, snapshot: Snapshot, manifest: RegionManifest, max_records: int
 ) -> MergeWork | None:
-    key = snapshot.config.primary_key
-    after = snapshot.merged_generations.get(manifest.region_id, 0)
+    key, after = snapshot.config.primary_key, snapshot.merged_generations.get(manifest.region_id, 0)
     waiting = generation.unmerged(store, manifest, after)
     if not waiting:
         return None
@@ -87,6 +86,7 @@ def _plan_region(
         base=_touched(snapshot, taken, key),
         context=context_of(snapshot),
         merged=merges_of(snapshot),
+        record_bytes=generation.bytes_in_memory(taken),
     )
 
 

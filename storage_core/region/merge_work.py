@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ class MergeWork:
     the live splits whose key bounds admit a touched key, with their deletion vectors; that they hold one is decided by
     reading their keys, or by a primary-key index: what of it answers for them is in `answering`, by path.
     `merged` is what the plan saw merged of all regions, where some are made by hand; of use to who commits, and no part
-    of the JSON.
+    of the JSON. Nor is `record_bytes`, what the records take in memory (`generation.bytes_in_memory`).
     """
 
     region: str
@@ -35,6 +36,12 @@ class MergeWork:
     context: SplitContext
     answering: Mapping[str, Answering] = field(default_factory=dict)
     merged: Mapping[str, int] | None = None
+    record_bytes: float = field(default=math.inf, compare=False)
+
+    @property
+    def input_bytes(self) -> float:
+        """What the merge reads at most: the records, and the splits of the base."""
+        return self.record_bytes + sum(add.size for add in self.base)
 
     @property
     def requirements(self) -> tuple[MergeProgress | SameMerges, ...]:

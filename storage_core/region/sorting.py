@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -61,12 +62,16 @@ DEFAULT_TERMS = SortingTerms()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortingWork:
-    """One sort, planned: consecutive unsorted generations of a region. Travels as JSON."""
+    """One sort, planned: consecutive unsorted generations of a region. Travels as JSON.
+
+    `record_bytes`, what the records take in memory, does not.
+    """
 
     region: str
     generations: tuple[FlushedGeneration, ...]
     primary_key: tuple[str, ...]
     context: SplitContext
+    record_bytes: float = field(default=math.inf, compare=False)
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes equal work."""
@@ -132,11 +137,13 @@ def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, terms: Sor
         if sum(each.size_bytes or 0 for each in few) <= terms.size_bytes:
             return None
         opened = iter(few)
+    taken = _run(opened, terms)
     return SortingWork(
         region=region,
-        generations=tuple(each.flushed for each in _run(opened, terms)),
+        generations=tuple(each.flushed for each in taken),
         primary_key=snapshot.config.primary_key,
         context=context_of(snapshot),
+        record_bytes=generation.bytes_in_memory(taken),
     )
 
 

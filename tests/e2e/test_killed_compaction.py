@@ -15,6 +15,7 @@ import pytest
 
 from jobs import collect, compact
 from jobs.requests.request import JobRequest
+from jobs.spark.small_work import SparkUse
 from jobs.spark.spark import Spark
 from tidemark import Table
 
@@ -38,7 +39,7 @@ def killed(self, *arguments, **named):
     os.kill(os.getpid(), signal.SIGKILL)
 TransactionLog.commit = killed
 from jobs.compact import main
-main(["--table-uri", sys.argv[1]])
+main(["--table-uri", sys.argv[1], "--spark", sys.argv[3]])
 """
 
 
@@ -70,13 +71,15 @@ def table(tmp_path: Path) -> Table:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("use", SparkUse)  # small work on Spark, and in the process that is killed
 @pytest.mark.parametrize("instant", ["before", "after"])
 def test_a_compaction_killed_around_its_commit_is_finished_by_the_next_run(
-    table: Table, spark: Spark, instant: str
+    table: Table, spark: Spark, instant: str, use: SparkUse
 ) -> None:
     root = Path(table.uri.removeprefix("file://"))
     expected, inputs = rows_of(table), stored_splits(root)
-    killed = subprocess.run([sys.executable, "-c", KILLED_JOB, table.uri, instant], capture_output=True, check=False)
+    command = [sys.executable, "-c", KILLED_JOB, table.uri, instant, use]
+    killed = subprocess.run(command, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     written = stored_splits(root) - inputs
     assert written, "the job was killed after it wrote its files"

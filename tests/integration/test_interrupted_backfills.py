@@ -58,7 +58,7 @@ def _start(checkout: Path, command: tuple[str, ...]) -> tuple[subprocess.Popen[s
     java.parent.mkdir(parents=True)
     java.write_text(SILENT_JAVA.format(begun=mark), encoding="utf-8")
     java.chmod(0o755)
-    environment = {**os.environ, "JAVA_HOME": str(checkout / "java")}
+    environment = {**os.environ, "JAVA_HOME": str(checkout / "java"), "TIDEMARK_SPARK": "always"}
     process = subprocess.Popen(
         [sys.executable, "-m", *command],
         env=environment,

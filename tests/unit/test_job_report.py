@@ -30,6 +30,7 @@ def test_a_text_leaves_out_what_is_nothing_and_shows_no_brackets_of_python() -> 
     found = JobReport(job="distribute", status="committed", version=0, requests={"put": 1, "get": 0}, details=details)
     assert found.to_text().splitlines() == [
         "distribute: committed (0.0 s)",
+        "  ran: driver",
         "  requests: put 1",
         "  tables: clicks (version 1, rows 4,000, late (dropped 2))",
         "  rejected_reasons: not a valid timestamp 1",
@@ -46,13 +47,14 @@ def test_a_plan_tells_of_its_input_only() -> None:
     ]
     both = Metrics(rows_in=1_010, rows_out=1_010, splits_in=4, splits_out=2)
     done = JobReport(job="compact", status="committed", version=2, metrics=both)
-    assert done.to_text().splitlines()[1:] == ["  rows           1,010 -> 1,010", "  splits             4 -> 2"]
+    assert done.to_text().splitlines()[1:3] == ["  rows           1,010 -> 1,010", "  splits             4 -> 2"]
 
 
 def test_reasons_that_hold_commas_are_a_line_each() -> None:
     reasons = {"column a: expected int, found 'x'": 1_200, "not JSON, an array": 1}
     found = JobReport(job="ingest", status="committed", version=0, details={"rejected_reasons": reasons})
     assert found.to_text().splitlines()[1:] == [
+        "  ran: driver",
         "  rejected_reasons: ",
         "         1,200  column a: expected int, found 'x'",
         "             1  not JSON, an array",

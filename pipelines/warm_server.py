@@ -1,0 +1,181 @@
+"""Starts and ends the Spark Connect server that `jobs.spark.warm` finds (decision 0167)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from jobs.running.holder import holder_of, is_dead
+from jobs.spark.code_archive import first_on_path
+from jobs.spark.java_archive import QUICK, java_home, make, no_settings, options, spark_home, work
+from jobs.spark.small_work import SmallWork, SparkUse
+from jobs.spark.spark import Spark
+from jobs.spark.warm import WarmServer, made_of, read, read_by_tasks
+from pipelines.supervision import started
+from storage_core.errors import Unavailable
+from storage_core.extras import CONNECT, needs
+
+START_SECONDS = 180.0
+END_SECONDS = 20.0
+
+_LOOK_SECONDS = 0.1
+_SETTINGS = {
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.session.manager.defaultSessionTimeout": "-1",  # sessions wait for the next job
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.python.daemon.module": "jobs.spark.warm_workers",
+    "spark.ui.enabled": "false",
+}
+
+
+def up(file: Path, environment: Mapping[str, str]) -> tuple[WarmServer, bool]:
+    """Return the server of the file, started where none runs, and whether it was started; it outlives this process.
+
+    Raises `Unavailable` without Java or the packages, and where it does not take connections in three minutes.
+    """
+    with _alone(file):
+        found = read(file)
+        if found is not None and found.answers:
+            return found, False
+        process, server = _start(file, environment, detached=True)
+        try:
+            _wait(process, server, file)
+            _first_tasks()
+        except BaseException:
+            file.unlink(missing_ok=True)
+            process.kill()
+            raise
+        return server, True
+
+
+def down(file: Path) -> WarmServer | None:
+    """End the server of the file and return it; None where none ran."""
+    server = read(file)
+    file.unlink(missing_ok=True)
+    if server is None or is_dead(server.process):
+        return None
+    _end(server)
+    return server
+
+
+def keep(file: Path, environment: Mapping[str, str]) -> int:
+    """Run a server until it ends, and return its exit code; when this process ends, so does the server."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    while (found := read(file)) is not None and found.answers:
+        time.sleep(1.0)  # beside one that somebody else keeps
+    process, server = _start(file, environment, detached=False)
+    try:
+        _wait(process, server, file)
+        _first_tasks()
+        return process.wait()
+    finally:
+        if read(file) == server:
+            file.unlink()
+        with suppress(ProcessLookupError):
+            process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+        process.kill()
+
+
+def log_of(file: Path) -> Path:
+    """Return where the server writes what it says."""
+    return file.with_suffix(".log")
+
+
+def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tuple[subprocess.Popen[bytes], WarmServer]:
+    with needs(CONNECT, "a warm Spark"):
+        import grpc  # type: ignore[import-untyped]  # noqa: F401  # it has no types; jobs will want it
+    if java_home() is None:
+        raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it)")
+    make()
+    port, token = _free_port(), secrets.token_urlsafe(24)
+    settings = {
+        **_SETTINGS,
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.extraJavaOptions": options(QUICK),
+    }
+    command = [str(spark_home() / "bin" / "spark-class"), "org.apache.spark.deploy.SparkSubmit"]
+    command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    given = {
+        **{name: value for name, value in environment.items() if name not in ("SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS")},
+        **first_on_path(environment),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_CONF_DIR": str(no_settings()),
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_LAUNCHER_OPTS": QUICK,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    if detached:
+        log_of(file).touch(0o600)
+        with log_of(file).open("wb") as log:
+            process = subprocess.Popen(
+                command, env=given, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+    else:
+        process = started(command, given)
+    server = WarmServer(
+        process=holder_of("warm Spark", process.pid),
+        port=port,
+        token=token,
+        made_of=made_of(),
+        environment=read_by_tasks(environment, token),
+    )
+    return process, server
+
+
+def _wait(process: subprocess.Popen[bytes], server: WarmServer, file: Path) -> None:
+    """Wait until the server takes connections, and write its file. Raises `Unavailable`."""
+    until = time.monotonic() + START_SECONDS
+    while not server.answers:
+        if process.poll() is not None or time.monotonic() > until:
+            raise Unavailable(f"the warm Spark did not start; {log_of(file)} may say why")
+        time.sleep(_LOOK_SECONDS)
+    half = file.with_suffix(f".{os.getpid()}")
+    with suppress(FileNotFoundError):
+        half.unlink()
+    with os.fdopen(os.open(half, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as written:
+        written.write(server.to_json())
+    half.replace(file)
+
+
+def _first_tasks() -> None:
+    """Have the server do what it does for the first time only, so that the first job need not wait for it."""
+    with Spark(small=SmallWork(use=SparkUse.ALWAYS)) as spark:
+        spark.map(work, [{}] * (os.cpu_count() or 1))
+
+
+def _end(server: WarmServer) -> None:
+    until = time.monotonic() + END_SECONDS
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.kill(server.pid, number)
+        while server.answers and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """While the block runs, no other process is in one with this file."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

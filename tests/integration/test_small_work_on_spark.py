@@ -1,0 +1,114 @@
+"""Small work gives the same tables and the same reports in the job's own process as on Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jobs.requests.request import JobRequest, to_argv
+from jobs.spark.code_archive import ROOT
+from jobs.spark.spark import Spark
+from storage_core.declaration import load
+from tidemark import Table
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("name", pa.string()), ("size", pa.int64())])
+APART = {"seconds", "spark_seconds", "ran", "commit_id", "commits", "landing", "quarantine"}
+"""What two runs of one job never share: times, ids, and the folder that the table is in."""
+
+DECLARATION = """
+name: events
+uri: {root}/events
+columns: {{at: timestamp, name: string, size: long}}
+time_column: at
+window: 1h
+sort_schema: name|timestamp/V2
+indexes: [{{name: words, kind: fulltext, columns: [name]}}]
+landing: {{uri: {root}/landing, format: ndjson}}
+"""
+
+
+def rows(first: int, count: int) -> list[dict[str, object]]:
+    start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    return [
+        {"at": start + dt.timedelta(minutes=each), "name": f"name {each % 7}", "size": each}
+        for each in range(first, first + count)
+    ]
+
+
+def make(root: Path) -> None:
+    """A table of splits and landed files, and a keyed one of generations, each with something to do for its jobs."""
+    (root / "landing").mkdir(parents=True)
+    for number in range(3):
+        lines = [json.dumps(each, default=dt.datetime.isoformat) for each in rows(200 * number, 100)]
+        (root / "landing" / f"{number}.ndjson").write_text("\n".join([*lines, "no row"]), encoding="utf-8")
+    (root / "events.yaml").write_text(DECLARATION.format(root=root), encoding="utf-8")
+    events = Table.declare(load(root / "events.yaml"))
+    for first in range(0, 240, 40):
+        events.append(rows(first, 80))
+    keyed = Table.create(str(root / "keyed"), SCHEMA, primary_key="size")
+    keyed.append(rows(0, 90))
+    keyed.append(rows(60, 90))
+
+
+def moved(root: Path, to: Path) -> Path:
+    """A copy of it all, which knows its new place."""
+    shutil.copytree(root, to)
+    (to / "events.yaml").write_text(DECLARATION.format(root=to), encoding="utf-8")
+    return to
+
+
+def in_a_process_of_its_own(job: str, request: JobRequest) -> dict[str, Any]:
+    """The report of a job that has no session to join, and no Java to start one with."""
+    command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
+    environment = {**os.environ, "JAVA_HOME": "/nowhere", "TIDEMARK_SPARK": "auto"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    report: dict[str, Any] = json.loads(ended.stdout)
+    return report
+
+
+def on_spark(job: str, request: JobRequest, spark: Spark) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(importlib.import_module(f"jobs.{job}").run(request, spark).to_json())
+    return report
+
+
+def shared(report: dict[str, Any]) -> dict[str, Any]:
+    details = {name: value for name, value in report["details"].items() if name not in APART}
+    return {name: value for name, value in report.items() if name not in APART} | {"details": details}
+
+
+def contents(uri: str) -> tuple[list[object], list[tuple[object, ...]]]:
+    """The rows in order, and what is said of every split, without its name."""
+    table = Table.open(uri)
+    found = table.scan().to_arrow().to_pylist()
+    splits = [(each.windowStart, each.numRecords, each.size) for each in table.snapshot.splits.values()]
+    return sorted(found, key=lambda row: tuple(map(str, row.values()))), sorted(splits, key=str)
+
+
+def test_tables_and_reports_are_those_of_spark(tmp_path: Path, spark: Spark) -> None:
+    make(tmp_path / "made")
+    here, there = (moved(tmp_path / "made", tmp_path / name) for name in ("here", "away"))
+    for job, table in (("ingest", "events"), ("compact", "events"), ("catch_up", "events"), ("merge", "keyed")):
+        reports = []
+        for root in (here, there):
+            declaration = str(root / "events.yaml") if job == "ingest" else None
+            request = JobRequest(table_uri=str(root / table), declaration=declaration)
+            reports.append(in_a_process_of_its_own(job, request) if root == here else on_spark(job, request, spark))
+        small, large = reports
+        assert (small["status"], small["ran"], small["spark_seconds"]) == ("committed", "driver", 0.0), job
+        assert large["ran"].startswith("spark "), job
+        assert large["spark_seconds"] > 0, job
+        assert shared(small) == shared(large), job
+        assert contents(str(here / table)) == contents(str(there / table)), job

@@ -1,0 +1,132 @@
+"""A Spark that stays for jobs: what uses it, what does not, and what happens when it is gone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jobs.running.holder import holder_of
+from jobs.spark import warm
+from jobs.spark.code_archive import ROOT
+from jobs.spark.warm import WarmServer, made_of, read_by_tasks
+from tidemark import Table
+
+pytestmark = pytest.mark.spark
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a"}
+TOKEN = "nobody else's"
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def server(listening: int) -> WarmServer:
+    """What the file of a server that fits says, whose process is this one."""
+    found = WarmServer(
+        process=holder_of("warm Spark", os.getpid()),
+        port=listening,
+        token=TOKEN,
+        made_of=made_of(),
+        environment=read_by_tasks(CREDENTIALS, TOKEN),
+    )
+    warm.require_fitting(found, CREDENTIALS)
+    return found
+
+
+def why_not(server: WarmServer, environment: Mapping[str, str], folder: Path, log: pytest.LogCaptureFixture) -> str:
+    """The one line that says why a job does not use the server."""
+    (file := folder / "server.json").write_text(server.to_json(), encoding="utf-8")
+    log.clear()
+    with log.at_level(logging.INFO, "jobs.spark.warm"):
+        assert warm.join({}, {**environment, warm.SERVER: str(file)}) is None
+    (line,) = [each.getMessage() for each in log.records]
+    assert server.token not in line
+    return line
+
+
+def test_a_server_of_other_code_or_credentials_or_none_is_not_used_and_one_line_says_why(
+    server: WarmServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = replace(server, made_of="of yesterday")
+    assert "was started of another version, Python or Java" in why_not(other, CREDENTIALS, tmp_path, caplog)
+    assert "with other AWS_" in why_not(server, {"AWS_ACCESS_KEY_ID": "b"}, tmp_path, caplog)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    process = holder_of("warm Spark", ended.pid)
+    ended.wait()
+    assert "does not run any more" in why_not(replace(server, process=process), CREDENTIALS, tmp_path, caplog)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert "does not run any more" in why_not(replace(server, port=port), CREDENTIALS, tmp_path, caplog)
+
+
+def test_a_file_that_is_none_of_a_server_is_as_no_file(tmp_path: Path) -> None:
+    for text in ("", "[]", "{}", '{"process": 1}'):
+        (tmp_path / "server.json").write_text(text, encoding="utf-8")
+        assert warm.read(tmp_path / "server.json") is None
+
+
+def tidemark(*arguments: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "pipelines.cli", *arguments, "--json"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def begin(table: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "jobs.compact", "--table-uri", table, "--spark", "always", "--json"]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ran(job: subprocess.Popen[str]) -> tuple[str, int, str]:
+    """Where a job ran, how many rows it wrote, and what it said."""
+    output, errors = job.communicate(timeout=300)
+    assert job.returncode == 0, errors
+    report = json.loads(output)
+    return report["ran"], report["rows_out"], errors
+
+
+@pytest.mark.timeout(600)
+def test_jobs_share_a_warm_spark_and_go_on_without_it_once_it_is_killed(tmp_path: Path) -> None:
+    environment = {**os.environ, "TIDEMARK_SPARK_SERVER": str(tmp_path / "spark" / "server.json")}
+    made = Table.create(str(tmp_path / "made"), pa.schema([("n", pa.int64())]))
+    for number in range(3):
+        made.append([{"n": number}, {"n": number}])
+    tables = [str(shutil.copytree(tmp_path / "made", tmp_path / name)) for name in ("one", "two", "three")]
+
+    up = tidemark("spark", "up", environment=environment)
+    try:
+        assert up["started"]
+        assert not tidemark("spark", "up", environment=environment)["started"]
+        assert tidemark("spark", "status", environment=environment)["used"]
+        assert (tmp_path / "spark" / "server.json").stat().st_mode & 0o777 == 0o600
+        place = f"warm Spark at 127.0.0.1:{up['port']}"
+        together = [begin(each, environment) for each in tables[:2]]
+        assert [ran(each)[:2] for each in together] == [(place, 6), (place, 6)]
+    finally:
+        os.kill(up["pid"], signal.SIGKILL)
+
+    where, rows, said = ran(begin(tables[2], environment))
+    assert (where, rows) == ("spark (own session)", 6)
+    assert "a Spark of its own is started: the warm Spark does not run any more" in said
+    assert not tidemark("spark", "status", environment=environment)["used"]
+    assert tidemark("spark", "down", environment=environment) == {"ended": False}

@@ -1,0 +1,80 @@
+"""Which work a job executes in its own process, and that it is executed there as it is by Spark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from jobs.spark.small_work import DRIVER_ITEMS, DRIVER_MIB, SPARK, DriverShare, SmallWork, SparkUse
+from jobs.spark.spark import Spark
+from storage_core.errors import Corrupt, InvalidInput, TidemarkError
+
+
+def doubled(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"twice": 2 * item["number"], "pair": (1, 2)}
+
+
+def refused(item: Mapping[str, Any]) -> dict[str, Any]:
+    raise Corrupt(f"item {item['number']} is damaged", path="a")
+
+
+def broken(item: Mapping[str, Any]) -> dict[str, Any]:
+    raise ValueError(f"a defect at {item['number']}")
+
+
+def test_small_work_is_executed_without_spark_in_the_order_of_the_items() -> None:
+    items = [{"number": number} for number in range(3)]
+    with Spark(small=SmallWork()) as spark:
+        answers = spark.map(doubled, items, input_bytes=10)
+        assert spark.seconds == 0
+    assert answers == [{"twice": 2 * number, "pair": [1, 2]} for number in range(3)]  # as JSON has it
+
+
+def test_an_error_of_small_work_is_the_error_that_it_is_of_a_task() -> None:
+    with Spark(small=SmallWork()) as spark:
+        with pytest.raises(Corrupt, match="item 7 is damaged"):
+            spark.map(refused, [{"number": 7}], input_bytes=0)
+        with pytest.raises(TidemarkError, match="a task failed: ValueError: a defect at 7") as found:
+            spark.map(broken, [{"number": 7}], input_bytes=0)
+    assert found.value.kind == TidemarkError.kind
+
+
+def test_work_is_small_as_long_as_all_of_it_together_is_within_the_bounds() -> None:
+    share = DriverShare(SmallWork(most_bytes=100, most_items=3))
+    assert [share.fits(100, 3), share.fits(101, 1), share.fits(1, 4), share.fits(math.inf, 1)] == [True, *[False] * 3]
+    assert [share.take(60, 1), share.take(60, 1), share.take(40, 2), share.take(0, 1)] == [True, False, True, False]
+
+
+def test_nothing_is_small_where_spark_is_always_used_or_a_bound_is_zero() -> None:
+    for most in (SmallWork(use=SparkUse.ALWAYS), SmallWork(most_bytes=0), SmallWork(most_items=0)):
+        assert not DriverShare(most).take(1, 1)
+
+
+def test_who_names_a_place_for_spark_has_all_work_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    places = ["local[2]", "spark://host:7077", "sc://host:15002"]
+    assert [Spark(each, SmallWork()).is_needed_for(1, 1) for each in places] == [True] * 3
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host:15002")
+    assert Spark(small=SmallWork()).is_needed_for(1, 1)
+
+
+def test_the_environment_says_what_is_small() -> None:
+    chosen = SmallWork(use=SparkUse.ALWAYS, most_bytes=8 * 2**20, most_items=5)
+    assert SmallWork.of(chosen.as_environment()) == chosen
+    assert SmallWork.of({}) == SmallWork()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        (SPARK, "never", r"TIDEMARK_SPARK is auto or always; found 'never'"),
+        (DRIVER_MIB, "64MB", r"TIDEMARK_DRIVER_MIB is a whole number, 0 for none; found '64MB'"),
+        (DRIVER_ITEMS, "-1", r"TIDEMARK_DRIVER_ITEMS is a whole number, 0 for none; found '-1'"),
+    ],
+)
+def test_a_setting_that_is_none_is_named(name: str, value: str, found: str) -> None:
+    with pytest.raises(InvalidInput, match=found):
+        SmallWork.of({name: value})
