@@ -101,7 +101,15 @@ class Wanted:
         window = None if span is None else span.partition_of(self.due.newest)
         partition = None if span is None else partition_key(span.newest if window is None else window)
         name, reason = self.declaration.name, self.due.reason
-        request = run_request(self.job, name, self.assets, reason, is_late=self.is_late, partition=partition)
+        request = run_request(
+            self.job,
+            name,
+            self.assets,
+            reason,
+            is_late=self.is_late,
+            partition=partition,
+            table_priority=self.declaration.upkeep.priority,
+        )
         granted = {} if self.granted_bytes is None else {name: self.granted_bytes}
         return request.with_replaced_attrs(tags={**request.tags, **bytes_tag(granted)})
 
