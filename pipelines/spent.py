@@ -19,7 +19,7 @@ PAGE: Final = 500
 MOST_RUNS: Final = 20_000
 
 
-def spent_bytes(instance: DagsterInstance, *, now_ms: int) -> Mapping[str, int]:
+def spent_bytes(instance: DagsterInstance, *, now_ms: int, hour: dt.timedelta = HOUR) -> Mapping[str, int]:
     """Return the granted bytes, by table, of runs that wait or work, or ended within the last hour.
 
     So what any hour reads is never more than what counts in it. A run that ended before it started read nothing, and
@@ -27,25 +27,26 @@ def spent_bytes(instance: DagsterInstance, *, now_ms: int) -> Mapping[str, int]:
     are unfinished. Raises `Unavailable` when these are more than `MOST_RUNS`.
     """
     now = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
+    begun = now - hour
     spent: Counter[str] = Counter()
-    for each in _records(instance, now):
-        if not each.dagster_run.is_finished or _read_within_hour(each, now):
+    for each in _records(instance, begun, now - LONGEST):
+        if not each.dagster_run.is_finished or _read_since(each, begun):
             spent.update(granted_bytes(each.dagster_run.tags))
     return spent
 
 
-def _read_within_hour(record: RunRecord, now: dt.datetime) -> bool:
+def _read_since(record: RunRecord, begun: dt.datetime) -> bool:
     if record.start_time is None:
         return False
-    return record.end_time is None or record.end_time > (now - HOUR).timestamp()
+    return record.end_time is None or record.end_time > begun.timestamp()
 
 
-def _records(instance: DagsterInstance, now: dt.datetime) -> Iterator[RunRecord]:
+def _records(instance: DagsterInstance, begun: dt.datetime, long_ago: dt.datetime) -> Iterator[RunRecord]:
     """Each run once: those that changed within the hour, and those that were made within a day and are unfinished."""
     seen = set[str]()
     for bounds in (
-        RunsFilter(updated_after=now - HOUR),
-        RunsFilter(statuses=NOT_FINISHED_STATUSES, created_after=now - LONGEST),
+        RunsFilter(updated_after=begun),
+        RunsFilter(statuses=NOT_FINISHED_STATUSES, created_after=long_ago),
     ):
         cursor: str | None = None
         while page := instance.get_run_records(bounds, limit=PAGE, cursor=cursor):

@@ -61,11 +61,12 @@ _START_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a tick may do: requests to storage, seconds, and runs of it that wait at once."""
+    """What a tick may do: requests to storage, seconds, and runs of it that wait at once; how long budgets' hour is."""
 
     requests: int = 1_000
     seconds: float = 20
     waiting: int = 20
+    hour_seconds: float = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,8 @@ class Upkeep:
         of_all, now_ms = read_upkeep_of_all(self._root), self._clock.now_ms()
         budgets = (of_all, *(each.declaration.upkeep for each in wanted))
         is_counted = wanted and any(each.bytes_per_hour is not None for each in budgets)
-        spent = spent_bytes(context.instance, now_ms=now_ms) if is_counted else {}
+        hour = dt.timedelta(seconds=self._bounds.hour_seconds)
+        spent = spent_bytes(context.instance, now_ms=now_ms, hour=hour) if is_counted else {}
         choice = choose(wanted, of_all, spent=spent, now_ms=now_ms, since_ms=self._large_since_ms)
         waiting, working = (
             sum(run.tags.get("dagster/sensor_name") == NAME for run in runs)

@@ -31,7 +31,8 @@ def read_by(held: Snapshot, most_bytes: int | None) -> list[tuple[int | None, in
     chosen = planner.choose(held, now_ms=LATER_MS, mode=Mode.POLICY)
     assert not begun.intersection(task.window for task in chosen.tasks())
     joined, merges = bounded(tasks, chosen, most_bytes)
-    return [(each.inputs[0].windowStart, sum(add.size for add in each.inputs)) for each in [*joined, *merges.tasks()]]
+    inputs = [*(each.inputs for each in joined), *(each.inputs for each in merges.tasks())]
+    return [(adds[0].windowStart, sum(add.size for add in adds)) for adds in inputs]
 
 
 def test_the_pieces_that_fit_are_taken_and_a_large_one_goes_before_small_ones() -> None:
