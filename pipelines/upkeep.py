@@ -16,6 +16,7 @@ from time import monotonic
 
 from dagster import (
     AssetKey,
+    DagsterRun,
     DefaultSensorStatus,
     RunRequest,
     SensorDefinition,
@@ -163,7 +164,9 @@ class Upkeep:
         for each in choice.chosen:
             of = (each.declaration.name, each.job)
             self._asked_ms[of] = self._since_ms[of] = self._clock.now_ms()
-        said = "; ".join([f"looked at {done} of {counted(len(names), 'table')}: {choice}", *problems])
+        looked = f"looked at {done} of {counted(len(names), 'table')}: {choice}"
+        own = _own(at_work.waiting) + _own(at_work.working)
+        said = "; ".join([looked, *([f"{counted(own, 'run')} waiting or at work"] if own else []), *problems])
         if choice.chosen and choice.held:  # a tick with runs has no reason to skip, which says it otherwise
             context.log.info("%s", said)
         return SensorResult(
@@ -180,12 +183,10 @@ class Upkeep:
         hour = dt.timedelta(seconds=self._bounds.hour_seconds)
         spent = spent_bytes(context.instance, now_ms=now_ms, hour=hour) if is_counted else {}
         choice = choose(wanted, of_all, spent=spent, now_ms=now_ms, since_ms=self._large_since_ms)
-        waiting, working = (
-            sum(run.tags.get("dagster/sensor_name") == NAME for run in runs)
-            for runs in (at_work.waiting, at_work.working)
-        )
+        waiting, working = _own(at_work.waiting), _own(at_work.working)
         room = self._bounds.waiting - waiting
-        return choice.first(min(room, (of_all.runs_at_once or room + waiting + working) - waiting - working))
+        at_once = room if of_all.runs_at_once is None else of_all.runs_at_once - waiting - working
+        return choice.first(min(room, at_once))
 
     def _from(self, cursor: str | None) -> list[str]:
         """The tables in their order, beginning at the cursor, and going round."""
@@ -258,6 +259,11 @@ def build_upkeep_sensor(
         default_status=DefaultSensorStatus.STOPPED,
         description="Looks at all tables in turn and requests the runs that storage asks for, the most urgent first.",
     )
+
+
+def _own(runs: Sequence[DagsterRun]) -> int:
+    """How many of the runs the sensor asked for."""
+    return sum(run.tags.get("dagster/sensor_name") == NAME for run in runs)
 
 
 def _requests_of(inputs: TableInputs) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dagster import DefaultSensorStatus, Definitions, SensorDefinition, in_process_executor
 
+from assets.checks import build_table_checks
 from assets.launcher import LAUNCHER, InProcessLauncher, PipesLauncher
 from pipelines.catalog import build_assets
 from pipelines.jobs import assets_of_jobs, build_jobs
@@ -32,6 +33,7 @@ defs = Definitions(
         else InProcessLauncher(SparkInProcess())
     },
     assets=[asset for table in _declared.tables for asset in build_assets(table, (), None)],
+    asset_checks=[check for table in _tables for check in build_table_checks(table)],
     jobs=_jobs,
     sensors=[
         SensorDefinition(

@@ -149,7 +149,7 @@ def backlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: object) ->
     monkeypatch.setenv("DAGSTER_HOME", str(home(tmp_path)))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("BACKLOG_HOUR_SECONDS", str(HOUR_SECONDS))
-    if not IS_SMALL:
+    if scaled(1) >= 32:
         monkeypatch.setenv("BACKLOG_JVM", "1")
     return Backlog(tmp_path)
 
@@ -162,7 +162,7 @@ def test_a_backlog_heals_within_budgets_most_urgent_first_while_rows_arrive_and_
         while debts[-1] or not all(run.is_finished for run in instance.get_runs()):
             with running("dagster._daemon", "run", "--workspace", "workspace.yaml") as daemon:
                 while debts[-1] or not all(run.is_finished for run in instance.get_runs()):
-                    time.sleep(1)
+                    time.sleep(2)
                     assert daemon.poll() is None, "it runs until it is killed"
                     backlog.arrive()
                     debts.append(backlog.debts())
