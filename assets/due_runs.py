@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from assets.launcher import JobName
 from storage_core.clock import Clock, SystemClock
 from storage_core.compaction import expiry
-from storage_core.compaction.debt import Task
-from storage_core.compaction.policy import Mode
+from storage_core.compaction.next_run import next_pieces
 from storage_core.declaration import TableDeclaration
 from storage_core.index import catch_up as indexing
 from storage_core.ingest.delta_versions import waiting_versions
@@ -31,13 +30,14 @@ from storage_core.wording import counted
 class DueRun:
     """The run that a step needs, and why. It is about `items` (files, generations, splits, …) of `bytes` in all.
 
-    `bytes` are about those that it reads; 0 where storage does not say before. `indexes` are those to catch up,
-    `newest` is the last of the windows to compact.
+    `bytes` are about those that it reads; 0 where storage does not say before. `pieces` are the bytes of those that it
+    can be cut into, the newest first. `indexes` are those to catch up, `newest` is the last of the windows to compact.
     """
 
     reason: str
     items: int = 1
     bytes: int = 0
+    pieces: tuple[int, ...] = ()
     indexes: tuple[str, ...] = ()
     newest: int | None = None
 
@@ -119,13 +119,11 @@ def _expire(inputs: TableInputs, table: Table) -> DueRun | None:
 
 
 def _compact(_: TableInputs, table: Table) -> DueRun | None:
-    debts = [each for each in table.debt(Mode.POLICY) if each.task is Task.COMPACT]
-    if not debts:
+    found = next_pieces(table.snapshot, now_ms=table.log.clock.now_ms())
+    if not found.bytes:
         return None
-    splits = sum(debt.splits for debt in debts)
-    size = sum(debt.next_run.read_bytes for debt in debts)
-    newest = max((each.window_start for each in debts if each.window_start is not None), default=None)
-    return DueRun(reason=f"{counted(splits, 'split')} to compact", items=splits, bytes=size, newest=newest)
+    reason = f"{counted(found.splits, 'split')} to compact"
+    return DueRun(reason=reason, items=found.splits, bytes=sum(found.bytes), pieces=found.bytes, newest=found.newest)
 
 
 def _checkpoint(_: TableInputs, table: Table) -> DueRun | None:
@@ -152,7 +150,9 @@ def _catch_up(inputs: TableInputs, table: Table) -> DueRun | None:
         counts = {each.index: sum(len(one.segments) for one in each.merges if one.again is again) for each in plans}
         lacking += [f"{name} has {counted(count, 'segment')} {waits}" for name, count in counts.items() if count]
     reason = ", ".join([*lacking, *(f"{name} is new" for name in new)])
-    return DueRun(reason=reason, items=sum(missing.values()) + len(new), indexes=(*missing, *new))
+    read = [work.add.size for each in plans for work in each.work]
+    read += [one.size for each in plans for merge in each.merges for one in merge.segments]
+    return DueRun(reason=reason, items=sum(missing.values()) + len(new), bytes=sum(read), indexes=(*missing, *new))
 
 
 def _publish(_: TableInputs, table: Table) -> DueRun | None:

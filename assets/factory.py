@@ -22,6 +22,7 @@ from dagster import (
     asset,
 )
 
+from assets.allowance import granted_bytes
 from assets.freshness import freshness_policy
 from assets.index_health import index_metadata
 from assets.launcher import JobName, Launcher, PartlyDone, Report
@@ -258,6 +259,7 @@ def _asset(
                 run_id=context.run.run_id,
                 mode=mode,
                 compact_state=context.run.tags.get(STATE_TAG) == COMPACT_STATE,
+                most_bytes=granted_bytes(context.run.tags).get(table),
             )
             try:
                 report = launcher.submit(context, step.job, request)

@@ -21,7 +21,7 @@ from jobs.running.run import JobRun
 from jobs.running.window_groups import GroupsOutcome, compact_groups
 from jobs.spark.spark import Spark
 from storage_core.clock import Clock
-from storage_core.compaction import planner
+from storage_core.compaction import next_run, planner
 from storage_core.compaction import rewindow as rewindowing
 from storage_core.compaction.merge_parts import is_too_large
 from storage_core.compaction.merges import MOST_INPUTS
@@ -45,7 +45,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
     A merge that is too large for one task has a commit of its own. Before the merges splits are written in windows of
     another duration: with `REWINDOW` all that have to be, with `POLICY` so many of those of cold windows as one run
-    replaces (decision 0148).
+    replaces (decision 0148). With `most_bytes` a run takes pieces that read so much together, the newest first (0169).
 
     Raises `Held` while another run compacts these windows, and `Fenced` when one took over: files that were not
     committed are orphans then. Rows that were deleted meanwhile are hidden in what was written. A window that fails
@@ -57,7 +57,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     job = JobRun("compact", request, spark, tells_windows=request.by_window or wanted != EVERY_WINDOW)
     wanted.require_fits(job.before.config.window_seconds, job.before.config.other_windows)
     resource = resource_of(wanted, job.before.config.window_seconds)
-    with job.leased(partial(_plan, wanted, request.mode, job.table.log.clock), [resource]) as work:
+    with job.leased(partial(_plan, request, job.table.log.clock), [resource]) as work:
         if not work:
             return job.report("nothing_to_do")
         if request.dry_run:
@@ -88,7 +88,8 @@ class _Work:
         return len(self.rewindowed) + len(self.merges)
 
 
-def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> _Work:
+def _plan(request: JobRequest, clock: Clock, snapshot: Snapshot) -> _Work:
+    wanted, mode = request.windows, request.mode
     now_ms, starts = clock.now_ms(), wanted.select(_window_starts(snapshot))
     rewindowed: list[RewindowTask] = []
     if mode is not Mode.FINALIZE:
@@ -101,7 +102,7 @@ def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> 
     chosen = planner.choose(snapshot, windows=others, now_ms=now_ms, mode=mode, retry_skipped=by_name)
     if mode is Mode.POLICY:
         rewindowed = rewindowing.bounded(rewindowed, MOST_INPUTS)
-    return _Work(rewindowed, chosen.first(MOST_INPUTS))
+    return _Work(*next_run.bounded(rewindowed, chosen.first(MOST_INPUTS), request.most_bytes))
 
 
 def _window_starts(snapshot: Snapshot) -> list[int | None]:

@@ -23,7 +23,7 @@ _MOST_FAILED = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtWork:
-    """The assets of which a run waits or works (`busy`) or failed lately (`resting`), and the runs that wait.
+    """The assets of which a run waits or works (`busy`) or failed lately (`resting`), and the runs that wait or work.
 
     A run whose process is known to be dead holds nothing back, nor does one of a day ago: its end was not recorded.
     """
@@ -31,6 +31,7 @@ class AtWork:
     busy: frozenset[AssetKey]
     resting: frozenset[AssetKey]
     waiting: tuple[DagsterRun, ...]
+    working: tuple[DagsterRun, ...]
 
     @classmethod
     def of(
@@ -46,6 +47,7 @@ class AtWork:
             busy=frozenset(key for run in runs for key in _assets(run, assets_of_jobs)),
             resting=frozenset(key for run in failed for key in _failed_assets(instance, run, assets_of_jobs)),
             waiting=tuple(run for run in runs if run.status in _WAITING),
+            working=tuple(run for run in runs if run.status in _WORKING),
         )
 
     def free(self, keys: Collection[AssetKey]) -> list[AssetKey]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from dagster import AssetsDefinition, AssetSpec, Definitions, in_process_executor
 
@@ -52,7 +53,7 @@ def build_definitions(
         ],
         asset_checks=[check for table in declared.tables for check in build_table_checks(table.declaration)],
     )
-    once = build_once([each.declaration for each in declared.tables], fed_by, clock)
+    once = build_once([each.declaration for each in declared.tables], fed_by, clock, root=declared.root)
     return Definitions.merge(own, once, *([build_catalog(declared.tables)] if catalog else []))
 
 
@@ -70,9 +71,16 @@ def build_assets(
 
 
 def build_once(
-    tables: Sequence[TableDeclaration], raw_logs: Sequence[DeclaredRawLog], clock: Clock | None = None
+    tables: Sequence[TableDeclaration],
+    raw_logs: Sequence[DeclaredRawLog],
+    clock: Clock | None = None,
+    *,
+    root: Path | None = None,
 ) -> Definitions:
-    """Return what there is once for all tables and raw logs: jobs, schedules, the upkeep sensor, and housekeeping."""
+    """Return what there is once for all tables and raw logs: jobs, schedules, the upkeep sensor, and housekeeping.
+
+    The sensor reads from `root` what is declared of the upkeep of all tables.
+    """
     declared = [each.declaration for each in raw_logs]
     jobs, assets = build_jobs(tables, declared), assets_of_jobs(tables, declared)
     watched = [job for job in jobs if job.name in STEPS]
@@ -80,7 +88,7 @@ def build_once(
     own = Definitions(
         jobs=[*jobs, *([build_forget_job(feeding)] if tables else [])],
         schedules=build_schedules(tables, raw_logs, assets),
-        sensors=[build_upkeep_sensor(watched, Upkeep(tables, assets, clock))] if watched else [],
+        sensors=[build_upkeep_sensor(watched, Upkeep(tables, assets, clock, root=root))] if watched else [],
     )
     return Definitions.merge(own, build_housekeeping())
 

@@ -189,7 +189,7 @@ def _once(project: _Project, component: _Declaring[Any], own: Definitions, root:
 def _shared(project: _Project, root: Path) -> Definitions:
     """Jobs, schedules and the sensor of all components."""
     tables = [each.declaration.below(root) for each in project.tables]
-    return build_once(tables, [_declared(each, project.tables, root) for each in project.raw_logs])
+    return build_once(tables, [_declared(each, project.tables, root) for each in project.raw_logs], root=root)
 
 
 def _declared(component: RawLogComponent, tables: Sequence[TableComponent], root: Path) -> DeclaredRawLog:

@@ -10,6 +10,7 @@ from assets.factory import MODE_TAG
 from assets.launcher import JobName
 from assets.partitions import ALL_WINDOWS, WINDOWS_TAG
 from storage_core.compaction.policy import Mode
+from storage_core.declaration_upkeep import USUAL_PRIORITY
 from storage_core.foreign_text import fitted
 
 # Dagster's tags of a run of one partition, and of a ranged run. Its own single-run backfills are made of them.
@@ -35,14 +36,16 @@ def run_request(
     *,
     is_late: bool = False,
     partition: str | None = None,
+    table_priority: int = USUAL_PRIORITY,
 ) -> RunRequest:
     """Return the request of a run of a job on these assets of the table, or raw log, `name`.
 
     It has no run key: whether it is asked for already, the instance says (`at_work`). Upkeep `is_late` that waited so
-    long that it goes with fresh data. The run is about all windows; where its assets follow others that are partitioned
-    Dagster wants to know a `partition` of it nevertheless.
+    long that it goes with fresh data; by `table_priority` it goes before or behind others of its kind. The run is about
+    all windows; where its assets follow others that are partitioned Dagster wants to know a `partition` of it
+    nevertheless.
     """
-    priority = FRESH if is_late else _PRIORITY.get(job, _USUAL)
+    priority = (FRESH if is_late else _PRIORITY.get(job, _USUAL)) + table_priority - USUAL_PRIORITY
     tags = {**reason_tags(reason), TABLE: name, PRIORITY: str(priority)}
     tags |= {MODE_TAG: Mode.POLICY.value} if job == "compact" else {}
     tags |= {PARTITION: partition, WINDOWS_TAG: ALL_WINDOWS} if partition else {}

@@ -1,8 +1,9 @@
 """The upkeep sensor: one for all tables. It looks at them in turn, and asks for the runs that are worth most.
 
 A step of a table that waits or works is not asked for again, and one that failed not before it rested
-(`pipelines.at_work`). A tick is bounded in requests, seconds and runs; the next goes on where it ended. What was seen
-of idle tables is in memory only: a restart looks at all of them anew, within the same bounds.
+(`pipelines.at_work`); nor is one whose budget is used up (`pipelines.budgets`). A tick is bounded in requests, seconds
+and runs; the next goes on where it ended. What was seen of idle tables is in memory only: a restart looks at all of
+them anew, within the same bounds.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 
 from dagster import (
     AssetKey,
+    DagsterRun,
     DefaultSensorStatus,
     RunRequest,
     SensorDefinition,
@@ -23,6 +26,7 @@ from dagster import (
 )
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
+from assets.allowance import bytes_tag
 from assets.due_runs import DueRun, TableInputs, due_run
 from assets.factory import asset_key, index_asset
 from assets.launcher import JobName
@@ -30,11 +34,14 @@ from assets.partitions import partition_key, span_of
 from assets.seen import Seen
 from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
+from pipelines.budgets import Choice, choose, read_upkeep_of_all
 from pipelines.jobs import Job, jobs_of, step_assets
 from pipelines.run_requests import run_request
+from pipelines.spent import spent_bytes
 from storage_core.clock import Clock, SystemClock
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import TidemarkError
+from storage_core.wording import counted
 
 NAME = "upkeep_sensor"
 INTERVAL_SECONDS = 30
@@ -55,22 +62,29 @@ _START_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a tick may do: requests to storage, seconds, and runs of it that wait at once."""
+    """What a tick may do: requests to storage, seconds, and runs of it that wait at once; how long budgets' hour is."""
 
     requests: int = 1_000
     seconds: float = 20
     waiting: int = 20
+    hour_seconds: float = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A step of a table that could run now."""
+    """A step of a table that could run now, and how many bytes a budget grants it; None where there is no budget."""
 
     declaration: TableDeclaration
     job: JobName
     due: DueRun
     assets: Sequence[AssetKey]
     late_seconds: float
+    granted_bytes: int | None = None
+
+    @property
+    def is_fresh_data(self) -> bool:
+        """Whether it makes new rows visible."""
+        return self.job in ("ingest", "merge")
 
     @property
     def is_late(self) -> bool:
@@ -78,10 +92,10 @@ class Wanted:
         return self.late_seconds >= LATE_SECONDS
 
     @property
-    def rank(self) -> tuple[int, float]:
-        """What sorts the most urgent first: fresh data and what is late, then by benefit per cost and by lateness."""
+    def rank(self) -> tuple[int, int, float]:
+        """What sorts the most urgent first: fresh data and what is late, by priority, by gain per cost and lateness."""
         gain = self.due.items / (_START_BYTES + self.due.bytes) * (1 + self.late_seconds / LATE_SECONDS)
-        return (-int(self.is_late or self.job in ("ingest", "merge")), -gain)
+        return (-int(self.is_late or self.is_fresh_data), -self.declaration.upkeep.priority, -gain)
 
     def request(self) -> RunRequest:
         """Return the request of its run."""
@@ -89,13 +103,23 @@ class Wanted:
         window = None if span is None else span.partition_of(self.due.newest)
         partition = None if span is None else partition_key(span.newest if window is None else window)
         name, reason = self.declaration.name, self.due.reason
-        return run_request(self.job, name, self.assets, reason, is_late=self.is_late, partition=partition)
+        request = run_request(
+            self.job,
+            name,
+            self.assets,
+            reason,
+            is_late=self.is_late,
+            partition=partition,
+            table_priority=self.declaration.upkeep.priority,
+        )
+        granted = {} if self.granted_bytes is None else {name: self.granted_bytes}
+        return request.with_replaced_attrs(tags={**request.tags, **bytes_tag(granted)})
 
 
 class Upkeep:
     """Looks at tables for one sensor, and remembers of each what it saw, since when steps wait, and what it asked for.
 
-    For one thread. `requests` counts what the looks cost.
+    For one thread. `requests` counts what the looks cost. Each tick reads in `root` what is declared of all tables.
     """
 
     def __init__(
@@ -104,6 +128,8 @@ class Upkeep:
         assets_of_jobs: Mapping[str, Sequence[AssetKey]],
         clock: Clock | None = None,
         bounds: Bounds | None = None,
+        *,
+        root: Path | None = None,
     ) -> None:
         self._declarations = {each.name: each for each in declarations}
         self._assets_of_jobs = assets_of_jobs
@@ -114,6 +140,8 @@ class Upkeep:
         self._since_ms: dict[tuple[str, JobName], int] = {}
         self._asked_ms: dict[tuple[str, JobName], int] = {}
         self._held: dict[str, list[JobName]] = {}
+        self._root = root
+        self._large_since_ms: dict[str, int] = {}
         self.requests = 0
 
     def tick(self, context: SensorEvaluationContext) -> SensorResult:
@@ -132,15 +160,33 @@ class Upkeep:
                 break
         for problem in problems:
             context.log.warning("%s", problem)
-        room = self._bounds.waiting - sum(run.tags.get("dagster/sensor_name") == NAME for run in at_work.waiting)
-        chosen = sorted(wanted, key=lambda each: each.rank)[: max(room, 0)]
-        for each in chosen:
-            self._asked_ms[each.declaration.name, each.job] = self._clock.now_ms()
+        choice = self._choice(context, wanted, at_work)
+        for each in choice.chosen:
+            of = (each.declaration.name, each.job)
+            self._asked_ms[of] = self._since_ms[of] = self._clock.now_ms()
+        looked = f"looked at {done} of {counted(len(names), 'table')}: {choice}"
+        own = _own(at_work.waiting) + _own(at_work.working)
+        said = "; ".join([looked, *([f"{counted(own, 'run')} waiting or at work"] if own else []), *problems])
+        if choice.chosen and choice.held:  # a tick with runs has no reason to skip, which says it otherwise
+            context.log.info("%s", said)
         return SensorResult(
-            run_requests=[each.request() for each in chosen],
+            run_requests=[each.request() for each in choice.chosen],
             cursor=names[done % len(names)] if names else None,
-            skip_reason=None if chosen else SkipReason(_why(len(wanted), problems)),
+            skip_reason=None if choice.chosen else SkipReason(said),
         )
+
+    def _choice(self, context: SensorEvaluationContext, wanted: Sequence[Wanted], at_work: AtWork) -> Choice:
+        """What is worth most of it, within budgets and the room for runs. Bytes are counted where a budget is."""
+        of_all, now_ms = read_upkeep_of_all(self._root), self._clock.now_ms()
+        budgets = (of_all, *(each.declaration.upkeep for each in wanted))
+        is_counted = wanted and any(each.bytes_per_hour is not None for each in budgets)
+        hour = dt.timedelta(seconds=self._bounds.hour_seconds)
+        spent = spent_bytes(context.instance, now_ms=now_ms, hour=hour) if is_counted else {}
+        choice = choose(wanted, of_all, spent=spent, now_ms=now_ms, since_ms=self._large_since_ms)
+        waiting, working = _own(at_work.waiting), _own(at_work.working)
+        room = self._bounds.waiting - waiting
+        at_once = room if of_all.runs_at_once is None else of_all.runs_at_once - waiting - working
+        return choice.first(min(room, at_once))
 
     def _from(self, cursor: str | None) -> list[str]:
         """The tables in their order, beginning at the cursor, and going round."""
@@ -215,6 +261,11 @@ def build_upkeep_sensor(
     )
 
 
+def _own(runs: Sequence[DagsterRun]) -> int:
+    """How many of the runs the sensor asked for."""
+    return sum(run.tags.get("dagster/sensor_name") == NAME for run in runs)
+
+
 def _requests_of(inputs: TableInputs) -> int:
     """What a whole look cost: that there is a table, what the table's store counts, and its listings by thousands."""
     of_table = sum(inputs.table.store.requests.values()) if inputs.table else 0
@@ -225,8 +276,3 @@ def _requests_of(inputs: TableInputs) -> int:
 
 def _problem(name: str, failed: Failed) -> str:
     return f"{name}: {failed.kind}: {failed.message}"
-
-
-def _why(wanted: int, problems: Sequence[str]) -> str:
-    waits = [f"{wanted} steps wait for room in the queue"] if wanted else []
-    return "; ".join([*(waits or ["nothing to do"]), *problems])

@@ -32,7 +32,13 @@ from storage_core.declaration_parts import (
     place,
     require_columns,
 )
-from storage_core.declaration_upkeep import CheckpointDeclaration, Freshness, GcDeclaration, SplitsDeclaration
+from storage_core.declaration_upkeep import (
+    CheckpointDeclaration,
+    Freshness,
+    GcDeclaration,
+    SplitsDeclaration,
+    UpkeepDeclaration,
+)
 from storage_core.definition import check_maintained, check_maps
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
@@ -54,9 +60,9 @@ class TableDeclaration(Closed):
     a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
     `retention` says; how long versions can be read is `gc.retention`. `freshness` is how old the newest rows may be
-    (decision 0164). `raw_logs` are read at `latest`. Dagster shows `owners` and `tags` on every asset of the table, and
-    a job of its own for backfills of a windowed one with `backfill_job: true`. `publish: delta` keeps a mirror for
-    readers of Delta.
+    (decision 0164), `upkeep` how much its upkeep may read (decision 0169). `raw_logs` are read at `latest`. Dagster
+    shows `owners` and `tags` on every asset of the table, and a job of its own for backfills of a windowed one with
+    `backfill_job: true`. `publish: delta` keeps a mirror for readers of Delta.
     """
 
     name: str
@@ -83,6 +89,7 @@ class TableDeclaration(Closed):
     idle_after: Milliseconds = TableConfig().idle_after_ms
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
+    upkeep: UpkeepDeclaration = UpkeepDeclaration()
     backfill_job: bool = False
     owners: Owners = ()
     tags: Tags = Field(default_factory=dict)

@@ -1,17 +1,19 @@
-"""The parts of a table declaration that say how it is written and kept: freshness, splits, checkpoints, collection."""
+"""The parts of a declaration that say how tables are written and kept: freshness, budgets, splits, checkpoints, …"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from storage_core.declaration_parts import Bytes, Closed, Milliseconds
 from storage_core.errors import InvalidInput
 from storage_core.named_settings import fields_below
+from storage_core.settings.quiet_hours import QuietHours
 from storage_core.settings.split_codec import SplitCompression
 from storage_core.settings.table import CheckpointCompression, CheckpointFormat, SplitMetadata, TableConfig
 
+USUAL_PRIORITY = 5
 _LEAST_FRESHNESS_MS = 60_000
 
 
@@ -22,6 +24,30 @@ def _freshness(duration_ms: int) -> int:
 
 
 Freshness = Annotated[Milliseconds, AfterValidator(_freshness)]
+Hours = Annotated[str, AfterValidator(lambda text: str(QuietHours.parse(text)))]
+
+
+class Budgeted(Closed):
+    """What upkeep may read within an hour, and the hours of the day (UTC) in which it rests (decision 0169)."""
+
+    bytes_per_hour: Annotated[Bytes, Field(ge=1)] | None = None
+    quiet_hours: Hours | None = None
+
+    def is_quiet(self, at_ms: int) -> bool:
+        """Return whether upkeep rests at this time."""
+        return self.quiet_hours is not None and QuietHours.parse(self.quiet_hours).hold(at_ms)
+
+
+class UpkeepDeclaration(Budgeted):
+    """The upkeep of one table: how much of it there may be, and whose comes first: the higher `priority`."""
+
+    priority: int = Field(default=USUAL_PRIORITY, ge=0, le=10)
+
+
+class UpkeepOfAllDeclaration(Budgeted):
+    """The upkeep of all tables together: how much of it there may be, and how many runs that wait or work at once."""
+
+    runs_at_once: int | None = Field(default=None, ge=1)
 
 
 class _Named(Closed):

@@ -36,7 +36,7 @@ class JobRequest:
     `quarantine` a merge puts what it cannot apply into quarantine (decision 0088). With `merges_only` a catch-up merges
     small segments and builds none; with `retrain` it trains all segments of vectors again. With
     `compact_state` a checkpoint is the smallest there can be. With `by_window` the report of an ingest or a compaction
-    has the metrics of each window, as it has where windows are asked for.
+    has the metrics of each window, as it has where windows are asked for. A compaction reads `most_bytes` at most.
     """
 
     table_uri: str
@@ -54,6 +54,7 @@ class JobRequest:
     retrain: bool = False
     compact_state: bool = False
     by_window: bool = False
+    most_bytes: int | None = None
 
 
 def any_parser(job: str, summary: str) -> argparse.ArgumentParser:
@@ -106,6 +107,9 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument("--retrain", action="store_true", help="catch_up: train all segments of vectors again")
     result.add_argument("--compact-state", action="store_true", help="checkpoint: the smallest state there can be")
     result.add_argument("--by-window", action="store_true", help="ingest, compact: report the metrics of each window")
+    result.add_argument(
+        "--most-bytes", type=int, metavar="N", help="compact: read so many at most, of the newest windows first"
+    )
     return result
 
 

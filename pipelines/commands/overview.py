@@ -39,11 +39,15 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
     places, root = places_of(uris or [])
     failures = _last_failures(root, places)
     found = list(look_at_all(places))
+    waits = _held_back(root, found)
     if as_json:
         for each in found:
-            output.json_line(record_of(each, failures.get(each.place.name)))
+            name = each.place.name
+            output.json_line({**record_of(each, failures.get(name)), "upkeep_waits_for": waits.get(name)})
     else:
         _show(found, failures)
+        for name, why in waits.items():
+            output.line(output.printable(f"{name}: upkeep waits: {why}"))
     for each in found:
         if each.error is not None:
             raise each.error.reworded(f"{each.place.name}: {each.error.found}")
@@ -187,6 +191,20 @@ def _last_failures(root: Path, places: Sequence[Place]) -> Mapping[str, LastFail
         return last_failures(folder, [each.name for each in places])
     except Exception as error:  # noqa: BLE001  # the tables can be shown without their runs, whatever is wrong there
         output.warning(f"the history of Dagster in {folder} cannot be read: {error}")
+        return {}
+
+
+def _held_back(root: Path, found: Sequence[Looked]) -> Mapping[str, str]:
+    from pipelines.held_back import held_back
+    from storage_core.clock import SystemClock
+
+    tables = [each.declaration for each in declared().tables]
+    try:
+        return held_back(found, tables, root, now_ms=SystemClock().now_ms())
+    except InvalidInput:
+        raise
+    except Exception as error:  # noqa: BLE001  # as of the failures
+        output.warning(f"what upkeep waits for is not known: the history of Dagster cannot be read: {error}")
         return {}
 
 

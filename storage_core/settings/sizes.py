@@ -1,4 +1,4 @@
-"""Sizes in settings: `256MiB` and the like, or a number of bytes."""
+"""Sizes in settings: `256MiB`, `50GB` and the like, or a number of bytes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Final
 
 from storage_core.errors import InvalidInput
 
-_SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|TiB)?")
+_SIZE = re.compile(r"(\d{1,15})\s*(B|[KMGT]i?B)?")
 _UNITS: Final[Mapping[str, int]] = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+_DECIMAL: Final[Mapping[str, int]] = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3}
 
 
 def parse_size(given: str | int) -> int:
@@ -19,7 +20,7 @@ def parse_size(given: str | int) -> int:
     found = _SIZE.fullmatch(given.strip()) if isinstance(given, str) else None
     if found is None:
         raise InvalidInput(f"{given!r} is not a size; write bytes or a number with KiB, MiB or GiB, such as 256MiB")
-    return int(found[1]) * _UNITS.get(found[2] or "", 1)
+    return int(found[1]) * {**_UNITS, **_DECIMAL}.get(found[2] or "", 1)
 
 
 def size_text(size_bytes: int) -> str:

@@ -19,9 +19,11 @@ from dagster import (
     MaterializeResult,
     asset,
     define_asset_job,
+    job,
     materialize,
 )
 
+from assets.allowance import bytes_tag
 from assets.freshness import freshness_policy
 from assets.launcher import PipesLauncher
 from pipelines.alerting import failure_alert
@@ -46,6 +48,11 @@ LANDED = 'freshness: 1h\nlanding: {uri: landing, format: ndjson}\npartitions: {s
 PEOPLE = "name: web-people\nuri: warehouse/people\ncolumns: {id: long!}\nprimary_key: id\nfreshness: 30d\n"
 LATER = "name: later\nuri: warehouse/later\ncolumns: {n: long}\n"
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+
+
+@job
+def short() -> None:
+    """Nothing: for a run that waits."""
 
 
 @pytest.fixture
@@ -91,6 +98,30 @@ def test_every_declared_table_is_a_line(capfd: pytest.CaptureFixture[str]) -> No
     assert len(lines) == 6
     assert "merge 1" in lines[-1]
     assert "not made" in lines[-2]
+
+
+def test_what_upkeep_waits_for_is_said(
+    place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_core.clock.SystemClock.now_ms", lambda _: round(NOON.timestamp() * 1000))
+    events = Table.open("warehouse/events")
+    for number in range(10):
+        events.append({"time": NOON - dt.timedelta(days=1), "n": number})
+    file = place / "tables" / "events.yaml"
+    file.write_text(f"{file.read_text()}upkeep: {{quiet_hours: '08:00-18:00'}}\n")
+    found = looked(capfd, "events", "web-people")
+    assert found["events"]["upkeep_waits_for"] == "quiet_hours 08:00-18:00 of events"
+    assert found["web-people"]["upkeep_waits_for"] is None
+    file.write_text(file.read_text().replace("quiet_hours: '08:00-18:00'", "priority: 9"))
+    (place / "upkeep.yaml").write_text("bytes_per_hour: 10KB\n")
+    with open_instance(home(place, {})) as instance:
+        tags = bytes_tag({"web-people": 9_500})
+        instance.create_run_for_job(Definitions(jobs=[short]).resolve_job_def("short"), tags=tags)
+    assert main(["status"]) == 0
+    assert "\nevents: upkeep waits: bytes_per_hour of all tables, 9.3 KiB of 9.8 KiB used\n" in capfd.readouterr().out
+    (place / "upkeep.yaml").write_text("bytes_per_day: 10KB\n")
+    assert main(["status"]) == 2
+    assert "upkeep.yaml:1: field `bytes_per_day`" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("place")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from pipelines.tables import load_tables, read_tables, tables_folder
 from storage_core import declaration
+from storage_core.declaration_upkeep import UpkeepDeclaration
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.settings.late_data import LateData
 from storage_core.table import Table
@@ -125,6 +127,34 @@ def test_owners_and_tags_are_those_that_dagster_takes(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput) as raised:
             declaration.load(write(tmp_path, f"{GOOD}{wrong}\n"))
         assert found in str(raised.value)
+
+
+def test_budgets_of_upkeep_are_sizes_and_hours(tmp_path: Path) -> None:
+    given = "upkeep: {priority: 7, bytes_per_hour: 50GB, quiet_hours: '22:30-24:00'}\n"
+    upkeep = declaration.load(write(tmp_path, GOOD + given)).upkeep
+    assert (upkeep.priority, upkeep.bytes_per_hour, upkeep.quiet_hours) == (7, 50_000_000_000, "22:30-24:00")
+    evening_ms = int((22.5 * 3600 + 86_400) * 1000)
+    assert [upkeep.is_quiet(evening_ms + each) for each in (-1, 0, 5_400_000 - 1, 5_400_000)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    past_midnight = UpkeepDeclaration(quiet_hours="22:00-06:00")
+    assert [past_midnight.is_quiet(hour * 3_600_000) for hour in (21, 22, 0, 5, 6)] == [False, True, True, True, False]
+    unbounded = declaration.load(write(tmp_path, GOOD)).upkeep
+    assert (unbounded.priority, unbounded.bytes_per_hour, unbounded.is_quiet(0)) == (5, None, False)
+    for wrong, found in (
+        ("{priority: 11}", "field `upkeep.priority`: Input should be less than or equal to 10; found '11'"),
+        ("{bytes_per_hour: 0}", "field `upkeep.bytes_per_hour`: Input should be greater than or equal to 1; found '0'"),
+        ("{bytes_per_hour: some}", "field `upkeep.bytes_per_hour`: 'some' is not a size"),
+        ("{quiet_hours: 8-18}", "field `upkeep.quiet_hours`: '8-18' are no hours; write them as 08:00-18:00"),
+        ("{quiet_hours: '00:00-24:00'}", "they end where they begin; leave some for upkeep"),
+        ("{runs_at_once: 3}", "field `upkeep.runs_at_once`: is not a field"),
+    ):
+        with pytest.raises(InvalidInput) as raised:
+            declaration.load(write(tmp_path, f"{GOOD}upkeep: {wrong}\n"))
+        assert re.search(rf"events.yaml:\d+: .*{re.escape(found)}", str(raised.value))
 
 
 def test_the_declared_tables_of_the_repository_load() -> None:

@@ -162,7 +162,7 @@ def test_two_who_change_different_settings_at_once_both_have_their_way() -> None
     ("given", "message"),
     [
         ({"splits.target_size": 0}, "splits.target_size: target_split_bytes is 0; it must be at least 1"),
-        ({"splits.target_size": "64MB"}, "splits.target_size: '64MB' is not a size"),
+        ({"splits.target_size": "64M"}, "splits.target_size: '64M' is not a size"),
         ({"splits.compression": "lzo"}, "splits.compression: .* must be one of zstd, gzip, snappy, none"),
         ({"splits.compression_level": 23}, "zstd has levels from 1 to 22"),
         ({"splits": {"compression": "gzip", "compression_level": 10}}, "gzip has levels from 1 to 9"),
