@@ -24,6 +24,7 @@ from dagster import (
     PipesSubprocessClient,
 )
 
+from assets.shared_jobs import TABLES, SharedJobs, SharedRequest
 from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
 from jobs.requests.audit import AuditRequest
@@ -38,7 +39,7 @@ from jobs.spark.code_archive import first_on_path
 from jobs.spark.spark import Spark
 from storage_core.errors import TidemarkError
 from storage_core.foreign_text import shortened
-from tidemark.io_manager.failures import shown
+from tidemark.io_manager.failures import shown, typed_failures
 
 JobName = Literal[
     "ingest",
@@ -100,18 +101,25 @@ class PipesLauncher:
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
+        self._shared = SharedJobs(root)
 
     def submit(self, context: Context, job: JobName, request: Request) -> Report:
-        """Run the subprocess, which ends with this one; what it writes to stdout and stderr is in the compute logs."""
+        """Run the subprocess, which ends with this one; what it writes to stdout and stderr is in the compute logs.
+
+        Jobs of a run of several tables share one.
+        """
         command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
         if context.run.tags.get(PROCESS) != (process := holder_of(None)):
             context.instance.add_run_tags(context.run.run_id, {PROCESS: process})
+        environment = {**first_on_path(os.environ), **as_parent()}
+        if TABLES in context.run.tags and isinstance(request, SharedRequest):
+            with typed_failures():
+                return _done(self._shared.submit(context, job, request, environment))
         with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
             messages = Path(folder) / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
             client = PipesSubprocessClient(cwd=str(self._root) if self._root else None, message_reader=reader)
             with _reported_failure(messages):
-                environment = {**first_on_path(os.environ), **as_parent()}
                 completed = client.run(context=context, command=command, env=environment)
         return _only_report(job, completed.get_custom_messages())
 
@@ -155,10 +163,20 @@ def _reported_failure(messages: Path) -> Iterator[None]:
     except Exception as error:
         for report in _custom_messages(messages):
             if report.get("status") == "failed":
-                done = report.get("report")
-                failed = Failed(str(report.get("error")), str(report.get("message")))
-                raise _failure(failed, None if done is None else _as_report(done)) from error
+                raise _failure_in(report) from error
         raise
+
+
+def _done(report: Report) -> Report:
+    if report.get("status") == "failed":
+        raise _failure_in(report)
+    return report
+
+
+def _failure_in(report: Report) -> Failure:
+    done = report.get("report")
+    failed = Failed(str(report.get("error")), str(report.get("message")))
+    return _failure(failed, None if done is None else _as_report(done))
 
 
 def _failure(failed: Failed, done: Report | None = None) -> Failure:

@@ -9,6 +9,7 @@ from dagster import AssetKey, RunRequest
 from assets.factory import MODE_TAG
 from assets.launcher import JobName
 from assets.partitions import ALL_WINDOWS, WINDOWS_TAG
+from assets.shared_jobs import TABLES
 from storage_core.compaction.policy import Mode
 from storage_core.foreign_text import fitted
 
@@ -29,21 +30,22 @@ _USUAL = -10
 
 def run_request(
     job: JobName,
-    name: str,
+    name: str | Sequence[str],
     assets: Sequence[AssetKey],
     reason: str,
     *,
     is_late: bool = False,
     partition: str | None = None,
 ) -> RunRequest:
-    """Return the request of a run of a job on these assets of the table, or raw log, `name`.
+    """Return the request of a run of a job on these assets of the table, or raw log, `name`, or of several tables.
 
     It has no run key: whether it is asked for already, the instance says (`at_work`). Upkeep `is_late` that waited so
     long that it goes with fresh data. The run is about all windows; where its assets follow others that are partitioned
     Dagster wants to know a `partition` of it nevertheless.
     """
     priority = FRESH if is_late else _PRIORITY.get(job, _USUAL)
-    tags = {**reason_tags(reason), TABLE: name, PRIORITY: str(priority)}
+    about = {TABLE: name} if isinstance(name, str) else {TABLES: str(len(name))}
+    tags = {**reason_tags(reason), **about, PRIORITY: str(priority)}
     tags |= {MODE_TAG: Mode.POLICY.value} if job == "compact" else {}
     tags |= {PARTITION: partition, WINDOWS_TAG: ALL_WINDOWS} if partition else {}
     return RunRequest(job_name=job, tags=tags, asset_selection=list(assets))

@@ -15,7 +15,6 @@ from time import monotonic
 from dagster import (
     AssetKey,
     DefaultSensorStatus,
-    RunRequest,
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
@@ -30,8 +29,8 @@ from assets.partitions import partition_key, span_of
 from assets.seen import Seen
 from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
+from pipelines.grouping import MOST_TABLES, grouped, request_of
 from pipelines.jobs import Job, jobs_of, step_assets
-from pipelines.run_requests import run_request
 from storage_core.clock import Clock, SystemClock
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import TidemarkError
@@ -55,11 +54,12 @@ _START_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a tick may do: requests to storage, seconds, and runs of it that wait at once."""
+    """What a tick may do: requests to storage, seconds, and runs of it that wait at once, of so many small tables."""
 
     requests: int = 1_000
     seconds: float = 20
     waiting: int = 20
+    tables: int = MOST_TABLES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +78,22 @@ class Wanted:
         return self.late_seconds >= LATE_SECONDS
 
     @property
+    def is_urgent(self) -> bool:
+        """Whether it goes before the rest: fresh data, and what is late."""
+        return self.is_late or self.job in ("ingest", "merge")
+
+    @property
     def rank(self) -> tuple[int, float]:
         """What sorts the most urgent first: fresh data and what is late, then by benefit per cost and by lateness."""
         gain = self.due.items / (_START_BYTES + self.due.bytes) * (1 + self.late_seconds / LATE_SECONDS)
-        return (-int(self.is_late or self.job in ("ingest", "merge")), -gain)
+        return (-int(self.is_urgent), -gain)
 
-    def request(self) -> RunRequest:
-        """Return the request of its run."""
+    @property
+    def partition(self) -> str | None:
+        """The partition that Dagster wants to know of a run of all windows: the newest that it is about."""
         span = span_of(self.declaration) if self.job == "compact" else None
         window = None if span is None else span.partition_of(self.due.newest)
-        partition = None if span is None else partition_key(span.newest if window is None else window)
-        name, reason = self.declaration.name, self.due.reason
-        return run_request(self.job, name, self.assets, reason, is_late=self.is_late, partition=partition)
+        return None if span is None else partition_key(span.newest if window is None else window)
 
 
 class Upkeep:
@@ -133,13 +137,14 @@ class Upkeep:
         for problem in problems:
             context.log.warning("%s", problem)
         room = self._bounds.waiting - sum(run.tags.get("dagster/sensor_name") == NAME for run in at_work.waiting)
-        chosen = sorted(wanted, key=lambda each: each.rank)[: max(room, 0)]
-        for each in chosen:
+        chosen = sorted(wanted, key=lambda each: each.rank)
+        groups = grouped(chosen, most_tables=self._bounds.tables)[: max(room, 0)]
+        for each in (each for group in groups for each in group):
             self._asked_ms[each.declaration.name, each.job] = self._clock.now_ms()
         return SensorResult(
-            run_requests=[each.request() for each in chosen],
+            run_requests=[request_of(group) for group in groups],
             cursor=names[done % len(names)] if names else None,
-            skip_reason=None if chosen else SkipReason(_why(len(wanted), problems)),
+            skip_reason=None if groups else SkipReason(_why(len(wanted), problems)),
         )
 
     def _from(self, cursor: str | None) -> list[str]:
