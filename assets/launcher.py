@@ -24,8 +24,9 @@ from dagster import (
     PipesFileMessageReader,
     PipesSubprocessClient,
 )
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
+from assets.shared_jobs import TABLES, SharedJobs, SharedRequest
 from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
 from jobs.requests.audit import AuditRequest
@@ -41,7 +42,7 @@ from jobs.spark.small_work import DRIVER_ITEMS, DRIVER_MIB, SPARK
 from jobs.spark.spark import Spark
 from storage_core.errors import TidemarkError
 from storage_core.foreign_text import shortened
-from tidemark.io_manager.failures import shown
+from tidemark.io_manager.failures import shown, typed_failures
 
 JobName = Literal[
     "ingest",
@@ -113,9 +114,17 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
         default=None, description="Small work is at most so many items (default: TIDEMARK_DRIVER_ITEMS, else 32)."
     )
 
+    _shared: SharedJobs | None = PrivateAttr(default=None)
+
     def __init__(self, root: Path | str | None = None, **settings: Any) -> None:
         """Take the settings; a value that is none of a setting's is the error of each job."""
         super().__init__(root=None if root is None else str(root), **settings)
+
+    def _jobs_of_run(self) -> SharedJobs:
+        """The process of a run of several tables."""
+        if self._shared is None:
+            self._shared = SharedJobs(self.root)
+        return self._shared
 
     def _settings(self) -> dict[str, str]:
         """The settings as jobs read them."""
@@ -123,16 +132,22 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
         return {name: str(value) for name, value in given.items() if value is not None}
 
     def submit(self, context: Context, job: JobName, request: Request) -> Report:
-        """Run the subprocess, which ends with this one; what it writes to stdout and stderr is in the compute logs."""
+        """Run the subprocess, which ends with this one; what it writes to stdout and stderr is in the compute logs.
+
+        Jobs of a run of several tables share one.
+        """
         command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
         if context.run.tags.get(PROCESS) != (process := holder_of(None)):
             context.instance.add_run_tags(context.run.run_id, {PROCESS: process})
+        environment = {**first_on_path(os.environ), **as_parent(), **self._settings()}
+        if TABLES in context.run.tags and isinstance(request, SharedRequest):
+            with typed_failures():
+                return _done(self._jobs_of_run().submit(context, job, request, environment))
         with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
             messages = Path(folder) / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
             client = PipesSubprocessClient(cwd=self.root, message_reader=reader)
             with _reported_failure(messages):
-                environment = {**first_on_path(os.environ), **as_parent(), **self._settings()}
                 completed = client.run(context=context, command=command, env=environment)
         return _only_report(job, completed.get_custom_messages())
 
@@ -149,6 +164,7 @@ class InProcessLauncher:
     def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Call the job's `run`; its log lines go where this process logs."""
         context.log.info("jobs.%s in this process: %s", job, " ".join(to_argv(request)))
+        self._spark.begin_job()
         with _job_failures():
             report = importlib.import_module(f"jobs.{job}").run(request, self._spark)
         return _as_report(json.loads(report.to_json()))
@@ -176,10 +192,20 @@ def _reported_failure(messages: Path) -> Iterator[None]:
     except Exception as error:
         for report in _custom_messages(messages):
             if report.get("status") == "failed":
-                done = report.get("report")
-                failed = Failed(str(report.get("error")), str(report.get("message")))
-                raise _failure(failed, None if done is None else _as_report(done)) from error
+                raise _failure_in(report) from error
         raise
+
+
+def _done(report: Report) -> Report:
+    if report.get("status") == "failed":
+        raise _failure_in(report)
+    return report
+
+
+def _failure_in(report: Report) -> Failure:
+    done = report.get("report")
+    failed = Failed(str(report.get("error")), str(report.get("message")))
+    return _failure(failed, None if done is None else _as_report(done))
 
 
 def _failure(failed: Failed, done: Report | None = None) -> Failure:

@@ -23,7 +23,7 @@ from dagster import (
 
 from pipelines.alert_delivery import Alert, deliver
 from pipelines.alert_receivers import ALERTS, AlertsDeclaration, read_alerts
-from pipelines.failed_runs import said_by, table_of
+from pipelines.failed_runs import said_by, tables_of
 from pipelines.table_status import Looked, Place, State, look_at_all, places_of
 from pipelines.tables import DeclaredTables
 from storage_core.clock import Clock, SystemClock
@@ -98,7 +98,7 @@ def _failed_runs(declared: DeclaredTables) -> SensorDefinition:
 def failure_alert(run: DagsterRun, events: Sequence[DagsterEvent], tables: Sequence[str], *, at: int) -> Alert:
     """Return what is said of a failed run: each failed step, what it said, and the tables that these are of."""
     lines = [f"{each.step_key or run.job_name}: {said_by(each)}" for each in events]
-    about = dict.fromkeys(table for each in events if (table := table_of(run, each.step_key, tables)))
+    about = dict.fromkeys(table for each in events for table in tables_of(run, each.step_key, tables))
     return Alert(
         kind="run_failed",
         tables=tuple(about),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from dagster import AssetKey, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from assets.launcher import PROCESS
 from jobs.running.holder import is_dead
+from pipelines.run_assets import assets_of, not_done
 
 REST_SECONDS = 900
 """A step that failed is asked for again after so long."""
@@ -25,6 +26,8 @@ _MOST_FAILED = 200
 class AtWork:
     """The assets of which a run waits or works (`busy`) or failed lately (`resting`), and the runs that wait or work.
 
+    An asset whose step ended well in a run is neither, whatever the run does with others.
+
     A run whose process is known to be dead holds nothing back, nor does one of a day ago: its end was not recorded.
     """
 
@@ -37,15 +40,15 @@ class AtWork:
     def of(
         cls, instance: DagsterInstance, assets_of_jobs: Mapping[str, Collection[AssetKey]], *, now_ms: int
     ) -> AtWork:
-        """Ask the instance. Two queries, and one for each of the runs that failed lately."""
+        """Ask the instance. Two queries, and one for each run of several assets that works or that failed lately."""
         now = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
         unfinished = RunsFilter(statuses=[*_WAITING, *_WORKING], created_after=now - _LONGEST)
         runs = [run for run in instance.get_runs(unfinished) if not is_dead(run.tags.get(PROCESS, ""))]
         lately = RunsFilter(statuses=list(_FAILED), updated_after=now - dt.timedelta(seconds=REST_SECONDS))
         failed = instance.get_runs(lately, limit=_MOST_FAILED)
         return cls(
-            busy=frozenset(key for run in runs for key in _assets(run, assets_of_jobs)),
-            resting=frozenset(key for run in failed for key in _failed_assets(instance, run, assets_of_jobs)),
+            busy=frozenset(key for run in runs for key in _busy(instance, run, assets_of(run, assets_of_jobs))),
+            resting=frozenset(key for run in failed for key in not_done(instance, run, assets_of(run, assets_of_jobs))),
             waiting=tuple(run for run in runs if run.status in _WAITING),
             working=tuple(run for run in runs if run.status in _WORKING),
         )
@@ -55,17 +58,5 @@ class AtWork:
         return [key for key in keys if key not in self.busy and key not in self.resting]
 
 
-def _assets(run: DagsterRun, assets_of_jobs: Mapping[str, Collection[AssetKey]]) -> Collection[AssetKey]:
-    """What the run is about; one that selects nothing runs the whole job."""
-    return run.asset_selection or assets_of_jobs.get(run.job_name, ())
-
-
-def _failed_assets(
-    instance: DagsterInstance, run: DagsterRun, assets_of_jobs: Mapping[str, Collection[AssetKey]]
-) -> Iterator[AssetKey]:
-    """Those whose step failed, or all of them where the run ended without a step that failed."""
-    failures = instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE)
-    steps = {each.dagster_event.step_key for each in failures if each.dagster_event}
-    for key in _assets(run, assets_of_jobs):
-        if not steps or key.to_python_identifier() in steps:
-            yield key
+def _busy(instance: DagsterInstance, run: DagsterRun, keys: Collection[AssetKey]) -> Collection[AssetKey]:
+    return not_done(instance, run, keys) if len(keys) > 1 and run.status not in _WAITING else keys

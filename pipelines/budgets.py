@@ -47,10 +47,10 @@ class Choice:
     chosen: Sequence[Wanted]
     held: Sequence[Held] = ()
 
-    def first(self, most: int) -> Choice:
-        """Return the choice of so many runs; the rest waits for room."""
-        rest = [Held(each, "room for runs") for each in self.chosen[max(most, 0) :]]
-        return Choice(self.chosen[: max(most, 0)], [*self.held, *rest])
+    def only(self, kept: Sequence[Wanted]) -> Choice:
+        """Return the choice of these; the rest waits for room."""
+        rest = [Held(each, "room for runs") for each in self.chosen if not any(each is one for one in kept)]
+        return Choice(kept, [*self.held, *rest])
 
     def __str__(self) -> str:
         """Say what is asked for and what waits, by what it waits for."""

@@ -70,7 +70,7 @@ def _failed_runs(instance: DagsterInstance) -> list[RunRecord]:
 
 
 def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collection[str]) -> dict[str, LastFailure]:
-    """Of each table the failed step of this run; of a run that failed before a step, the job."""
+    """Of each table the failed step of this run; where none failed, the job, of those whose steps did not end well."""
     from dagster import DagsterEventType
 
     run = record.dagster_run
@@ -78,27 +78,33 @@ def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collectio
     found: dict[str, LastFailure] = {}
     for each in instance.get_records_for_run(run.run_id, of_type=kinds).records:
         event = each.event_log_entry.dagster_event
-        table = None if event is None else table_of(run, event.step_key, tables)
-        if event is None or table is None or table in found:
+        if event is None or (found and event.step_key is None):
             continue
-        assets = _assets_of(run, event.step_key, table)
-        found[table] = LastFailure(
-            at=round(each.timestamp * 1000),
-            run_id=run.run_id,
-            step=event.step_key or run.job_name,
-            message=said_by(event),
-            is_over=bool(assets) and all(_is_done_since(instance, key, each.timestamp) for key in assets),
-        )
+        for table, assets in _failed_by(instance, run, event.step_key, tables).items():
+            found[table] = LastFailure(
+                at=round(each.timestamp * 1000),
+                run_id=run.run_id,
+                step=event.step_key or run.job_name,
+                message=said_by(event),
+                is_over=bool(assets) and all(_is_done_since(instance, key, each.timestamp) for key in assets),
+            )
     return found
 
 
-def _assets_of(run: DagsterRun, step: str | None, table: str) -> list[AssetKey]:
-    """The asset of the step; without one those of the table that the run is about."""
+def _failed_by(
+    instance: DagsterInstance, run: DagsterRun, step: str | None, tables: Collection[str]
+) -> dict[str, list[AssetKey]]:
+    """The tables of a failed step, or of a run that failed without one, each with the assets that were not done."""
     from dagster import AssetKey
 
+    from pipelines.run_assets import assets_of, not_done
+
+    about = tables_of(run, step, tables)
     if step is not None:
-        return [AssetKey([table, step.removeprefix(_steps_of(table))])]
-    return [key for key in run.asset_selection or () if key.path[0] == table]
+        return {table: [AssetKey([table, _asset_of(step, table)])] for table in about}
+    undone = not_done(instance, run, assets_of(run))
+    found = {table: [key for key in undone if key.path[0] == table] for table in about}
+    return {table: keys for table, keys in found.items() if keys or len(about) == 1}
 
 
 def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
@@ -122,15 +128,20 @@ def _line(text: str) -> str:
     return shortened(" ".join(text.split()), _LONGEST_MESSAGE)
 
 
-def table_of(run: DagsterRun, step: str | None, tables: Collection[str]) -> str | None:
-    """Return the table that a failed step is of; of a run that failed before a step, the one that it was asked for."""
+def tables_of(run: DagsterRun, step: str | None, tables: Collection[str]) -> list[str]:
+    """Return the table that a failed step is of; of a run that failed without one, those that it was asked for."""
+    from pipelines.run_assets import assets_of
     from pipelines.run_requests import TABLE
 
-    if step is None:
-        return next((each for each in tables if each == run.tags.get(TABLE)), None)
-    return next((each for each in tables if step.startswith(_steps_of(each))), None)
+    if step is not None:
+        return [each for each in tables if _asset_of(step, each)][:1]
+    about = {run.tags[TABLE]} if TABLE in run.tags else {key.path[0] for key in assets_of(run)}
+    return [each for each in tables if each in about]
 
 
-def _steps_of(table: str) -> str:
-    """What Dagster's names of the steps of a table begin with."""
-    return f"{identifier(table)}__"
+def _asset_of(step: str, table: str) -> str:
+    """What the step is for, by Dagster's names of steps; empty where it is of another table."""
+    name = identifier(table)
+    if step == f"{name}_invariants":
+        return "compacted"
+    return step.removeprefix(f"{name}__") if step.startswith(f"{name}__") else ""

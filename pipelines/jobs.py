@@ -18,6 +18,7 @@ from dagster import (
     JobDefinition,
     ScheduleDefinition,
     define_asset_job,
+    in_process_executor,
 )
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.assets.job.asset_job import build_asset_job, get_asset_graph_for_job
@@ -56,7 +57,8 @@ class StepJob(UnresolvedAssetJobDefinition):
             get_asset_graph_for_job(asset_graph, self.selection, allow_different_partitions_defs=True),
             allow_different_partitions_defs=True,
             resource_defs=resource_defs,
-            executor_def=default_executor_def,
+            # A project that names no executor would get a process for each step.
+            executor_def=default_executor_def or in_process_executor,
         )
 
 

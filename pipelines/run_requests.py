@@ -9,6 +9,7 @@ from dagster import AssetKey, RunRequest
 from assets.factory import MODE_TAG
 from assets.launcher import JobName
 from assets.partitions import ALL_WINDOWS, WINDOWS_TAG
+from assets.shared_jobs import TABLES
 from storage_core.compaction.policy import Mode
 from storage_core.declaration_upkeep import USUAL_PRIORITY
 from storage_core.foreign_text import fitted
@@ -30,7 +31,7 @@ _USUAL = -10
 
 def run_request(
     job: JobName,
-    name: str,
+    name: str | Sequence[str],
     assets: Sequence[AssetKey],
     reason: str,
     *,
@@ -38,7 +39,7 @@ def run_request(
     partition: str | None = None,
     table_priority: int = USUAL_PRIORITY,
 ) -> RunRequest:
-    """Return the request of a run of a job on these assets of the table, or raw log, `name`.
+    """Return the request of a run of a job on these assets of the table, or raw log, `name`, or of several tables.
 
     It has no run key: whether it is asked for already, the instance says (`at_work`). Upkeep `is_late` that waited so
     long that it goes with fresh data; by `table_priority` it goes before or behind others of its kind. The run is about
@@ -46,7 +47,8 @@ def run_request(
     nevertheless.
     """
     priority = (FRESH if is_late else _PRIORITY.get(job, _USUAL)) + table_priority - USUAL_PRIORITY
-    tags = {**reason_tags(reason), TABLE: name, PRIORITY: str(priority)}
+    about = {TABLE: name} if isinstance(name, str) else {TABLES: str(len(name))}
+    tags = {**reason_tags(reason), **about, PRIORITY: str(priority)}
     tags |= {MODE_TAG: Mode.POLICY.value} if job == "compact" else {}
     tags |= {PARTITION: partition, WINDOWS_TAG: ALL_WINDOWS} if partition else {}
     return RunRequest(job_name=job, tags=tags, asset_selection=list(assets))

@@ -18,7 +18,6 @@ from dagster import (
     AssetKey,
     DagsterRun,
     DefaultSensorStatus,
-    RunRequest,
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
@@ -26,7 +25,6 @@ from dagster import (
 )
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from assets.allowance import bytes_tag
 from assets.due_runs import DueRun, TableInputs, due_run
 from assets.factory import asset_key, index_asset
 from assets.launcher import JobName
@@ -35,8 +33,8 @@ from assets.seen import Seen
 from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
 from pipelines.budgets import Choice, choose, read_upkeep_of_all
+from pipelines.grouping import MOST_TABLES, Group, grouped, request_of
 from pipelines.jobs import Job, jobs_of, step_assets
-from pipelines.run_requests import run_request
 from pipelines.spent import spent_bytes
 from storage_core.clock import Clock, SystemClock
 from storage_core.declaration import TableDeclaration
@@ -62,11 +60,15 @@ _START_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a tick may do: requests to storage, seconds, and runs of it that wait at once; how long budgets' hour is."""
+    """What a tick may do: requests to storage, seconds, and runs of it that wait at once, of so many small tables.
+
+    And how long an hour of the budgets is.
+    """
 
     requests: int = 1_000
     seconds: float = 20
     waiting: int = 20
+    tables: int = MOST_TABLES
     hour_seconds: float = 3600
 
 
@@ -92,28 +94,22 @@ class Wanted:
         return self.late_seconds >= LATE_SECONDS
 
     @property
+    def is_urgent(self) -> bool:
+        """Whether it goes before the rest: fresh data, and what is late."""
+        return self.is_late or self.is_fresh_data
+
+    @property
     def rank(self) -> tuple[int, int, float]:
         """What sorts the most urgent first: fresh data and what is late, by priority, by gain per cost and lateness."""
         gain = self.due.items / (_START_BYTES + self.due.bytes) * (1 + self.late_seconds / LATE_SECONDS)
-        return (-int(self.is_late or self.is_fresh_data), -self.declaration.upkeep.priority, -gain)
+        return (-int(self.is_urgent), -self.declaration.upkeep.priority, -gain)
 
-    def request(self) -> RunRequest:
-        """Return the request of its run."""
+    @property
+    def partition(self) -> str | None:
+        """The partition that Dagster wants to know of a run of all windows: the newest that it is about."""
         span = span_of(self.declaration) if self.job == "compact" else None
         window = None if span is None else span.partition_of(self.due.newest)
-        partition = None if span is None else partition_key(span.newest if window is None else window)
-        name, reason = self.declaration.name, self.due.reason
-        request = run_request(
-            self.job,
-            name,
-            self.assets,
-            reason,
-            is_late=self.is_late,
-            partition=partition,
-            table_priority=self.declaration.upkeep.priority,
-        )
-        granted = {} if self.granted_bytes is None else {name: self.granted_bytes}
-        return request.with_replaced_attrs(tags={**request.tags, **bytes_tag(granted)})
+        return None if span is None else partition_key(span.newest if window is None else window)
 
 
 class Upkeep:
@@ -160,7 +156,7 @@ class Upkeep:
                 break
         for problem in problems:
             context.log.warning("%s", problem)
-        choice = self._choice(context, wanted, at_work)
+        groups, choice = self._groups(context, wanted, at_work)
         for each in choice.chosen:
             of = (each.declaration.name, each.job)
             self._asked_ms[of] = self._since_ms[of] = self._clock.now_ms()
@@ -170,13 +166,15 @@ class Upkeep:
         if choice.chosen and choice.held:  # a tick with runs has no reason to skip, which says it otherwise
             context.log.info("%s", said)
         return SensorResult(
-            run_requests=[each.request() for each in choice.chosen],
+            run_requests=[request_of(group) for group in groups],
             cursor=names[done % len(names)] if names else None,
-            skip_reason=None if choice.chosen else SkipReason(said),
+            skip_reason=None if groups else SkipReason(said),
         )
 
-    def _choice(self, context: SensorEvaluationContext, wanted: Sequence[Wanted], at_work: AtWork) -> Choice:
-        """What is worth most of it, within budgets and the room for runs. Bytes are counted where a budget is."""
+    def _groups(
+        self, context: SensorEvaluationContext, wanted: Sequence[Wanted], at_work: AtWork
+    ) -> tuple[Sequence[Group], Choice]:
+        """The runs that are worth most, within budgets and the room for runs. Bytes are counted where a budget is."""
         of_all, now_ms = read_upkeep_of_all(self._root), self._clock.now_ms()
         budgets = (of_all, *(each.declaration.upkeep for each in wanted))
         is_counted = wanted and any(each.bytes_per_hour is not None for each in budgets)
@@ -186,7 +184,9 @@ class Upkeep:
         waiting, working = _own(at_work.waiting), _own(at_work.working)
         room = self._bounds.waiting - waiting
         at_once = room if of_all.runs_at_once is None else of_all.runs_at_once - waiting - working
-        return choice.first(min(room, at_once))
+        groups = grouped(choice.chosen, most_tables=self._bounds.tables)
+        kept = groups[: max(min(room, at_once), 0)]
+        return kept, choice.only([each for group in kept for each in group])
 
     def _from(self, cursor: str | None) -> list[str]:
         """The tables in their order, beginning at the cursor, and going round."""

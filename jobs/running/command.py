@@ -67,7 +67,7 @@ def command(
     argv: Sequence[str] | None = None,
 ) -> int:
     """Run a job with arguments of its own, `--json` among them, print its report, and return the exit code."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     parsed = arguments.parse_args(argv)
     try:
         with ending_with_parent(os.environ):
@@ -85,10 +85,21 @@ def command(
     return 0
 
 
-def _failed(job: str, error: TidemarkError, *, as_json: bool) -> int:
+def log_to_stderr() -> None:
+    """Let this process log as jobs do."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+
+
+def failure_of(job: str, error: TidemarkError) -> dict[str, object]:
+    """Return what is said of a job that failed, with the report of what it did until then."""
     failure: dict[str, object] = {"job": job, "status": "failed", "error": error.kind, "message": str(error)}
     if (report := report_of(error)) is not None:
         failure["report"] = json.loads(report.to_json())
+    return failure
+
+
+def _failed(job: str, error: TidemarkError, *, as_json: bool) -> int:
+    failure = failure_of(job, error)
     sys.stdout.write(json.dumps(failure) + "\n" if as_json else "")
     sys.stderr.write(f"{job}: {error.kind}: {error}\n")
     report_to_dagster(failure)

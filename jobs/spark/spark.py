@@ -61,7 +61,8 @@ class Spark:
 
     def __init__(self, master: str = LOCAL_SPARK, small: SmallWork | None = None) -> None:
         self._master = master
-        self._share = DriverShare(small or SmallWork.of(os.environ))
+        self._small = small or SmallWork.of(os.environ)
+        self._share = DriverShare(self._small)
         self._progress = Progress(progress_to_dagster())
         self._session: SparkSession | None = None
         self._warm: WarmSession | None = None
@@ -79,6 +80,10 @@ class Spark:
     ) -> None:
         """Stop the session, if one was started."""
         self.stop()
+
+    def begin_job(self) -> None:
+        """Begin another job: what small work this process executes is counted anew."""
+        self._share = DriverShare(self._small)
 
     @property
     def seconds(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from assets.launcher import InProcessLauncher, PipesLauncher
 from jobs.spark.spark import Spark
 from pipelines.at_work import AtWork
 from pipelines.catalog import build_definitions
+from pipelines.grouping import MOST_TABLES, SMALL_BYTES
 from pipelines.jobs import assets_of_jobs
 from pipelines.tables import read_tables
 from pipelines.upkeep import Bounds, Upkeep
@@ -76,14 +78,17 @@ class Ticks:
 
     def tick(self) -> list[str]:
         """Return what was asked for, the most urgent first."""
+        return [each for request in self.runs() for each in asked(request)]
+
+    def runs(self) -> list[RunRequest]:
         with build_sensor_context(self._instance, cursor=self._cursor) as context:
             found = self._upkeep.tick(context)
         self._cursor = found.cursor
-        return [asked(each) for each in found.run_requests or []]
+        return list(found.run_requests or [])
 
 
-def asked(request: RunRequest) -> str:
-    return f"{request.tags['tidemark/table']} {request.job_name}"
+def asked(request: RunRequest) -> list[str]:
+    return [f"{key.path[0]} {request.job_name}" for key in request.asset_selection or ()]
 
 
 def test_five_hundred_tables_have_as_few_jobs_schedules_and_sensors_as_one(tmp_path: Path) -> None:
@@ -130,8 +135,41 @@ def test_a_tick_is_bounded_and_the_next_goes_on_with_the_tables_after_it(
     assert 0 < len(first) < len(landed)
     assert second
     assert set(first).isdisjoint(second)
-    queue = Ticks(instance, tables, Bounds(waiting=3))
-    assert len(queue.tick()) == 3
+    queue = Ticks(instance, tables, Bounds(waiting=3, tables=2))
+    assert [len(asked(each)) for each in queue.runs()] == [2, 2, 2]
+
+
+def test_small_tables_share_a_run_of_a_step_and_what_is_large_or_urgent_waits_for_no_other(
+    tmp_path: Path, instance: DagsterInstance
+) -> None:
+    tables = [each for each in declared(tmp_path, 130) if each.landing]
+    for each in tables:
+        land_line(each)
+    with (Path(str(tables[0].landing and tables[0].landing.uri)) / "large.ndjson").open("wb") as large:
+        large.truncate(2 * SMALL_BYTES)
+    Table.declare(tables[1]).append([{"timestamp": dt.datetime.now(dt.UTC), "status": 1, "message": "m"}])
+    ticks = Ticks(instance, tables)
+    ticks.clock.added_ms = 5_400_000  # the cron lines of other steps have come
+    runs = ticks.runs()
+    assert [(each.job_name, len(asked(each))) for each in runs] == [
+        ("ingest", MOST_TABLES),
+        ("ingest", len(tables) - 1 - MOST_TABLES),
+        ("ingest", 1),
+        ("checkpoint", 1),
+    ]
+    assert [each.tags.get("tidemark/tables") for each in runs] == ["100", "16", None, None]
+    assert runs[2].tags["tidemark/table"] == tables[0].name
+
+
+@pytest.mark.parametrize("in_debt", [20, 100])
+def test_debt_in_many_tables_is_one_run(in_debt: int, tmp_path: Path, instance: DagsterInstance) -> None:
+    tables = declared(tmp_path, TABLES)
+    ticks = Ticks(instance, tables)
+    ticks.runs()
+    for each in [each for each in tables if each.landing][:in_debt]:
+        land_line(each)
+    found = ticks.runs() or ticks.runs()  # each second look at an idle table is at its landing place
+    assert [len(asked(each)) for each in found] == [in_debt]
 
 
 def test_a_table_that_cannot_be_read_is_named_and_holds_no_other_back(

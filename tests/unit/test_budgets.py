@@ -13,6 +13,7 @@ from assets.allowance import bytes_tag, granted_bytes
 from assets.due_runs import DueRun
 from assets.launcher import JobName
 from pipelines.budgets import Choice, choose
+from pipelines.grouping import request_of
 from pipelines.upkeep import Wanted
 from storage_core.clock import HOUR_MS
 from storage_core.declaration import TableDeclaration
@@ -73,9 +74,9 @@ def test_without_budgets_everything_is_asked_for_fresh_data_first_then_by_priori
     assert names(choice) == ["new", "late", "high", "gain", "usual", "low"]
     assert set(granted(choice).values()) == {None}, "and nothing is counted"
     assert str(choice) == "6 steps asked for"
-    assert names(choice.first(2)) == ["new", "late"]
+    assert names(choice.only(choice.chosen[:2])) == ["new", "late"]
     assert "4 steps waiting (high compact, gain compact, usual compact, low compact: room for runs)" in str(
-        choice.first(2)
+        choice.only(choice.chosen[:2])
     )
     assert str(chosen([])) == "nothing to do"
 
@@ -135,7 +136,7 @@ def test_a_large_piece_is_saved_up_for_once_small_ones_kept_it_waiting_for_an_ho
 
 def test_the_bytes_of_a_run_are_in_its_tag_by_table() -> None:
     one = chosen([wanted(declared("one", "{bytes_per_hour: 100}"), [10])]).chosen[0]
-    assert granted_bytes(one.request().tags) == {"one": 12}
+    assert granted_bytes(request_of([one]).tags) == {"one": 12}
     assert granted_bytes(bytes_tag({"a": 1, "b": 2})) == {"a": 1, "b": 2}
     for foreign in ("", "x", "[1]", '{"a": "b"}'):
         assert granted_bytes({".dagster/tidemark_bytes": foreign}) == {}

@@ -1,0 +1,244 @@
+"""One run does a step for many small tables: few processes, each failure its own, and a retry of what failed only."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import boto3
+import pytest
+from dagster import (
+    AssetKey,
+    DagsterEvent,
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    JobDefinition,
+    ReexecutionOptions,
+    RunRequest,
+    build_sensor_context,
+    execute_job,
+    reconstructable,
+)
+from dagster._core.storage.partition_status_cache import AssetPartitionStatus
+
+from assets.launcher import PipesLauncher
+from assets.partitions import partitions_of, span_of
+from assets.shared_jobs import TABLES
+from pipelines.alerting import failure_alert
+from pipelines.at_work import AtWork
+from pipelines.catalog import build_definitions
+from pipelines.failed_runs import last_failures_in, said_by
+from pipelines.jobs import assets_of_jobs
+from pipelines.tables import read_tables
+from pipelines.upkeep import Upkeep
+from storage_core.clock import SystemClock
+from storage_core.declaration import TableDeclaration
+from tests.support.many_tables import declare_tables
+from tests.support.s3_server import ACCESS_KEY, REGION, SECRET_KEY, S3Server, Seen, Step
+from tests.support.scale import scaled
+from tidemark import Table
+
+pytestmark = [pytest.mark.dagster, pytest.mark.spark]
+
+MANY = min(100, scaled(12))
+AT = dt.datetime(2026, 2, 1, tzinfo=dt.UTC)
+BUCKET = "soon-gone"
+NOWHERE: Mapping[str, str] = {}
+
+
+@pytest.fixture
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DagsterInstance]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "history").mkdir()
+    with DagsterInstance.local_temp(str(tmp_path / "history"), overrides={"telemetry": {"enabled": False}}) as opened:
+        yield opened
+
+
+def compact_job() -> JobDefinition:
+    return build_definitions(read_tables(Path("tables")), PipesLauncher()).resolve_job_def("compact")
+
+
+def declared(count: int, elsewhere: Mapping[str, str] = NOWHERE) -> list[TableDeclaration]:
+    """Declare so many tables with windows, some of them at other places than `warehouse`."""
+    declare_tables(Path(), count + 2 + count // 9)  # the tenth of each ten has none
+    files = [each.file for each in read_tables(Path("tables")).tables if each.file and each.declaration.window]
+    for file in Path("tables").iterdir():
+        if file not in files[:count]:
+            file.unlink()
+        elif uri := elsewhere.get(file.stem):
+            file.write_text(file.read_text().replace(f"warehouse/{file.stem}", uri))
+    return [each.declaration for each in read_tables(Path("tables")).tables]
+
+
+def owe_a_compaction(tables: Sequence[TableDeclaration]) -> None:
+    for each in tables:
+        table = Table.declare(each)
+        for status in range(2):
+            table.append([{"timestamp": AT, "status": status, "message": "m"}])
+
+
+def compactions(instance: DagsterInstance, tables: Sequence[TableDeclaration]) -> list[RunRequest]:
+    """What a tick asks for."""
+    with build_sensor_context(instance) as context:
+        found = Upkeep(tables, assets_of_jobs(tables)).tick(context).run_requests or []
+    return [each for each in found if each.job_name == "compact"]
+
+
+def execute(instance: DagsterInstance, request: RunRequest) -> DagsterRun:
+    job, tags = reconstructable(compact_job), dict(request.tags)
+    with execute_job(job, instance, asset_selection=request.asset_selection, tags=tags) as result:
+        return result.dagster_run
+
+
+def events(instance: DagsterInstance, run: DagsterRun, kind: DagsterEventType) -> list[DagsterEvent]:
+    return [each.dagster_event for each in instance.all_logs(run.run_id, of_type=kind) if each.dagster_event]
+
+
+def started(instance: DagsterInstance, run: DagsterRun) -> tuple[int, int]:
+    """How many processes of jobs the run had, and how many of them started Spark and its JVM."""
+    said = [each.user_message for each in instance.all_logs(run.run_id)]
+    processes = {found[1] for each in said if (found := re.match(r"jobs\.\w+ in the process (\d+) of this run", each))}
+    return len(processes), sum(each.startswith("started Spark on ") for each in said)
+
+
+def tables_of(requests: Sequence[RunRequest]) -> list[set[str]]:
+    return [{key.path[0] for key in each.asset_selection or ()} for each in requests]
+
+
+def test_of_many_tables_in_one_run_two_fail_with_a_line_each_and_a_retry_is_of_these_two(
+    instance: DagsterInstance, s3_server: S3Server
+) -> None:
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3_server.endpoint,
+        region_name=REGION,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+    )
+    client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+    tables = declared(MANY, {"t005": s3_server.uri("t005").replace(s3_server.bucket, BUCKET)})
+    names = [each.name for each in tables]
+    owe_a_compaction(tables)
+    (request,) = compactions(instance, tables)
+    assert (len(names), request.tags[TABLES], "tidemark/table" in request.tags) == (MANY, str(MANY), False)
+    next(Path("warehouse/t003").rglob("*.parquet")).write_bytes(b"torn")
+    for each in client.list_objects_v2(Bucket=BUCKET)["Contents"]:
+        client.delete_object(Bucket=BUCKET, Key=each["Key"])
+    client.delete_bucket(Bucket=BUCKET)
+
+    run = execute(instance, request)
+
+    processes, sessions = started(instance, run)
+    assert (processes, sessions <= 1) == (1, True)
+    failed = ["t003", "t005"]
+    failures = events(instance, run, DagsterEventType.STEP_FAILURE)
+    lines = {each.step_key: said_by(each) for each in failures}
+    assert list(lines) == [f"{each}__compacted" for each in failed]
+    assert "corrupt: " in lines["t003__compacted"]
+    assert "tidemark fsck" in lines["t003__compacted"]
+    assert BUCKET in lines["t005__compacted"]
+    assert {name: len(Table.open(f"warehouse/{name}").snapshot.splits) for name in names if name not in failed} == (
+        dict.fromkeys([each for each in names if each not in failed], 1)
+    )
+    assert set(last_failures_in(instance, names)) == set(failed)
+    alert = failure_alert(run, failures, names, at=0)
+    assert (set(alert.tables), len(alert.text.splitlines())) == (set(failed), 3)
+    shown = {each.name: partition_of(instance, each, request) for each in tables}
+    assert {name for name, status in shown.items() if status == AssetPartitionStatus.FAILED} == set(failed)
+    assert {name for name, status in shown.items() if status is None} == set()
+
+    again = ReexecutionOptions.from_failure(run.run_id, instance)
+    with execute_job(reconstructable(compact_job), instance, reexecution_options=again) as result:
+        retry = result.dagster_run
+    tried = {str(each.step_key) for each in events(instance, retry, DagsterEventType.STEP_START)}
+    assert {each for each in tried if each.endswith("__compacted")} == {f"{each}__compacted" for each in failed}
+    assert {each[:4] for each in tried} == set(failed)
+
+    owe_a_compaction([each for each in tables if each.name in ("t001", "t002")])
+    assert tables_of(compactions(instance, tables)) == [{"t001", "t002"}]
+
+
+def partition_of(
+    instance: DagsterInstance, table: TableDeclaration, request: RunRequest
+) -> AssetPartitionStatus | None:
+    """What Dagster's pages show of the partition that the run names."""
+    key, name = AssetKey([table.name, "compacted"]), request.tags["dagster/partition"]
+    span = span_of(table)
+    assert span is not None
+    return (instance.get_status_by_partition(key, [name], partitions_of(span)) or {}).get(name)
+
+
+def test_a_job_that_is_killed_fails_its_own_step_and_the_others_go_on_in_a_new_process(
+    instance: DagsterInstance, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, request = three_owing(instance, s3_server)
+    as_the_job_takes_its_lease(s3_server, monkeypatch, lambda: os.kill(process_of_jobs(), signal.SIGKILL))
+
+    run = execute(instance, request)
+
+    (failure,) = events(instance, run, DagsterEventType.STEP_FAILURE)
+    assert failure.step_key == "t001__compacted"
+    assert said_by(failure).startswith(f"unavailable: the process of jobs.compact on {tables[0].uri} was ended by")
+    assert "signal 9 (SIGKILL)" in said_by(failure)
+    assert [len(Table.open(each.uri).snapshot.splits) for each in tables] == [2, 1, 1]
+    processes, sessions = started(instance, run)
+    assert (processes, sessions <= 1) == (2, True)
+    at_work = AtWork.of(instance, assets_of_jobs(tables), now_ms=SystemClock().now_ms())
+    assert not at_work.busy
+    assert at_work.resting == {AssetKey(["t001", "compacted"])}
+
+
+def test_a_run_that_is_cancelled_stops_the_job_with_its_process(
+    instance: DagsterInstance, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, request = three_owing(instance, s3_server)
+    seen: list[int] = []
+
+    def cancel() -> None:
+        seen.append(process_of_jobs())
+        instance.report_run_canceling(instance.get_runs()[0])
+        os.kill(os.getpid(), signal.SIGINT)
+
+    as_the_job_takes_its_lease(s3_server, monkeypatch, cancel)
+
+    execute(instance, request)
+
+    assert [each.status for each in instance.get_runs()] == [DagsterRunStatus.CANCELED]
+    assert [len(Table.open(each.uri).snapshot.splits) for each in tables] == [2, 2, 2]
+    assert not any(Path(f"/proc/{each}").exists() for each in seen)
+    assert len(seen) == 1
+
+
+def three_owing(instance: DagsterInstance, s3_server: S3Server) -> tuple[list[TableDeclaration], RunRequest]:
+    """Three tables to compact in one run, the first on S3."""
+    tables = declared(3, {"t001": s3_server.uri(f"t001-{uuid4()}")})
+    owe_a_compaction(tables)
+    (request,) = compactions(instance, tables)
+    return tables, request
+
+
+def as_the_job_takes_its_lease(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Act once, while the job on the table on S3 waits for the answer to its first lease."""
+    answer, first = s3_server.front.next_step, iter([True])
+
+    def next_step(seen: Seen) -> Step | None:
+        if seen.kind == "put" and "_locks" in seen.target and next(first, False):
+            act()
+        return answer(seen)
+
+    monkeypatch.setattr(s3_server.front, "next_step", next_step)
+
+
+def process_of_jobs() -> int:
+    mine = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    for child in " ".join(each.read_text() for each in mine).split():
+        if b"jobs.running.job_server" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    raise AssertionError("no process of jobs")
