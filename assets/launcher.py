@@ -64,7 +64,7 @@ Context = AssetExecutionContext | OpExecutionContext
 
 LAUNCHER = "launcher"
 PROCESS = ".dagster/tidemark_process"
-"""The tag of a run that says which process it is in, as `jobs.running.holder` does.
+"""The tag of a run that says which process it is in, as `jobs.running.holder` does. A retry begins with its parent's.
 
 Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
 """
@@ -104,7 +104,7 @@ class PipesLauncher:
     def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Run the subprocess, which ends with this one; what it writes to stdout and stderr is in the compute logs."""
         command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
-        if context.run.tags.get(PROCESS) != (process := holder_of(None)):
+        if context.run.tags.get(PROCESS) != (process := holder_of(context.run.run_id)):
             context.instance.add_run_tags(context.run.run_id, {PROCESS: process})
         with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
             messages = Path(folder) / "messages"

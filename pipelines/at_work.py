@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dagster import AssetKey, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from assets.launcher import PROCESS
 from jobs.running.holder import is_dead
+from pipelines.unfinished import process_of
 
 REST_SECONDS = 900
 """A step that failed is asked for again after so long."""
@@ -39,7 +39,7 @@ class AtWork:
         """Ask the instance. Two queries, and one for each of the runs that failed lately."""
         now = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
         unfinished = RunsFilter(statuses=[*_WAITING, *_WORKING], created_after=now - _LONGEST)
-        runs = [run for run in instance.get_runs(unfinished) if not is_dead(run.tags.get(PROCESS, ""))]
+        runs = [run for run in instance.get_runs(unfinished) if not is_dead(process_of(run))]
         lately = RunsFilter(statuses=list(_FAILED), updated_after=now - dt.timedelta(seconds=REST_SECONDS))
         failed = instance.get_runs(lately, limit=_MOST_FAILED)
         return cls(
