@@ -22,7 +22,9 @@ from dagster import (
     OpExecutionContext,
     PipesFileMessageReader,
     PipesSubprocessClient,
+    RetryRequested,
 )
+from dagster._core.errors import DagsterPipesExecutionError
 
 from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
@@ -68,6 +70,9 @@ PROCESS = ".dagster/tidemark_process"
 
 Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
 """
+
+MOST_DEATHS = 2
+"""A step whose job was killed starts it again so often."""
 
 
 class Launcher(Protocol):
@@ -146,9 +151,10 @@ def _job_failures() -> Iterator[None]:
 
 @contextmanager
 def _reported_failure(messages: Path) -> Iterator[None]:
-    """Raise what the job reported as its error; the exit code alone says less. Without a report the error stays.
+    """Raise what the job reported as its error; the exit code alone says less.
 
-    So does the interruption of the step, which is no `Exception`: what a job makes of its end is not why it ended.
+    A job that ended without a word was killed: the step is tried again (`MOST_DEATHS`), and then fails of that error.
+    The interruption of the step stays, which is no `Exception`: what a job makes of its end is not why it ended.
     """
     try:
         yield
@@ -158,6 +164,8 @@ def _reported_failure(messages: Path) -> Iterator[None]:
                 done = report.get("report")
                 failed = Failed(str(report.get("error")), str(report.get("message")))
                 raise _failure(failed, None if done is None else _as_report(done)) from error
+        if isinstance(error, DagsterPipesExecutionError):
+            raise RetryRequested(max_retries=MOST_DEATHS) from error
         raise
 
 
