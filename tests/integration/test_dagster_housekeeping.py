@@ -94,8 +94,14 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
     ).stdout.strip()
 
     def started(tags: Mapping[str, str], parent: str | None = None) -> str:
-        about = {"tags": tags, "parent_run_id": parent, "root_run_id": parent}
-        run = DagsterRun("a_job", run_id=make_new_run_id(), status=DagsterRunStatus.STARTED, **about)
+        run = DagsterRun(
+            "a_job",
+            run_id=make_new_run_id(),
+            status=DagsterRunStatus.STARTED,
+            tags=tags,
+            parent_run_id=parent,
+            root_run_id=parent,
+        )
         return instance.add_run(run).run_id
 
     lost, alive, elsewhere = started({PROCESS: dead}), started({PROCESS: holder_of(None)}), started({})
