@@ -23,7 +23,9 @@ from dagster import (
     OpExecutionContext,
     PipesFileMessageReader,
     PipesSubprocessClient,
+    RetryRequested,
 )
+from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field, PrivateAttr
 
 from assets.shared_jobs import TABLES, SharedJobs, SharedRequest
@@ -68,10 +70,13 @@ Context = AssetExecutionContext | OpExecutionContext
 
 LAUNCHER = "launcher"
 PROCESS = ".dagster/tidemark_process"
-"""The tag of a run that says which process it is in, as `jobs.running.holder` does.
+"""The tag of a run that says which process it is in, as `jobs.running.holder` does. A retry begins with its parent's.
 
 Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
 """
+
+MOST_DEATHS = 2
+"""A step whose job was killed starts it again so often."""
 
 
 class Launcher(Protocol):
@@ -137,7 +142,7 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
         Jobs of a run of several tables share one.
         """
         command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
-        if context.run.tags.get(PROCESS) != (process := holder_of(None)):
+        if context.run.tags.get(PROCESS) != (process := holder_of(context.run.run_id)):
             context.instance.add_run_tags(context.run.run_id, {PROCESS: process})
         environment = {**first_on_path(os.environ), **as_parent(), **self._settings()}
         if TABLES in context.run.tags and isinstance(request, SharedRequest):
@@ -183,9 +188,10 @@ def _job_failures() -> Iterator[None]:
 
 @contextmanager
 def _reported_failure(messages: Path) -> Iterator[None]:
-    """Raise what the job reported as its error; the exit code alone says less. Without a report the error stays.
+    """Raise what the job reported as its error; the exit code alone says less.
 
-    So does the interruption of the step, which is no `Exception`: what a job makes of its end is not why it ended.
+    A job that ended without a word was killed: the step is tried again (`MOST_DEATHS`), and then fails of that error.
+    The interruption of the step stays, which is no `Exception`: what a job makes of its end is not why it ended.
     """
     try:
         yield
@@ -193,6 +199,8 @@ def _reported_failure(messages: Path) -> Iterator[None]:
         for report in _custom_messages(messages):
             if report.get("status") == "failed":
                 raise _failure_in(report) from error
+        if isinstance(error, DagsterPipesExecutionError):
+            raise RetryRequested(max_retries=MOST_DEATHS) from error
         raise
 
 

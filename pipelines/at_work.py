@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from assets.launcher import PROCESS
 from jobs.running.holder import is_dead
 from pipelines.run_assets import assets_of, not_done
+from pipelines.unfinished import process_of
 
 REST_SECONDS = 900
 """A step that failed is asked for again after so long."""
@@ -18,13 +18,14 @@ REST_SECONDS = 900
 _WAITING = (DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED)
 _WORKING = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
 _FAILED = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
+_ENDED = (*_FAILED, DagsterRunStatus.SUCCESS)
 _LONGEST = dt.timedelta(days=1)
-_MOST_FAILED = 200
+_MOST_ENDED = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtWork:
-    """The assets of which a run waits or works (`busy`) or failed lately (`resting`), and the runs that wait or work.
+    """The assets of which a run waits or works (`busy`) or the last one failed lately (`resting`), and these runs.
 
     An asset whose step ended well in a run is neither, whatever the run does with others.
 
@@ -43,12 +44,12 @@ class AtWork:
         """Ask the instance. Two queries, and one for each run of several assets that works or that failed lately."""
         now = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
         unfinished = RunsFilter(statuses=[*_WAITING, *_WORKING], created_after=now - _LONGEST)
-        runs = [run for run in instance.get_runs(unfinished) if not is_dead(run.tags.get(PROCESS, ""))]
-        lately = RunsFilter(statuses=list(_FAILED), updated_after=now - dt.timedelta(seconds=REST_SECONDS))
-        failed = instance.get_runs(lately, limit=_MOST_FAILED)
+        runs = [run for run in instance.get_runs(unfinished) if not is_dead(process_of(run))]
+        lately = RunsFilter(statuses=list(_ENDED), updated_after=now - dt.timedelta(seconds=REST_SECONDS))
+        ended = instance.get_runs(lately, limit=_MOST_ENDED)
         return cls(
             busy=frozenset(key for run in runs for key in _busy(instance, run, assets_of(run, assets_of_jobs))),
-            resting=frozenset(key for run in failed for key in not_done(instance, run, assets_of(run, assets_of_jobs))),
+            resting=frozenset(_resting(instance, ended, assets_of_jobs)),
             waiting=tuple(run for run in runs if run.status in _WAITING),
             working=tuple(run for run in runs if run.status in _WORKING),
         )
@@ -60,3 +61,15 @@ class AtWork:
 
 def _busy(instance: DagsterInstance, run: DagsterRun, keys: Collection[AssetKey]) -> Collection[AssetKey]:
     return not_done(instance, run, keys) if len(keys) > 1 and run.status not in _WAITING else keys
+
+
+def _resting(
+    instance: DagsterInstance, ended: Sequence[DagsterRun], assets_of_jobs: Mapping[str, Collection[AssetKey]]
+) -> Iterator[AssetKey]:
+    """Those that the newest run of each, which comes first, did not make."""
+    known: set[AssetKey] = set()
+    for run in ended:
+        keys = assets_of(run, assets_of_jobs)
+        if run.status in _FAILED:
+            yield from set(not_done(instance, run, keys)) - known
+        known.update(keys)

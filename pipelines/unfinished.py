@@ -34,6 +34,15 @@ def process_tags() -> Mapping[str, str]:
     return {**_REPOSITORY, PROCESS: holder_of(None)}
 
 
+def process_of(run: DagsterRun) -> str:
+    """Return the process that the run says it is in, as `jobs.running.holder` does; empty where it says none.
+
+    A run in the place of one that failed has the tags of that, which name a dead process until it names its own.
+    """
+    process = run.tags.get(PROCESS, "")
+    return process if run.parent_run_id is None or process.startswith(f"{run.run_id}@") else ""
+
+
 def end_dead_runs(
     instance: DagsterInstance, job_name: str | None = None, tags: Mapping[str, str] = NO_TAGS
 ) -> list[str]:
@@ -44,7 +53,7 @@ def end_dead_runs(
     """
     ended: list[str] = []
     for run in instance.get_runs(RunsFilter(job_name=job_name, tags=tags, statuses=list(_RUNNING))):
-        process = run.tags.get(PROCESS, "")
+        process = process_of(run)
         if is_dead(process):
             instance.report_run_failed(run, f"The process of this run has ended without a word: {process}")
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)

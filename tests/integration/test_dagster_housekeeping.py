@@ -93,11 +93,19 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
         [sys.executable, "-c", DYING, str(Path(__file__).parents[2])], capture_output=True, text=True, check=True
     ).stdout.strip()
 
-    def started(tags: Mapping[str, str]) -> str:
-        run = DagsterRun("a_job", run_id=make_new_run_id(), status=DagsterRunStatus.STARTED, tags=tags)
+    def started(tags: Mapping[str, str], parent: str | None = None) -> str:
+        run = DagsterRun(
+            "a_job",
+            run_id=make_new_run_id(),
+            status=DagsterRunStatus.STARTED,
+            tags=tags,
+            parent_run_id=parent,
+            root_run_id=parent,
+        )
         return instance.add_run(run).run_id
 
     lost, alive, elsewhere = started({PROCESS: dead}), started({PROCESS: holder_of(None)}), started({})
+    retry = started({PROCESS: dead}, parent=lost)  # with the tags of the run in whose place it is
     repository = Definitions.merge(build_housekeeping()).get_repository_def()
     sensor = repository.get_sensor_def(DEAD_RUNS)
 
@@ -108,4 +116,4 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
     assert tick() == f"1 dead run ended: {lost}"
     assert tick() == "nothing to do"
     statuses = {run.run_id: run.status.value for run in instance.get_runs()}
-    assert statuses == {lost: "FAILURE", alive: "STARTED", elsewhere: "STARTED"}
+    assert statuses == {lost: "FAILURE", alive: "STARTED", elsewhere: "STARTED", retry: "STARTED"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, DagsterInstance, RunRequest, build_sensor_context
+from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunRequest, build_sensor_context
+from dagster._core.utils import make_new_run_id
 
 from assets.launcher import InProcessLauncher, PipesLauncher
 from jobs.spark.spark import Spark
@@ -220,6 +221,18 @@ def test_of_many_tables_in_one_run_one_fails_with_one_line_and_only_that_one_res
     assert str(shown.description).startswith("corrupt: ")
     assert "\n" not in str(shown.description)
     assert [Table.open(each.uri).snapshot.checkpoint_version for each in tables if each is not tables[2]] == [0] * 3
+    assert resting(instance, tables) == {AssetKey(["t002", "checkpointed"])}
+
+
+def resting(instance: DagsterInstance, tables: Sequence[TableDeclaration] = ()) -> frozenset[AssetKey]:
     at_work = AtWork.of(instance, assets_of_jobs(tables), now_ms=SystemClock().now_ms())
     assert not at_work.busy
-    assert at_work.resting == {AssetKey(["t002", "checkpointed"])}
+    return at_work.resting
+
+
+def test_a_step_rests_no_longer_when_a_later_run_has_done_it(instance: DagsterInstance) -> None:
+    one, other = AssetKey(["a", "ingested"]), AssetKey(["b", "ingested"])
+    for status, keys in (("FAILURE", {one, other}), ("SUCCESS", {one}), ("SUCCESS", {other}), ("CANCELED", {other})):
+        run = DagsterRun("ingest", make_new_run_id(), status=DagsterRunStatus(status), asset_selection=keys)
+        instance.add_run(run)
+    assert resting(instance) == {other}

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import shutil
+import signal
+import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +27,7 @@ from dagster import (
 
 from assets.factory import COMPACT_STATE, MODE_TAG, STATE_TAG
 from assets.index_health import INDEX_METADATA
-from assets.launcher import InProcessLauncher, PipesLauncher
+from assets.launcher import MOST_DEATHS, InProcessLauncher, PipesLauncher
 from assets.metadata import METADATA, PARTITION_METADATA
 from jobs.spark.spark import Spark
 from pipelines.backfill import backfill
@@ -438,3 +443,30 @@ def test_a_job_that_fails_in_a_subprocess_says_why(checkout: Path, instance: Dag
     assert len(failures(result)) == 1
     assert failures(result)[0].startswith("invalid_input: ")
     assert "access_log.yaml:20: field `window`" in failures(result)[0]
+
+
+def kill_jobs(count: int) -> None:
+    """Kill so many processes of jobs that this process starts, one after the other."""
+    killed: set[str] = set()
+    while len(killed) < count:
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+        for process, parent, command in (line.split(maxsplit=2) for line in listed.stdout.splitlines()):
+            if parent == str(os.getpid()) and "-m jobs." in command and process not in killed:
+                killed.add(process)
+                os.kill(int(process), signal.SIGKILL)
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("kills", "ok"), [(1, True), (1 + MOST_DEATHS, False)])
+def test_a_job_that_is_killed_is_started_again_a_few_times(
+    checkout: Path, instance: DagsterInstance, *, kills: int, ok: bool
+) -> None:
+    defs = build_definitions(load_tables(checkout / "tables"), PipesLauncher(checkout))
+    Table.declare(load("tables/planes.yaml"))
+    with ThreadPoolExecutor() as killer:
+        killed = killer.submit(kill_jobs, kills)
+        result = run(defs, instance, "checkpoint", table="planes", ok=ok)
+        killed.result()
+
+    kinds = Counter(each.event_type_value for each in result.all_events)
+    assert (kinds["STEP_RESTARTED"], kinds["STEP_FAILURE"]) == (min(kills, MOST_DEATHS), int(not ok))
