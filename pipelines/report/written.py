@@ -1,4 +1,4 @@
-"""Writing a report: one table after the other, then one file."""
+"""Writing a report: one table after the other, then one file; and where that of all tables is."""
 
 from __future__ import annotations
 
