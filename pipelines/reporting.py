@@ -2,10 +2,6 @@
 
 # No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
-
 from dagster import (
     AssetExecutionContext,
     AssetKey,
@@ -19,7 +15,7 @@ from dagster import (
 from assets.factory import asset_key
 from pipelines.failed_runs import last_failures_in
 from pipelines.jobs import scheduled
-from pipelines.report.written import write_report
+from pipelines.report.written import REPORT_PATH, report_file, write_report
 from pipelines.table_status import State, places_of
 from pipelines.tables import DeclaredTables
 from tidemark.io_manager.failures import typed_failures
@@ -27,18 +23,11 @@ from tidemark.io_manager.failures import typed_failures
 WRITTEN = AssetKey(["report", "written"])
 JOB = "report"
 CRON = "15 5 * * *"
-REPORT = "TIDEMARK_REPORT"
-"""The environment variable that names the file; else it is `report.html` beside `tables/`."""
 
 
 def build_report(declared: DeclaredTables) -> Definitions:
     """Return the asset of all declared tables, the job `report`, and its schedule, stopped, every day at 05:15 UTC."""
     return scheduled(_written(declared), job=JOB, cron=CRON, description="Requests the report of all tables.")
-
-
-def report_file(root: Path, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return where the report of the declarations in this folder is written."""
-    return (root / (environment.get(REPORT) or "report.html")).resolve()
 
 
 def _written(declared: DeclaredTables) -> AssetsDefinition:
@@ -58,7 +47,7 @@ def _written(declared: DeclaredTables) -> AssetsDefinition:
         counts = {state.value: list(done.states.values()).count(state) for state in State}
         return MaterializeResult(
             metadata={
-                "report": MetadataValue.url(file.as_uri()),
+                "report": MetadataValue.url(REPORT_PATH),
                 "path": MetadataValue.path(str(file)),
                 "bytes": MetadataValue.int(done.bytes),
                 **{f"tables_{state}": MetadataValue.int(count) for state, count in counts.items()},

@@ -90,7 +90,7 @@ def command_of(service: Service, address: Address, home: Path, *, host: str, por
     workspace = ["--workspace", str(_workspace(address, home))]
     if service is Service.DAEMON:
         return [*_python("dagster._daemon"), "run", *workspace]
-    return [*_python("dagster_webserver"), "--host", host, "--port", str(port), *workspace]
+    return [*_python("pipelines.webserver"), "--host", host, "--port", str(port), *workspace]
 
 
 def environment_of(home: Path, tables: Path, environment: Mapping[str, str]) -> dict[str, str]:

@@ -30,7 +30,7 @@ th{font-weight:600;border-bottom:1px solid #cfd8e0}
 svg{max-width:100%;height:auto;font-size:11px}.cell{fill:#0b5fa5}.before{fill:#9fb3c4}.after{fill:#0b5fa5}
 .line{fill:none;stroke:#0b5fa5;stroke-width:1.5}.point{fill:#0b5fa5}.axis{fill:none;stroke:#cfd8e0}
 """
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(
@@ -43,7 +43,7 @@ def page(
     parts = [
         (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         ),
         f"<title>Tidemark report</title><style>{_STYLE}</style></head><body>",
         f"<h1>Tidemark report</h1><p>Written at {minute(now_ms)} UTC. All times are UTC.</p>",

@@ -1,7 +1,8 @@
-"""Writing a report: one table after the other, then one file."""
+"""Writing a report: one table after the other, then one file; and where that of all tables is."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,17 @@ from pipelines.report.page import page
 from pipelines.table_status import Place
 from pipelines.whole_file import write_whole
 from storage_core.clock import Clock, SystemClock
+
+REPORT = "TIDEMARK_REPORT"
+"""The environment variable that names the file of all tables; else it is `report.html` beside `tables/`."""
+
+REPORT_PATH = "/tidemark/report"
+"""Where the webserver shows that file."""
+
+
+def report_file(root: Path, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where the report of the declarations in this folder is written."""
+    return (root / (environment.get(REPORT) or "report.html")).resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,6 +264,18 @@ def test_a_run_with_nothing_to_do_leaves_the_metrics_of_the_one_that_did_it(
     assert metrics(idle, "access_log/checkpointed")["status"] == "nothing_to_do"
     assert {asset: metrics_of(asset) for asset in before} == before
 
+    # Dagster's own backfills end well only if their runs materialize all that they were asked for.
+    of_backfill = {"dagster/backfill": "again"}
+    filled = run(defs, instance, "backfill", tags={**HOURS, **of_backfill})
+    for asset in ("ingested", "compacted"):
+        shown = metrics_by_partition(filled, f"access_log/{asset}")
+        assert {hour: each["rows_out"] for hour, each in shown.items()} == before[asset]
+    one = run(defs, instance, "compact", partition="2015-05-17T10:00", tags=of_backfill)
+    assert list(metrics_by_partition(one, "access_log/compacted")) == ["2015-05-17T10:00"]
+    whole = run(defs, instance, "checkpoint", tags=of_backfill)
+    assert list(metrics_by_partition(whole, "access_log/checkpointed")) == [None]
+    assert {asset: metrics_of(asset) for asset in before} == before
+
 
 @pytest.mark.usefixtures("landed")
 def test_storage_is_asked_until_there_is_nothing_left_to_do(

@@ -31,7 +31,8 @@ from pipelines.catalog import build_definitions
 from pipelines.cli import main
 from pipelines.failed_runs import history_folder, last_failures, last_failures_in
 from pipelines.instance import home, open_instance
-from pipelines.reporting import REPORT, WRITTEN, build_report, report_file
+from pipelines.report.written import REPORT, REPORT_PATH, report_file
+from pipelines.reporting import WRITTEN, build_report
 from pipelines.run_requests import run_request
 from pipelines.tables import read_tables
 from storage_core.declaration import TableDeclaration, load
@@ -247,7 +248,7 @@ def test_the_report_of_all_tables_is_an_asset_with_a_link(place: Path) -> None:
         done = job.execute_in_process(instance=instance, asset_selection=[WRITTEN])
         (made,) = done.asset_materializations_for_node("report__written")
     file = report_file(place, {})
-    assert made.metadata["report"].value == file.as_uri()
+    assert (made.metadata["report"].value, made.metadata["path"].value) == (REPORT_PATH, str(file))
     assert made.metadata["bytes"].value == len(file.read_bytes())
     counts = {name: made.metadata[f"tables_{name}"].value for name in ("ok", "behind", "failed", "not_made")}
     assert counts == {"ok": 2, "behind": 0, "failed": 0, "not_made": 1}
