@@ -11,7 +11,7 @@ VENV := .venv/bin
 CODE := tidemark storage_core jobs assets pipelines examples benchmarks scripts tests
 
 # Test files are distributed to at most four processes; those of one file stay together, for they share Spark and servers.
-# In the order of their folders: what runs whole pipelines comes first, and short unit tests fill the end.
+# In the order of their folders: what runs whole pipelines comes first, and short unit tests or simulations fill the end.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Tests try SCALE times as many examples, seeds and kills: 1 is what every change waits for, soak and simulate go on longer.

@@ -1124,7 +1124,7 @@ class Table:
         that name; versions with deleted rows wait for a compaction. See `publishing.delta.publish_delta` and
         `publishing.iceberg.publish_iceberg`.
         """
-        from storage_core.publishing.publish import format_of, publish_as
+        from storage_core.publishing.shown import format_of, publish_as
 
         wanted = format_of(format)
         self._require_writable()

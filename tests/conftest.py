@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+UNIT = REPOSITORY / "tests" / "unit"
 PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
 
 # Below those that systems give to connections: such a one may be given away between its choice and its use.
@@ -76,6 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.extended)
         if _tier_of(item.path) == ("first" if is_left_out else "extended"):
             raise pytest.UsageError(f"{item.nodeid} is of another tier than tests/tiers.py takes its whole file for")
+    # Short files fill the end, when a process has nothing more to take: unit tests of the first tier, and simulations.
+    items.sort(key=lambda item: not (item.get_closest_marker("extended") and item.path.is_relative_to(UNIT)))
 
 
 @pytest.fixture(scope="session", autouse=True)

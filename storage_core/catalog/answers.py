@@ -24,7 +24,7 @@ Place = tuple[int | None, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class CompactionCandidate:
     """A live split that another of its scope and window may be compacted with. Times in seconds, sizes in bytes."""
 
     split_id: str

@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from storage_core.cache.pieces import cached_pieces
 from storage_core.catalog import queries
 from storage_core.catalog.answers import (
-    Candidate,
+    CompactionCandidate,
     ExpiredWindow,
     FoundSplit,
     Page,
@@ -30,11 +30,11 @@ from storage_core.catalog.answers import (
 )
 from storage_core.catalog.checking import Checked, check
 from storage_core.catalog.database import Database
-from storage_core.catalog.following import Follower
 from storage_core.catalog.known import Known, another_table, every_known, known_by
 from storage_core.catalog.plans import plan_of
 from storage_core.catalog.pruned import pruned
 from storage_core.catalog.queries import Statement
+from storage_core.catalog.refresher import Refresher
 from storage_core.errors import InvalidInput, NotFound, SnapshotExpired
 from storage_core.log.log import TransactionLog
 from storage_core.log.replay import open_head
@@ -86,15 +86,15 @@ class Catalog:
         self.database.close()
 
     def refresh(self, uri: str, *, name: str | None = None) -> Refreshed:
-        """Bring a table to the head of its log, or in where it is new; see `Follower.refresh`. Idempotent.
+        """Bring a table to the head of its log, or in where it is new; see `Refresher.refresh`. Idempotent.
 
         A `name` is that of a table that comes in; without one it is called like the last part of its URI.
         """
-        return self._follower(uri, name).refresh()
+        return self._refresher(uri, name).refresh()
 
     def rebuild(self, uri: str, *, name: str | None = None) -> Refreshed:
-        """Make a table again from its log, whatever is here of it or at its place; see `Follower.rebuild`."""
-        return self._follower(uri, name).rebuild()
+        """Make a table again from its log, whatever is here of it or at its place; see `Refresher.rebuild`."""
+        return self._refresher(uri, name).rebuild()
 
     def check(self, table: str) -> Checked:
         """Compare a table, by name, place or id, with the log's snapshot of the version shown. Changes nothing."""
@@ -123,7 +123,7 @@ class Catalog:
 
     def compaction_candidates(
         self, table: str, *, sort_schema: str | None = None, after: Place | None = None, limit: int = MOST_ROWS
-    ) -> Page[Candidate, Place]:
+    ) -> Page[CompactionCandidate, Place]:
         """Return live splits that share scope and window with another, by window (null last) and path.
 
         Those of the table's own sort schema, or of another. `limit` bounds how many are looked at: a page may have
@@ -136,7 +136,7 @@ class Catalog:
                 for windowed in (True, False)
             ]
             rows = self._in_two(connection, steps, after, limit=limit)
-        found = tuple(record(Candidate, row) for row in rows if row["beside"])
+        found = tuple(record(CompactionCandidate, row) for row in rows if row["beside"])
         return Page(found, _next(rows, limit, lambda row: (row["window_start"], row["split_id"])), known.head_version)
 
     def splits_between(
@@ -229,8 +229,8 @@ class Catalog:
         finally:
             self._plans = None
 
-    def _follower(self, uri: str, name: str | None) -> Follower:
-        return Follower(self.database, _log_at(uri)[1], name or name_of(uri))
+    def _refresher(self, uri: str, name: str | None) -> Refresher:
+        return Refresher(self.database, _log_at(uri)[1], name or name_of(uri))
 
     def _known(self, connection: Connection, table: str) -> Known:
         is_path = "/" in table and scheme_of(table) is None

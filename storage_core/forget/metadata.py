@@ -26,7 +26,7 @@ from storage_core.log.checkpoints.root import read_state
 from storage_core.log.covered import members
 from storage_core.log.encoding.codec import decode_version
 from storage_core.log.interop.manifest_paths import key_of_manifest
-from storage_core.log.published import checkpointed_files, read_commit
+from storage_core.log.published_delta import checkpointed_files, read_commit
 from storage_core.log.published_iceberg import newest_metadata
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore

@@ -9,7 +9,7 @@ from itertools import pairwise
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.iceberg_metadata import IcebergMetadata, ShownSnapshot, files_of, manifests_of
 from storage_core.formats.keys import KeyKind, ParsedKey, parse
-from storage_core.log.published import checkpointed_files, commits_down, newest_commit
+from storage_core.log.published_delta import checkpointed_files, commits_down, newest_commit
 from storage_core.log.published_iceberg import ADVICE, newest_metadata, read_metadata
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of

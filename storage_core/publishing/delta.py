@@ -13,7 +13,7 @@ from functools import partial
 from storage_core.formats.delta_log import OWN, Json, MirrorCommit, Shown, encode
 from storage_core.formats.keys import delta_commit_key
 from storage_core.log.log import TransactionLog
-from storage_core.log.published import ADVICE, Newest, newest_commit, state_at
+from storage_core.log.published_delta import ADVICE, NewestCommit, newest_commit, state_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
@@ -48,7 +48,7 @@ def publish_delta(log: TransactionLog, *, shows_vectors: bool) -> Mirrored:
     a checkpoint, which lists all splits.
     """
 
-    def mirror(newest: Newest | None, head: Snapshot) -> _DeltaMirror:
+    def mirror(newest: NewestCommit | None, head: Snapshot) -> _DeltaMirror:
         return _DeltaMirror(log, newest, head, shows_vectors=shows_vectors)
 
     return publish(log, "delta", partial(newest_commit, log.store), mirror)
@@ -57,7 +57,9 @@ def publish_delta(log: TransactionLog, *, shows_vectors: bool) -> Mirrored:
 class _DeltaMirror:
     """What the newest commit, the Delta version `shown_as`, says, and how the next one is made."""
 
-    def __init__(self, log: TransactionLog, newest: Newest | None, head: Snapshot, *, shows_vectors: bool) -> None:
+    def __init__(
+        self, log: TransactionLog, newest: NewestCommit | None, head: Snapshot, *, shows_vectors: bool
+    ) -> None:
         self._log, self._store, self._newest = log, log.store, newest
         self._shows_vectors = shows_vectors
         self._shown = None if newest is None else _own(newest.commit, head)
@@ -88,7 +90,7 @@ class _DeltaMirror:
     def go_on(self, base: Snapshot) -> None:
         self._files, self._types = partial(_shown_files, self._store, base), types_of(base.metadata.schemaString)
 
-    def go_on_blindly(self, _: Snapshot) -> Collection[str]:
+    def go_on_without_base(self, _: Snapshot) -> Collection[str]:
         if self._newest is None:
             return ()
         state = state_at(self._store, self._newest.commit)

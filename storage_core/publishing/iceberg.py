@@ -104,7 +104,7 @@ class _IcebergMirror:
     def go_on(self, base: Version) -> None:
         self._files = partial(_among, base)
 
-    def go_on_blindly(self, _: Version) -> Collection[str]:
+    def go_on_without_base(self, _: Version) -> Collection[str]:
         known = self._manifests.keys()
         self._files = known.intersection
         return known

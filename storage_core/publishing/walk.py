@@ -77,7 +77,7 @@ class Mirror(Protocol):
     def go_on(self, base: Snapshot) -> None:
         """Prepare to show versions after the one that is shown, which is `base`."""
 
-    def go_on_blindly(self, head: Snapshot) -> Collection[str]:
+    def go_on_without_base(self, head: Snapshot) -> Collection[str]:
         """Prepare to show the head, and return what is shown by what the mirror itself has written."""
 
     def passes(self, snapshot: Snapshot) -> None:
@@ -129,7 +129,7 @@ def _go(log: TransactionLog, head: Snapshot, mirror: Mirror) -> bool:
     found = None if base is None else _step_by_step(log, head, base, mirror)
     if found is not None:
         return found
-    keys = mirror.go_on_blindly(head)
+    keys = mirror.go_on_without_base(head)
     mirror.passes(head)
     return mirror.show(head, Touched.everything([*keys, *head.splits]))
 

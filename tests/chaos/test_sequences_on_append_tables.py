@@ -9,6 +9,6 @@ from tests.chaos.sequence import BLOCK
 from tests.simulation.seeds import seed_blocks
 
 
-@seed_blocks(4, BLOCK)
+@seed_blocks(2, BLOCK)
 def test_after_every_operation_an_append_table_answers_as_its_model_does(seeds: range, tmp_path: Path) -> None:
     sequence.run(seeds, tmp_path, keyed=False)

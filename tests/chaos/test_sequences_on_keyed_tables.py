@@ -9,6 +9,6 @@ from tests.chaos.sequence import BLOCK
 from tests.simulation.seeds import seed_blocks
 
 
-@seed_blocks(12, BLOCK)
+@seed_blocks(8, BLOCK)
 def test_after_every_operation_a_keyed_table_answers_as_its_model_does(seeds: range, tmp_path: Path) -> None:
     sequence.run(seeds, tmp_path, keyed=True)

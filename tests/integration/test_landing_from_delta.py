@@ -28,7 +28,7 @@ CHANGES = scaled(30)
 LOOKS = scaled(2)
 KILLED = 10
 """So often at least each kind of table is killed where there is time."""
-KILLS = {"rows": 4, "keyed": 13}
+KILLS = {"rows": 6, "keyed": 20}
 """After so many requests more each try is killed, or after each one where there is time."""
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("price", pa.float64())])
 APPEND = """

@@ -43,6 +43,7 @@ from tests.support.fault_store import FaultStore, PutFault
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 from tests.support.merge_plan import plan as plan_compaction
+from tests.support.scale import scaled
 
 
 @cache
@@ -570,7 +571,7 @@ def test_a_check_of_a_store_that_breaks_off_reports_no_damage(whole: EveryKind) 
     calm = FaultStore(whole.store)
     report = fsck(calm, clock=whole.clock, deep=True)
     assert report.clean
-    for number in range(0, len(calm.trace), 7):
+    for number in range(0, len(calm.trace), max(1, 17 // scaled(1))):
         broken = FaultStore(whole.store)
         broken.at(number, Unavailable("gone for a moment"))
         with pytest.raises(Unavailable, match="gone for a moment"):

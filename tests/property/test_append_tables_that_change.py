@@ -163,4 +163,4 @@ def test_a_few_courses_of_an_append_table() -> None:
 
 
 def test_an_append_table_is_what_a_list_of_rows_is() -> None:
-    _tried(scaled(25))
+    _tried(scaled(13))

@@ -57,7 +57,7 @@ def made(splits: list[tuple[dict[str, list[Any]], int, bool]], deleted: set[int]
     return Table.open(table.uri), everything.filter(pa.array(kept, pa.bool_()))
 
 
-@settings(max_examples=scaled(15), deadline=None)
+@settings(max_examples=scaled(9), deadline=None)
 @given(
     SPLITS,
     st.sets(st.integers(0, 4).flatmap(lambda each: st.integers(each * 10, each * 10 + 3)), max_size=8),

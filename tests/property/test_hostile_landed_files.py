@@ -209,7 +209,7 @@ def judge(chance: random.Random) -> str | None:
 
 
 def test_a_damaged_file_is_rejected_whole_or_line_by_line_and_raises_nothing() -> None:
-    survives("tests.property.test_hostile_landed_files", scaled(1200))
+    survives("tests.property.test_hostile_landed_files", scaled(800))
 
 
 if __name__ == "__main__":

@@ -240,4 +240,4 @@ def test_a_few_courses_of_a_keyed_table() -> None:
 
 
 def test_a_keyed_table_is_what_a_dictionary_is() -> None:
-    _tried(scaled(25))
+    _tried(scaled(13))

@@ -151,7 +151,7 @@ def changes(rows: Mapping[Key, Row], patched: Mapping[Key, int]) -> dict[Key, Ro
     return {key: {**rows.get(key, {"a": key[0], "b": key[1], **none}), "n": n} for key, n in patched.items()}
 
 
-@settings(max_examples=scaled(20), deadline=None)
+@settings(max_examples=scaled(12), deadline=None)
 @given(taken=steps)
 def test_lookups_and_merges_with_the_index_equal_a_dictionary(taken: list[tuple[object, ...]]) -> None:
     judged = Judged()

@@ -29,6 +29,7 @@ from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 from tests.support.raw_collection import collect
 from tests.support.raw_reads import RAW, READS, TABLES, RawReads, by_history, by_keys, by_scan, records_of
+from tests.support.scale import scaled
 
 _NUMBERS = st.lists(st.integers(0, 7), min_size=1, max_size=4)
 _AT = st.none() | st.integers(0, 60)
@@ -190,7 +191,7 @@ class _World:
         self.reads.seed = own.seed
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(12))
 @example([("append", 0, [1]), ("alter", 0, "parts"), ("append", 1, [0, 0, 1, 0])])  # a patch after a delete: defaults
 @given(STEPS)
 def test_each_acknowledged_row_is_read_once_whatever_happens_meanwhile(steps: list[tuple[str, object, object]]) -> None:

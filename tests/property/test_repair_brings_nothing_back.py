@@ -114,7 +114,7 @@ def _openable(store: ObjectStore, newest: int) -> Iterator[int]:
         yield version
 
 
-@settings(max_examples=scaled(40))
+@settings(max_examples=scaled(24))
 @example(steps=RESTORED, damages=[("copy", 18, 19)])
 @example(steps=RESTORED, damages=[("copy", 20, 19)])
 @example(steps=RESTORED, damages=[("copy", 15, 22)])

@@ -118,7 +118,7 @@ def index(table: KeyedTable) -> None:
         assert catch_up.watermark(table.snapshot, each.name) == table.snapshot.version
 
 
-@settings(max_examples=scaled(20), deadline=None)
+@settings(max_examples=scaled(10), deadline=None)
 @given(taken=rounds)
 def test_a_search_finds_what_a_scan_finds_whatever_was_merged(taken: list[tuple[tuple[object, ...], ...]]) -> None:
     clock, kept = ManualClock(step_ms=1), Kept()

@@ -162,5 +162,5 @@ class MovingRows(RuleBasedStateMachine):
         assert found.clean, found.findings
 
 
-MovingRows.TestCase.settings = settings(max_examples=scaled(12), stateful_step_count=16, deadline=None)
+MovingRows.TestCase.settings = settings(max_examples=scaled(7), stateful_step_count=16, deadline=None)
 test_a_search_finds_what_a_scan_finds_wherever_rows_went = MovingRows.TestCase

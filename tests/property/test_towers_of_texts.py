@@ -101,7 +101,7 @@ def towers(seed: str) -> Iterator[str]:
 
 def test_no_tower_takes_more_memory_than_a_question_may(tmp_path: Path) -> None:
     seed = f"towers {scaled(1)}"
-    texts = list(itertools.islice(towers(seed), scaled(40)))
+    texts = list(itertools.islice(towers(seed), scaled(25)))
     command = [sys.executable, "-c", ASKING, str(tmp_path / "t"), str(MEMORY)]
     requested = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=False)
     assert requested.returncode == 0, f"{seed}: {requested.stderr}"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 
 import pyarrow as pa
 import pytest
@@ -30,6 +29,7 @@ from storage_core.settings.table import TableConfig
 from tests.support import merge_plan
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
+from tests.support.crashes import at_both_ends
 from tests.support.deleted_rows import delete_where
 from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
 from tests.support.ids import SeededIds
@@ -184,23 +184,24 @@ def _files(store: ObjectStore) -> set[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_compactor_may_end_at_any_request(name: str) -> None:
     decisive = max(number for number, key in enumerate(trace(name)) if _kinds([key]) == [KeyKind.VERSION])
-    judged: list[tuple[frozenset[str], bool]] = []
-    for number, side in product(range(len(trace(name))), CrashFault):
+    left: list[tuple[MemoryStore, bool]] = []
+    # What is left before a later put, or by a request that only reads, is what the put before it left.
+    first, *_ = puts = [number for number, key in enumerate(trace(name)) if key]
+    for number, side in [(first, CrashFault.BEFORE), *((each, CrashFault.AFTER) for each in puts)]:
         objects = copy_of(start(name))
         store = FaultStore(objects)
         store.at(number, side)
         with pytest.raises(Crash):
             compact(name, store, objects)
-        committed = number > decisive or (number == decisive and side is CrashFault.AFTER)
+        committed = number == decisive and side is CrashFault.AFTER
         assert _compactions(objects) == committed
-        state = frozenset(info.key for info in objects.list("")), committed
-        if state not in judged:  # requests that only read leave the same objects behind
-            judged.append(state)
-            _judge(name, objects, committed=committed)
+        left.append((objects, committed))
     case = CASES[name]
     # With the last split but without the delete, and with the version.
     different = 1 + case.outputs + case.vectors + 1 + (case.later is not None)
-    assert len(judged) == different, "nothing, each split, each vector, and the version"
+    assert len(left) == different, "nothing, each split, each vector, and the version"
+    for objects, committed in at_both_ends(left, lambda each: each[0]):
+        _judge(name, objects, committed=committed)
     print(f"{name}: {len(trace(name))} requests, {different} tables")  # noqa: T201 -- for `pytest -rA`
 
 

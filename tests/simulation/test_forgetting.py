@@ -19,6 +19,7 @@ from storage_core.objectstore.meter import RequestKind
 from tests.support.changed_rows import require_sound
 from tests.support.clock import ManualClock
 from tests.support.copies import copy_of
+from tests.support.crashes import at_both_ends, decides
 from tests.support.fault_store import Crash, CrashFault, FaultStore
 from tests.support.forgetting import (
     APPENDED,
@@ -32,6 +33,7 @@ from tests.support.forgetting import (
     require_true,
     row,
 )
+from tests.support.scale import scaled
 
 Act = Callable[[Forgetful], object]
 
@@ -88,7 +90,7 @@ def test_it_may_end_at_any_request_and_be_run_again(kind: str) -> None:
             _forget(made, store)
         left.append(made)
     assert len(left) > 5
-    for made in left:
+    for made in at_both_ends(left, lambda made: made.table_store):
         require_true(made.opened().forget_report(WHERE), made.places())
         _forget(made)
         _require_forgotten(made, made.others)
@@ -146,7 +148,7 @@ PERSON = {100, 110}
 @pytest.mark.parametrize(("theirs", "kind"), [(name, kind) for name in OTHERS for kind in KINDS[name]])
 def test_others_commit_at_any_of_its_requests(theirs: str, kind: str) -> None:
     """The row of the conflict table: it is planned again, and both are done."""
-    for number in _puts(kind):
+    for number in _deciding(kind):
         made = _copy(kind)
         meanwhile = _At(number, lambda made=made: OTHERS[theirs](made))  # type: ignore[misc]
         _forget(made, FaultStore(made.table_store, watch=meanwhile))
@@ -169,7 +171,7 @@ COLUMN = dict.fromkeys(OK, "ok") | dict.fromkeys(ABORT, "abort")
 def test_it_commits_at_any_request_of_others(mine: str) -> None:
     """The column of the conflict table."""
     kind, aborted = KINDS[mine][0], 0
-    for number in _puts(kind, mine):
+    for number in _deciding(kind, mine):
         made = _copy(kind)
         meanwhile = _At(number, lambda made=made: _forget(made))  # type: ignore[misc]
         try:
@@ -204,12 +206,16 @@ def _through(made: Forgetful, store: FaultStore) -> Forgetful:
     return Forgetful(made.config, store, [], made.clock, seed=90)  # type: ignore[arg-type]
 
 
+def _deciding(kind: str, name: str = "") -> list[int]:
+    """The numbers of its puts that change what the table is: who comes between two others comes before the next."""
+    return [number for number, key in _puts(kind, name).items() if decides(key) or scaled(1) > 1]
+
+
 @cache
-def _puts(kind: str, name: str = "") -> tuple[int, ...]:
-    """The numbers of its requests that write, or of those of somebody else."""
+def _puts(kind: str, name: str = "") -> Mapping[int, str]:
+    """The keys of its requests that write, or of those of somebody else, by their numbers."""
     made = _copy(kind)
-    kinds: list[RequestKind] = []
-    store = FaultStore(made.table_store, watch=lambda request, _: kinds.append(request))
+    store = FaultStore(made.table_store)
     beside = _through(made, store)
     (OTHERS[name] if name else _forget)(beside)
-    return tuple(number for number, each in enumerate(kinds) if each == "put")
+    return {number: each.request.key for number, each in enumerate(store.trace) if each.request.kind == "put"}

@@ -19,7 +19,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.compaction import CompactionSettings
 from tests.support.clock import START_MS, ManualClock
-from tests.support.crashes import left_by_crashes
+from tests.support.crashes import at_both_ends, left_by_crashes
 from tests.support.indexed_table import CONFIG, NEAR, TAG_VALUES, WITH_PLACES, IndexedTable, watermarks
 
 TARGET = 600
@@ -75,7 +75,7 @@ def start(name: str) -> MemoryStore:
 @pytest.mark.parametrize("name", RUNS)
 def test_it_may_end_at_any_request(name: str) -> None:
     left = left_by_crashes(start(name), lambda store: RUNS[name](IndexedTable(store, seed=2)))
-    for each in left:
+    for each in at_both_ends(left, lambda store: store):
         _judge(each)
     assert len(left) >= 4, "nothing, each object, and the version"
 

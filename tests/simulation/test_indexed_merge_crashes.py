@@ -24,7 +24,7 @@ from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.brute_force import nearest
 from tests.support.clock import START_MS, ManualClock
-from tests.support.crashes import left_by_crashes
+from tests.support.crashes import at_both_ends, left_by_crashes
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 from tests.support.searching import search
@@ -105,7 +105,7 @@ def require_exact(table: KeyedTable) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_it_may_end_at_any_request(name: str) -> None:
     left = left_by_crashes(start(name), lambda store: RUNS[name](table_in(store, 2)))
-    for each in left:
+    for each in at_both_ends(left, lambda store: store):
         _judge(each)
     assert len(left) >= 4, "nothing, each object, and what makes them count"
 

@@ -13,7 +13,7 @@ from storage_core.errors import Corrupt, TidemarkError
 from storage_core.formats.keys import KeyKind, delta_commit_key, delta_hint_key, parse
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Severity
-from storage_core.log.published import DeltaState, newest_commit, read_commit, state_at
+from storage_core.log.published_delta import DeltaState, newest_commit, read_commit, state_at
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore

@@ -18,7 +18,7 @@ MEMORY = "Cannot allocate memory; give the process more memory (ulimit -v)"
 @pytest.mark.parametrize(
     ("condition", "steps", "cause", "table"),
     [
-        ("open-files", (*range(20), 30, 40), FILES, "reads"),
+        ("open-files", (*range(10), 12, 15, 20, 40), FILES, "reads"),
         ("address-space", MIB_STEPS, MEMORY, "reads"),
         ("open-files", (0, 1, 2, 3, 4, 8, 100), FILES, "checkpointed"),
         ("address-space", (10, 300, 400, 950, 1100, 1200, 1400, 8000), MEMORY, "checkpointed"),

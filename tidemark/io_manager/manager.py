@@ -24,7 +24,7 @@ from storage_core.table import Table, exists
 from tidemark.io_manager.failures import typed_failures
 from tidemark.io_manager.forms import Form, data_of, required_form, rows_in
 from tidemark.io_manager.metadata import table_metadata
-from tidemark.io_manager.settings import CREATE, DAGSTER_URI, AssetSettings, InputSettings, Mode, place_of
+from tidemark.io_manager.settings import CREATE, DAGSTER_URI, AssetSettings, InputSettings, WriteMode, place_of
 from tidemark.io_manager.slices import Shape, condition_of
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class TidemarkIOManager(ConfigurableIOManager):
             shape = _to_be(uri, data, kept.create) if there is None else Shape.of(there)
             condition = _partitions_of_output(context, shape, kept)
             table = there or _made(shape, kept.create or {})
-            mode = kept.mode or (Mode.UPSERT if table.config.primary_key else Mode.OVERWRITE)
+            mode = kept.mode or (WriteMode.UPSERT if table.config.primary_key else WriteMode.OVERWRITE)
             written = _store(context, table, data, mode=mode, condition=condition, on=kept.on)
             found: dict[str, Any] = {
                 **table_metadata(table, _table_name(context, table, kept)),
@@ -94,7 +94,7 @@ class TidemarkIOManager(ConfigurableIOManager):
                 "tidemark/mode": mode.value,
                 "tidemark/rows_written": written,
             }
-            if mode is Mode.OVERWRITE and context.has_asset_partitions and len(context.asset_partition_keys) == 1:
+            if mode is WriteMode.OVERWRITE and context.has_asset_partitions and len(context.asset_partition_keys) == 1:
                 found["dagster/partition_row_count"] = written
         context.log.info("stored %d rows in %s: %s, version %d", written, table.uri, mode, table.version)
         context.add_output_metadata(found)
@@ -132,20 +132,20 @@ def _partitions_of_output(context: OutputContext, table: Shape, kept: AssetSetti
 
 
 def _store(
-    context: OutputContext, table: Table, data: Data, *, mode: Mode, condition: Filter | None, on: tuple[str, ...]
+    context: OutputContext, table: Table, data: Data, *, mode: WriteMode, condition: Filter | None, on: tuple[str, ...]
 ) -> int:
     """Commit the rows, and return how many were written: none where an append was done before."""
     match mode:
-        case Mode.APPEND if table.config.primary_key:
+        case WriteMode.APPEND if table.config.primary_key:
             return table.append(data).rows
-        case Mode.APPEND:
+        case WriteMode.APPEND:
             done = table.append(data, application=(_work_of(context), 0))
             if not done.commit_id:
                 context.log.info("nothing is appended: no row was left, or this run has appended its rows before")
             return done.rows
-        case Mode.OVERWRITE:
+        case WriteMode.OVERWRITE:
             return table.overwrite(data, EVERY_ROW if condition is None else condition).rows_added
-        case Mode.UPSERT:
+        case WriteMode.UPSERT:
             return table.upsert(data, on=on or table.config.primary_key).rows_added
 
 

@@ -29,7 +29,7 @@ _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 Metadata = Mapping[str, object]
 
 
-class Mode(StrEnum):
+class WriteMode(StrEnum):
     """How an asset is stored: behind the rows that are there, in place of its partition, or by key."""
 
     APPEND = "append"
@@ -42,7 +42,7 @@ class AssetSettings:
     """How an asset is kept. None is the default, which the table decides."""
 
     uri: str | None = None
-    mode: Mode | None = None
+    mode: WriteMode | None = None
     on: tuple[str, ...] = ()
     create: Mapping[str, Any] | None = None
     partition_expr: str | Mapping[str, str] | None = None
@@ -52,8 +52,8 @@ class AssetSettings:
         """Return the settings in the metadata of a definition. Raises `InvalidInput` naming what is wrong."""
         given = _values(metadata, _OF_AN_ASSET)
         mode, create, on = given.get(MODE), given.get(CREATE), given.get(ON, ())
-        if mode is not None and mode not in list(Mode):
-            raise InvalidInput(f"{MODE} is one of {', '.join(Mode)}; found {quoted(mode)}")
+        if mode is not None and mode not in list(WriteMode):
+            raise InvalidInput(f"{MODE} is one of {', '.join(WriteMode)}; found {quoted(mode)}")
         if create is not None and not isinstance(create, Mapping):
             raise InvalidInput(f"{CREATE} has the parameters of Table.create by name; found {quoted(create)}")
         columns = given.get(PARTITION_EXPR)
@@ -61,7 +61,7 @@ class AssetSettings:
             raise InvalidInput(f"{PARTITION_EXPR} is a column, or one per dimension; found {quoted(columns)}")
         return cls(
             uri=_place(given),
-            mode=None if mode is None else Mode(str(mode)),
+            mode=None if mode is None else WriteMode(str(mode)),
             on=_names(ON, on),
             create=create,
             partition_expr=columns,

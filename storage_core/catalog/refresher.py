@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
+class Refresher:
     """Brings one table of a catalogue to the head of `log`."""
 
     database: Database

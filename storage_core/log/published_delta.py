@@ -19,7 +19,7 @@ ADVICE = "remove the folder `_delta_log` and publish again; nothing of the table
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class NewestCommit:
     """The newest commit of a Delta log, and the Delta version whose checkpoint the hint names; -1 for none."""
 
     commit: MirrorCommit
@@ -34,7 +34,7 @@ class DeltaState:
     schema: str
 
 
-def newest_commit(store: ObjectStore) -> Newest | None:
+def newest_commit(store: ObjectStore) -> NewestCommit | None:
     """Return the newest commit, None where nothing was published. A GET of the hint, of each commit after it, one more.
 
     The collector removes no commit that the hint leads to, so that no listing is needed. Raises `Corrupt`.
@@ -48,7 +48,7 @@ def newest_commit(store: ObjectStore) -> Newest | None:
         if hinted < 0:
             return None
         raise _lost(hinted)
-    return Newest(found, hinted)
+    return NewestCommit(found, hinted)
 
 
 def read_hint(store: ObjectStore) -> int:
