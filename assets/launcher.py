@@ -123,7 +123,7 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
 
     def __init__(self, root: Path | str | None = None, **settings: Any) -> None:
         """Take the settings; a value that is none of a setting's is the error of each job."""
-        super().__init__(root=None if root is None else str(root), **settings)
+        super().__init__(**{"root": None if root is None else str(root), **settings})
 
     def _jobs_of_run(self) -> SharedJobs:
         """The process of a run of several tables."""

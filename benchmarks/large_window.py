@@ -8,6 +8,7 @@ their checksum and the order of the files are counted by DuckDB, over the files 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -56,7 +57,9 @@ class Watched(Spark):
         self.merges: list[int] = []
         self.peak_mib = 0.0
 
-    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+    def map(
+        self, execute: Callable[[Item], Answer], items: Sequence[Item], *, input_bytes: float = math.inf
+    ) -> list[Answer]:
         """Return what every session returns."""
         if execute.__name__ == "compact":
             self.merges += [_rows(CompactionTask.from_json(each["task"])) for each in items]
@@ -64,7 +67,7 @@ class Watched(Spark):
         watcher = threading.Thread(target=self._watch, args=[done])
         watcher.start()
         try:
-            return super().map(execute, items)
+            return super().map(execute, items, input_bytes=input_bytes)
         finally:
             done.set()
             watcher.join()

@@ -39,6 +39,7 @@ BENCHMARKS = (
     "catalogue",
     "many_tables",
     "startup",
+    "job_starts",
 )
 PACKAGES = (
     *("pyspark", "pyarrow", "duckdb", "tantivy", "dagster", "deltalake", "datafusion", "polars"),

@@ -60,7 +60,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
 
 def _merged(job: JobRun, failed: list[object], items: Sequence[SegmentMerge]) -> list[MergedSegments]:
-    read = sum(each.size for item in items for each in (*item.segments, *(item.splits if item.again else ())))
+    read = sum(each.size for item in items for each in item.segments)
+    read += sum(each.size for item in items if item.again for each in item.splits)
     answers = job.map(tasks.merge_segments, [{"work": item.to_json()} for item in items], input_bytes=read)
     failed += [answer["failed"] for answer in answers if "failed" in answer]
     return [

@@ -62,6 +62,13 @@ def test_the_small_benchmark_of_startup_prints_every_command_by_the_clock_and_by
         assert {name, f"{name}, processor"} <= {metric["name"] for metric in metrics}
 
 
+@pytest.mark.spark
+def test_the_small_benchmark_of_starts_of_jobs_prints_the_driver_and_a_warm_spark() -> None:
+    names = {metric["name"] for metric in _metrics("job_starts")}
+    assert names > {"tidemark spark up", "compaction in the job's own process"}
+    assert {f"compaction on a warm Spark, {which}" for which in ("first job", "later jobs")} < names
+
+
 def test_the_small_benchmark_of_reads_prints_every_query_against_the_engines() -> None:
     metrics = _metrics("reads")
     for name in ("flights by day", "flights in one split", "60 columns", "search of"):

@@ -50,7 +50,7 @@ COMMANDS = [
         "get",
         "explain",
     ),
-    *("compact", "sort", "merge", "expire", "checkpoint", "catch-up", "gc", "backfill", "ui", "serve"),
+    *("compact", "sort", "merge", "expire", "checkpoint", "catch-up", "gc", "backfill", "ui", "serve", "spark"),
     *("delete", "update", "overwrite", "upsert"),
     *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy", "cache", "catalog"),
 ]

@@ -7,6 +7,7 @@ in the end is a model in plain Python, whoever won.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,10 @@ class CommittedMeanwhile(Spark):
         super().__init__(MASTER)
         self._act = act
 
-    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        answers = super().map(execute, items)
+    def map(
+        self, execute: Callable[[Item], Answer], items: Sequence[Item], *, input_bytes: float = math.inf
+    ) -> list[Answer]:
+        answers = super().map(execute, items, input_bytes=input_bytes)
         self._act()
         return answers
 

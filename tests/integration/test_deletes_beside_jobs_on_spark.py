@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -45,8 +46,10 @@ class Meanwhile(Spark):
         super().__init__(MASTER)
         self._acts = [act]
 
-    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        answers = super().map(execute, items)
+    def map(
+        self, execute: Callable[[Item], Answer], items: Sequence[Item], *, input_bytes: float = math.inf
+    ) -> list[Answer]:
+        answers = super().map(execute, items, input_bytes=input_bytes)
         while self._acts:
             self._acts.pop()()
         return answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -54,8 +55,10 @@ class Disturbed(Spark):
         super().__init__(MASTER)
         self._act = act
 
-    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        answers = super().map(execute, items)
+    def map(
+        self, execute: Callable[[Item], Answer], items: Sequence[Item], *, input_bytes: float = math.inf
+    ) -> list[Answer]:
+        answers = super().map(execute, items, input_bytes=input_bytes)
         if execute.__name__ == "compact":
             self._act()
         return answers

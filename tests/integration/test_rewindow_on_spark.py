@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,8 +111,10 @@ class Meanwhile(Spark):
         super().__init__(MASTER)
         self._act = act
 
-    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        answers = super().map(execute, items)
+    def map(
+        self, execute: Callable[[Item], Answer], items: Sequence[Item], *, input_bytes: float = math.inf
+    ) -> list[Answer]:
+        answers = super().map(execute, items, input_bytes=input_bytes)
         self._act()
         return answers
 

@@ -27,7 +27,7 @@ from tidemark import Table
 pytestmark = pytest.mark.spark
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a"}
-TOKEN = "nobody else's"  # noqa: S105  # of a server that nobody starts
+TOKEN = "nobody else's"  # noqa: S105  # of no server
 
 
 @pytest.fixture
