@@ -39,7 +39,7 @@ IS_SMALL = scaled(1) == 1
 TABLES = min(50, 2 * scaled(1))
 WINDOWS = min(168, 6 * scaled(1) - 4)
 KILLS = min(10, scaled(1))
-RUNS_PER_KILL = 1 if IS_SMALL else 5
+RUNS_PER_KILL = 1 if IS_SMALL else 3
 HOURS_OF_DEBT = 2 if IS_SMALL else 8
 HOUR_SECONDS = 4 if IS_SMALL else 30
 RUNS_AT_ONCE = 2
