@@ -55,7 +55,7 @@ class Choice:
     def __str__(self) -> str:
         """Say what is asked for and what waits, by what it waits for."""
         if not self.chosen and not self.held:
-            return "nothing to do"
+            return "nothing to ask for"
         waiting: defaultdict[str, list[str]] = defaultdict(list)
         for each in self.held:
             waiting[each.why].append(f"{each.wanted.declaration.name} {each.wanted.job}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunRequest, build_sensor_context
 from dagster._core.utils import make_new_run_id
 
+from assets.allowance import granted_bytes
 from assets.launcher import InProcessLauncher, PipesLauncher
 from jobs.spark.spark import Spark
 from pipelines.at_work import AtWork
@@ -18,9 +20,11 @@ from pipelines.catalog import build_definitions
 from pipelines.grouping import MOST_TABLES, SMALL_BYTES
 from pipelines.jobs import assets_of_jobs
 from pipelines.tables import read_tables
-from pipelines.upkeep import Bounds, Upkeep
+from pipelines.upkeep import NAME, Bounds, Upkeep
 from storage_core.clock import SystemClock
+from storage_core.compaction.next_run import next_pieces
 from storage_core.declaration import TableDeclaration, load
+from storage_core.errors import InvalidInput
 from storage_core.objectstore.local import LocalStore
 from tests.support.many_tables import declare_tables, land_line
 from tidemark import Table
@@ -71,10 +75,18 @@ def declared(root: Path, count: int) -> list[TableDeclaration]:
 class Ticks:
     """One sensor, tick after tick, each beginning where the last one ended."""
 
-    def __init__(self, instance: DagsterInstance, tables: list[TableDeclaration], bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        instance: DagsterInstance,
+        tables: list[TableDeclaration],
+        bounds: Bounds | None = None,
+        root: Path | None = None,
+    ) -> None:
         self.clock = Hurried()
+        self.requests: list[RunRequest] = []
+        self.said = ""
         self._instance = instance
-        self._upkeep = Upkeep(tables, assets_of_jobs(tables), self.clock, bounds)
+        self._upkeep = Upkeep(tables, assets_of_jobs(tables), self.clock, bounds, root=root)
         self._cursor: str | None = None
 
     def tick(self) -> list[str]:
@@ -85,7 +97,9 @@ class Ticks:
         with build_sensor_context(self._instance, cursor=self._cursor) as context:
             found = self._upkeep.tick(context)
         self._cursor = found.cursor
-        return list(found.run_requests or [])
+        self.requests = [*(found.run_requests or ())]
+        self.said = str(found.skip_reason.skip_message) if found.skip_reason else ""
+        return self.requests
 
 
 def asked(request: RunRequest) -> list[str]:
@@ -198,6 +212,44 @@ def test_a_step_with_a_cron_line_is_asked_for_at_its_times_and_what_waits_for_lo
     assert ticks.tick() == []
     ticks.clock.added_ms = 400 * 86_400_000
     assert ticks.tick() == ["t001 ingest"]
+
+
+def test_budgets_hold_for_a_code_server_that_starts_anew_and_what_waits_is_said(
+    tmp_path: Path, instance: DagsterInstance
+) -> None:
+    tables = [each for each in declared(tmp_path, 4) if not each.primary_key]
+    for each in tables:
+        table = Table.declare(each)
+        for number in range(10):
+            table.append([{"timestamp": datetime(2026, 2, 1, tzinfo=UTC), "status": number, "message": "m"}])
+    debts = {
+        each.name: sum(next_pieces(Table.open(each.uri).snapshot, now_ms=SystemClock().now_ms()).bytes)
+        for each in tables
+    }
+    bounds = tmp_path / "upkeep.yaml"
+    bounds.write_text(f"bytes_per_hour: {max(debts.values()) * 3 // 2}\n")
+    first = Ticks(instance, tables, root=tmp_path)
+    (one,) = first.tick()
+    name = one.removesuffix(" compact")
+    tags, assets = first.requests[0].tags, first.requests[0].asset_selection
+    assert granted_bytes(tags) == {name: debts[name] + debts[name] // 4}
+    run = instance.add_run(
+        DagsterRun("compact", tags={**tags, "dagster/sensor_name": NAME}, asset_selection=frozenset(assets or ()))
+    )
+
+    again = Ticks(instance, tables, root=tmp_path)
+    assert again.tick() == []
+    assert again.said.startswith("looked at 3 of 3 tables: 0 steps asked for, 2 steps waiting (")
+    assert all(f"{other} compact" in again.said for other in debts if other != name)
+    assert ": bytes_per_hour of all tables, " in again.said
+    assert again.said.endswith(" used); 1 run waiting or at work")
+    bounds.write_text("runs_at_once: 2\n")
+    assert (len(again.tick()), len(again.requests)) == (2, 1), "a change is in force at once"
+    instance.delete_run(run.run_id)
+    assert (len(again.tick()), len(again.requests)) == (3, 1)
+    bounds.write_text("runs: 2\n")
+    with pytest.raises(InvalidInput, match=r"upkeep.yaml:1: field `runs`: is not a field"):
+        again.tick()
 
 
 def test_of_many_tables_in_one_run_one_fails_with_one_line_and_only_that_one_rests(

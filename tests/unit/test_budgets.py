@@ -78,7 +78,7 @@ def test_without_budgets_everything_is_asked_for_fresh_data_first_then_by_priori
     assert "4 steps waiting (high compact, gain compact, usual compact, low compact: room for runs)" in str(
         choice.only(choice.chosen[:2])
     )
-    assert str(chosen([])) == "nothing to do"
+    assert str(chosen([])) == "nothing to ask for"
 
 
 def test_a_large_debt_gets_the_bytes_that_are_left_and_the_rest_of_the_tables_what_remains() -> None:
