@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -61,12 +61,16 @@ DEFAULT_TERMS = SortingTerms()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortingWork:
-    """One sort, planned: consecutive unsorted generations of a region. Travels as JSON."""
+    """One sort, planned: consecutive unsorted generations of a region. Travels as JSON.
+
+    `size_bytes`, that of their records in memory, is no part of the JSON.
+    """
 
     region: str
     generations: tuple[FlushedGeneration, ...]
     primary_key: tuple[str, ...]
     context: SplitContext
+    size_bytes: int = field(default=0, compare=False)
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes equal work."""
@@ -132,11 +136,13 @@ def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, terms: Sor
         if sum(each.size_bytes or 0 for each in few) <= terms.size_bytes:
             return None
         opened = iter(few)
+    run = _run(opened, terms)
     return SortingWork(
         region=region,
-        generations=tuple(each.flushed for each in _run(opened, terms)),
+        generations=tuple(each.flushed for each in run),
         primary_key=snapshot.config.primary_key,
         context=context_of(snapshot),
+        size_bytes=sum(each.size_bytes or 0 for each in run),
     )
 
 
