@@ -32,6 +32,7 @@ from assets.partitions import Span, partitions_of, span_of, windows_of, windows_
 from assets.partly_done import record_part
 from assets.recording import recorded
 from assets.rejected_lines import judged_by_quarantine, rejected_lines_spec
+from assets.shown import Project, code_version, metadata_of_asset, tags_of
 from jobs.requests.request import JobRequest
 from storage_core.clock import Clock
 from storage_core.compaction.debt import Task
@@ -83,12 +84,13 @@ def build_table_assets(
     file: str | None = None,
     clock: Clock | None = None,
     distributed: Sequence[AssetKey] = (),
+    project: Project = Project(),  # noqa: B008  # nothing in it changes
 ) -> list[AssetsDefinition]:
     """Return the assets of a table in the order of their dependencies.
 
     `file` is the declaration's path, handed to the ingest job so that a changed landing place is in force at once.
     `distributed` are the assets of the raw logs that feed the table: what they bring, a keyed table merges and another
-    one compacts. The assets need the resource `launcher`.
+    one compacts. The assets show what is said of the `project`, and need the resource `launcher`.
     """
     span = span_of(declaration, clock)
     fed = "merged" if declaration.primary_key else "compacted"
@@ -99,6 +101,7 @@ def build_table_assets(
             span=span if step.windowed else None,
             clock=clock,
             before=distributed if step.name == fed else (),
+            project=project,
         )
         for step in steps_of(declaration, file)
     ]
@@ -219,6 +222,7 @@ def _asset(
     span: Span | None,
     clock: Clock | None,
     before: Sequence[AssetKey],
+    project: Project,
 ) -> AssetsDefinition:
     table, key = declaration.name, asset_key(declaration.name, step.name)
 
@@ -241,12 +245,9 @@ def _asset(
             check_specs=[rejected_lines_spec(key)] if step.judge else None,
             freshness_policy=freshness_policy(declaration, step.name),
             owners=declaration.owners,
-            tags=declaration.tags,
-            metadata={
-                "dagster/uri": declaration.uri,
-                "dagster/table_name": declaration.name,
-                "job": f"python -m jobs.{step.job}",
-            },
+            tags=tags_of(declaration, project),
+            code_version=code_version(declaration),
+            metadata={**metadata_of_asset(declaration, project), "job": f"python -m jobs.{step.job}"},
         )
         def materialize(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only
             with typed_failures():

@@ -10,6 +10,7 @@ from dagster import JsonMetadataValue, MetadataValue
 
 from assets.launcher import Report
 from assets.partitions import partition_key
+from jobs.reports.prices import Prices
 from storage_core.wording import first_of
 
 _LATE = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
@@ -19,11 +20,16 @@ _TIMES = ("seconds", "spark_seconds")
 _REQUESTS = ("get", "put", "list", "head", "delete")
 
 PARTITION_METADATA = frozenset({*_OF_A_WINDOW, "version", "status", "commit_id"})
+PREDICTED_OF_PARTITION = frozenset({"predicted_bytes_in", "predicted_bytes_out", "predicted_benefit", "benefit"})
+"""What a partition that is compacted has besides: the splits that are fewer are its benefit."""
+
 METADATA = frozenset(
     {
         *_COUNTS,
         *_TIMES,
         *(f"requests_{kind}" for kind in _REQUESTS),
+        "requests",
+        "price",
         "status",
         "ran",
         "commit_id",
@@ -31,6 +37,11 @@ METADATA = frozenset(
         "details",
     }
 )
+PREDICTED = frozenset({"benefit", "benefit_unit", "predicted_benefit", "predicted_requests", "predicted_price"})
+"""What the materialization of a step has besides whose job says beforehand what it will do (decision 0173)."""
+
+PREDICTED_BYTES = frozenset({"predicted_bytes_in", "predicted_bytes_out"})
+"""The same, each where storage says it before."""
 
 _LONGEST_LIST = 50
 
@@ -38,19 +49,39 @@ _LONGEST_LIST = 50
 def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, MetadataValue]:
     """Return the metadata of a materialization; its keys are exactly `METADATA`, less `debt_left` where none is given.
 
-    Sizes are in bytes, times in seconds. `debt_left` is the number of windows in which a compaction would do something;
-    a raw log has none. Lists in `details` are cut at 50 entries: the whole report is in the compute logs.
+    And, of a job that predicts, `PREDICTED` and of `PREDICTED_BYTES` what it says. Sizes are in bytes, times in
+    seconds, prices in the currency of `Prices`. `debt_left` is the number of windows in which a compaction would do
+    something; a raw log has none. Lists in `details` are cut at 50 entries: the whole report is in the compute logs.
     """
-    requests = mapping(report["requests"])
+    requests = {kind: _whole(mapping(report["requests"]).get(kind, 0)) for kind in _REQUESTS}
     return {
         **{name: MetadataValue.int(_whole(report[name])) for name in _COUNTS},
         **{name: MetadataValue.float(_number(report[name])) for name in _TIMES},
-        **{f"requests_{kind}": MetadataValue.int(_whole(requests.get(kind, 0))) for kind in _REQUESTS},
+        **{f"requests_{kind}": MetadataValue.int(count) for kind, count in requests.items()},
+        "requests": MetadataValue.int(sum(requests.values())),
+        "price": MetadataValue.float(Prices().of(requests)),
+        **_predicted(report),
         "status": MetadataValue.text(str(report["status"])),
         "ran": MetadataValue.text(str(report["ran"])),
         "commit_id": MetadataValue.text(str(report["commit_id"] or "")),
         **({} if debt_left is None else {"debt_left": MetadataValue.int(debt_left)}),
         "details": _details(mapping(report["details"])),
+    }
+
+
+def _predicted(report: Report) -> dict[str, MetadataValue[Any]]:
+    """What the plan said of the run, and the benefit that came of it; nothing of a job that predicts nothing."""
+    if not isinstance(predicted := report["predicted"], Mapping):
+        return {}
+    requests = {"get": _whole(predicted["gets"]), "put": _whole(predicted["puts"])}
+    sizes = {name: predicted[name] for name in ("bytes_in", "bytes_out")}
+    return {
+        "benefit": MetadataValue.int(_whole(report["benefit"])),
+        "benefit_unit": MetadataValue.text(str(predicted["unit"])),
+        "predicted_benefit": MetadataValue.int(_whole(predicted["benefit"])),
+        "predicted_requests": MetadataValue.int(sum(requests.values())),
+        "predicted_price": MetadataValue.float(Prices().of(requests)),
+        **{f"predicted_{name}": MetadataValue.int(_whole(size)) for name, size in sizes.items() if size is not None},
     }
 
 
@@ -68,21 +99,48 @@ def windows_failed(report: Report) -> list[tuple[int | None, str]]:
 def metadata_of_partitions(report: Report, partitions: Sequence[str]) -> dict[str, dict[str, MetadataValue[Any]]]:
     """Return the metadata of each partition of a ranged run; its keys are exactly `PARTITION_METADATA`.
 
+    Of a compaction, in whose windows the plan says what it will do, also `PREDICTED_OF_PARTITION`.
     They are what the run did to that window alone: nothing where it committed nothing to it. Of an ingest, `rows_in`
     are the rows that went in, and `bytes_in` is 0, for a file is read for several windows. What begins between two
     partitions, as former windows may, is of the one before.
     """
-    names = sorted(partitions)
-    done: dict[str, list[Mapping[str, object]]] = {}
-    for each in entries_in(mapping(report["details"]), "by_window"):
+    details, names = mapping(report["details"]), sorted(partitions)
+    done = _by_partition(entries_in(details, "by_window"), names)
+    predicted = _by_partition(entries_in(details, "predicted_by_window"), names)
+    return {
+        name: _metadata_of_partition(report, done.get(name, [])) | _predicted_of(name, predicted, done)
+        for name in partitions
+    }
+
+
+_Entries = Sequence[Mapping[str, object]]
+
+
+def _by_partition(entries: _Entries, names: Sequence[str]) -> dict[str, list[Mapping[str, object]]]:
+    found: dict[str, list[Mapping[str, object]]] = {}
+    for each in entries:
         if isinstance(window := each["window"], int):
             place = bisect_right(names, partition_key(window))  # times in order are names in order
             if place:
-                done.setdefault(names[place - 1], []).append(each)
-    return {name: _metadata_of_partition(report, done.get(name, [])) for name in partitions}
+                found.setdefault(names[place - 1], []).append(each)
+    return found
 
 
-def _metadata_of_partition(report: Report, commits: Sequence[Mapping[str, object]]) -> dict[str, MetadataValue[Any]]:
+def _predicted_of(
+    name: str, predicted: Mapping[str, _Entries], done: Mapping[str, _Entries]
+) -> dict[str, MetadataValue[Any]]:
+    """What was said of a partition, and the splits that are fewer; nothing where nothing was said of any."""
+    if not predicted:
+        return {}
+    said = {
+        f"predicted_{what}": sum(_whole(each[what]) for each in predicted.get(name, ()))
+        for what in ("bytes_in", "bytes_out", "benefit")
+    }
+    fewer = sum(_whole(each["splits_in"]) - _whole(each["splits_out"]) for each in done.get(name, ()))
+    return {each: MetadataValue.int(count) for each, count in {**said, "benefit": fewer}.items()}
+
+
+def _metadata_of_partition(report: Report, commits: _Entries) -> dict[str, MetadataValue[Any]]:
     last = commits[-1] if commits else {"version": report["version"], "commit_id": None}
     counts = {name: sum(_whole(each[name]) for each in commits) for name in _OF_A_WINDOW}
     return {

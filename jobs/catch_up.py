@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from jobs.reports.metrics import Metrics
+from jobs.reports.prediction import Prediction
 from jobs.reports.report import JobReport
 from jobs.requests.request import JobRequest
 from jobs.running.command import table_command
@@ -39,6 +40,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     plans_of = partial(_plans, request)
     lacking = [each.index for each in plans_of(names, job.before)]
     with job.leased(partial(plans_of, lacking), [f"catch_up.{name}" for name in lacking]) as plans:
+        job.predict(_predicted(job.before, plans))
         if not plans:
             return job.report("nothing_to_do")
         work = [item for each in plans for item in each.work]
@@ -56,7 +58,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         actions = actions_of(plans, built, merged, idle)
         if not actions:
             return job.report("nothing_to_do", details=details)
-        return job.commit(actions, operation="CATCH UP", metrics=_metrics(work, built, merged), details=details)
+        metrics = _metrics(work, built, merged)
+        return job.commit(actions, operation="CATCH UP", metrics=metrics, details=details, benefit=metrics.rows_in)
 
 
 def _merged(job: JobRun, failed: list[object], items: Sequence[SegmentMerge]) -> list[MergedSegments]:
@@ -88,6 +91,31 @@ def _plans(request: JobRequest, names: Sequence[str], snapshot: Snapshot) -> Seq
     if request.merges_only:
         found = [replace(each, work=(), stale=(), idle=()) for each in found]
     return [each for each in found if not each.empty]
+
+
+def _predicted(snapshot: Snapshot, plans: Sequence[CatchUpPlan]) -> Prediction:
+    """Bytes out by those that the segments of the same index have per row."""
+    work, merges = [item for each in plans for item in each.work], [item for each in plans for item in each.merges]
+    old = [segment for item in merges for segment in item.segments]
+    written = [_size(snapshot, each) for each in plans]
+    return Prediction(
+        benefit=sum(item.add.visible_rows for item in work),
+        unit="rows",
+        bytes_in=sum(item.add.size for item in work) + sum(each.size for each in old),
+        bytes_out=None if None in written else sum(each or 0 for each in written),
+        gets=len(work) + len(old),
+        puts=len(work) + len(merges) + 1 if plans else 0,
+    )
+
+
+def _size(snapshot: Snapshot, plan: CatchUpPlan) -> int | None:
+    built = sum(item.add.visible_rows for item in plan.work)
+    merged = sum(old.size for item in plan.merges for old in item.segments)
+    known = [each for each in snapshot.segments.values() if each.index == plan.index]
+    rows = sum(each.numRecords for each in known)
+    if built and not rows:
+        return None
+    return merged + (round(sum(each.size for each in known) / rows * built) if built else 0)
 
 
 def _segment(answer: Answer) -> IndexSegment:

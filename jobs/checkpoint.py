@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from jobs.reports.metrics import Metrics
+from jobs.reports.prediction import Prediction
 from jobs.reports.report import JobReport
 from jobs.requests.request import JobRequest
 from jobs.running.command import table_command
@@ -29,6 +30,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     job = JobRun("checkpoint", request, spark)
     is_done = has_compact_state if request.compact_state else _has_state
     with job.leased(lambda snapshot: [] if is_done(snapshot) else [snapshot], ["checkpoint"]) as due:
+        behind = _behind(job.before)
+        job.predict(Prediction(benefit=behind, unit="versions", puts=2 if due else 0))
         if not due:
             return job.report("nothing_to_do")
         if request.dry_run:
@@ -39,7 +42,14 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         else:
             result = log.checkpoint(job.before)
         metrics = Metrics(splits_in=result.files, splits_out=result.files, bytes_out=result.bytes)
-        return job.report("committed" if result.written else "nothing_to_do", result.version, metrics=metrics)
+        if not result.written:
+            return job.report("nothing_to_do", result.version, metrics=metrics)
+        return job.report("committed", result.version, metrics=metrics, benefit=behind)
+
+
+def _behind(snapshot: Snapshot) -> int:
+    """How many versions whoever opens the table replays."""
+    return snapshot.version - (-1 if snapshot.checkpoint_version is None else snapshot.checkpoint_version)
 
 
 def _has_state(snapshot: Snapshot) -> bool:

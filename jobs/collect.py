@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from jobs.reports.metrics import Metrics
-from jobs.reports.report import JobReport
+from jobs.reports.prediction import Prediction
+from jobs.reports.report import JobReport, Status
 from jobs.requests.request import JobRequest
 from jobs.running.command import table_command
 from jobs.running.run import JobRun
@@ -46,11 +47,13 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
             dry_run=request.dry_run,
             require_held=job.require_held,
         )
+    job.predict(Prediction(benefit=sum(each.size for each in found.noted), unit="bytes"))
     metrics = Metrics(bytes_in=found.candidate_bytes, bytes_out=found.candidate_bytes - found.bytes)
     if request.dry_run:
         return job.report("planned", metrics=metrics, details=_details(found) | pruned)
     done = found.deleted or found.pruned or any(pruned.values())
-    return job.report("committed" if done else "nothing_to_do", metrics=metrics, details=_details(found) | pruned)
+    status: Status = "committed" if done else "nothing_to_do"
+    return job.report(status, metrics=metrics, details=_details(found) | pruned, benefit=found.bytes)
 
 
 def _prune(job: JobRun, request: JobRequest) -> dict[str, object]:

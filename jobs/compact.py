@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from jobs.reports.metrics import Metrics
+from jobs.reports.prediction import Prediction
 from jobs.reports.report import JobReport, with_report
 from jobs.requests.request import JobRequest
 from jobs.requests.window_range import EVERY_WINDOW, WindowRange
@@ -23,6 +24,7 @@ from jobs.spark.spark import Spark
 from storage_core.clock import Clock
 from storage_core.compaction import next_run, planner
 from storage_core.compaction import rewindow as rewindowing
+from storage_core.compaction.debt import next_runs, together
 from storage_core.compaction.merge_parts import is_too_large
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.planner import Chosen
@@ -58,6 +60,9 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     wanted.require_fits(job.before.config.window_seconds, job.before.config.other_windows)
     resource = resource_of(wanted, job.before.config.window_seconds)
     with job.leased(partial(_plan, request, job.table.log.clock), [resource]) as work:
+        runs = next_runs(work.merges, work.rewindowed)
+        by_window = {window: Prediction.of_compaction(run) for window, run in runs.items()}
+        job.predict(Prediction.of_compaction(together(runs.values())), by_window)
         if not work:
             return job.report("nothing_to_do")
         if request.dry_run:
@@ -113,10 +118,12 @@ def _window_starts(snapshot: Snapshot) -> list[int | None]:
 def _report(job: JobRun, outcome: GroupsOutcome) -> JobReport:
     last = outcome.commits[-1] if outcome.commits else None
     done = [window for each in outcome.commits for window in each.windows]
+    metrics = Metrics.of(outcome.results)
     return job.report(
         "committed" if last else "nothing_to_do",
         last.version if last else None,
-        metrics=Metrics.of(outcome.results),
+        metrics=metrics,
+        benefit=metrics.splits_in - metrics.splits_out,
         commit_id=last.commit_id if last else None,
         details={
             "windows": sorted(done, key=by_start),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from jobs.reports.metrics import Metrics
+from jobs.reports.prediction import Prediction
 from jobs.reports.report import JobReport
 from jobs.requests.request import JobRequest
 from jobs.running.command import table_command
@@ -39,6 +40,8 @@ def expire(job: JobRun, *, dry_run: bool = False) -> JobReport:
     for _ in range(MOST_PLANS):
         now_ms = job.table.log.clock.now_ms()
         found = plan(job.before, retention_ms=job.before.config.retention_ms, now_ms=now_ms)
+        size, gone = sum(each.bytes for each in found.windows), len(found.splits)
+        job.predict(Prediction(benefit=gone, unit="splits", bytes_in=size, bytes_out=0, puts=1 if gone else 0))
         if not found.splits or dry_run:
             return job.report(
                 "planned" if found.splits else "nothing_to_do", metrics=_metrics(found), details=_details(found)
@@ -61,6 +64,7 @@ def _commit(job: JobRun, found: Expiry, now_ms: int) -> JobReport:
         metrics=_metrics(found),
         requirements=[found.requirement],
         details=_details(found),
+        benefit=len(found.splits),
     )
 
 

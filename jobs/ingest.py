@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jobs.reports.metrics import Metrics
+from jobs.reports.prediction import Prediction
 from jobs.reports.report import JobReport
 from jobs.requests.request import JobRequest
 from jobs.requests.window_range import EVERY_WINDOW, WindowRange
@@ -60,10 +61,12 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return _from_delta(job, spark, spec, request)
     landed = survey(spec)
     work = plan(job.before, spec, landed.files, _windows(request.windows, job.before.config.window_seconds))
+    size = sum(item.landed.size for item in work)
+    job.predict(Prediction(benefit=len(work), unit="files", bytes_in=size, puts=1 if work else 0))
     if not work:
         return job.report("nothing_to_do", details=_not_read(landed))
     if request.dry_run:
-        planned = Metrics(bytes_in=sum(item.landed.size for item in work))
+        planned = Metrics(bytes_in=size)
         return job.report("planned", metrics=planned, details={"files": len(work)} | _not_read(landed))
     context = context_of(job.before).to_json()
     read = sum(item.landed.size for item in work)
@@ -75,7 +78,14 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return job.report("nothing_to_do", details=details)
     late = sum((result.late for result in results), LateMetrics())
     metrics = replace(Metrics.of(results), **late.as_mapping())
-    return job.commit(actions, operation="INGEST", metrics=metrics, details=details, by_window=_by_window(results))
+    return job.commit(
+        actions,
+        operation="INGEST",
+        metrics=metrics,
+        details=details,
+        by_window=_by_window(results),
+        benefit=len(results),
+    )
 
 
 def _from_delta(job: JobRun, spark: Spark, spec: LandingSpec, request: JobRequest) -> JobReport:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from jobs.reports.metrics import Metrics
+from jobs.reports.prediction import Prediction, size_as_rows
 from jobs.reports.report import JobReport
 from jobs.requests.request import JobRequest
 from jobs.running.command import table_command
@@ -20,7 +21,7 @@ from jobs.spark import tasks
 from jobs.spark.spark import Spark
 from storage_core.region.idle import MergeDue, flush_idle, merge_due
 from storage_core.region.merge import actions_of, plan
-from storage_core.region.merge_work import MergeResult
+from storage_core.region.merge_work import MergeResult, MergeWork
 
 SUMMARY = "Apply flushed generations to the base table."
 
@@ -38,6 +39,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     job = JobRun("merge", request, spark)
     store = job.table.store
     with job.leased(partial(merge_due, store), ["merge"]) as due:
+        job.predict(_predicted(job, due.works))
         if not due:
             return job.report("nothing_to_do")
         if request.dry_run:
@@ -51,6 +53,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
 
 def _merge(job: JobRun, due: MergeDue, *, quarantine: bool) -> JobReport:
+    job.predict(_predicted(job, due.works))
     if not due.works:
         return job.report("nothing_to_do")
     items = [{"work": item.to_json(), "quarantine": quarantine} for item in due.works]
@@ -60,15 +63,37 @@ def _merge(job: JobRun, due: MergeDue, *, quarantine: bool) -> JobReport:
     return job.commit(
         actions_of(job.table.store, results, ids=log.ids, now_ms=log.clock.now_ms()),
         operation="MERGE",
-        metrics=Metrics.of([each.rewrite for each in results]),
+        metrics=_metrics(due.works, results),
         requirements=[each for item in due.works for each in item.requirements],
         details=_details(due),
+        benefit=_generations(due.works),
     )
+
+
+def _metrics(works: Sequence[MergeWork], results: Sequence[MergeResult]) -> Metrics:
+    """Bytes in are those of the records in memory, and of the splits that leave."""
+    rewritten = Metrics.of([each.rewrite for each in results])
+    return replace(rewritten, bytes_in=rewritten.bytes_in + sum(each.size_bytes for each in works))
+
+
+def _predicted(job: JobRun, works: Sequence[MergeWork]) -> Prediction:
+    return Prediction(
+        benefit=_generations(works),
+        unit="generations",
+        bytes_in=sum(each.size_bytes for each in works),
+        bytes_out=size_as_rows(job.before, sum(each.records for each in works)),
+        gets=_generations(works),
+        puts=len(works) + 1 if works else 0,
+    )
+
+
+def _generations(works: Sequence[MergeWork]) -> int:
+    return sum(len(item.generations) for item in works)
 
 
 def _details(due: MergeDue) -> dict[str, object]:
     return {
-        "generations": sum(len(item.generations) for item in due.works),
+        "generations": _generations(due.works),
         "regions": len(due.works),
         "idle_regions": len(due.idle),
     }

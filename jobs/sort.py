@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from jobs.reports.metrics import Metrics
+from jobs.reports.prediction import Prediction
 from jobs.reports.report import JobReport, Status
 from jobs.requests.request import JobRequest
 from jobs.running.command import table_command
@@ -34,6 +35,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     job = JobRun("sort", request, spark)
     table = job.table
     with job.leased(lambda snapshot: plan(table.store, snapshot), ["sort"]) as work:
+        job.predict(_predicted(work))
         if not work:
             return job.report("nothing_to_do")
         if request.dry_run:
@@ -46,10 +48,12 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         metrics = Metrics(
             rows_in=sum(result.records_in for _, result in done),
             rows_out=sum(result.records_out for _, result in done),
+            bytes_in=sum(item.size_bytes for item, _ in done),
             bytes_out=sum(result.size_bytes for _, result in done),
         )
         status: Status = "committed" if done else "nothing_to_do"
-        return job.report(status, metrics=metrics, details=_details([item for item, _ in done]))
+        sorted_ = [item for item, _ in done]
+        return job.report(status, metrics=metrics, details=_details(sorted_), benefit=_fewer(sorted_))
 
 
 def _committed(job: JobRun, work: SortingWork, result: SortingResult) -> bool:
@@ -61,6 +65,18 @@ def _committed(job: JobRun, work: SortingWork, result: SortingResult) -> bool:
         LOG.warning("%s", error)
         return False
     return True
+
+
+def _predicted(work: Sequence[SortingWork]) -> Prediction:
+    size = sum(item.size_bytes for item in work)
+    gets = sum(len(item.generations) for item in work)
+    return Prediction(
+        benefit=_fewer(work), unit="generations", bytes_in=size, bytes_out=size, gets=gets, puts=4 * len(work)
+    )
+
+
+def _fewer(work: Sequence[SortingWork]) -> int:
+    return sum(len(item.generations) - 1 for item in work)
 
 
 def _details(work: Sequence[SortingWork]) -> dict[str, object]:

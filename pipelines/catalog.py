@@ -12,6 +12,8 @@ from assets.distribution import distributed_key
 from assets.factory import build_table_assets
 from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
+from assets.shown import Project
+from pipelines.automation import Automation, load_automation
 from pipelines.cataloguing import build_catalog
 from pipelines.distribution import build_raw_log_assets
 from pipelines.housekeeping import build_housekeeping
@@ -34,26 +36,36 @@ def build_definitions(
     *,
     raw_logs: DeclaredRawLogs = NO_RAW_LOGS,
     catalog: bool = False,
+    report: Path | None = None,
 ) -> Definitions:
     """Return the assets and checks of every table and raw log, the jobs and schedules of their steps, and the sensor.
 
-    And those of a SQL `catalog`. A declaration that was left out is shown as an asset without a job; its description
-    says what is wrong.
+    And those of a SQL `catalog`; the assets lead to the `report`. A declaration that was left out is shown as an asset
+    without a job; its description says what is wrong.
     """
     fed_by = raw_logs.raw_logs
-    assets = [asset for table in declared.tables for asset in build_assets(table, fed_by, clock)]
+    known = [each.declaration for each in declared.tables]
+    of_all, unsound = load_automation(declared.root)
+    automation = Automation(known, [each.declaration for each in fed_by], of_all)
+    assets = [
+        asset
+        for table in declared.tables
+        for asset in build_assets(
+            table, fed_by, clock, Project(automated=automation.of(table.declaration), report=report)
+        )
+    ]
     own = Definitions(
         # Steps wait for their job's subprocess; a process of their own for each would only cost memory.
         executor=in_process_executor,
         resources={LAUNCHER: launcher},
         assets=[
-            *(_left_out(problem) for problem in (*declared.problems, *raw_logs.problems)),
+            *(_left_out(problem) for problem in (*declared.problems, *raw_logs.problems, *unsound)),
             *assets,
             *(asset for each in fed_by for asset in build_raw_log_assets(each)),
         ],
         asset_checks=[check for table in declared.tables for check in build_table_checks(table.declaration)],
     )
-    once = build_once([each.declaration for each in declared.tables], fed_by, clock, root=declared.root)
+    once = build_once(known, fed_by, clock, automation, root=declared.root)
     return Definitions.merge(own, once, *([build_catalog(declared.tables)] if catalog else []))
 
 
@@ -62,18 +74,19 @@ def _left_out(problem: Problem) -> AssetSpec:
 
 
 def build_assets(
-    table: DeclaredTable, raw_logs: Sequence[DeclaredRawLog], clock: Clock | None
+    table: DeclaredTable, raw_logs: Sequence[DeclaredRawLog], clock: Clock | None, project: Project
 ) -> list[AssetsDefinition]:
     """Return the assets of one table, some of them after what raw logs distribute. They need the `launcher`."""
     file = str(table.file) if table.file else None
     distributed = [distributed_key(each.declaration.name) for each in _feeding(table.declaration, raw_logs)]
-    return build_table_assets(table.declaration, file=file, clock=clock, distributed=distributed)
+    return build_table_assets(table.declaration, file=file, clock=clock, distributed=distributed, project=project)
 
 
 def build_once(
     tables: Sequence[TableDeclaration],
     raw_logs: Sequence[DeclaredRawLog],
-    clock: Clock | None = None,
+    clock: Clock | None,
+    automation: Automation,
     *,
     root: Path | None = None,
 ) -> Definitions:
@@ -84,11 +97,14 @@ def build_once(
     declared = [each.declaration for each in raw_logs]
     jobs, assets = build_jobs(tables, declared), assets_of_jobs(tables, declared)
     watched = [job for job in jobs if job.name in STEPS]
+    looked_after = [each for each in tables if automation.looks_after(each)]
     feeding = [(table, [each.request for each in _feeding(table, raw_logs)]) for table in tables]
     own = Definitions(
         jobs=[*jobs, *([build_forget_job(feeding)] if tables else [])],
-        schedules=build_schedules(tables, raw_logs, assets),
-        sensors=[build_upkeep_sensor(watched, Upkeep(tables, assets, clock, root=root))] if watched else [],
+        schedules=build_schedules(tables, raw_logs, assets, automation),
+        sensors=[build_upkeep_sensor(watched, Upkeep(looked_after, assets, clock, root=root), automation)]
+        if watched
+        else [],
     )
     return Definitions.merge(own, build_housekeeping())
 

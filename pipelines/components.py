@@ -23,12 +23,15 @@ from pydantic_core import CoreSchema
 from assets.checks import build_table_checks
 from assets.launcher import LAUNCHER, PipesLauncher
 from assets.names import identifier
+from assets.shown import Project
 from jobs.requests.distribute import DistributeRequest
+from pipelines.automation import Automation
 from pipelines.catalog import build_assets, build_once
 from pipelines.distribution import build_raw_log_assets
 from pipelines.raw_logs import DeclaredRawLog
 from pipelines.tables import DeclaredTable
 from storage_core.declaration import TableDeclaration
+from storage_core.declaration_automation import read_automation
 from storage_core.declaration_file import load_text, text_of
 from storage_core.declaration_parts import Closed
 from storage_core.errors import InvalidInput
@@ -105,7 +108,7 @@ class TableComponent(_Declaring[TableDeclaration]):
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """Return the definitions of the table, fed by the project's raw logs; places are relative to the project."""
         project = _project_of(context, self)
-        return _once(project, self, _of_table(self, project.raw_logs, context.project_root), context.project_root)
+        return _once(project, self, _of_table(self, project, context.project_root), context.project_root)
 
 
 class RawLogComponent(_Declaring[RawLogDeclaration]):
@@ -131,7 +134,7 @@ def component_definitions(*components: TableComponent | RawLogComponent, root: P
     )
     where = (root or Path.cwd()).resolve()
     return Definitions.merge(
-        *(_of_table(each, project.raw_logs, where) for each in project.tables),
+        *(_of_table(each, project, where) for each in project.tables),
         *(_of_raw_log(each, project.tables, where) for each in project.raw_logs),
         _shared(project, where),
     )
@@ -147,6 +150,11 @@ class _Project:
     def __post_init__(self) -> None:
         _require_apart([each.declaration for each in self.tables])
 
+    def automation(self, root: Path) -> Automation:
+        """Return the switches of its tables. Raises `InvalidInput` for an `automation.yaml` that is not sound."""
+        raw_logs = [each.declaration for each in self.raw_logs]
+        return Automation([each.declaration for each in self.tables], raw_logs, read_automation(root))
+
 
 def _require_apart(declared: Sequence[TableDeclaration]) -> None:
     for what, values in (
@@ -157,12 +165,13 @@ def _require_apart(declared: Sequence[TableDeclaration]) -> None:
             raise InvalidInput(f"two TableComponents have the {what} {twice[0]!r}; give each table its own")
 
 
-def _of_table(component: TableComponent, raw_logs: Sequence[RawLogComponent], root: Path) -> Definitions:
+def _of_table(component: TableComponent, project: _Project, root: Path) -> Definitions:
     table = DeclaredTable(component.declaration.below(root))
-    feeding = [_declared(each, (), root) for each in raw_logs]
+    feeding = [_declared(each, (), root) for each in project.raw_logs]
+    automated = project.automation(root).of(table.declaration)
     return Definitions(
         resources={LAUNCHER: _launcher(root)},
-        assets=build_assets(table, feeding, None),
+        assets=build_assets(table, feeding, None, Project(automated=automated)),
         asset_checks=build_table_checks(table.declaration),
     )
 
@@ -189,7 +198,8 @@ def _once(project: _Project, component: _Declaring[Any], own: Definitions, root:
 def _shared(project: _Project, root: Path) -> Definitions:
     """Jobs, schedules and the sensor of all components."""
     tables = [each.declaration.below(root) for each in project.tables]
-    return build_once(tables, [_declared(each, project.tables, root) for each in project.raw_logs], root=root)
+    raw_logs = [_declared(each, project.tables, root) for each in project.raw_logs]
+    return build_once(tables, raw_logs, None, project.automation(root), root=root)
 
 
 def _declared(component: RawLogComponent, tables: Sequence[TableComponent], root: Path) -> DeclaredRawLog:

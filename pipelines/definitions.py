@@ -12,8 +12,10 @@ from dagster import Definitions
 from assets.launcher import PipesLauncher
 from jobs.requests.catalog import CATALOG_URL
 from pipelines.alerting import build_alerts
+from pipelines.automation import load_automation
 from pipelines.catalog import build_definitions
 from pipelines.raw_logs import read_raw_logs
+from pipelines.report.written import report_file
 from pipelines.reporting import build_report
 from pipelines.tables import load_tables, require_sound, tables_folder
 
@@ -23,7 +25,7 @@ VALIDATING = "DAGSTER_IS_DEFS_VALIDATION_CLI"
 _declared = load_tables(tables_folder())
 _raw_logs = read_raw_logs(tables_folder())
 if os.environ.get(VALIDATING):
-    require_sound([*_declared.problems, *_raw_logs.problems])
+    require_sound([*_declared.problems, *_raw_logs.problems, *load_automation(_declared.root)[1]])
 
 defs = Definitions.merge(
     build_definitions(
@@ -31,6 +33,7 @@ defs = Definitions.merge(
         PipesLauncher(_declared.root),
         raw_logs=_raw_logs,
         catalog=bool(os.environ.get(CATALOG_URL)),
+        report=report_file(_declared.root),
     ),
     build_report(_declared),
     build_alerts(_declared),

@@ -56,6 +56,7 @@ def metrics_text(found: Iterable[Looked], failures: Mapping[str, LastFailure]) -
         lines += _family(family, (({"table": table}, own[number]) for table, own in values.items()))
     lines += _steps(looked)
     lines += _indexes(looked)
+    lines += _mirrors(looked)
     lines += _family(
         _Family("last_failure_timestamp", "When a step failed that was not materialized since.", "seconds"),
         (({"table": table, "step": each.step}, each.at / 1000) for table, each in failures.items() if not each.is_over),
@@ -119,6 +120,18 @@ def _indexes(looked: Iterable[Looked]) -> Iterator[str]:
     yield from _family(rows, ((labels, lag.rows) for labels, lag in lags))
     versions = _Family("index_lag_versions", "Versions since the watermark of the index.")
     yield from _family(versions, ((labels, lag.versions) for labels, lag in lags))
+
+
+def _mirrors(looked: Iterable[Looked]) -> Iterator[str]:
+    yield from _family(
+        _Family("mirror_lag_versions", "Versions that a format which is published does not show."),
+        (
+            ({"table": each.place.name, "format": name}, count)
+            for each in looked
+            if each.status is not None
+            for name, count in each.status.mirrors.items()
+        ),
+    )
 
 
 def _family(family: _Family, samples: Iterable[Sample]) -> Iterator[str]:

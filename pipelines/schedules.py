@@ -2,7 +2,7 @@
 
 At each of its times it requests the runs of those whose line it is, unless one waits or works. Schedules never catch up
 on missed ticks and need not: the next tick asks again. All are stopped until somebody starts them in the UI, so that
-opening the UI changes nothing.
+opening the UI changes nothing, unless a table says that its upkeep starts by itself (`pipelines.automation`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from assets.launcher import JobName
 from assets.raw_upkeep import raw_key, raw_steps
 from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
+from pipelines.automation import Automation
 from pipelines.distribution import waiting_chunks
 from pipelines.jobs import CHECK, step_assets
 from pipelines.raw_logs import DeclaredRawLog
 from pipelines.run_requests import TABLE, reason_tags, run_request
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import TidemarkError
+from storage_core.raw_declaration import RawLogDeclaration
 from storage_core.table import Table, exists
 
 VERSION = "tidemark/version"
@@ -48,21 +50,27 @@ class Timed:
     `reason` asks storage why there should be one, where that is cheap, or why there is none.
     """
 
-    name: str
+    declaration: TableDeclaration | RawLogDeclaration
     cron: str
     assets: Sequence[AssetKey]
     reason: Callable[[], str | SkipReason]
+
+    @property
+    def name(self) -> str:
+        """What its runs are called by."""
+        return self.declaration.name
 
 
 def build_schedules(
     tables: Sequence[TableDeclaration],
     raw_logs: Sequence[DeclaredRawLog],
     assets_of_jobs: Mapping[str, Sequence[AssetKey]],
+    automation: Automation,
 ) -> list[ScheduleDefinition]:
     """Return `<job>_schedule` of collections, checks, distribution, and the upkeep of raw logs (UTC), where there are.
 
     What an idle collection lists would be listed twice if a tick listed it before; so it asks only whether there is a
-    table. A table is checked once per version.
+    table. A table is checked once per version. What automation leaves out is not asked for.
     """
     timed: dict[JobName, list[Timed]] = {"collect": [_collected(each) for each in tables]}
     timed["distribute"] = [_distributed(each) for each in raw_logs]
@@ -71,43 +79,47 @@ def build_schedules(
             key = raw_key(raw_log.declaration.name, step)
             timed.setdefault(step.job, []).append(
                 Timed(
-                    name=raw_log.declaration.name,
+                    declaration=raw_log.declaration,
                     cron=raw_log.declaration.upkeep_schedule,
                     assets=[key],
                     reason=lambda: "as scheduled",
                 )
             )
-    schedules = [_schedule(job, each, assets_of_jobs) for job, each in timed.items() if each]
-    return [*schedules, _checks(tables)] if tables else schedules
+    schedules = [_schedule(job, each, assets_of_jobs, automation) for job, each in timed.items() if each]
+    return [*schedules, _checks(automation)] if tables else schedules
 
 
 def _collected(table: TableDeclaration) -> Timed:
     def reason() -> str | SkipReason:
         return "as scheduled" if exists(table.uri) else SkipReason("the table does not exist yet")
 
-    return Timed(name=table.name, cron=table.schedule.collect, assets=step_assets(table, "collect"), reason=reason)
+    return Timed(declaration=table, cron=table.schedule.collect, assets=step_assets(table, "collect"), reason=reason)
 
 
 def _distributed(raw_log: DeclaredRawLog) -> Timed:
-    name = raw_log.declaration.name
     return Timed(
-        name=name,
+        declaration=raw_log.declaration,
         cron=raw_log.declaration.schedule,
-        assets=[distributed_key(name)],
+        assets=[distributed_key(raw_log.declaration.name)],
         reason=lambda: waiting_chunks(raw_log),
     )
 
 
 def _schedule(
-    job: JobName, timed: Sequence[Timed], assets_of_jobs: Mapping[str, Sequence[AssetKey]]
+    job: JobName,
+    timed: Sequence[Timed],
+    assets_of_jobs: Mapping[str, Sequence[AssetKey]],
+    automation: Automation,
 ) -> ScheduleDefinition:
     def tick(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
         now = context.scheduled_execution_time
         at_work = AtWork.of(context.instance, assets_of_jobs, now_ms=int(now.timestamp() * 1000))
-        due = (each for each in timed if _is_time(each.cron, now) and at_work.free(each.assets))
+        wanted = (each for each in timed if automation.looks_after(each.declaration))
+        due = (each for each in wanted if _is_time(each.cron, now) and at_work.free(each.assets))
         yield from _answer(_requests(job, due))
 
-    return _definition(job, sorted({each.cron for each in timed}), tick, f"Requests {job} runs.")
+    crons = sorted({each.cron for each in timed})
+    return _definition(job, crons, tick, description=f"Requests {job} runs.", automation=automation)
 
 
 def _requests(job: JobName, due: Iterable[Timed]) -> Iterator[RunRequest | SkipReason]:
@@ -135,11 +147,12 @@ def _answer(found: Iterable[RunRequest | SkipReason]) -> Iterator[RunRequest | S
         yield SkipReason("; ".join(["nothing to do", *skipped]))
 
 
-def _checks(tables: Sequence[TableDeclaration]) -> ScheduleDefinition:
+def _checks(automation: Automation) -> ScheduleDefinition:
     def tick(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
-        yield from _answer(_check(each, context) for each in tables)
+        yield from _answer(_check(each, context) for each in automation.tables if automation.looks_after(each))
 
-    return _definition(CHECK, [_CHECK_CRON], tick, "Checks each version of a table once, at night.")
+    description = "Checks each version of a table once, at night."
+    return _definition(CHECK, [_CHECK_CRON], tick, description=description, automation=automation)
 
 
 def _check(table: TableDeclaration, context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
@@ -162,7 +175,12 @@ def _skip(name: str, failed: Failed) -> SkipReason:
 
 
 def _definition(
-    job: str, crons: Sequence[str], tick: Callable[[ScheduleEvaluationContext], object], description: str
+    job: str,
+    crons: Sequence[str],
+    tick: Callable[[ScheduleEvaluationContext], object],
+    *,
+    description: str,
+    automation: Automation,
 ) -> ScheduleDefinition:
     return ScheduleDefinition(
         name=f"{job}_schedule",
@@ -171,6 +189,7 @@ def _definition(
         execution_timezone="UTC",
         execution_fn=tick,
         description=description,
+        default_status=automation.schedule_status,
     )
 
 

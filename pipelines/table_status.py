@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING, Self
 
+from pipelines.beside_log import BesideLog
 from pipelines.tables import DeclaredTables
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import NotFound, TidemarkError, as_tidemark_error
+from storage_core.objectstore.meter import add_requests
 from storage_core.objectstore.prefetch import all_of
 from storage_core.read.status import Status, status
 from storage_core.table import Table
+
+if TYPE_CHECKING:
+    from storage_core.declaration import TableDeclaration
+    from storage_core.ingest.landing import LandingSpec
 
 PARALLEL_TABLES = 8
 """Tables that are looked at at a time."""
@@ -21,13 +28,24 @@ PARALLEL_TABLES = 8
 class Place:
     """A table to look at: how it is called, where it is, and the freshness that is declared for it, in ms.
 
-    Only one that is declared may be missing.
+    Only one that is declared may be missing. `landing` is where its rows land, as declared.
     """
 
     name: str
     uri: str
     is_declared: bool = True
     freshness_ms: int | None = None
+    landing: LandingSpec | None = None
+
+    @classmethod
+    def of(cls, declaration: TableDeclaration) -> Self:
+        """Return the place of a declared table."""
+        return cls(
+            name=declaration.name,
+            uri=declaration.uri,
+            freshness_ms=declaration.freshness,
+            landing=declaration.landing_spec(),
+        )
 
 
 class State(StrEnum):
@@ -63,8 +81,7 @@ class Looked:
 
 def places_of(declared: DeclaredTables) -> list[Place]:
     """Return the declared tables as places to look at."""
-    known = (each.declaration for each in declared.tables)
-    return [Place(name=each.name, uri=each.uri, freshness_ms=each.freshness) for each in known]
+    return [Place.of(each.declaration) for each in declared.tables]
 
 
 def look_at_all(places: Sequence[Place], clock: Clock | None = None) -> Iterator[Looked]:
@@ -75,7 +92,7 @@ def look_at_all(places: Sequence[Place], clock: Clock | None = None) -> Iterator
 
 
 def look(place: Place, clock: Clock) -> Looked:
-    """Return how one table is. Requests: those of opening it and of `read.status`."""
+    """Return how one table is. Requests: those of opening it, of `beside_log` and of `read.status`."""
     none: dict[str, int] = {}
     try:
         table = Table.open(place.uri)
@@ -84,7 +101,15 @@ def look(place: Place, clock: Clock) -> Looked:
     except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
         return Looked(place=place, error=as_tidemark_error(error), requests=none)
     try:
-        found = status(table.store, table.snapshot, now_ms=clock.now_ms(), freshness_ms=place.freshness_ms)
+        return look_into(table, place, clock)
     except Exception as error:  # noqa: BLE001  # as above
         return Looked(place=place, error=as_tidemark_error(error), requests=table.store.requests)
-    return Looked(place=place, status=found, requests=table.store.requests)
+
+
+def look_into(table: Table, place: Place, clock: Clock) -> Looked:
+    """Return how an opened table is; raises what `read.status` raises."""
+    now_ms = clock.now_ms()
+    others = BesideLog(table, place.landing, now_ms)
+    beside = others.look()
+    found = status(table.store, table.snapshot, now_ms=now_ms, freshness_ms=place.freshness_ms, beside=beside)
+    return Looked(place=place, status=found, requests=add_requests(table.store.requests, {"list": others.lists}))

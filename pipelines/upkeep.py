@@ -17,7 +17,6 @@ from time import monotonic
 from dagster import (
     AssetKey,
     DagsterRun,
-    DefaultSensorStatus,
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
@@ -32,6 +31,7 @@ from assets.partitions import partition_key, span_of
 from assets.seen import Seen
 from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
+from pipelines.automation import Automation
 from pipelines.budgets import Choice, choose, read_upkeep_of_all
 from pipelines.grouping import MOST_TABLES, Group, grouped, request_of
 from pipelines.jobs import Job, jobs_of, step_assets
@@ -42,7 +42,6 @@ from storage_core.errors import TidemarkError
 from storage_core.wording import counted
 
 NAME = "upkeep_sensor"
-INTERVAL_SECONDS = 30
 STEPS: frozenset[JobName] = frozenset(
     {"ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "publish"}
 )
@@ -247,17 +246,17 @@ class Upkeep:
         return get_latest_completed_cron_tick(cron, now, "UTC").timestamp() * 1000 > last_ms
 
 
-def build_upkeep_sensor(
-    jobs: Sequence[Job], upkeep: Upkeep, *, interval_seconds: int = INTERVAL_SECONDS
-) -> SensorDefinition:
-    """Return the sensor, stopped until somebody starts it in the UI. `jobs` are those that it may ask for."""
+def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automation) -> SensorDefinition:
+    """Return the sensor. `jobs` are those that it may ask for; `upkeep` is of the tables that it looks after."""
+    left_out = sum(not automation.looks_after(each) for each in automation.tables)
     return SensorDefinition(
         name=NAME,
         evaluation_fn=upkeep.tick,
         jobs=list(jobs),
-        minimum_interval_seconds=interval_seconds,
-        default_status=DefaultSensorStatus.STOPPED,
-        description="Looks at all tables in turn and requests the runs that storage asks for, the most urgent first.",
+        minimum_interval_seconds=automation.interval_seconds,
+        default_status=automation.sensor_status,
+        description="Looks at all tables in turn and requests the runs that storage asks for, the most urgent first."
+        + (f" Automation is off for {counted(left_out, 'table')}." if left_out else ""),
     )
 
 

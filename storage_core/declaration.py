@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
+from storage_core.declaration_automation import Switch
 from storage_core.declaration_file import load_as
 from storage_core.declaration_parts import (
     Closed,
@@ -60,9 +61,10 @@ class TableDeclaration(Closed):
     a map column whether a patch merges its entries (`merge`) or replaces them. Generations get segments of
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
     `retention` says; how long versions can be read is `gc.retention`. `freshness` is how old the newest rows may be
-    (decision 0164), `upkeep` how much its upkeep may read (decision 0169). `raw_logs` are read at `latest`. Dagster
-    shows `owners` and `tags` on every asset of the table, and a job of its own for backfills of a windowed one with
-    `backfill_job: true`. `publish: delta` keeps a mirror for readers of Delta.
+    (decision 0164), `upkeep` how much its upkeep may read (0169), `automation` whether Dagster looks after the table by
+    itself (0174). `raw_logs` are read at `latest`. Dagster shows `owners` and `tags` on every asset of the table, and a
+    job of its own for backfills of a windowed one with `backfill_job: true`. `publish: delta` keeps a mirror for
+    readers of Delta.
     """
 
     name: str
@@ -90,6 +92,7 @@ class TableDeclaration(Closed):
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
     upkeep: UpkeepDeclaration = UpkeepDeclaration()
+    automation: Switch | None = None
     backfill_job: bool = False
     owners: Owners = ()
     tags: Tags = Field(default_factory=dict)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from jobs.reports.metrics import NO_METRICS, Metrics
+from jobs.reports.prediction import Prediction
 from storage_core.errors import TidemarkError
 
 DRIVER = "driver"
@@ -22,7 +23,8 @@ class JobReport:
 
     `version` is the table's version after the run; `commit_id` is None when nothing was committed. `spark_seconds` is
     the wall time of the Spark part, 0 when no Spark was needed, and `ran` says where the work was done. `details` holds
-    what is specific to the job.
+    what is specific to the job. `predicted` is what the plan said before the work, of jobs that have one, and `benefit`
+    what came of it, in the same unit (decision 0173).
     """
 
     job: str
@@ -35,6 +37,8 @@ class JobReport:
     ran: str = DRIVER
     commit_id: str | None = None
     details: Mapping[str, object] = field(default_factory=dict)
+    predicted: Prediction | None = None
+    benefit: int = 0
 
     def to_json(self) -> str:
         """Return the report as one line of JSON, the metrics among the fields."""

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from pyarrow import RecordBatch
 
 from jobs.reports.metrics import NO_METRICS, Metrics
+from jobs.reports.prediction import Prediction
 from jobs.reports.report import JobReport, Status
 from jobs.running.as_completed import as_completed
 from jobs.running.costs import RunCosts
@@ -78,6 +79,8 @@ class JobRun:
         self._tokens_spent = False
         self._head: Snapshot | None = None
         self._by_window: list[dict[str, object]] | None = [] if tells_windows else None
+        self._predicted: Prediction | None = None
+        self._predicted_by_window: list[dict[str, object]] = []
         self.table = table if table is not None else Table.open(request.table_uri)
         self.before: Snapshot = self.table.snapshot
 
@@ -165,6 +168,15 @@ class JobRun:
         self._costs.take(answers)
         return answers
 
+    def predict(self, predicted: Prediction, by_window: Mapping[int | None, Prediction] | None = None) -> None:
+        """Let the report say what the plan does: all of it, and of a report that tells windows what of each window."""
+        self._predicted = predicted
+        if self._by_window is not None:
+            self._predicted_by_window = [
+                {"window": window, "benefit": each.benefit, "bytes_in": each.bytes_in, "bytes_out": each.bytes_out}
+                for window, each in (by_window or {}).items()
+            ]
+
     def look_again(self) -> None:
         """Let `before`, on which the next commit is planned, be the newest snapshot; the requests of `log.refresh`."""
         self.before, self._head = self.table.log.refresh(self._head or self.before), None
@@ -209,6 +221,7 @@ class JobRun:
         requirements: Sequence[Requirement] = (),
         details: Mapping[str, object] | None = None,
         by_window: Mapping[int | None, Metrics] | None = None,
+        benefit: int = 0,
         rebase: Rebase | None = None,
     ) -> JobReport:
         """Commit the actions once, planned against `before`, and return the report; raises what the log raises.
@@ -242,7 +255,9 @@ class JobRun:
             self._by_window += [
                 {"window": window, **commit, **done.as_mapping()} for window, done in (by_window or {}).items()
             ]
-        return self.report(status, result.version, metrics=metrics, commit_id=result.commit_id, details=details)
+        return self.report(
+            status, result.version, metrics=metrics, commit_id=result.commit_id, details=details, benefit=benefit
+        )
 
     def report(
         self,
@@ -252,14 +267,18 @@ class JobRun:
         metrics: Metrics = NO_METRICS,
         commit_id: str | None = None,
         details: Mapping[str, object] | None = None,
+        benefit: int = 0,
     ) -> JobReport:
-        """Return the report of this run as it stands now."""
+        """Return the report of this run as it stands now; `benefit` is in the unit of what was predicted."""
+        windows = {"by_window": self._by_window, "predicted_by_window": self._predicted_by_window}
         report = JobReport(
             job=self._job,
             status=status,
             version=self.before.version if version is None else version,
             metrics=metrics,
             commit_id=commit_id,
-            details={**(details or {}), **({"by_window": self._by_window} if self._by_window else {})},
+            details={**(details or {}), **{name: each for name, each in windows.items() if each}},
+            predicted=self._predicted,
+            benefit=benefit,
         )
         return self._costs.complete(report, [self.table.store])

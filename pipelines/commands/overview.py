@@ -105,7 +105,7 @@ def report(
     Splits per window, bytes before and after, log growth, requests and their price, lag of indexes, and the history of
     the log. The file needs nothing else, no server and no network. Prices are those of S3 Standard unless said.
     """
-    from pipelines.report.content import read_prices
+    from jobs.reports.prices import read_prices
     from pipelines.report.written import write_report
 
     places, root = places_of(uris or [])
@@ -158,16 +158,12 @@ def places_of(words: Sequence[str]) -> tuple[list[Place], Path]:
     bounds = {each.declaration.name: each.declaration for each in known.tables}
     if not words:
         known.require_sound()
-        return [
-            Place(name=each.name, uri=each.uri, freshness_ms=each.freshness) for each in bounds.values()
-        ], known.root
+        return [Place.of(each) for each in bounds.values()], known.root
     places = []
     for word in words:
         target = resolve(word)
         own = bounds.get(word) if target.file is not None else None
-        name = word if own else name_of(target.uri)
-        bound = own.freshness if own else None
-        places.append(Place(name=name, uri=target.uri, is_declared=own is not None, freshness_ms=bound))
+        places.append(Place.of(own) if own else Place(name=name_of(target.uri), uri=target.uri, is_declared=False))
     return places, known.root
 
 
@@ -216,11 +212,12 @@ _COLUMNS: Final = {
     "newest row": cell,
     "commit": cell,
     "owed": cell,
+    "index lag": cell,
     "unmerged": cell,
     "quarantine": number,
     "next run": cell,
 }
-_OPTIONAL: Final = ("next run", "bytes", "quarantine", "unmerged", "newest row")
+_OPTIONAL: Final = ("next run", "index lag", "bytes", "quarantine", "unmerged", "newest row")
 """What a narrow terminal does not show, in the order in which it leaves them out."""
 
 
@@ -235,6 +232,8 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
     for each in found:
         if each.error is not None:
             output.line(output.printable(f"{each.place.name}: {each.error.kind}: {each.error}"))
+        for step, why in ({} if each.status is None else each.status.unknown).items():
+            output.line(output.printable(f"{each.place.name}: nobody knows what there is to {step}: {why}"))
         failure = failures.get(each.place.name)
         if failure is not None and not failure.is_over:
             output.line(output.printable(f"{each.place.name}: {failure.step} failed: {failure.message}"))
@@ -242,23 +241,23 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
 
 def _line(found: Looked, now_ms: int) -> dict[str, object]:
     from pipelines.commands.quantities import age, duration, size
+    from pipelines.status_words import index_lag, next_run
 
     about: dict[str, object] = {"table": found.place.name, "status": found.state.value.replace("_", " ")}
     if (status := found.status) is None:
         return about
     if status.behind:
         about["status"] = f"behind: {', '.join(status.behind).replace('_', ' ')}"
-    run = status.next_run
-    costs = f"{run.splits:,} → {run.outputs:,} splits, {size(run.read_bytes)} read" if run.splits else ""
-    freed = f"{size(status.freed_bytes)} leave" if status.freed_bytes else ""
+    owed = {step: f"{each.count:,}" for step, each in status.owed.items()} | dict.fromkeys(status.unknown, "?")
     return {
         **about,
         "rows": status.rows,
         "bytes": size(status.bytes),
         "newest row": age(now_ms, status.newest_row_at),
         "commit": age(now_ms, status.committed_at),
-        "owed": ", ".join(f"{step} {owed.count:,}" for step, owed in status.owed.items()),
+        "owed": ", ".join(f"{step} {count}" for step, count in owed.items()),
+        "index lag": index_lag(status),
         "unmerged": "" if status.oldest_unmerged_ms is None else duration(status.oldest_unmerged_ms),
         "quarantine": status.quarantine_entries,
-        "next run": ", ".join(each for each in (costs, freed) if each),
+        "next run": next_run(status),
     }

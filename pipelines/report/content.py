@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from pipelines.table_status import Looked, Place
+from pipelines.table_status import Looked, Place, look_into
 from storage_core.clock import Clock
-from storage_core.errors import InvalidInput, TidemarkError, as_tidemark_error
+from storage_core.errors import TidemarkError, as_tidemark_error
 from storage_core.log.written import Written, written
 from storage_core.read.describe import describe
-from storage_core.read.status import status
 from storage_core.table import Table
 
 MOST_COMMITS = 500
 """So many of the newest commits are read unless more are asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """What a store charges: for 1,000 requests that write or list, for 1,000 that read, and for a GiB and month.
-
-    The defaults are those of S3 Standard in us-east-1 when this was written, in dollars.
-    """
-
-    put: float = 0.005
-    get: float = 0.0004
-    storage: float = 0.023
-
-
-def read_prices(text: str) -> Prices:
-    """Return the prices of `put=0.005,get=0.0004,storage=0.023`; what is left out is the default.
-
-    Raises `InvalidInput`.
-    """
-    found: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, price = part.partition("=")
-        try:
-            found[name.strip()] = float(price)
-        except ValueError:
-            raise InvalidInput(f"{part!r} is no price; write it as put=0.005") from None
-    try:
-        prices = Prices(**found)
-    except TypeError:
-        raise InvalidInput(f"there are the prices put, get and storage, found {', '.join(found)}") from None
-    if not all(0 <= each < math.inf for each in found.values()):
-        raise InvalidInput(f"{text!r}: a price is a number, and not below zero")
-    return prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +85,13 @@ def content_of(place: Place, clock: Clock, *, most_commits: int = MOST_COMMITS, 
     """
     try:
         table = Table.open(place.uri)
-        found = status(table.store, table.snapshot, now_ms=clock.now_ms(), freshness_ms=place.freshness_ms)
+        looked = look_into(table, place, clock)
         about = describe(table.store, table.snapshot, now_ms=clock.now_ms())
         commits = tuple(islice(written(table.store, table.version), most_commits))
         vectors = [each.name for each in table.config.indexes if recall and each.kind == "vector"]
         recalls = {name: table.recall(name).recall for name in vectors}
     except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
         return Content(looked=_failed(place, as_tidemark_error(error)))
-    looked = Looked(place=place, status=found, requests=table.store.requests)
     return Content(looked=looked, windows=_windows(about), commits=commits, recalls=recalls)
 
 

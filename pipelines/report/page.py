@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from jobs.reports.prices import Prices
 from pipelines.commands.quantities import age, duration, size
 from pipelines.failed_runs import LastFailure
 from pipelines.report import svg
-from pipelines.report.content import Content, Prices, Window
+from pipelines.report.content import Content, Window
 from pipelines.report.svg import Cell, Pair, Point, minute, text
+from pipelines.status_words import index_lag, next_run
 from storage_core.read.status import Status
 from storage_core.wording import counted
 
@@ -32,6 +34,8 @@ svg{max-width:100%;height:auto;font-size:11px}.cell{fill:#0b5fa5}.before{fill:#9
 """
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
+_OWED = ("owed", "index lag", "unmerged", "quarantine", "next run")
+
 
 def page(
     contents: Sequence[Content], *, now_ms: int, prices: Prices, failures: Mapping[str, LastFailure] | None = None
@@ -39,7 +43,7 @@ def page(
     """Return the file: a line per table, then a section for each."""
     known = failures or {}
     lines = [_line(each, known.get(each.looked.place.name), now_ms) for each in contents]
-    head = ("table", "status", "rows", "size", "newest row", "commit", "owed", "last failure")
+    head = ("table", "status", "rows", "size", "newest row", "commit", *_OWED, "last failure")
     parts = [
         (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -59,11 +63,15 @@ def _line(content: Content, failure: LastFailure | None, now_ms: int) -> list[st
     state = looked.state.value.replace("_", " ")
     shown = [f'<a href="#{_anchor(content)}">{text(looked.place.name)}</a>', f'<span class="{state}">{state}</span>']
     if (status := looked.status) is None:
-        shown += ["", "", "", "", ""]
+        shown += ["", "", "", "", *("" for _ in _OWED)]
     else:
         owed = ", ".join(f"{step} {each.count:,} {each.unit}" for step, each in status.owed.items())
         newest = "" if status.newest_row_at is None else f"{age(now_ms, status.newest_row_at)} ago"
-        shown += [f"{status.rows:,}", size(status.bytes), newest, f"{age(now_ms, status.committed_at)} ago", owed]
+        unknown = ", ".join(f"{step} ?" for step in status.unknown)
+        shown += [f"{status.rows:,}", size(status.bytes), newest, f"{age(now_ms, status.committed_at)} ago"]
+        shown += [", ".join(filter(None, (owed, unknown))), text(index_lag(status))]
+        shown += ["" if status.oldest_unmerged_ms is None else duration(status.oldest_unmerged_ms)]
+        shown += [f"{status.quarantine_entries:,}", text(next_run(status))]
     failed = "" if failure is None or failure.is_over else f"{minute(failure.at)} {failure.step}: {failure.message}"
     return [*shown, text(failed)]
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.reports.prices import Prices
 from pipelines.failed_runs import LastFailure
-from pipelines.report.content import MOST_COMMITS, Prices, content_of
+from pipelines.report.content import MOST_COMMITS, content_of
 from pipelines.report.page import page
 from pipelines.table_status import Place
 from pipelines.whole_file import write_whole

@@ -7,8 +7,8 @@ retention (`expiry`), and what a compaction leaves out for a while because it fa
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 import numpy as np
@@ -17,6 +17,7 @@ from storage_core.compaction import expiry, planner, rewindow
 from storage_core.compaction.merges import MOST_INPUTS, REASONS, Reason, outputs_of
 from storage_core.compaction.planner import Chosen
 from storage_core.compaction.policy import Mode
+from storage_core.compaction.rewindow import RewindowTask
 from storage_core.compaction.skips import active_skips
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
@@ -139,6 +140,20 @@ def window_debts(chosen: Chosen) -> list[WindowDebt]:
     return [WindowDebt(*each) for each in zip(*columns, strict=True)]
 
 
+def next_runs(chosen: Chosen, tasks: Sequence[RewindowTask]) -> dict[int | None, NextRun]:
+    """Return what a run of these merges, and of these splits that it writes for other windows, does in each window."""
+    found = {each.window_start: _cost(each) for each in window_debts(chosen)}
+    for add, outputs in _joined(tasks):
+        found[add.windowStart] = _with(found.get(add.windowStart, NextRun()), add, outputs)
+    return found
+
+
+def together(runs: Iterable[NextRun]) -> NextRun:
+    """Return what several runs do in all."""
+    known = list(runs)
+    return NextRun(**{each.name: sum(getattr(run, each.name) for run in known) for each in fields(NextRun)})
+
+
 def _reasons(mask: int) -> tuple[Reason, ...]:
     return tuple(sorted(reason for place, reason in enumerate(REASONS) if mask >> place & 1))
 
@@ -185,13 +200,9 @@ def _coarsened(snapshot: Snapshot, now_ms: int, skipped: Mapping[int | None, _Fo
     What is written for a longer window is counted for the first window that joins it.
     """
     tasks = rewindow.plan(snapshot, windows=None, now_ms=now_ms, joined_only=True)
-    now = len(rewindow.bounded(tasks, MOST_INPUTS))
+    now = sum(len(task.inputs) for task in rewindow.bounded(tasks, MOST_INPUTS))
     found: dict[int | None, Debt] = {}
-    written: set[tuple[int, int]] = set()
-    for number, add in ((number, add) for number, task in enumerate(tasks) for add in task.inputs):
-        target = (number, (add.windowStart or 0) // (tasks[number].context.window_seconds or 1))
-        outputs = int(target not in written)
-        written.add(target)
+    for number, (add, outputs) in enumerate(_joined(tasks)):
         known = found.get(add.windowStart) or _nothing_of(add.windowStart, skipped)
         found[add.windowStart] = replace(
             known,
@@ -202,6 +213,16 @@ def _coarsened(snapshot: Snapshot, now_ms: int, skipped: Mapping[int | None, _Fo
             next_run=_with(known.next_run, add, outputs) if number < now else known.next_run,
         )
     return [*found.values()]
+
+
+def _joined(tasks: Sequence[RewindowTask]) -> Iterator[tuple[Add, int]]:
+    """Each input, and 1 with the first one of a split that is written."""
+    written: set[tuple[int, int]] = set()
+    for number, task in enumerate(tasks):
+        for add in task.inputs:
+            target = (number, (add.windowStart or 0) // (task.context.window_seconds or 1))
+            yield add, int(target not in written)
+            written.add(target)
 
 
 def _nothing_of(window: int | None, skipped: Mapping[int | None, _Found]) -> Debt:

@@ -14,7 +14,7 @@ from storage_core.gc.mark import mark
 from storage_core.gc.plan import merged_candidates, read_plan, write_plan
 from storage_core.gc.retention import Retained
 from storage_core.gc.roots import Roots
-from storage_core.gc.sweep import Horizon, RequireHeld, Swept, may_be_due, no_lease, sweep
+from storage_core.gc.sweep import Horizon, RequireHeld, Swept, long_noted, no_lease, sweep
 from storage_core.gc.undisturbed import undisturbed
 from storage_core.log.conflicts.settle import require_writable
 from storage_core.log.log import TransactionLog
@@ -31,7 +31,7 @@ class CollectionReport:
 
     `unknown_keys` are objects in the table's folder that are not ours: never deleted, and worth a look.
     `pruned` says up to which generation a region's manifest lists none any more, where that is new: their objects
-    are gone (decision 0055).
+    are gone (decision 0055). `noted` are those that a former run saw, and long enough ago: it goes by them alone.
     """
 
     candidates: tuple[Candidate, ...]
@@ -40,6 +40,7 @@ class CollectionReport:
     unknown_keys: tuple[str, ...] = ()
     pruned: Mapping[str, int] = field(default_factory=dict)
     bytes: int = 0
+    noted: tuple[Candidate, ...] = ()
     horizon_ms: int
     dry_run: bool
 
@@ -106,6 +107,7 @@ def collect(
         unknown_keys=marked.unknown_keys,
         pruned=pruned,
         bytes=sum(each.size for each in swept.deleted),
+        noted=tuple(long_noted(stored, horizon, now_ms=now_ms)),
         horizon_ms=horizon.requested_ms,
         dry_run=dry_run,
     )
@@ -131,7 +133,7 @@ def _plan_and_sweep(
     # The store stamped the plan a moment ago: that is its clock.
     now_ms = min(now_ms, store.head(gc_candidates_key()).last_modified_ms)
     drop_expired(log, now_ms=now_ms)
-    if not may_be_due(plan, horizon, now_ms=now_ms):
+    if not any(long_noted(plan, horizon, now_ms=now_ms)):
         return Swept()
     swept = sweep(store, log, plan, horizon=horizon, now_ms=now_ms, require_held=require_held)
     if swept.deleted:

@@ -51,9 +51,9 @@ class Swept:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def may_be_due(plan: Plan, horizon: Horizon, *, now_ms: int) -> bool:
-    """Return whether a candidate has been in the plan long enough, so that a sweep is worth its requests."""
-    return any(_seen_long_enough(each, horizon, now_ms) for each in plan.candidates.values())
+def long_noted(plan: Plan, horizon: Horizon, *, now_ms: int) -> Iterator[Candidate]:
+    """Yield the candidates that have been in the plan long enough: with any of them a sweep is worth its requests."""
+    return (each for each in plan.candidates.values() if _seen_long_enough(each, horizon, now_ms))
 
 
 def no_lease() -> None:

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import BinaryIO, Literal, cast, get_args
 
 import pyarrow as pa
@@ -131,12 +132,13 @@ class Landed:
     """The files in a landing place by path, and how much else lies there: `not_read` things, the first with a reason.
 
     A file that no key can name cannot be recorded as ingested, and a symlink or a pipe holds no bytes of its own.
-    Their names are printable: what is not is escaped.
+    Their names are printable: what is not is escaped. `entries` is how many things were looked at.
     """
 
     files: list[LandedFile]
     not_read: int = 0
     not_read_names: Mapping[str, str] = field(default_factory=dict)
+    entries: int = 0
 
 
 def discover(spec: LandingSpec) -> list[LandedFile]:
@@ -144,16 +146,16 @@ def discover(spec: LandingSpec) -> list[LandedFile]:
     return survey(spec).files
 
 
-def survey(spec: LandingSpec) -> Landed:
-    """Return what is in the landing place; a place that does not exist yet holds nothing.
+def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
+    """Return what is in the landing place, or the first `most` entries; a place that does not exist yet holds nothing.
 
     Left alone as somebody's work in progress: names that start with `.` or `_`, in any folder, and files without a
     byte. Left alone are also files without the suffix. One LIST per 1,000 files.
     """
     store = open_store(spec.uri)
     files: list[LandedFile] = []
-    not_read, names = 0, dict[str, str]()
-    for each in store.browse():
+    entries, not_read, names = 0, 0, dict[str, str]()
+    for entries, each in enumerate(islice(store.browse(), most), 1):  # noqa: B007  # how many is said below
         if isinstance(each, ObjectInfo):
             if _is_wanted(each.key, spec.suffix) and each.size > 0:
                 files.append(LandedFile(each.key, each.size, store.uri, each.last_modified_ms, each.etag))
@@ -161,7 +163,7 @@ def survey(spec: LandingSpec) -> Landed:
             not_read += 1
             if not_read <= MOST_NAMES:
                 names[_printable(each.name)] = each.reason
-    return Landed(sorted(files, key=lambda file: file.path), not_read, names)
+    return Landed(sorted(files, key=lambda file: file.path), not_read, names, entries)
 
 
 def _is_wanted(name: str, suffix: str | None) -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
-from storage_core.compaction.debt import Debt, NextRun, Task, debt
+from storage_core.compaction.debt import Debt, NextRun, Task, debt, together
 from storage_core.compaction.policy import Mode
 from storage_core.formats.keys import QUARANTINE_PREFIX
 from storage_core.log.snapshot import Snapshot
@@ -32,6 +32,22 @@ class Owed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What others say than the snapshot: of landed files, of mirrors by versions that they lack, of the collector.
+
+    `unknown` says of a step why nobody knows.
+    """
+
+    ingest: Owed | None = None
+    collect: Owed | None = None
+    mirrors: Mapping[str, int] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+NOT_LOOKED = Beside()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexLag:
     """How far an index is behind: versions since its watermark, and rows that no segment covers."""
 
@@ -45,7 +61,8 @@ class Status:
     """How a table is at `version`. Times in ms since the epoch, ages in ms, sizes in bytes.
 
     `newest_row_at` is by the time column. `rows_came_at` is when the newest rows were committed, or before, where a
-    `freshness` is declared; `behind` says what is older than that. `owed` has the steps with something to do.
+    `freshness` is declared; `behind` says what is older than that. `owed` has the steps with something to do, and
+    `unknown` why of a step nobody knows. `mirrors` are the versions that each format which is published lacks.
     `next_run` is what a scheduled compaction reads and writes, and how many splits become how many; `freed_bytes` is
     what the retention takes out. Of `quarantine_entries` 1,000 are counted, of `regions` the first 64 looked at.
     """
@@ -68,10 +85,19 @@ class Status:
     freed_bytes: int
     freshness_ms: int | None
     behind: tuple[str, ...]
+    mirrors: Mapping[str, int] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-def status(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, freshness_ms: int | None = None) -> Status:
-    """Return how the table is at `now_ms`, judged by the freshness that is declared for it.
+def status(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    *,
+    now_ms: int,
+    freshness_ms: int | None = None,
+    beside: Beside = NOT_LOOKED,
+) -> Status:
+    """Return how the table is at `now_ms`, judged by the freshness that is declared for it, with what is `beside` it.
 
     Requests: the manifests of the state, one LIST, with a freshness one GET for each of the 32 newest versions at most,
     and those of `region.oldest_waiting` for a keyed table.
@@ -87,6 +113,7 @@ def status(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, freshness_ms:
     is_late = [
         name for name, age in ages.items() if freshness_ms is not None and age is not None and age > freshness_ms
     ]
+    upkeep = _owed(snapshot, debts, lags, unmerged.generations if unmerged else 0)
     return Status(
         uri=store.uri,
         kind=snapshot.config.kind,
@@ -97,15 +124,17 @@ def status(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, freshness_ms:
         committed_at=snapshot.timestamp,
         newest_row_at=newest_row_ms(snapshot),
         rows_came_at=came,
-        owed=dict(_owed(snapshot, debts, lags, unmerged.generations if unmerged else 0)),
+        owed=dict(_in_order(upkeep, beside)),
         indexes=lags,
         regions=unmerged.regions if unmerged else 0,
         oldest_unmerged_ms=oldest,
         quarantine_entries=sum(1 for _ in islice(store.list(QUARANTINE_PREFIX), PAGE_KEYS)),
-        next_run=_together([each.next_run for each in debts]),
+        next_run=together(each.next_run for each in debts),
         freed_bytes=sum(each.bytes for each in debts if each.task is Task.EXPIRE),
         freshness_ms=freshness_ms,
         behind=tuple(is_late),
+        mirrors=beside.mirrors,
+        unknown=beside.unknown,
     )
 
 
@@ -116,6 +145,16 @@ def _lags(snapshot: Snapshot) -> Iterator[IndexLag]:
         for each in snapshot.config.indexes:
             found = index_debt(snapshot, each.name)
             yield IndexLag(name=each.name, versions=snapshot.version - found.watermark, rows=found.uncovered_rows)
+
+
+def _in_order(upkeep: Iterator[tuple[str, Owed]], beside: Beside) -> Iterator[tuple[str, Owed]]:
+    if beside.ingest is not None:
+        yield "ingest", beside.ingest
+    yield from upkeep
+    if lacking := max(beside.mirrors.values(), default=0):
+        yield "publish", Owed(count=lacking, unit="versions")
+    if beside.collect is not None:
+        yield "collect", beside.collect
 
 
 def _owed(
@@ -135,12 +174,3 @@ def _owed(
     newest = -1 if snapshot.checkpoint_version is None else snapshot.checkpoint_version
     if snapshot.version > newest:
         yield "checkpoint", Owed(count=snapshot.version - newest, unit="versions")
-
-
-def _together(runs: Sequence[NextRun]) -> NextRun:
-    return NextRun(
-        splits=sum(each.splits for each in runs),
-        outputs=sum(each.outputs for each in runs),
-        read_bytes=sum(each.read_bytes for each in runs),
-        written_bytes=sum(each.written_bytes for each in runs),
-    )

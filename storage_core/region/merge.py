@@ -72,7 +72,7 @@ def plan(
 def _plan_region(
     store: ObjectStore, snapshot: Snapshot, manifest: RegionManifest, max_records: int
 ) -> MergeWork | None:
-    key, after = snapshot.config.primary_key, snapshot.merged_generations.get(manifest.region_id, 0)
+    after = snapshot.merged_generations.get(manifest.region_id, 0)
     waiting = generation.unmerged(store, manifest, after)
     if not waiting:
         return None
@@ -82,11 +82,11 @@ def _plan_region(
         region=manifest.region_id,
         after=after,
         generations=tuple(waiting[: len(taken)]),
-        primary_key=key,
-        base=_touched(snapshot, taken, key),
+        primary_key=snapshot.config.primary_key,
+        base=_touched(snapshot, taken),
         context=context_of(snapshot),
         merged=merges_of(snapshot),
-        record_bytes=generation.bytes_in_memory(taken),
+        opened=tuple(taken),
     )
 
 
@@ -282,9 +282,9 @@ def _take(store: ObjectStore, region: str, waiting: Sequence[FlushedGeneration],
     return taken
 
 
-def _touched(snapshot: Snapshot, generations: Sequence[Generation], key: Sequence[str]) -> tuple[Add, ...]:
+def _touched(snapshot: Snapshot, generations: Sequence[Generation]) -> tuple[Add, ...]:
     """The splits of the base that may hold a key of the generations."""
-    files = snapshot.splits.table()
+    files, key = snapshot.splits.table(), snapshot.config.primary_key
     return adds_of(files.filter(may_overlap(files, generations, key=key, schema=snapshot.schema)))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.index.coverage import Answering
 from storage_core.log.actions import Add, IndexSegment, MergedGenerations, Translation, to_json_object
@@ -25,7 +26,7 @@ class MergeWork:
     the live splits whose key bounds admit a touched key, with their deletion vectors; that they hold one is decided by
     reading their keys, or by a primary-key index: what of it answers for them is in `answering`, by path.
     `merged` is what the plan saw merged of all regions, where some are made by hand; of use to who commits, and no part
-    of the JSON. Nor is `record_bytes`, what the records take in memory (`generation.bytes_in_memory`).
+    of the JSON; nor is what the plan `opened` of the generations.
     """
 
     region: str
@@ -36,12 +37,23 @@ class MergeWork:
     context: SplitContext
     answering: Mapping[str, Answering] = field(default_factory=dict)
     merged: Mapping[str, int] | None = None
-    record_bytes: float = field(default=math.inf, compare=False)
+    opened: tuple[Generation, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def records(self) -> int:
+        """How many records it merges; 0 where it came as JSON."""
+        return sum(each.records for each in self.opened)
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take in memory, as far as their generations say."""
+        return sum(each.size_bytes or 0 for each in self.opened)
 
     @property
     def input_bytes(self) -> float:
-        """What the merge reads at most: the records, and the splits of the base."""
-        return self.record_bytes + sum(add.size for add in self.base)
+        """What the merge reads at most, the records and the splits of the base; infinite where that is not known."""
+        is_known = self.opened and all(each.size_bytes is not None for each in self.opened)
+        return (self.size_bytes if is_known else math.inf) + sum(add.size for add in self.base)
 
     @property
     def requirements(self) -> tuple[MergeProgress | SameMerges, ...]:

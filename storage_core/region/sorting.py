@@ -73,6 +73,11 @@ class SortingWork:
     context: SplitContext
     record_bytes: float = field(default=math.inf, compare=False)
 
+    @property
+    def size_bytes(self) -> int:
+        """What the records take in memory; 0 where that is not known."""
+        return 0 if math.isinf(self.record_bytes) else int(self.record_bytes)
+
     def to_json(self) -> str:
         """Return the text from which `from_json` makes equal work."""
         body = {

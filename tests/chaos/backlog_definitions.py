@@ -13,6 +13,7 @@ from dagster import DefaultSensorStatus, Definitions, SensorDefinition, in_proce
 
 from assets.checks import build_table_checks
 from assets.launcher import LAUNCHER, InProcessLauncher, PipesLauncher
+from assets.shown import Project
 from pipelines.catalog import build_assets
 from pipelines.jobs import assets_of_jobs, build_jobs
 from pipelines.tables import load_tables
@@ -32,7 +33,7 @@ defs = Definitions(
         if os.environ.get("BACKLOG_JVM")
         else InProcessLauncher(SparkInProcess())
     },
-    assets=[asset for table in _declared.tables for asset in build_assets(table, (), None)],
+    assets=[asset for table in _declared.tables for asset in build_assets(table, (), None, Project())],
     asset_checks=[check for table in _tables for check in build_table_checks(table)],
     jobs=_jobs,
     sensors=[

@@ -28,7 +28,7 @@ from dagster import (
 from assets.factory import COMPACT_STATE, MODE_TAG, STATE_TAG
 from assets.index_health import INDEX_METADATA
 from assets.launcher import MOST_DEATHS, InProcessLauncher, PipesLauncher
-from assets.metadata import METADATA, PARTITION_METADATA
+from assets.metadata import METADATA, PARTITION_METADATA, PREDICTED, PREDICTED_BYTES, PREDICTED_OF_PARTITION
 from jobs.spark.spark import Spark
 from pipelines.backfill import backfill
 from pipelines.catalog import build_definitions
@@ -160,7 +160,9 @@ def test_a_ranged_run_ingests_and_compacts_with_all_metrics(defs: Definitions, i
     result = run(defs, instance, "backfill", tags=HOURS)
 
     ingested, compacted = metrics(result, "access_log/ingested"), metrics(result, "access_log/compacted")
-    assert ingested.keys() == compacted.keys() == METADATA | TABLE_METADATA
+    of_whole = METADATA | TABLE_METADATA | PREDICTED
+    assert ingested.keys() - PREDICTED_BYTES == of_whole
+    assert compacted.keys() == of_whole | PREDICTED_BYTES
     assert (ingested["dagster/row_count"], ingested["dagster/table_name"]) == (LINES, "access_log")
     assert (ingested["rows_in"], ingested["rows_out"], ingested["status"]) == (LINES + 1, LINES, "committed")
     assert (compacted["rows_in"], compacted["debt_left"]) == (compacted["rows_out"], 0)
@@ -187,7 +189,10 @@ def test_a_partition_of_a_ranged_run_shows_its_own_metrics(defs: Definitions, in
     ingested, compacted = (metrics_by_partition(result, f"access_log/{each}") for each in ("ingested", "compacted"))
     hours = [f"2015-05-17T{hour}:00" for hour in (10, 11, 12, 13)]
     assert list(ingested) == list(compacted) == hours
-    assert {frozenset(each) for each in [*ingested.values(), *compacted.values()]} == {PARTITION_METADATA}
+    assert {frozenset(each) for each in ingested.values()} == {PARTITION_METADATA}
+    assert {frozenset(each) for each in compacted.values()} == {PARTITION_METADATA | PREDICTED_OF_PARTITION}
+    for each in compacted.values():
+        assert (each["predicted_bytes_in"], each["predicted_benefit"]) == (each["bytes_in"], each["benefit"])
     assert {hour: ingested[hour]["rows_out"] for hour in hours} == {hour: by_hour[hour] for hour in hours}
     assert sum(by_hour.values()) == metrics(result, "access_log/ingested")["rows_out"] == LINES
     assert (ingested[hours[-1]]["status"], ingested[hours[-1]]["commit_id"]) == ("nothing_to_do", "")
@@ -231,12 +236,12 @@ def test_every_asset_can_be_materialized_from_nothing(defs: Definitions, instanc
         assert event is not None
         assert event.asset_materialization is not None
         is_keyed = key.path[0] == "planes"
-        of_whole = METADATA | TABLE_METADATA - ({"dagster/row_count"} if is_keyed else set())
+        of_whole = METADATA | PREDICTED | TABLE_METADATA - ({"dagster/row_count"} if is_keyed else set())
         expected_keys = PARTITION_METADATA if event.asset_materialization.partition else of_whole
         if key.path[-1].startswith("index_"):
             of_vectors = {"index_imbalance"}
             expected_keys |= INDEX_METADATA - (set() if key.path[-1] == "index_meaning" else of_vectors)
-        assert event.asset_materialization.metadata.keys() == expected_keys
+        assert event.asset_materialization.metadata.keys() - PREDICTED_BYTES == expected_keys
         expected = "committed" if key.path[-1] == "checkpointed" else "nothing_to_do"
         assert event.asset_materialization.metadata["status"].value == expected
 

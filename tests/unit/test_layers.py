@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.creation", "storage_core.append"),
     ("storage_core.alteration", "storage_core.raw_declaration"),
     ("storage_core.declaration",),
+    ("storage_core.declaration_automation",),
     ("storage_core.declaration_file",),
     ("storage_core.declaration_upkeep",),
     ("storage_core.declaration_parts",),

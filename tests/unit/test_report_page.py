@@ -8,9 +8,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from jobs.reports.prices import Prices, read_prices
 from pipelines.failed_runs import LastFailure
 from pipelines.report import svg
-from pipelines.report.content import Content, Prices, Window, read_prices
+from pipelines.report.content import Content, Window
 from pipelines.report.page import MOST_ROWS, page
 from pipelines.report.svg import Cell, Pair, Point
 from pipelines.table_status import Looked, Place

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from pipelines import beside_log
 from pipelines.table_status import Place, State, look, look_at_all
 from storage_core.clock import HOUR_MS
 from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.formats import keys
+from storage_core.gc.collect import collect
+from storage_core.ingest.landing import LandingSpec
 from storage_core.log.actions import Txn
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.newest_rows import MOST_VERSIONS
-from storage_core.read.status import status
+from storage_core.read.status import Owed, status
 from storage_core.region import oldest_waiting
 from storage_core.region.oldest_waiting import MOST_REGIONS
 from storage_core.table import Table
@@ -159,3 +165,62 @@ def test_a_table_that_fails_is_its_own_line_and_stops_no_other(places: Iterator[
     assert [each.state for each in found] == states
     assert [each.error and each.error.kind for each in found] == ["corrupt", None, None, "not_found", "unavailable"]
     assert look(made, ManualClock()).requests["list"] == 2
+
+
+def landed(folder: Path, count: int) -> LandingSpec:
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number}.ndjson").write_text('{"at": "2026-01-01T12:00:00Z"}\n')
+    return LandingSpec(uri=str(folder), format="ndjson")
+
+
+def test_what_landed_what_mirrors_lack_and_what_a_collection_noted_is_owed(tmp_path: Path) -> None:
+    table = filled(str(tmp_path / "events"), 1)
+    table.alter({"publish": ["delta", "iceberg"]})
+    place = Place(name="events", uri=table.uri, landing=landed(tmp_path / "landing", 2))
+    clock = ManualClock(round(time.time() * 1000))
+    found = look(place, clock).status
+    assert found is not None
+    assert list(found.owed) == ["ingest", "catch_up", "checkpoint", "publish"]
+    assert found.owed["ingest"] == Owed(count=2, unit="files", bytes=2 * 31)
+    assert (found.mirrors, found.owed["publish"].count) == ({"delta": 3, "iceberg": 3}, 3)
+    table.publish("delta")
+    (split,) = table.snapshot.splits
+    orphan = (tmp_path / "events" / split).with_name("00000000-0000-4000-8000-000000000000.parquet")
+    orphan.write_bytes(b"x" * 100)
+    collect(table.store, table.log, clock=clock)
+    later = ManualClock(clock.now_ms() + 25 * HOUR_MS)
+    found = look(place, later).status
+    assert found is not None
+    assert (found.mirrors, found.owed["publish"].count) == ({"delta": 0, "iceberg": 3}, 3)
+    assert found.owed["collect"] == Owed(count=1, unit="objects", bytes=100)
+
+
+def test_what_cannot_be_known_of_a_step_is_said_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = filled(str(tmp_path / "events"), 1)
+    away = LandingSpec(uri="s3://bucket/x?endpoint=http://127.0.0.1:9", format="ndjson")
+    place = Place(name="events", uri=table.uri, landing=away)
+    looked = look(place, ManualClock())
+    assert looked.status is not None
+    assert (looked.state, looked.status.rows) == (State.OK, 1)
+    assert {step: why.partition(":")[0] for step, why in looked.status.unknown.items()} == {"ingest": "unavailable"}
+    monkeypatch.setattr(beside_log, "MOST_LANDED", 3)
+    full = look(replace(place, landing=landed(tmp_path / "full", 3)), ManualClock()).status
+    assert full is not None
+    assert full.unknown["ingest"] == "3 files or more lie in the landing place"
+
+
+def test_a_look_at_five_hundred_tables_takes_so_many_requests_of_each(places: Iterator[str], tmp_path: Path) -> None:
+    plain, published = filled(next(places), 1), filled(next(places), 1)
+    published.alter({"publish": "delta"})
+    spec = landed(tmp_path / "landing", 1)
+    of_plain = Place(name="plain", uri=plain.uri, landing=spec)
+    of_published = Place(name="published", uri=published.uri)
+    opening = [Counter(Table.open(each.uri).store.requests) for each in (plain, published)]
+    every = Counter({"list": 1, "get": 1})  # of quarantine, and of the collector's plan
+    of_looks = [opening[0] + every + Counter({"list": 1}), opening[1] + every + Counter({"get": 2})]
+    found = list(look_at_all([of_plain, of_published] * 250, ManualClock()))
+    assert [+Counter(each.requests) for each in found] == of_looks * 250
+    assert max(sum(each.values()) for each in of_looks) <= 10

@@ -1,0 +1,100 @@
+"""What the log of a table does not say of its upkeep: landed files, mirrors, what the collector noted. Free of Dagster.
+
+Each costs a bounded number of requests and hides no other: of what cannot be known it is said why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from storage_core.errors import TidemarkError
+from storage_core.objectstore.contract import PAGE_KEYS
+from storage_core.read.status import Beside, Owed
+from storage_core.table import Table
+from storage_core.wording import counted
+
+if TYPE_CHECKING:
+    from storage_core.ingest.landing import LandingSpec
+
+MOST_LANDED = 10_000
+"""So many entries of a landing place are looked at."""
+
+Found = TypeVar("Found")
+
+
+@dataclass(slots=True)
+class BesideLog:
+    """One look beside the log of a table whose rows land at `landing`, if anywhere.
+
+    `lists` counts the requests that the landing place was asked, where the table's store counts the others.
+    """
+
+    table: Table
+    landing: LandingSpec | None
+    now_ms: int
+    lists: int = 0
+    _unknown: dict[str, str] = field(default_factory=dict)
+
+    def look(self) -> Beside:
+        """Return what there is to do. Raises no error of what it looks at.
+
+        Requests: a LIST per 1,000 entries of the landing place, those of `shown_versions`, and one GET.
+        """
+        return Beside(
+            ingest=self._known("ingest", self._landed),
+            collect=self._known("collect", self._noted),
+            mirrors=self._known("publish", self._lacking) or {},
+            unknown=self._unknown,
+        )
+
+    def _known(self, step: str, look: Callable[[], Found | None]) -> Found | None:
+        try:
+            return look()
+        except TidemarkError as error:
+            self._unknown[step] = f"{error.kind}: {error.found}"
+            return None
+
+    def _landed(self) -> Owed | None:
+        if self.landing is None:
+            return None
+        self.lists += 1
+        return self._versions(self.landing) if self.landing.is_delta else self._files(self.landing)
+
+    def _versions(self, spec: LandingSpec) -> Owed | None:
+        from storage_core.ingest.delta_versions import waiting_versions
+
+        waiting = len(waiting_versions(spec.uri, self.table.snapshot))
+        return Owed(count=waiting, unit="versions") if waiting else None
+
+    def _files(self, spec: LandingSpec) -> Owed | None:
+        from storage_core.ingest.landing import survey
+        from storage_core.ingest.progress import pending
+
+        found = survey(spec, most=MOST_LANDED)
+        self.lists += max(found.entries - 1, 0) // PAGE_KEYS
+        if found.entries >= MOST_LANDED:
+            self._unknown["ingest"] = f"{counted(MOST_LANDED, 'file')} or more lie in the landing place"
+            return None
+        sizes = [each.size for each in pending(self.table.snapshot, found.files)]
+        return Owed(count=len(sizes), unit="files", bytes=sum(sizes)) if sizes else None
+
+    def _lacking(self) -> dict[str, int]:
+        how = self.table.config.publish
+        if not how.formats:
+            return {}
+        from storage_core.publishing.shown import shown_versions
+
+        shown = shown_versions(self.table.store, how)
+        return {name: self.table.version - (-1 if version is None else version) for name, version in shown.items()}
+
+    def _noted(self) -> Owed | None:
+        """What a former collection found and the next one deletes, unless something needs it again."""
+        from storage_core.gc.plan import read_plan
+        from storage_core.gc.sweep import Horizon, long_noted
+
+        own = self.table.config.gc_horizon_ms
+        horizon = Horizon(requested_ms=own, configured_ms=own)
+        due = list(long_noted(read_plan(self.table.store), horizon, now_ms=self.now_ms))
+        return Owed(count=len(due), unit="objects", bytes=sum(each.size for each in due)) if due else None
