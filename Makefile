@@ -101,7 +101,7 @@ lock: ## Resolve the dependencies anew into requirements/*.lock (UPGRADE=--upgra
 	compile pyproject.toml --extra pipeline --extra demo -o requirements/demo.lock && \
 	compile pyproject.toml --extra pipeline --extra connect --extra postgres -o requirements/container.lock && \
 	compile pyproject.toml --all-extras -o requirements/dev.lock && \
-	for name in build delta_readers ducklake installer java judged lance; do compile requirements/$$name.in -o requirements/$$name.lock || exit 1; done
+	for name in build delta_readers ducklake installer java judged lance linters; do compile requirements/$$name.in -o requirements/$$name.lock || exit 1; done
 
 clean: ## Remove caches and build leftovers; keeps .venv, tables, landed files and Dagster's history
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -5,13 +5,14 @@ Seconds are of the processor. Requests are of storage, as the sensor counts them
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from benchmarks.metrics import Metric, command
 
 if TYPE_CHECKING:
     from pipelines.upkeep import Upkeep
+    from storage_core.declaration import TableDeclaration
 
 FULL, SMALL, IN_DEBT = 500, 20, 20
 LOAD_AIM = 10.0
@@ -64,6 +66,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
         for each in [each for each in tables if each.landing][:IN_DEBT]:
             land_line(each)
         yield from _ticked(f"{count} tables, a tick with debt in {IN_DEBT}", upkeep, tick)
+        yield from _checked(tables, Path(folder) / "history")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     yield Metric(name=f"{count} tables, peak memory", value=peak, unit="MiB")
 
@@ -74,6 +77,32 @@ def _ticked(name: str, upkeep: Upkeep, tick: Callable[[], int]) -> Iterator[Metr
     yield Metric(name=f"{name}, runs asked for", value=runs, unit="")
     yield Metric(name=name, value=time.process_time() - began, unit="s")
     yield Metric(name=f"{name}, requests", value=upkeep.requests - before, unit="")
+
+
+def _checked(tables: Sequence[TableDeclaration], history: Path) -> Iterator[Metric]:
+    """Yield in how many ticks the tables are checked, and what one of these takes that finds each changed."""
+    from dagster import DagsterInstance, build_schedule_context
+
+    from pipelines.automation import Automation
+    from pipelines.schedules import CHECKED_AT_ONCE, build_schedules
+    from storage_core.table import Table
+
+    found = build_schedules(tables, [], {}, Automation(tables))
+    schedule = next(each for each in found if each.name == "check_schedule")
+    lines = [schedule.cron_schedule] if isinstance(schedule.cron_schedule, str) else schedule.cron_schedule
+    yield Metric(name=f"{len(tables)} tables, ticks of checks", value=len(lines), unit="")
+    for each in tables[:CHECKED_AT_ONCE]:
+        Table.declare(each)
+    history.mkdir()
+    at = dt.datetime(2030, 1, 1, 3, 45, tzinfo=dt.UTC)
+    with (
+        DagsterInstance.local_temp(str(history), {"telemetry": {"enabled": False}}) as instance,
+        build_schedule_context(instance, scheduled_execution_time=at) as context,
+    ):
+        began = time.process_time()
+        runs = schedule.evaluate_tick(context).run_requests or []
+        yield Metric(name=f"{len(tables)} tables, a tick of checks", value=time.process_time() - began, unit="s")
+    yield Metric(name=f"{len(tables)} tables, a tick of checks, runs asked for", value=len(runs), unit="")
 
 
 def _validated(folder: Path) -> float:

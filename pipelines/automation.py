@@ -32,11 +32,12 @@ class Automation:
     tables: Sequence[TableDeclaration] = ()
     raw_logs: Sequence[RawLogDeclaration] = ()
     of_all: AutomationDeclaration = field(default_factory=AutomationDeclaration)
+    starts_by_itself: bool = field(init=False)
+    """Whether sensor and schedules run until somebody stops them."""
 
-    @property
-    def starts_by_itself(self) -> bool:
-        """Whether sensor and schedules run until somebody stops them."""
-        return any(self._switch(each) == "on" for each in self.tables)
+    def __post_init__(self) -> None:
+        """Look at all tables once."""
+        object.__setattr__(self, "starts_by_itself", any(self._switch(each) == "on" for each in self.tables))
 
     @property
     def sensor_status(self) -> DefaultSensorStatus:

@@ -39,7 +39,10 @@ from storage_core.raw_declaration import RawLogDeclaration
 from storage_core.table import Table, exists
 
 VERSION = "tidemark/version"
-_CHECK_CRON = "45 3 * * *"
+CHECKED_AT_ONCE = 50
+"""Tables that one tick may open: on a remote store that takes seconds, and a tick has a minute."""
+
+_FIRST_CHECK_MINUTE, _CHECK_MINUTES, _DAY_MINUTES = 3 * 60 + 45, 5, 24 * 60
 _CHECK_PRIORITY = {"dagster/priority": "-10"}
 
 
@@ -148,17 +151,28 @@ def _answer(found: Iterable[RunRequest | SkipReason]) -> Iterator[RunRequest | S
 
 
 def _checks(automation: Automation) -> ScheduleDefinition:
+    """The schedule with a cron line per so many tables, from 3:45 on, so that no tick opens more of them."""
+    tables = [each for each in automation.tables if automation.looks_after(each)]
+    size = max(CHECKED_AT_ONCE, -(-len(tables) * _CHECK_MINUTES // _DAY_MINUTES))
+    groups = {_check_cron(first // size): tables[first : first + size] for first in range(0, len(tables), size)}
+
     def tick(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
-        yield from _answer(_check(each, context) for each in automation.tables if automation.looks_after(each))
+        now = context.scheduled_execution_time
+        due = (table for cron, group in groups.items() if _is_time(cron, now) for table in group)
+        yield from _answer(_check(each, context) for each in due)
 
     description = "Checks each version of a table once, at night."
-    return _definition(CHECK, [_CHECK_CRON], tick, description=description, automation=automation)
+    crons = list(groups) or [_check_cron(0)]
+    return _definition(CHECK, crons, tick, description=description, automation=automation)
+
+
+def _check_cron(group: int) -> str:
+    hour, minute = divmod((_FIRST_CHECK_MINUTE + group * _CHECK_MINUTES) % _DAY_MINUTES, 60)
+    return f"{minute} {hour} * * *"
 
 
 def _check(table: TableDeclaration, context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
     try:
-        if not exists(table.uri):
-            return SkipReason(f"{table.name} does not exist yet")
         version = str(Table.open(table.uri).version)
     except TidemarkError as error:
         return _skip(table.name, Failed.of(error))

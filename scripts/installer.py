@@ -59,6 +59,20 @@ def make_environment(path: Path, uv: Path | None = None) -> None:
         )
 
 
+def locked_python(name: str) -> Path:
+    """The Python that has the packages of `requirements/NAME.lock`, in `.NAME/`; made again when these have changed.
+
+    Raises CannotInstallError.
+    """
+    folder, lock = ROOT / f".{name}", REQUIREMENTS / f"{name}.lock"
+    python, stamp = folder / "bin" / "python", folder / ".stamp"
+    if not stamp.exists() or stamp.read_text() != lock.read_text():
+        make_environment(folder, find_uv())
+        install(python, "--require-hashes", "-r", str(lock))
+        stamp.write_text(lock.read_text())
+    return python
+
+
 def install(python: Path, *arguments: str) -> None:
     """Install into the environment of `python`, by uv or else by pip; `arguments` are those both of them understand.
 

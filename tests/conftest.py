@@ -23,6 +23,8 @@ from tests.support.scale import scaled
 from tests.tiers import is_extended, tier_of
 
 if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
     from jobs.spark.spark import Spark
     from storage_core.catalog.catalog import Catalog
     from tests.support.postgres import Postgres
@@ -143,6 +145,29 @@ def history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     server: Postgres = request.getfixturevalue("postgres")
     monkeypatch.setenv("TIDEMARK_DAGSTER_POSTGRES", server.place())
     return {"storage": {"custom": {"module": "pipelines.postgres_history", "class": "PostgresHistory", "config": {}}}}
+
+
+@pytest.fixture
+def kept_instance(history: Mapping[str, object], tmp_path: Path) -> Iterator[DagsterInstance]:
+    """A Dagster instance as users have it, which other threads and schedules open anew: in files, or in PostgreSQL."""
+    from dagster import DagsterInstance  # a second that tests without Dagster do not pay
+
+    folder = tmp_path / "history"
+    folder.mkdir()
+    with DagsterInstance.local_temp(str(folder), {"telemetry": {"enabled": False}, **history}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def instance(request: pytest.FixtureRequest, history: Mapping[str, object]) -> Iterator[DagsterInstance]:
+    """A Dagster instance of this thread alone, and quick: in memory, or, where `history` says so, in PostgreSQL."""
+    from dagster import DagsterInstance
+
+    if history:
+        yield request.getfixturevalue("kept_instance")
+    else:
+        with DagsterInstance.ephemeral() as opened:
+            yield opened
 
 
 @pytest.fixture

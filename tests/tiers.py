@@ -76,6 +76,7 @@ LONG = {
             "tests/integration/test_unclosed_writers.py",
             "tests/integration/test_what_is_loaded.py",
             "tests/integration/test_sandbox.py",
+            "tests/unit/test_deploy.py",
             "tests/unit/test_reads_on_a_poor_machine.py",
             "tests/unit/test_search_on_a_poor_machine.py",
             "tests/unit/test_secrets_in_locations.py",

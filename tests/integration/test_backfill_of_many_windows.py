@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,6 @@ END = START + dt.timedelta(days=DAYS)
 BAD = START + dt.timedelta(days=1, hours=7, minutes=15)
 BAD_NAME = "2015-05-02T07:15"
 COMPACTED: AssetKey = asset_key("ticks", "compacted")
-QUIET = {"telemetry": {"enabled": False}}
 
 DECLARATION = f"""
 name: ticks
@@ -69,13 +67,6 @@ def table(declaration: TableDeclaration) -> Table:
             ]
         )
     return Table.open(created.uri)
-
-
-@pytest.fixture
-def instance(checkout: Path) -> Iterator[DagsterInstance]:
-    (checkout / "history").mkdir()
-    with DagsterInstance.local_temp(str(checkout / "history"), overrides=QUIET) as opened:
-        yield opened
 
 
 def statuses(declaration: TableDeclaration, instance: DagsterInstance) -> dict[str, str | None]:

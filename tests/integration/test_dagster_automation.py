@@ -71,7 +71,10 @@ def asked(repository: RepositoryDefinition, instance: DagsterInstance) -> list[s
         found = repository.get_sensor_def("upkeep_sensor").evaluate_tick(context).run_requests or []
     with build_schedule_context(instance, repository_def=repository, scheduled_execution_time=HALF_PAST_THREE) as at:
         collected = repository.get_schedule_def("collect_schedule").evaluate_tick(at).run_requests or []
-    names = [sorted({each.tags["tidemark/table"] for each in requests}) for requests in (found, collected)]
+    names = [
+        sorted({key.path[0] for each in requests for key in each.asset_selection or ()})
+        for requests in (found, collected)
+    ]
     assert names[0] == names[1]
     return names[0]
 

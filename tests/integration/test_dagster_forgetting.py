@@ -24,7 +24,7 @@ pytestmark = pytest.mark.dagster
 
 
 def test_a_run_forgets_and_a_report_fails_while_something_holds_the_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: DagsterInstance
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tables").mkdir()
@@ -33,7 +33,7 @@ def test_a_run_forgets_and_a_report_fails_while_something_holds_the_rows(
     (table,) = declared.tables
     made = Table.declare(table.declaration)
     made.append([{"id": 1, "person": "ann"}, {"id": 2, "person": CANARY}])
-    with Spark() as spark, DagsterInstance.ephemeral() as instance:
+    with Spark() as spark:
         job = build_definitions(declared, InProcessLauncher(spark)).get_job_def("forget")
         config = {"ops": {"forget_rows": {"config": {"table": "people", "where": WHERE}}}}
         assert job.execute_in_process(run_config=config, instance=instance).success

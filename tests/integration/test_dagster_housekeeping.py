@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,6 @@ from pipelines.purge import ENDED
 pytestmark = [pytest.mark.dagster, pytest.mark.parametrize("history", ["sqlite", "postgresql"], indirect=True)]
 
 
-QUIET = {"telemetry": {"enabled": False}}
 DYING = "import sys; sys.path[:0] = [sys.argv[1]]; from jobs.running.holder import holder_of; print(holder_of(None))"
 
 
@@ -44,9 +43,8 @@ def parted() -> None:
 
 
 @pytest.fixture
-def instance(tmp_path: Path, history: Mapping[str, object]) -> Iterator[DagsterInstance]:
-    with DagsterInstance.local_temp(str(tmp_path), overrides={**QUIET, **history}) as opened:
-        yield opened
+def instance(kept_instance: DagsterInstance) -> DagsterInstance:
+    return kept_instance
 
 
 def made(instance: DagsterInstance, name: str, partition: str | None = None) -> str:
@@ -56,7 +54,7 @@ def made(instance: DagsterInstance, name: str, partition: str | None = None) -> 
 
 
 def logs_of(tmp_path: Path) -> set[str]:
-    return {each.name for each in (tmp_path / "storage").iterdir()}
+    return {each.name for each in (tmp_path / "history" / "storage").iterdir()}
 
 
 def test_old_runs_leave_with_their_events_and_logs_but_for_what_an_asset_shows(

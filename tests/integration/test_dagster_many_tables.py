@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunRequest, build_sensor_context
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    RunRequest,
+    ScheduleDefinition,
+    build_schedule_context,
+    build_sensor_context,
+)
 from dagster._core.utils import make_new_run_id
 
 from assets.allowance import granted_bytes
 from assets.launcher import InProcessLauncher, PipesLauncher
 from jobs.spark.spark import Spark
 from pipelines.at_work import AtWork
+from pipelines.automation import Automation
 from pipelines.catalog import build_definitions
 from pipelines.grouping import MOST_TABLES, SMALL_BYTES
 from pipelines.jobs import assets_of_jobs
+from pipelines.schedules import CHECKED_AT_ONCE, build_schedules
 from pipelines.tables import read_tables
 from pipelines.upkeep import NAME, Bounds, Upkeep
 from storage_core.clock import SystemClock
@@ -32,6 +43,8 @@ from tidemark import Table
 pytestmark = pytest.mark.dagster
 
 TABLES = 500
+REQUESTS_OF_A_CHECK = 5
+"""What opening a small table takes."""
 
 
 class Hurried:
@@ -45,12 +58,6 @@ class Hurried:
 
     def sleep_ms(self, duration_ms: float) -> None:
         raise AssertionError(f"nothing here sleeps {duration_ms} ms")
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -250,6 +257,39 @@ def test_budgets_hold_for_a_code_server_that_starts_anew_and_what_waits_is_said(
     bounds.write_text("runs: 2\n")
     with pytest.raises(InvalidInput, match=r"upkeep.yaml:1: field `runs`: is not a field"):
         again.tick()
+
+
+def check_schedule(tables: Sequence[TableDeclaration]) -> ScheduleDefinition:
+    found = build_schedules(tables, [], {}, Automation(tables))
+    return next(each for each in found if each.name == "check_schedule")
+
+
+def test_each_table_is_checked_once_a_night_and_no_tick_opens_more_than_it_has_time_for(
+    tmp_path: Path, kept_instance: DagsterInstance, requests: Counter[str]
+) -> None:
+    tables = declared(tmp_path, 2 * CHECKED_AT_ONCE + 5)
+    for each in tables[::4]:
+        Table.declare(each)
+    schedule = check_schedule(tables)
+    assert schedule.cron_schedule == ["45 3 * * *", "50 3 * * *", "55 3 * * *"]
+    checked: list[str | None] = []
+    for minute in range(45, 60, 5):
+        requests.clear()
+        at = dt.datetime(2030, 1, 1, 3, minute, tzinfo=dt.UTC)
+        with build_schedule_context(kept_instance, scheduled_execution_time=at) as context:
+            found = schedule.evaluate_tick(context).run_requests or []
+        checked += [each.run_key for each in found]
+        looked_at = tables[(minute - 45) // 5 * CHECKED_AT_ONCE :][:CHECKED_AT_ONCE]
+        assert set(requests) == {Path(each.uri).as_uri() for each in looked_at}
+        assert max(requests.values()) <= REQUESTS_OF_A_CHECK
+    assert sorted(map(str, checked)) == [each.name for each in tables[::4]]
+
+
+def test_as_many_cron_lines_of_checks_are_there_as_a_day_has_room_for(tmp_path: Path) -> None:
+    (one,) = declared(tmp_path, 1)
+    tables = [one] * (300 * CHECKED_AT_ONCE)
+    schedule = check_schedule(tables)
+    assert len(set(schedule.cron_schedule)) == len(schedule.cron_schedule) <= 24 * 12
 
 
 def test_of_many_tables_in_one_run_one_fails_with_one_line_and_only_that_one_rests(

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,7 +45,6 @@ pytestmark = [pytest.mark.dagster, pytest.mark.spark]
 Land = Callable[..., Path]
 
 LINES = 300
-QUIET = {"telemetry": {"enabled": False}}
 HOURS = {RANGE_START: "2015-05-17T10:00", RANGE_END: "2015-05-17T13:00"}
 
 
@@ -55,11 +54,8 @@ def defs(checkout: Path, spark: Spark) -> Definitions:
 
 
 @pytest.fixture
-def instance(checkout: Path, history: Mapping[str, object]) -> Iterator[DagsterInstance]:
-    folder = checkout / "history"
-    folder.mkdir()
-    with DagsterInstance.local_temp(str(folder), overrides={**QUIET, **history}) as opened:
-        yield opened
+def instance(kept_instance: DagsterInstance) -> DagsterInstance:
+    return kept_instance
 
 
 @pytest.fixture
@@ -406,9 +402,8 @@ def test_losing_the_storage_of_dagster_loses_history_and_nothing_else(
     run(defs, instance, "backfill", tags=HOURS)
     version = Table.open("warehouse/access_log").version
     shutil.rmtree(checkout / "history")
-    (checkout / "second").mkdir()
 
-    with DagsterInstance.local_temp(str(checkout / "second"), overrides=QUIET) as fresh:
+    with DagsterInstance.ephemeral() as fresh:
         result = run(defs, fresh, "backfill", tags=HOURS)
 
     assert metrics(result, "access_log/ingested")["status"] == "nothing_to_do"

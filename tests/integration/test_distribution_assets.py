@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,6 @@ from tests.support.ids import SeededIds
 pytestmark = [pytest.mark.dagster, pytest.mark.spark]
 
 TABLE = "name: {name}\nuri: warehouse/{name}\ncolumns:\n  n: long!\n"
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
-    folder = tmp_path / "history"
-    folder.mkdir()
-    with DagsterInstance.local_temp(str(folder), overrides={"telemetry": {"enabled": False}}) as opened:
-        yield opened
 
 
 @pytest.fixture

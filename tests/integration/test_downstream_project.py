@@ -22,7 +22,6 @@ from tidemark.dagster import TableComponent
 pytestmark = [pytest.mark.dagster, pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated:DeprecationWarning")]
 
 PROJECT = Path(__file__).resolve().parents[2] / "examples" / "downstream"
-QUIET = {"telemetry": {"enabled": False}}
 
 
 @pytest.fixture
@@ -39,14 +38,6 @@ def project(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Defini
     yield Definitions.merge(loaded, Definitions(jobs=[*jobs, define_asset_job("visitors_only", "visitors")]))
     for name in [each for each in sys.modules if each.startswith("examples.downstream")]:
         del sys.modules[name]
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
-    folder = tmp_path / "history"
-    folder.mkdir()
-    with DagsterInstance.local_temp(str(folder), overrides=QUIET) as opened:
-        yield opened
 
 
 def click(day: int, hour: int, visitor: str, ms: int) -> dict[str, object]:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -58,12 +58,6 @@ BOTH = MultiPartitionsDefinition({"day": DAYS, "country": COUNTRIES})
 BY_TIME = {"time_column": "at", "window": "1h"}
 
 Make = Callable[[pa.Table], object]
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,6 @@ from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark]
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
-    folder = tmp_path / "dagster"
-    folder.mkdir()
-    with DagsterInstance.local_temp(str(folder), overrides={"telemetry": {"enabled": False}}) as opened:
-        yield opened
 
 
 @pytest.fixture

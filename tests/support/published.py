@@ -23,7 +23,7 @@ import polars as pl
 import pyarrow as pa
 from pyiceberg.table import StaticTable
 
-from scripts.installer import REQUIREMENTS, ROOT, find_uv, install, make_environment
+from scripts.installer import ROOT, locked_python
 from storage_core.dml.assignments import expr
 from storage_core.formats import delta_log
 from storage_core.formats.keys import delta_commit_key
@@ -165,7 +165,7 @@ def by_polars_as_iceberg(location: str, snapshot: int, names: Sequence[str]) -> 
 
 def by_duckdb(format_: str, place: str, versions: Sequence[tuple[int, Sequence[str]]]) -> list[Rows]:
     """Return the rows that DuckDB finds at each version, given its columns; of Iceberg in a metadata file."""
-    return [ordered(each) for each in _printed(_readers(), "duckdb_extensions.py", format_, place, versions)]
+    return [ordered(each) for each in _by_reader("duckdb_extensions.py", format_, place, versions)]
 
 
 def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]], streamed: str) -> Any:
@@ -175,12 +175,12 @@ def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]], 
 
 def by_daft(format_: str, place: str, versions: Sequence[tuple[int, Sequence[str]]]) -> list[Rows]:
     """Return the rows that Daft finds at each version, given its columns; of Delta at the newest."""
-    return [ordered(each) for each in _printed(_readers(), "daft_tables.py", format_, place, versions)]
+    return [ordered(each) for each in _by_reader("daft_tables.py", format_, place, versions)]
 
 
 def counted_by_duckdb(expression: str, folder: Path) -> Any:
     """Return how many rows an expression of `duckdb` finds that is evaluated in a folder."""
-    return _printed(_readers(), "duckdb_extensions.py", expression, cwd=folder)
+    return _by_reader("duckdb_extensions.py", expression, cwd=folder)
 
 
 def counted_by_spark(expression: str, folder: Path) -> Any:
@@ -188,15 +188,8 @@ def counted_by_spark(expression: str, folder: Path) -> Any:
     return _printed(Path(sys.executable), "spark_delta.py", expression, cwd=folder)
 
 
-def _readers() -> Path:
-    """The Python of the readers that the project has not; made once, in a folder of its own."""
-    folder, lock = ROOT / ".delta_readers", REQUIREMENTS / "delta_readers.lock"
-    python, stamp = folder / "bin" / "python", folder / ".stamp"
-    if not stamp.exists() or stamp.read_text() != lock.read_text():
-        make_environment(folder, find_uv())
-        install(python, "--require-hashes", "-r", str(lock))
-        stamp.write_text(lock.read_text())
-    return python
+def _by_reader(program: str, *arguments: object, cwd: Path = ROOT) -> Any:
+    return _printed(locked_python("delta_readers"), program, *arguments, cwd=cwd)
 
 
 def _printed(python: Path, program: str, *arguments: object, cwd: Path = ROOT) -> Any:

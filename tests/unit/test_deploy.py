@@ -1,4 +1,7 @@
-"""The files of `deploy/` against what is there: commands, variables and paths. Nothing here starts a container."""
+"""The files of `deploy/` against linters, and against what is there: commands, variables and paths.
+
+Nothing here starts a container.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ import yaml
 from pipelines.cli import build
 from pipelines.instance import POSTGRES
 from pipelines.services import Address, Service
+from scripts.installer import locked_python
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -25,6 +29,16 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 KUBERNETES = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "tidemark.yaml").read_text()))
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text().replace("\\\n", "")
 UNIT = DEPLOY / "systemd" / "tidemark@.service"
+
+
+COMPOSED = """
+import sys
+from compose_spec import PyOptions
+composed = PyOptions(apply_merge=True).from_yaml(sys.stdin.read())
+composed.validate()
+print(*composed.service_names())
+"""
+"""A program of the linters: the names of services where the text follows the specification of compose."""
 
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
@@ -46,6 +60,22 @@ def unit(text: str) -> configparser.ConfigParser:
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names of systemd have capitals
     parser.read_string(text)
     return parser
+
+
+def judged(program: str, *arguments: object, text: str | None = None) -> str:
+    """What a linter says about a file, or a text, that it accepts; fails with what it says about another."""
+    python = locked_python("linters")
+    command = [str(python.with_name(program)), *map(str, arguments)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_linters_of_containers_compose_and_kubernetes_accept_the_files() -> None:
+    assert judged("hadolint", DEPLOY / "Containerfile") == ""
+    text = re.sub(r"\$\{(\w+):\?\}", r"/\1", (DEPLOY / "compose.yaml").read_text())  # as the environment would say
+    assert judged("python", "-c", COMPOSED, text=text).split() == [*COMPOSE["services"]]
+    judged("kubernetes-validate", "--strict", DEPLOY / "kubernetes" / "tidemark.yaml")
 
 
 def test_each_place_runs_the_three_processes_and_each_command_is_one_that_there_is() -> None:
