@@ -23,6 +23,7 @@ from dagster import (
     PipesFileMessageReader,
     PipesSubprocessClient,
 )
+from dagster._core.errors import DagsterPipesExecutionError
 
 from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
@@ -69,6 +70,11 @@ PROCESS = ".dagster/tidemark_process"
 Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
 """
 
+_KILLED = (
+    "ended without a word, mostly killed for lack of memory; its output is in the compute logs. What it committed "
+    "stays, and the next run does the rest"
+)
+
 
 class Launcher(Protocol):
     """Runs one job to its end. Implementations differ in where it runs, never in what it does."""
@@ -110,7 +116,7 @@ class PipesLauncher:
             messages = Path(folder) / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
             client = PipesSubprocessClient(cwd=str(self._root) if self._root else None, message_reader=reader)
-            with _reported_failure(messages):
+            with _reported_failure(job, messages):
                 environment = {**first_on_path(os.environ), **as_parent()}
                 completed = client.run(context=context, command=command, env=environment)
         return _only_report(job, completed.get_custom_messages())
@@ -145,10 +151,11 @@ def _job_failures() -> Iterator[None]:
 
 
 @contextmanager
-def _reported_failure(messages: Path) -> Iterator[None]:
-    """Raise what the job reported as its error; the exit code alone says less. Without a report the error stays.
+def _reported_failure(job: str, messages: Path) -> Iterator[None]:
+    """Raise what the job reported as its error, and what to do about one that was killed before it could report.
 
-    So does the interruption of the step, which is no `Exception`: what a job makes of its end is not why it ended.
+    Any other error stays. So does the interruption of the step, which is no `Exception`: what a job makes of its end is
+    not why it ended.
     """
     try:
         yield
@@ -158,6 +165,8 @@ def _reported_failure(messages: Path) -> Iterator[None]:
                 done = report.get("report")
                 failed = Failed(str(report.get("error")), str(report.get("message")))
                 raise _failure(failed, None if done is None else _as_report(done)) from error
+        if isinstance(error, DagsterPipesExecutionError):
+            raise _failure(Failed(TidemarkError.kind, f"jobs.{job} {_KILLED}: {error}")) from error
         raise
 
 
