@@ -6,7 +6,7 @@ are read back: after a compaction what that run wrote, in the job of all checks 
 
 # No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -35,6 +35,7 @@ from storage_core.region import merge
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.vector_options import VectorOptions
 from storage_core.table import Table, exists
+from storage_core.wording import counted
 from tidemark.io_manager.failures import typed_failures
 
 # The groups of invariants of docs/architecture/compaction.md, each a check.
@@ -105,12 +106,21 @@ def _verdicts(key: AssetKey, details: Report) -> Iterator[AssetCheckResult]:
             asset_key=key,
             check_name=name,
             passed=not found,
+            description=_first(shown),
             metadata={
                 "violated": MetadataValue.json(found),
                 "first": MetadataValue.json(shown[:_MOST_SHOWN]),
                 **{each: json_value(details.get(each, 0)) for each in ("splits", "merges", "not_checkable")},
             },
         )
+
+
+def _first(violations: Sequence[Report]) -> str | None:
+    """The first of them in one line: which invariant, where, what was found and what to do."""
+    for each in violations:
+        where = f" {each['path']}" if each.get("path") else ""
+        return f"{each['invariant']}{where}: {each['message']}; {each.get('advice') or 'see docs/operations.md'}"
+    return None
 
 
 def _index_check(declaration: TableDeclaration, index: str) -> AssetChecksDefinition:
@@ -123,8 +133,11 @@ def _index_check(declaration: TableDeclaration, index: str) -> AssetChecksDefini
         with typed_failures():
             table = _open(declaration)
             found = debt(table.snapshot, index) if table else None
+        lacking = 0 if found is None else found.uncovered_splits
+        advice = f"run: tidemark catch-up {declaration.name} --index {index}"
         return AssetCheckResult(
-            passed=found is None or not found.uncovered_splits,
+            passed=not lacking,
+            description=f"{index} has no segment of {counted(lacking, 'split')}; {advice}" if lacking else None,
             severity=AssetCheckSeverity.WARN,
             metadata=index_metadata(found) if found else {},
         )

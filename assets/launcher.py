@@ -78,6 +78,11 @@ Too long for a list of runs, and nothing for people: Dagster keeps tags of this 
 MOST_DEATHS = 2
 """A step whose job was killed starts it again so often."""
 
+_KILLED = (
+    "ended without a word, mostly killed for lack of memory; its output is in the compute logs. What it committed "
+    "stays, and the next run does the rest"
+)
+
 
 class Launcher(Protocol):
     """Runs one job to its end. Implementations differ in where it runs, never in what it does."""
@@ -152,7 +157,7 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
             messages = Path(folder) / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
             client = PipesSubprocessClient(cwd=self.root, message_reader=reader)
-            with _reported_failure(messages):
+            with _reported_failure(job, messages, is_last=context.retry_number >= MOST_DEATHS):
                 completed = client.run(context=context, command=command, env=environment)
         return _only_report(job, completed.get_custom_messages())
 
@@ -187,10 +192,10 @@ def _job_failures() -> Iterator[None]:
 
 
 @contextmanager
-def _reported_failure(messages: Path) -> Iterator[None]:
+def _reported_failure(job: str, messages: Path, *, is_last: bool) -> Iterator[None]:
     """Raise what the job reported as its error; the exit code alone says less.
 
-    A job that ended without a word was killed: the step is tried again (`MOST_DEATHS`), and then fails of that error.
+    A job that ended without a word was killed: the step is tried again, or fails where that was the last time.
     The interruption of the step stays, which is no `Exception`: what a job makes of its end is not why it ended.
     """
     try:
@@ -200,7 +205,9 @@ def _reported_failure(messages: Path) -> Iterator[None]:
             if report.get("status") == "failed":
                 raise _failure_in(report) from error
         if isinstance(error, DagsterPipesExecutionError):
-            raise RetryRequested(max_retries=MOST_DEATHS) from error
+            if not is_last:
+                raise RetryRequested(max_retries=MOST_DEATHS) from error
+            raise _failure(Failed(TidemarkError.kind, f"jobs.{job} {_KILLED}: {error}")) from error
         raise
 
 

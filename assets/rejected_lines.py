@@ -10,6 +10,7 @@ from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt
 from storage_core.ingest.quarantine import quarantined
 from storage_core.table import Table
+from storage_core.wording import counted
 from tidemark.io_manager.failures import typed_failures
 
 REJECTED_LINES = "no_rejected_lines"
@@ -29,9 +30,12 @@ def judged_by_quarantine(declaration: TableDeclaration, report: Report) -> Asset
             found = quarantined(Table.open(declaration.uri).store)
         except Corrupt as error:  # the rows are in
             return AssetCheckResult(check_name=REJECTED_LINES, passed=False, description=str(error))
+    passed = not (rejected or found.lines or found.unread)
+    advice = f"look with: tidemark quarantine {declaration.name}"
     return AssetCheckResult(
         check_name=REJECTED_LINES,
-        passed=not (rejected or found.lines or found.unread),
+        passed=passed,
+        description=None if passed else f"{counted(found.lines, 'line')} in quarantine of {declaration.name}; {advice}",
         severity=AssetCheckSeverity.WARN,
         metadata={
             "rejected": json_value(rejected),

@@ -107,6 +107,10 @@ def test_dagster_shows_what_an_index_owes_as_numbers(declaration: TableDeclarati
     covered = verdict(declaration, INDEX_COVERS_ALL)
     assert covered.passed
     assert covered.metadata.keys() == INDEX_METADATA
+    table.append(table.scan().to_arrow())
+    lacking = verdict(declaration, INDEX_COVERS_ALL)
+    name = declaration.name
+    assert lacking.description == f"near has no segment of 1 split; run: tidemark catch-up {name} --index near"
 
 
 def test_a_segment_that_is_only_due_to_be_rebuilt_is_no_lack(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""A run that fails says in one line what, where and what to do, whatever it failed of; each is a run that did."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
+
+from assets.launcher import PipesLauncher
+from pipelines.catalog import build_definitions
+from pipelines.failed_runs import last_failures_in, said_by
+from pipelines.tables import read_tables
+from tidemark import Table
+
+pytestmark = pytest.mark.dagster
+
+COLUMNS = "columns: {n: long}\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two declared tables: `events`, and `copies`, whose rows land from what `events` publishes."""
+    (tmp_path / "tables").mkdir()
+    events = f"name: events\nuri: {tmp_path}/events\n{COLUMNS}publish: delta\n"
+    copies = f"name: copies\nuri: {tmp_path}/copies\n{COLUMNS}landing: {{uri: {tmp_path}/events, format: delta}}\n"
+    for name, text in (("events", events), ("copies", copies)):
+        (tmp_path / "tables" / f"{name}.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for each in read_tables(tmp_path / "tables").tables:
+        Table.declare(each.declaration)
+    table = Table.open(str(tmp_path / "events"))
+    table.append({"n": 1})
+    table.publish("delta")
+    return tmp_path
+
+
+def run(root: Path, instance: DagsterInstance, table: str, step: str, job: str) -> ExecuteInProcessResult:
+    job_def = build_definitions(read_tables(root / "tables"), PipesLauncher(root)).resolve_job_def(job)
+    chosen = job_def.get_subset(asset_selection={AssetKey([table, step])})
+    return chosen.execute_in_process(instance=instance, raise_on_error=False)
+
+
+def said(result: ExecuteInProcessResult) -> str:
+    (failure,) = result.get_step_failure_events()
+    line = said_by(failure)
+    assert "\n" not in str(failure.step_failure_data.user_failure_data.description)
+    return line
+
+
+def test_a_job_that_is_killed_before_it_can_say_anything(
+    root: Path, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = root / "python"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", str(killed))
+        line = said(run(root, instance, "events", "checkpointed", "checkpoint"))
+    assert line.startswith(
+        "error: jobs.checkpoint ended without a word, mostly killed for lack of memory; its output is"
+    )
+    assert line.endswith("and the next run does the rest: External execution process failed with code -9")
+    assert last_failures_in(instance, ["events"])["events"].message == line
+    assert run(root, instance, "events", "checkpointed", "checkpoint").success
+
+
+def test_a_machine_without_java(root: Path, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(root / "nowhere"))
+    line = said(run(root, instance, "copies", "ingested", "ingest"))
+    where = f"JAVA_HOME={root}/nowhere has no bin/java"
+    assert line == f"unavailable: Spark needs Java 17 or newer, and {where}: correct it, or unset it"
