@@ -25,6 +25,9 @@ class Mirrors(Protocol):
     publish: Publish
     prefix: str
 
+    def __hash__(self) -> int:
+        """Each is itself, so that what is made for it can be kept."""
+
     def change(self, table: Table) -> None:
         """Change a table in the ways that the format shows, up to the newest version."""
 
