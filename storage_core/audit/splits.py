@@ -191,7 +191,7 @@ def _row_key_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
         rows = next(split.batches(columns, groups=[group]))
         is_first = what == "first"
         row = rows.slice(0 if is_first else max(0, rows.num_rows - 1), 1)
-        # Splits of earlier releases have their keys uncut.
+        # Splits of early 0.1 have their keys uncut.
         keys = [row_key(row, order, is_first=is_first, longest=longest) for longest in (LONGEST_KEY_TEXT, UNCUT)]
         sound = [_of_columns(key, order, columns) for key in keys if key is not None]
         if _of_columns(recorded, order, columns) not in sound:

@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 def prepare(database: Database, *, must_exist: bool, steps: Mapping[int, Step] = STEPS) -> None:
-    """Make the tables where the database is empty, and bring those of an older release forward; in one transaction.
+    """Make the tables where the database is empty, and bring older ones forward; in one transaction.
 
     Raises `InvalidInput` for a database that holds anything else, `Unsupported` for tables of a newer release,
     `NotFound` where there is nothing and it `must_exist`. Read only where there is nothing to do.

@@ -29,7 +29,7 @@ from storage_core.formats.avro_writing import Compression, require_fits, write_c
 
 FORMAT_VERSION = 1
 PROGRESS_FORMAT_VERSION = 2
-"""Of a state whose transactions are columns: a release before would take them for absent, and ingest all again."""
+"""Of a state whose transactions are columns: early 0.1 would take them for absent, and ingest all again."""
 STATE_PROTOCOL_VERSION = 4
 
 Entry = Mapping[str, Any]

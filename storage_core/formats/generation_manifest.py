@@ -84,7 +84,7 @@ class Generation:
     `rows.bound_text`; a missing column is not bounded. `bloom` is the xxh3-64 of the filter's file: a sound filter of
     another generation would deny rows. None where the release that wrote it did not say. `key_index` is that of the key
     index, `data` of `records.arrow` where the records are in that file instead of WAL entries; None where none is.
-    `size_bytes` is what the records take in memory; None where an earlier release wrote it.
+    `size_bytes` is what the records take in memory; None where early 0.1 wrote it.
 
     A sorted generation has one record per key, ascending by key, in `chunks`. It stands for the generations from
     `sorted_from` on, which `replaces` names in order; 0 and empty where it is not sorted.

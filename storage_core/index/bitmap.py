@@ -3,7 +3,7 @@
 Files per indexed column `i`: `bitmaps-<i>.bin`, bitmaps one after the other in the portable Roaring format, and
 `values-<i>.arrow`, an Arrow file with the distinct values, null last where there is one, and, per value, where its
 bitmap lies and the xxh3-64 of it, so that one can be read and verified by itself. Values are behind all bitmaps, at the
-end of a segment, where one request finds them with the directory. Segments of earlier releases have neither checksums
+end of a segment, where one request finds them with the directory. Segments of early 0.1 have neither checksums
 of bitmaps nor a bitmap of nulls.
 """
 
@@ -43,7 +43,7 @@ class ColumnValues:
     """The distinct values of a column of some rows, and of the bitmap of each the place; `keys` are of `rows.sortable`.
 
     Where some rows have no value, a place more is that of their bitmap. `checksums` are the xxh3-64 of the bitmaps;
-    None in segments of earlier releases, in which nulls are in no bitmap.
+    None in segments of early 0.1, in which nulls are in no bitmap.
     """
 
     type: pa.DataType

@@ -44,7 +44,7 @@ LANGUAGES: Final[Mapping[str, str]] = {
 MOST_GRAM: Final = 10
 _OPTION = "tokenizer"
 _OWN: Final = (DEFAULT, RAW, WHITESPACE, "en_stem")
-"""Those that tantivy knows by itself; the index of an earlier release has no others."""
+"""Those that tantivy knows by itself; an index of early 0.1 has no others."""
 _NGRAM = re.compile(r"ngram_([1-9][0-9]?)_([1-9][0-9]?)", re.ASCII)
 _LONGEST_BYTES = 40  # as of `default`: a longer word is none
 

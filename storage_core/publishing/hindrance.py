@@ -48,7 +48,7 @@ def hindrance(snapshot: Snapshot, *, vectors_wait: str | None) -> str | None:
 def without_inner_ids(store: ObjectStore, adds: Iterable[Add], schema: pa.Schema) -> str | None:
     """Return that one of these splits has ids of its columns but none of what is inside of one, None where none has.
 
-    Readers that go by ids would find nothing there. Earlier releases wrote such splits of tables whose columns changed.
+    Readers that go by ids would find nothing there. Early 0.1 wrote such splits of tables whose columns changed.
     One GET per split, of its footer, where such a table has columns that are lists, structures or maps.
     """
     nested = [stored_name(field) for field in schema if inside(field.type)]

@@ -53,7 +53,7 @@ def fetched(
     Rows that cannot make `predicate` true may be left out: row groups by their bounds, those without one of the `rows`
     of their split where it has some, and where that spares much
     (`late_materialization`) the rest by the columns that it names, which are fetched first. A split that is small
-    (`split.read.is_small`) for this `share` of its bytes, or of an earlier release, is one GET, and verified
+    (`split.read.is_small`) for this `share` of its bytes, or of early 0.1, is one GET, and verified
     whole. Of another its footer is one, unless
     `footers` holds it, and each row group as many as its columns lie apart; both are verified before they are decoded.
     What `footers` have cached is none. Row groups are read side by side, unless `one_by_one`.

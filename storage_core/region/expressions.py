@@ -77,7 +77,7 @@ def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
     import duckdb
 
     rows = pa.table([_plain(column) for column in columns], names=[f"col{at}" for at in range(len(columns))])
-    check_bounded(text)  # a table of an earlier release may have another
+    check_bounded(text)  # a table of early 0.1 may have another
     try:
         with session(LIMITS, threads=1) as connection:
             answer = pa.concat_arrays([_answer(connection, text, piece) for piece in _pieces(rows)])

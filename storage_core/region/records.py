@@ -78,7 +78,7 @@ class RecordBuilder:
     def deletes(self, keys: Keys) -> pa.Table:
         """Return one delete per key: a value, a tuple of values in key order, a mapping, or a row of a table.
 
-        A key may be longer than rows may have it now: an earlier release may have taken it.
+        A key may be longer than rows may have it now: early 0.1 may have taken it.
         """
         table = table_of(self._key_rows(keys), self.schema)
         self._require_key(table, "delete")

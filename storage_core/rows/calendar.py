@@ -1,7 +1,7 @@
 """The calendar of a table: dates and timestamps in the years 1 to 9999, which every reader can write down.
 
 Arrow's int64 microseconds reach 290,000 years further, Python, ISO 8601 and the texts of our statistics do not. So rows
-beyond are refused at the door; those of older releases are read like others.
+beyond are refused at the door; those of early 0.1 are read like others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long a value of a key column may be (`docs/spec.md` section 10.2, decision 0088).
 
 A key is compared, hashed and kept in memory wherever its row goes. The limit holds for every record that may make a
-row; deletes take any key, so that what an earlier release accepted can be deleted.
+row; deletes take any key, so that what early 0.1 accepted can be deleted.
 """
 
 from __future__ import annotations

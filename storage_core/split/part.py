@@ -26,7 +26,7 @@ def open_part(store: ObjectStore, add: Add, rows: RowRange, *, spool: Path) -> O
     """Open the rows of a split that lie in `rows` and are not deleted; the others are as if they were deleted.
 
     The row groups that hold one are fetched into a file in `spool`, each column chunk verified by its checksum, one row
-    group in memory at a time; of files of earlier releases and of small ones all. Ranged GETs of the footer and of
+    group in memory at a time; of files of early 0.1 and of small ones all. Ranged GETs of the footer and of
     chunks, one GET for a stored vector. Raises what `open_split` raises.
     """
     hidden = deleted_rows(store, add) | outside(add, rows)

@@ -1,7 +1,7 @@
 """Splits to rows: the rows that were written and not deleted since, or an error; never others.
 
 Three nets (lessons 60 and 61): the size and xxh3-64 of the log against the whole file, checksums of the footer and of
-column chunks where a part is read (of files of earlier releases those of pages), and the path that the file claims.
+column chunks where a part is read (of files of early 0.1 those of pages), and the path that the file claims.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEEDLESS_BYTES = 2**16
 """What is read in vain of a split that is read whole, at most, about."""
 
 AHEAD_BYTES = 2**20
-"""What a ranged GET of a split of an earlier release asks for at least."""
+"""What a ranged GET of a split of early 0.1 asks for at least."""
 
 _WIDE = 8
 

@@ -1,4 +1,4 @@
-"""Clones as earlier releases made them, shallow and deep, answer what they answered then."""
+"""Clones as early 0.1 made them, shallow and deep, answer what they answered then."""
 
 from __future__ import annotations
 

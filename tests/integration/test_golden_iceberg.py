@@ -1,4 +1,4 @@
-"""The Iceberg mirror that an earlier release wrote is what it was: it is gone on with, and its files are kept."""
+"""The Iceberg mirror that early 0.1 wrote is what it was: it is gone on with, and its files are kept."""
 
 from __future__ import annotations
 

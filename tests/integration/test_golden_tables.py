@@ -1,4 +1,4 @@
-"""Tables that earlier releases wrote keep opening, byte for byte, and answer what they answered then."""
+"""Tables that early 0.1 wrote keep opening, byte for byte, and answer what they answered then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables with vector indexes that earlier releases wrote answer what they answered then, and by their segments."""
+"""Tables with vector indexes that early 0.1 wrote answer what they answered then, and by their segments."""
 
 from __future__ import annotations
 

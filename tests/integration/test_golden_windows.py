@@ -1,4 +1,4 @@
-"""Tables whose windows changed, as earlier releases wrote them, answer what they answered then."""
+"""Tables whose windows changed, as early 0.1 wrote them, answer what they answered then."""
 
 from __future__ import annotations
 

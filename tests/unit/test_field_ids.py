@@ -1,4 +1,4 @@
-"""Ids of what is inside of columns, and splits of earlier releases that have none."""
+"""Ids of what is inside of columns, and splits of early 0.1 that have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys have a stated limit at every door, and a region that an earlier release let a longer one into goes on."""
+"""Keys have a stated limit at every door, and a region that early 0.1 let a longer one into goes on."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_a_record_without_a_key_is_named_and_quarantined() -> None:
 
 
 def test_a_closed_region_with_a_key_of_17_mb_from_before_the_limit_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the release before left it: the bounds of its generation uncut, and the region closed before it was merged."""
+    """As early 0.1 left it: the bounds of its generation uncut, and the region closed before it was merged."""
     key = "k" * 17_000_000
     table = KeyedTable(MemoryStore("planes")).create()
     with monkeypatch.context() as before, table.writer() as writer:

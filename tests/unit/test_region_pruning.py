@@ -227,7 +227,7 @@ def test_fsck_finds_nothing_after_it_nor_after_a_repair_and_a_gap_where_the_mark
 
 
 class History:
-    """A region with many merged generations whose objects an earlier release has collected, and listed still."""
+    """A region with many merged generations whose objects early 0.1 has collected, and listed still."""
 
     def __init__(self, generations: int) -> None:
         self.store = MeteredStore(MemoryStore("planes"))

@@ -1,4 +1,4 @@
-"""Times that no calendar text can write are refused at the door, and those of older releases are read."""
+"""Times that no calendar text can write are refused at the door, and those of early 0.1 are read."""
 
 from __future__ import annotations
 

@@ -478,7 +478,7 @@ def test_the_range_of_a_sorted_generation_is_part_of_what_is_checked() -> None:
     assert region_manifest.decode(region_manifest.encode(region), "k") == region
     with pytest.raises(Corrupt, match="sorted from 1"):
         generation.read(table.store, region.region_id, FlushedGeneration(generation=2, path=flushed.path))
-    # An older release does not know the field, so that its checksum of what it knows is another.
+    # Early 0.1 does not know the field, so that its checksum of what it knows is another.
     without = region_manifest.encode(_unsorted(region))
     assert without[-8:] != region_manifest.encode(region)[-8:]
 

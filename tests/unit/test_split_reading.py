@@ -95,7 +95,7 @@ def test_a_flipped_bit_in_the_data_is_corrupt_when_only_some_columns_are_read(st
 def test_a_flipped_bit_in_the_footer_never_changes_rows_when_only_some_columns_are_read(
     store: MemoryStore, add: Add
 ) -> None:
-    """Of an earlier release only pages have checksums: damage of a footer must not rename, retype or lose a column."""
+    """Of early 0.1 only pages have checksums: damage of a footer must not rename, retype or lose a column."""
     add = replace(add, footerXxh3=None)
     assert add.footerStartOffset is not None
     original = store.get(add.path).data

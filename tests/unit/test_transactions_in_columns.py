@@ -122,7 +122,7 @@ def test_a_release_that_knows_no_columns_refuses_a_state_with_them_and_reads_one
     assert b'"progress"' not in table.store.get(state_key(table.checkpoint().version)).data
     table.record(f"app{number}" for number in range(100))
     with_columns = table.store.get(state_key(table.checkpoint().version)).data
-    # The number is the first field of the one record, as a zig-zag: what earlier releases compare with 1.
+    # The number is the first field of the one record, as a zig-zag: what early 0.1 compares with 1.
     assert decode_state(with_columns, "state").progress
     assert b'"progress"' in with_columns
 

@@ -36,7 +36,7 @@ class Training:
 
     @staticmethod
     def of(segment: IndexSegment) -> Training | None:
-        """Return what the log says of a segment; None of segments of other kinds, and of earlier releases."""
+        """Return what the log says of a segment; None of segments of other kinds, and of early 0.1."""
         match segment.details.get(TRAINING):
             case {"rows": int(rows), "clusters": int(clusters), "imbalance": int() | float() as imbalance, **more}:
                 error, again = more.get("error"), more.get("again") is True
