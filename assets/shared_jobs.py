@@ -50,16 +50,17 @@ class SharedJobs:
         the job.
         """
         line = json.dumps({"job": job, "argv": to_argv(request)})
-        process = self._that_began(context.run.run_id, line, environment)
-        context.log.info("jobs.%s in the process %d of this run: %s", job, process.id, " ".join(to_argv(request)))
         try:
+            process = self._that_began(context.run.run_id, line, environment)
+            context.log.info("jobs.%s in the process %d of this run: %s", job, process.id, " ".join(to_argv(request)))
             for answer in process.answers():
                 if "ended" in answer:
                     ended: Report = answer["ended"]  # type: ignore[assignment]  # an object of JSON
                     return ended
                 context.log.log(logging.getLevelName(str(answer["level"])), "%s", answer["log"])
         except BaseException:
-            process.stop()
+            if self._process is not None:
+                self._process.stop()
             raise
         raise Unavailable(
             f"the process of jobs.{job} on {request.table_uri} was ended by {process.end()}, as happens where memory "

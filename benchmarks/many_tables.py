@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from pipelines.upkeep import Upkeep
     from storage_core.declaration import TableDeclaration
 
-FULL, SMALL, IN_DEBT = 500, 20, 20
+FULL, SMALL = 500, 20
+IN_DEBT = (20, 100)
+PROCESSES_OF_A_RUN = 2  # its own, and that of its jobs
 LOAD_AIM = 10.0
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -62,10 +64,12 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
         tick()  # sees all of them
         yield from _ticked(f"{count} tables, a tick with nothing to do", upkeep, tick)
-        tick()  # asks logs; the next one asks landing places again
-        for each in [each for each in tables if each.landing][:IN_DEBT]:
-            land_line(each)
-        yield from _ticked(f"{count} tables, a tick with debt in {IN_DEBT}", upkeep, tick)
+        landing = [each for each in tables if each.landing]
+        for in_debt in sorted({min(each, len(landing)) for each in IN_DEBT}):
+            tick()  # asks logs; the next one asks landing places again
+            for each in landing[:in_debt]:
+                land_line(each)
+            yield from _ticked(f"{count} tables, a tick with debt in {in_debt}", upkeep, tick)
         yield from _checked(tables, Path(folder) / "history")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     yield Metric(name=f"{count} tables, peak memory", value=peak, unit="MiB")
@@ -75,6 +79,7 @@ def _ticked(name: str, upkeep: Upkeep, tick: Callable[[], int]) -> Iterator[Metr
     before, began = upkeep.requests, time.process_time()
     runs = tick()
     yield Metric(name=f"{name}, runs asked for", value=runs, unit="")
+    yield Metric(name=f"{name}, processes of these runs", value=runs * PROCESSES_OF_A_RUN, unit="")
     yield Metric(name=name, value=time.process_time() - began, unit="s")
     yield Metric(name=f"{name}, requests", value=upkeep.requests - before, unit="")
 

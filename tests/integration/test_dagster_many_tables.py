@@ -185,7 +185,7 @@ def test_small_tables_share_a_run_of_a_step_and_what_is_large_or_urgent_waits_fo
 
 @pytest.mark.parametrize("in_debt", [20, 100])
 def test_debt_in_many_tables_is_one_run(in_debt: int, tmp_path: Path, instance: DagsterInstance) -> None:
-    tables = declared(tmp_path, TABLES)
+    tables = declared(tmp_path, 120)
     ticks = Ticks(instance, tables)
     ticks.runs()
     for each in [each for each in tables if each.landing][:in_debt]:

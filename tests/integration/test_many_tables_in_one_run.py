@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
 import boto3
+import pyarrow as pa
 import pytest
 from dagster import (
     AssetKey,
@@ -31,11 +36,13 @@ from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from assets.launcher import PipesLauncher
 from assets.partitions import partitions_of, span_of
 from assets.shared_jobs import TABLES
+from jobs.requests.request import JobRequest, to_argv
 from pipelines.alerting import failure_alert
 from pipelines.at_work import AtWork
 from pipelines.catalog import build_definitions
 from pipelines.failed_runs import last_failures_in, said_by
 from pipelines.jobs import assets_of_jobs
+from pipelines.run_assets import assets_of
 from pipelines.tables import read_tables
 from pipelines.upkeep import Upkeep
 from storage_core.clock import SystemClock
@@ -159,7 +166,7 @@ def test_of_many_tables_in_one_run_two_fail_with_a_line_each_and_a_retry_is_of_t
         retry = result.dagster_run
     tried = {str(each.step_key) for each in events(instance, retry, DagsterEventType.STEP_START)}
     assert {each for each in tried if each.endswith("__compacted")} == {f"{each}__compacted" for each in failed}
-    assert {each[:4] for each in tried} == set(failed)
+    assert {each[:4] for each in tried} == {key.path[0] for key in assets_of(retry)} == set(failed)
 
     owe_a_compaction([each for each in tables if each.name in ("t001", "t002")])
     assert tables_of(compactions(instance, tables)) == [{"t001", "t002"}]
@@ -179,7 +186,13 @@ def test_a_job_that_is_killed_fails_its_own_step_and_the_others_go_on_in_a_new_p
     instance: DagsterInstance, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables, request = three_owing(instance, s3_server)
-    as_the_job_takes_its_lease(s3_server, monkeypatch, lambda: os.kill(process_of_jobs(), signal.SIGKILL))
+    others = processes_of_jobs()
+
+    def kill() -> None:
+        (started_here,) = processes_of_jobs() - others
+        os.kill(started_here, signal.SIGKILL)
+
+    as_the_job_takes_its_lease(s3_server, monkeypatch, kill)
 
     run = execute(instance, request)
 
@@ -199,10 +212,10 @@ def test_a_run_that_is_cancelled_stops_the_job_with_its_process(
     instance: DagsterInstance, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables, request = three_owing(instance, s3_server)
-    seen: list[int] = []
+    others, seen = processes_of_jobs(), set[int]()
 
     def cancel() -> None:
-        seen.append(process_of_jobs())
+        seen.update(processes_of_jobs() - others)
         instance.report_run_canceling(instance.get_runs()[0])
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -212,8 +225,29 @@ def test_a_run_that_is_cancelled_stops_the_job_with_its_process(
 
     assert [each.status for each in instance.get_runs()] == [DagsterRunStatus.CANCELED]
     assert [len(Table.open(each.uri).snapshot.splits) for each in tables] == [2, 2, 2]
-    assert not any(Path(f"/proc/{each}").exists() for each in seen)
-    assert len(seen) == 1
+    assert [Path(f"/proc/{each}").exists() for each in seen] == [False]
+
+
+def test_the_process_of_jobs_answers_line_by_line_and_ends_when_it_is_asked_for_nothing(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    table = Table.create(str(tmp_path / "table"), pa.schema([("n", pa.int64())]))
+    lines = [{"job": "checkpoint", "argv": to_argv(JobRequest(table_uri=uri))} for uri in ("no table", table.uri)]
+    program = [sys.executable, "-m", "jobs.running.job_server", str(writing), "0.2"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=[writing], text=True) as process:
+        os.close(writing)
+        assert process.stdin is not None
+        ended: list[dict[str, object]] = []
+        with os.fdopen(reading) as answers:
+            for line in lines:
+                process.stdin.write(json.dumps(line) + "\n")
+                process.stdin.flush()
+                ended.append(next(each["ended"] for each in map(json.loads, answers) if "ended" in each))
+            assert answers.read() == ""
+        assert process.wait() == 0
+    assert [(each["job"], each["status"], each.get("error")) for each in ended] == [
+        ("checkpoint", "failed", "not_found"),
+        ("checkpoint", "committed", None),
+    ]
 
 
 def three_owing(instance: DagsterInstance, s3_server: S3Server) -> tuple[list[TableDeclaration], RunRequest]:
@@ -236,9 +270,15 @@ def as_the_job_takes_its_lease(s3_server: S3Server, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(s3_server.front, "next_step", next_step)
 
 
-def process_of_jobs() -> int:
-    mine = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    for child in " ".join(each.read_text() for each in mine).split():
-        if b"jobs.running.job_server" in Path(f"/proc/{child}/cmdline").read_bytes():
-            return int(child)
-    raise AssertionError("no process of jobs")
+def processes_of_jobs() -> set[int]:
+    """Those that this process has started; one of a run that ended here is idle for a while."""
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    children = [child for each in tasks for child in read(each).split()]
+    return {int(each) for each in children if "jobs.running.job_server" in read(Path(f"/proc/{each}/cmdline"))}
+
+
+def read(file: Path) -> str:
+    """What is in a file of `/proc`; nothing of a process or thread that has ended."""
+    with suppress(OSError):
+        return file.read_text()
+    return ""
