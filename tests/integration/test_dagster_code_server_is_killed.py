@@ -1,15 +1,18 @@
-"""A code server dies while runs wait for it: a real one behind a socket, and the queue of Dagster's daemon."""
+"""A code server, the database or the daemon dies while runs wait or work: real ones, each a process of its own."""
 
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import yaml
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus
@@ -24,6 +27,8 @@ from dagster._grpc.server import wait_for_grpc_server
 
 from pipelines.instance import SETTINGS, home
 from pipelines.services import BACKFILLS_WAIT
+from tests.support.postgres import Postgres
+from tidemark import Table
 
 pytestmark = [
     pytest.mark.dagster,
@@ -31,12 +36,19 @@ pytestmark = [
 ]
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DELAY_SECONDS = yaml.safe_load(SETTINGS.read_text())["run_queue"]["user_code_failure_retry_delay"]
 WAITING = 2
 
 CODE = """
-from dagster import Definitions, StaticPartitionsDefinition, asset, job, op
+import os
+import time
+from pathlib import Path
+
+import pyarrow
+from dagster import Definitions, StaticPartitionsDefinition, asset, define_asset_job, in_process_executor, job, op
+from tidemark.dagster import TidemarkIOManager
 
 @op
 def speak():
@@ -50,7 +62,16 @@ def short():
 def parted():
     pass
 
-defs = Definitions(assets=[parted], jobs=[short])
+@asset(pool="counted", io_manager_key="tables", metadata={"tidemark/create": {}, "tidemark/mode": "append"})
+def counted(context) -> pyarrow.Table:
+    Path(f"began-{context.run_id}").write_text(str(os.getpid()))
+    while not Path("go").exists():
+        time.sleep(0.05)
+    return pyarrow.table({"run": [context.run.root_run_id or context.run_id]})
+
+tables = TidemarkIOManager(root="warehouse")
+jobs = [short, define_asset_job("counts", [counted])]
+defs = Definitions(assets=[parted, counted], jobs=jobs, resources={"tables": tables}, executor=in_process_executor)
 """
 
 
@@ -141,3 +162,68 @@ def test_runs_and_backfills_wait_for_a_killed_code_server_and_go_on_when_it_is_b
         backfill = instance.get_backfill(backfill_id)
         assert backfill is not None
         assert (backfill.status.value, instance.get_runs_count()) == ("REQUESTED", WAITING + 2)
+
+
+@contextmanager
+def daemon(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Dagster's daemon in its own process, which looks after runs every second."""
+    settings = folder / SETTINGS.name
+    quick = {"poll_interval_seconds": 1, "free_slots_after_run_end_seconds": 1}
+    monitored = yaml.safe_load(settings.read_text())
+    settings.write_text(yaml.safe_dump({**monitored, "run_monitoring": {**monitored["run_monitoring"], **quick}}))
+    workspace = folder / "workspace.yaml"
+    workspace.write_text(f"load_from: [{{grpc_server: {{host: localhost, port: {port}}}}}]")
+    command = [sys.executable, "-m", "dagster._daemon", "run", "--workspace", str(workspace), "--log-level", "error"]
+    with subprocess.Popen(
+        command, env={**os.environ, "DAGSTER_DAEMON_CORE_LOOP_EXCEPTION_SLEEP_INTERVAL": "1"}
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(found: Callable[[], T | None]) -> T:
+    """What is found when it is there."""
+    while (here := found()) is None:
+        time.sleep(0.1)
+    return here
+
+
+def worker(folder: Path, number: int) -> psutil.Process | None:
+    """The process of the run that has begun as the first, the second, and so on."""
+    began = [each.read_text() for each in sorted(folder.glob("began-*"), key=lambda each: each.stat().st_mtime)]
+    return psutil.Process(int(began[number])) if len(began) > number and began[number] else None
+
+
+@pytest.mark.parametrize("history", ["postgresql"], indirect=True)
+def test_a_run_whose_database_or_daemon_is_killed_ends_well_or_is_tried_again_and_stores_once(
+    folder: Path, postgres: Postgres, free_port: int
+) -> None:
+    place, go = folder.parent, folder.parent / "go"
+    with code_server(free_port), DagsterInstance.from_config(str(folder)) as instance:
+
+        def looked() -> str | None:
+            """Which daemon has looked after runs last."""
+            found = instance.get_daemon_heartbeats().get("MONITORING")
+            return found.daemon_id if found else None
+
+        job_cli.main(["launch", "-j", "counts", "--grpc-port", str(free_port)], standalone_mode=False)
+        with daemon(folder, free_port) as killed:
+            process = wait_for(lambda: worker(place, 0))
+            postgres.kill()
+            go.touch()
+            process.wait()  # which cannot say how it has ended
+            go.unlink()
+            postgres.start()
+            process = wait_for(lambda: worker(place, 1))  # so the place of the first in the pool is free
+            before = looked()
+            killed.kill()
+        with daemon(folder, free_port):
+            wait_for(lambda: looked() != before or None)
+            go.touch()
+            process.wait()
+        runs = instance.get_runs()
+        assert [run.status.value for run in runs] == ["SUCCESS", "FAILURE"]
+        stored = Table.open("warehouse/counted").scan().to_arrow()["run"].to_pylist()
+        assert stored == [runs[-1].run_id]

@@ -10,10 +10,11 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import psycopg
 from psycopg import sql
 
@@ -25,11 +26,25 @@ USERS = Path("/etc/passwd")
 
 
 class Postgres:
-    """Places in a running server. `uri` is that of its database."""
+    """Places in a server, which may be killed and started again. `uri` is that of its database."""
 
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
+    def __init__(self, server: PostgresServer) -> None:
+        self.uri = server.get_uri()
+        self._server = server
         self._numbers = count(1)
+
+    def kill(self) -> None:
+        """Kill the server with all processes that serve connections, and wait for their end."""
+        postmaster = psutil.Process(self._server.get_pid())
+        processes = [postmaster, *postmaster.children(recursive=True)]
+        for each in processes:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(processes)
+
+    def start(self) -> None:
+        """Start the server that was killed, at the same place; it answers then."""
+        self._server.ensure_postgres_running()
 
     def place(self) -> str:
         """Return the URL of an empty schema."""
@@ -52,18 +67,19 @@ def running(*, hurried: bool = True) -> Iterator[Postgres]:
             _initialize(server, folder)
         server.start()
         try:
-            yield Postgres(_hurried(server.get_uri()) if hurried else server.get_uri())
+            if hurried:
+                _hurry(server.get_uri())
+            yield Postgres(server)
         finally:
             server.cleanup()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _hurried(uri: str) -> str:
+def _hurry(uri: str) -> None:
     with psycopg.connect(uri, autocommit=True) as connection:
         connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")
-    return uri
 
 
 def _initialize(server: PostgresServer, folder: Path) -> None:
