@@ -113,9 +113,9 @@ def assets_of(run: DagsterRun) -> frozenset[AssetKey]:
     return frozenset(run.asset_selection or ())
 
 
-def spread(figures: Collection[float]) -> str:
-    """Return how figures are distributed: the least, the quartiles, the most."""
-    ordered = sorted(figures)
+def spread(seconds: Collection[float]) -> str:
+    """Return how durations are distributed: the least, the quartiles, the most."""
+    ordered = sorted(seconds)
     if not ordered:
         return "none"
     return " / ".join(f"{ordered[round(part * (len(ordered) - 1) / 4)]:.0f}" for part in range(5))
