@@ -63,8 +63,8 @@ simulate: setup ## Run the seeded simulations for longer: SCALE=200 times as man
 	@$(PYTEST) --timeout=0 tests/simulation $(PYTEST_ARGS)
 
 soak: SCALE := 32
-soak: setup ## Kill processes, run simulations of writers, and try hostile inputs: SCALE=32 times as often
-	@$(PYTEST) --timeout=0 -rP $(PYTEST_ARGS) tests/chaos tests/property/test_hostile_*.py tests/property/test_sql_is_confined.py \
+soak: setup java-archive ## Kill processes for an hour, run simulations of writers, and try hostile inputs: SCALE=32 times as often
+	@$(WITH_JAVA) $(PYTEST) --timeout=0 -rP $(PYTEST_ARGS) tests/chaos tests/property/test_hostile_*.py tests/property/test_sql_is_confined.py \
 	  tests/property/test_copied_writers.py tests/property/test_locations.py tests/integration/test_killed_writers.py \
 	  tests/integration/test_shared_cache.py \
 	  tests/simulation/test_writers_under_faults.py tests/simulation/test_raw_log_faults.py

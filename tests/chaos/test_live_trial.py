@@ -1,0 +1,182 @@
+"""The whole product lives through a day of accidents: nobody helps, nothing is lost, and in the end all is well.
+
+Programs land files, write a keyed table and append to a raw log, while `tidemark ui` with all schedules and sensors on
+looks after four tables, and its processes and those of its runs are killed in turn. A trial is some hundred seconds
+of that, and what follows until it is quiet; `TIDEMARK_SCALE` times as long in a soak, in which the time until rows are
+visible is judged as well.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus
+
+from storage_core.table import Table
+from tests.chaos.live.producers import LATE_ROWS, PROGRAMS, Journal
+from tests.chaos.live.product import KINDS, REPOSITORY, Product
+from tests.chaos.live.tables import LANDED, TABLES, declare
+from tests.chaos.live.watch import UPKEEP, Watch
+from tests.support.scale import scaled
+
+IS_SOAK = scaled(1) > 1
+SECONDS = scaled(100)
+KILLS = scaled(1) + len(KINDS) - 1
+"""One of each kind, and some hundred seconds between two in a soak."""
+OFTEN = "*/10 * * * *" if IS_SOAK else "30 3 * * *"
+"""When there are collections, checkpoints, and the upkeep of the raw log: in a short run once at most."""
+SAMPLE_SECONDS = 2.0
+MOST_TICKS = 60
+"""So many ticks of the upkeep sensor after the last row it may take until there is nothing left to do."""
+SOON_SECONDS = 120
+BY_TIME = {"checkpoint", "expire", "publish"}
+"""Steps that are owed until the next time of their cron line."""
+
+pytestmark = [pytest.mark.dagster, pytest.mark.timeout(0 if IS_SOAK else 2700)]
+
+
+@contextmanager
+def producers(folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """The programs that bring rows in; each must have ended well at the end."""
+    command = [sys.executable, "-m", "tests.chaos.live.producers"]
+    running = {name: subprocess.Popen([*command, name, str(folder)], cwd=REPOSITORY) for name in PROGRAMS}
+    try:
+        yield running
+        (folder / "stop").touch()
+        assert {name: each.wait() for name, each in running.items()} == dict.fromkeys(running, 0)
+    finally:
+        for each in running.values():
+            each.kill()
+
+
+def live(product: Product, watch: Watch, random: Random) -> None:
+    """Let time pass, and kill one process after the other, of each kind in turn."""
+    began = time.monotonic()
+    kinds = [*KINDS] * -(-KILLS // len(KINDS))
+    done = 0
+    while done < KILLS or time.monotonic() < began + SECONDS:
+        time.sleep(SAMPLE_SECONDS)
+        watch.sample()
+        product.look()
+        if done < KILLS and time.monotonic() > began + (done + 1) * SECONDS / (KILLS + 1):
+            done += product.kill(kinds[done], random)
+
+
+def settle(product: Product, watch: Watch) -> None:
+    """Wait until there is nothing to do any more; that takes a bounded number of looks at the tables."""
+    since = time.time()
+    files = len(LANDED) * len(Journal(product.folder, "land").calls())
+    while not (len(watch.visible) == files and watch.is_quiet(since) and owes_nothing(product)):
+        ticks = watch.ticks(UPKEEP, since)
+        assert len(ticks) <= MOST_TICKS, f"after {len(ticks)} ticks there is still something to do: {ticks[:3]}"
+        time.sleep(SAMPLE_SECONDS)
+        watch.sample()
+        product.look()
+
+
+def owes_nothing(product: Product) -> bool:
+    """Whether no table owes a step but such as wait for the time of their cron line."""
+    _, text = product.tidemark("status", "--json")
+    return all(json.loads(line)["owed"].keys() <= BY_TIME for line in text.splitlines())
+
+
+def rows_of(folder: Path, table: str) -> list[tuple[object, ...]]:
+    columns = {"clicks": ["id", "batch"], "visits": ["id", "batch"]}.get(table, ["id", "n"])
+    found = Table.open(str(folder / "warehouse" / table)).scan(columns).to_arrow().to_pylist()
+    return sorted(tuple(row.values()) for row in found)
+
+
+def in_quarantine(product: Product, table: str) -> list[tuple[object, ...]]:
+    code, text = product.tidemark("quarantine", table, "--show", "--json")
+    assert code == 0, text
+    return sorted((row["id"], row["batch"]) for line in text.splitlines() for row in [json.loads(line)["row"]])
+
+
+def written(folder: Path, program: str) -> list[list[tuple[object, ...]]]:
+    """What a program wrote, call by call, all of which was acknowledged."""
+    calls = Journal(folder, program).calls()
+    assert all(call.is_acknowledged for call in calls)
+    return [[tuple(value for name, value in row.items() if name != "time") for row in call.rows] for call in calls]
+
+
+def assert_rows_are_those_acknowledged(product: Product) -> None:
+    folder = product.folder
+    landed = written(folder, "land")
+    assert rows_of(folder, "clicks") == sorted(row for rows in landed for row in rows)
+    assert rows_of(folder, "visits") == sorted(row for rows in landed for row in rows[LATE_ROWS:])
+    assert in_quarantine(product, "visits") == sorted(row for rows in landed for row in rows[:LATE_ROWS])
+    assert rows_of(folder, "readings") == sorted(row for rows in written(folder, "log") for row in rows)
+    newest = {row[0]: row[1] for rows in written(folder, "write") for row in rows}
+    assert rows_of(folder, "accounts") == sorted(newest.items())
+
+
+def assert_all_is_green(product: Product, watch: Watch) -> None:
+    last = {key.to_user_string(): run for key, run in watch.last_of_each().items()}
+    assert {name: run.run_id for name, run in last.items() if run.status is not DagsterRunStatus.SUCCESS} == {}
+    assert {"clicks/ingested", "visits/ingested", "visits/index_words", "accounts/merged", "sensors/distributed"} <= {
+        *last
+    }
+    code, text = product.tidemark("status", "--json")
+    assert code == 0, text
+    for each in map(json.loads, text.splitlines()):
+        assert each["owed"].keys() <= BY_TIME, each
+        assert each["last_failure"] is None or each["last_failure"]["is_over"], each
+    for table in TABLES:
+        code, text = product.tidemark("fsck", table, "--deep")
+        assert code == 0, text
+
+
+def rounds(watch: Watch, landed: Mapping[int, float]) -> list[int]:
+    """Of each landed file and table, how many runs began after it landed and before its rows were seen."""
+    began = [each.start_time for each in watch.instance.get_run_records() if each.start_time]
+    return [
+        sum(landed[batch] < at < seen for at in began) for (_, batch), seen in watch.visible.items() if batch in landed
+    ]
+
+
+def assert_what_was_seen_is_good(watch: Watch, kills: Collection[object]) -> None:
+    assert watch.twice == set(), "a step that waits was requested again"
+    landed = {call.number: call.at for call in Journal(watch.folder, "land").calls()}
+    assert len(watch.visible) == len(LANDED) * len(landed)
+    found = rounds(watch, landed)
+    print(f"runs that began until rows of a landed file were visible: {sorted(found)}")  # noqa: T201 -- of a soak
+    if IS_SOAK:
+        assert median(seen - landed[batch] for (_, batch), seen in watch.visible.items()) < SOON_SECONDS
+    idle = [run for run in watch.idle_runs() if run.tags.get("dagster/sensor_name") == UPKEEP]
+    assert len(idle) <= len(kills) + 2, [(run.job_name, run.tags) for run in idle]
+
+
+def test_a_day_of_kills_loses_and_doubles_no_row_and_ends_well_by_itself(tmp_path: Path, free_port: int) -> None:
+    declare(tmp_path, OFTEN)
+    product = Product(tmp_path, free_port)
+    began = time.monotonic()
+    try:
+        with product, DagsterInstance.from_config(str(product.home)) as instance:
+            code, text = product.tidemark("init")
+            assert code == 0, text
+            product.switch_on()
+            watch = Watch(tmp_path, instance)
+            try:
+                with producers(tmp_path):
+                    live(product, watch, Random(SECONDS))
+                settle(product, watch)
+            finally:
+                for line in watch.report(Journal(tmp_path, "land").calls()):
+                    print(line)  # noqa: T201 -- of a soak
+                print(f"kills: {product.kills}; {time.monotonic() - began:.0f} s")  # noqa: T201 -- of a soak
+            assert_rows_are_those_acknowledged(product)
+            assert_all_is_green(product, watch)
+            assert_what_was_seen_is_good(watch, product.kills)
+        assert product.left() == []
+    except BaseException as error:
+        error.add_note(f"the trial is in {tmp_path}")
+        raise
