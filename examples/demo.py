@@ -59,7 +59,7 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
 
 class Pipeline:
-    """The Dagster jobs of the declared tables, run one after the other on one warm Spark session."""
+    """The Dagster jobs of the declared tables, run one after the other; those with much work share a Spark session."""
 
     def __init__(self, instance: DagsterInstance, spark: Spark, narrator: Narrator) -> None:
         self._instance = instance

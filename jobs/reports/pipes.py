@@ -32,6 +32,7 @@ def progress_to_dagster() -> Callable[[int, int], None] | None:
     from dagster_pipes import open_dagster_pipes
 
     def say(done: int, total: int) -> None:
-        open_dagster_pipes().log.info("%d of %d work items done", done, total)
+        if not (pipes := open_dagster_pipes()).is_closed:
+            pipes.log.info("%d of %d work items done", done, total)
 
     return say

@@ -184,7 +184,8 @@ class Spark:
             answer: Answer = json.loads(_answered(execute, json.dumps(item)))
         except Exception as error:
             LOG.exception("%s in this process", execute.__name__)
-            raise TidemarkError(f"a task failed: {type(error).__name__}: {error}") from error
+            first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise TidemarkError(f"a task failed: {first_line}") from error
         self._progress.end()
         return answer
 

@@ -84,6 +84,7 @@ class WarmSession:
     def __init__(self, server: WarmServer, settings: Mapping[str, str], file: Path) -> None:
         """Join one of the sessions that are kept, or begin another. Raises `Unavailable`."""
         number, self._lock = _free_session(file)
+        self._environment = _of_spark()
         self.place = f"warm Spark at 127.0.0.1:{server.port}"
         known = None if number is None else hashlib.sha256(f"{server.token}/{number}".encode()).digest()[:16]
         name = uuid.UUID(bytes=known) if known else uuid.uuid4()
@@ -108,8 +109,14 @@ class WarmSession:
             self._close()
 
     def _close(self) -> None:
+        for name in _of_spark().keys() - self._environment.keys():
+            del os.environ[name]  # by which PySpark would take each later session for one behind a server
         if self._lock is not None:
             os.close(self._lock)
+
+
+def _of_spark() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("SPARK_")}
 
 
 def file_of(environment: Mapping[str, str]) -> Path:

@@ -483,3 +483,18 @@ def test_a_job_that_is_killed_is_started_again_a_few_times(
 
     kinds = Counter(each.event_type_value for each in result.all_events)
     assert (kinds["STEP_RESTARTED"], kinds["STEP_FAILURE"]) == (min(kills, MOST_DEATHS), int(not ok))
+
+
+def test_the_launcher_of_a_run_says_where_small_work_is_executed(
+    checkout: Path, instance: DagsterInstance, land: Land, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land("a.log", 0, 10)
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    defs = build_definitions(load_tables(checkout / "tables"), PipesLauncher(checkout))
+    job = of_table(defs.resolve_job_def("ingest"), "access_log")
+    chosen = {"resources": {"launcher": {"config": {"spark": "always"}}}}
+
+    refused = job.execute_in_process(instance=instance, tags=HOURS, run_config=chosen, raise_on_error=False)
+    assert failures(refused)[0].startswith("unavailable: Spark needs Java 17 or newer")
+
+    assert metrics(run(defs, instance, "ingest", tags=HOURS), "access_log/ingested")["ran"] == "driver"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from jobs.reports.report import JobReport
 from jobs.requests.request import JobRequest
 from jobs.requests.window_range import WindowRange
 from jobs.running.command import table_command
+from jobs.spark.code_archive import ROOT
 from jobs.spark.spark import Answer, Item, Spark
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable
@@ -106,6 +109,34 @@ def test_catch_up_counts_segments_by_index(tmp_path: Path) -> None:
     assert report.details == {"segments_built": {"a": 2, "b": 2}}
 
 
+FAR_AND_DONE = """
+from jobs.reports.pipes import progress_to_dagster, report_to_dagster
+say = progress_to_dagster()
+say(3, 10)
+report_to_dagster({"status": "committed"})
+say(10, 10)
+"""
+
+
+def test_the_log_of_a_run_says_how_far_its_job_is_until_it_has_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = in_a_run(tmp_path, monkeypatch)
+    subprocess.run([sys.executable, "-c", FAR_AND_DONE], cwd=ROOT, check=True)
+    sent = [json.loads(line) for line in messages.read_text().splitlines()]
+    assert [each["method"] for each in sent] == ["opened", "log", "report_custom_message", "closed"]
+    assert sent[1]["params"]["message"].endswith("3 of 10 work items done")
+
+
+def in_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let processes of the test be those of a Dagster run, and return the file of what they tell it."""
+    context: dict[str, object] = {**dict.fromkeys(_ABSENT), "run_id": "1", "retry_number": 0, "extras": {}}
+    (folder / "context").write_text(json.dumps(context))
+    monkeypatch.setenv(DAGSTER_PIPES_CONTEXT_ENV_VAR, encode_param({"path": str(folder / "context")}))
+    monkeypatch.setenv(DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_param({"path": str(folder / "messages")}))
+    return folder / "messages"
+
+
 def broken(request: JobRequest, spark: Spark) -> JobReport:
     del request, spark
     raise ValueError("a bug\nin two lines")
@@ -114,11 +145,7 @@ def broken(request: JobRequest, spark: Spark) -> JobReport:
 def test_a_bug_is_reported_as_every_other_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    messages = tmp_path / "messages"
-    context: dict[str, object] = {**dict.fromkeys(_ABSENT), "run_id": "1", "retry_number": 0, "extras": {}}
-    (tmp_path / "context").write_text(json.dumps(context))
-    monkeypatch.setenv(DAGSTER_PIPES_CONTEXT_ENV_VAR, encode_param({"path": str(tmp_path / "context")}))
-    monkeypatch.setenv(DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_param({"path": str(messages)}))
+    messages = in_a_run(tmp_path, monkeypatch)
 
     assert table_command("compact", "A broken job.", broken, ["--table-uri", "nowhere", "--json"]) == 1
 

@@ -29,6 +29,14 @@ pytestmark = pytest.mark.spark
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a"}
 TOKEN = "nobody else's"  # noqa: S105  # of no server
 
+JOINS_NOTHING = """
+import os
+from jobs.spark import warm
+before = dict(os.environ)
+assert warm.join({"spark.sql.session.timeZone": "UTC"}, os.environ) is None
+assert dict(os.environ) == before  # by which PySpark would look for a server instead of starting its own
+"""
+
 
 @pytest.fixture
 def listening() -> Iterator[int]:
@@ -122,6 +130,12 @@ def test_jobs_share_a_warm_spark_and_go_on_without_it_once_it_is_killed(tmp_path
         place = f"warm Spark at 127.0.0.1:{up['port']}"
         together = [begin(each, environment) for each in tables[:2]]
         assert [ran(each)[:2] for each in together] == [(place, 6), (place, 6)]
+        found = warm.read(tmp_path / "spark" / "server.json")
+        assert found is not None
+        other = replace(found, token=TOKEN, environment=read_by_tasks(environment, TOKEN))
+        (tmp_path / "other.json").write_text(other.to_json(), encoding="utf-8")
+        refused = {**environment, "TIDEMARK_SPARK_SERVER": str(tmp_path / "other.json")}
+        subprocess.run([sys.executable, "-c", JOINS_NOTHING], cwd=ROOT, env=refused, check=True)
     finally:
         os.kill(up["pid"], signal.SIGKILL)
 

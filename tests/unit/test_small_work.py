@@ -22,7 +22,7 @@ def refused(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def broken(item: Mapping[str, Any]) -> dict[str, Any]:
-    raise ValueError(f"a defect at {item['number']}")
+    raise ValueError(f"a defect at {item['number']}\nin two lines")
 
 
 def test_small_work_is_executed_without_spark_in_the_order_of_the_items() -> None:
@@ -37,7 +37,7 @@ def test_an_error_of_small_work_is_the_error_that_it_is_of_a_task() -> None:
     with Spark(small=SmallWork()) as spark:
         with pytest.raises(Corrupt, match="item 7 is damaged"):
             spark.map(refused, [{"number": 7}], input_bytes=0)
-        with pytest.raises(TidemarkError, match="a task failed: ValueError: a defect at 7") as found:
+        with pytest.raises(TidemarkError, match=r"^a task failed: ValueError: a defect at 7$") as found:
             spark.map(broken, [{"number": 7}], input_bytes=0)
     assert found.value.kind == TidemarkError.kind
 
