@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -25,19 +26,18 @@ from storage_core.raw_declaration import RawLogDeclaration
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Automation:
     """The switches of all tables, the raw logs that feed them, and what is declared of all."""
 
     tables: Sequence[TableDeclaration] = ()
     raw_logs: Sequence[RawLogDeclaration] = ()
     of_all: AutomationDeclaration = field(default_factory=AutomationDeclaration)
-    starts_by_itself: bool = field(init=False)
-    """Whether sensor and schedules run until somebody stops them."""
 
-    def __post_init__(self) -> None:
-        """Look at all tables once."""
-        object.__setattr__(self, "starts_by_itself", any(self._switch(each) == "on" for each in self.tables))
+    @cached_property
+    def starts_by_itself(self) -> bool:
+        """Whether sensor and schedules run until somebody stops them."""
+        return any(self._switch(each) == "on" for each in self.tables)
 
     @property
     def sensor_status(self) -> DefaultSensorStatus:

@@ -44,9 +44,10 @@ def run(root: Path, instance: DagsterInstance, table: str, step: str, job: str) 
 
 def said(result: ExecuteInProcessResult) -> str:
     (failure,) = result.get_step_failure_events()
-    line = said_by(failure)
-    assert "\n" not in str(failure.step_failure_data.user_failure_data.description)
-    return line
+    shown = failure.step_failure_data.user_failure_data
+    assert shown is not None
+    assert shown.description == said_by(failure)  # one line, and all of it
+    return said_by(failure)
 
 
 def test_a_job_that_is_killed_before_it_can_say_anything(

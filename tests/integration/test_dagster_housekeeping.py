@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from dagster import (
+    DagsterEventType,
     DagsterInstance,
     DagsterRun,
     DagsterRunStatus,
@@ -23,6 +24,7 @@ from dagster._core.utils import make_new_run_id
 
 from assets.launcher import PROCESS
 from jobs.running.holder import holder_of
+from pipelines.failed_runs import said_by
 from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, purge_history
 from pipelines.purge import ENDED
 
@@ -115,3 +117,7 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
     assert tick() == "nothing to do"
     statuses = {run.run_id: run.status.value for run in instance.get_runs()}
     assert statuses == {lost: "FAILURE", alive: "STARTED", elsewhere: "STARTED", retry: "STARTED"}
+    (ended,) = instance.get_records_for_run(lost, of_type=DagsterEventType.RUN_FAILURE).records
+    event = ended.event_log_entry.dagster_event
+    assert event is not None
+    assert "what it committed stays, and the next run does the rest" in said_by(event)
