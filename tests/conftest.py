@@ -59,8 +59,13 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not load files of which `-m` chooses no test: to load all of them takes each process half a minute."""
-    unwanted = {"not extended": "extended", "extended": "first"}.get(config.option.markexpr.split(" and ")[0])
-    return True if unwanted and collection_path.suffix == ".py" and _tier_of(collection_path) == unwanted else None
+    if collection_path.suffix != ".py":
+        return None
+    wanted = config.option.markexpr.split(" and ")[0]
+    if wanted == "browser":
+        return None if "mark.browser" in collection_path.read_text(encoding="utf-8") else True
+    unwanted = {"not extended": "extended", "extended": "first"}.get(wanted)
+    return True if unwanted and _tier_of(collection_path) == unwanted else None
 
 
 @cache

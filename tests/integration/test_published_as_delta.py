@@ -15,10 +15,11 @@ from storage_core.dml.assignments import expr
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.formats.keys import delta_checkpoint_key, delta_commit_key
 from storage_core.publishing.delta_checkpoint import EVERY
-from storage_core.rows.vectors import vector_type
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.published import (
+    EVERY_TYPE,
+    OF_EVERY_TYPE,
     SCHEMA,
     START,
     Rows,
@@ -338,31 +339,9 @@ def test_every_ten_delta_versions_a_checkpoint_holds_what_is_shown(tmp_path: Pat
 
 
 def test_values_of_every_type_are_read_as_they_are(tmp_path: Path) -> None:
-    schema = pa.schema(
-        [
-            ("b", pa.bool_()),
-            ("byte", pa.int8()),
-            ("short", pa.int16()),
-            ("f", pa.float32()),
-            ("bytes", pa.binary()),
-            ("local", pa.timestamp("us")),
-            ("m", pa.map_(pa.string(), pa.int64())),
-            ("v", vector_type(2)),
-            ("of", pa.list_(pa.struct([("q", pa.string())]))),
-        ]
-    )
+    schema = EVERY_TYPE.append(pa.field("of", pa.list_(pa.struct([("q", pa.string())]))))
     table = Table.create(str(tmp_path / "t"), schema)
-    row = {
-        "b": True,
-        "byte": 1,
-        "short": -2,
-        "f": 0.5,
-        "bytes": b"\0x",
-        "m": [("a", 1)],
-        "v": [1, 2],
-        "of": [{"q": "z"}],
-    }
-    rows = [{**row, "local": dt.datetime(2020, 1, 1, 3)}, dict.fromkeys(schema.names)]  # noqa: DTZ001  # of no zone
+    rows = [{**OF_EVERY_TYPE, "of": [{"q": "z"}]}, dict.fromkeys(schema.names)]
     table.append(pa.Table.from_pylist(rows, schema=schema))
     table.publish()
     expected = table.scan().to_arrow().to_pylist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -18,10 +17,11 @@ from pyiceberg.table import StaticTable
 from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.formats.keys import ICEBERG_PREFIX, iceberg_metadata_key
 from storage_core.publishing import iceberg, iceberg_manifests
-from storage_core.rows.vectors import vector_type
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.published import (
+    EVERY_TYPE,
+    OF_EVERY_TYPE,
     SCHEMA,
     Rows,
     by_daft,
@@ -198,24 +198,10 @@ def test_of_a_keyed_table_the_base_is_shown(tmp_path: Path) -> None:
 
 
 def test_values_of_every_type_and_of_partitions_are_read_as_they_are(tmp_path: Path) -> None:
-    schema = pa.schema(
-        [
-            ("a name", pa.string()),
-            ("b", pa.bool_()),
-            ("byte", pa.int8()),
-            ("short", pa.int16()),
-            ("f", pa.float32()),
-            ("bytes", pa.binary()),
-            ("local", pa.timestamp("us")),
-            ("m", pa.map_(pa.string(), pa.int64())),
-            ("v", vector_type(2)),
-            ("of", pa.list_(pa.struct([("x y", pa.string())]))),
-        ]
-    )
+    schema = EVERY_TYPE.append(pa.field("a name", pa.string()))
+    schema = schema.append(pa.field("of", pa.list_(pa.struct([("x y", pa.string())]))))
     table = Table.create(str(tmp_path / "t"), schema, partition_by="a name")
-    row = {"b": True, "byte": 1, "short": -2, "f": 0.5, "bytes": b"\0x", "m": [("a", 1)], "v": [1, 2]}
-    local = dt.datetime(2020, 1, 1, 3)  # noqa: DTZ001  # of no zone
-    rows = [{**row, "a name": name, "local": local, "of": [{"x y": name}]} for name in ("a/b", "50 %#?", "ü+", "")]
+    rows = [{**OF_EVERY_TYPE, "a name": name, "of": [{"x y": name}]} for name in ("a/b", "50 %#?", "ü+", "")]
     nothing: dict[str, object] = {
         **dict.fromkeys(schema.names),
         "of": [],

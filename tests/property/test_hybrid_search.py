@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.scan import wanted_filter
-from storage_core.region.options import WriterOptions
-from storage_core.region.unmerged import Unmerged, capture
+from storage_core.region.unmerged import Unmerged
 from storage_core.rows.vectors import vector_type
 from storage_core.search.kept import Kept
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.brute_fusion import by_prefixes, by_vector, fused
 from tests.support.indexed_table import IndexedTable
-from tests.support.keyed_table import KeyedTable
+from tests.support.levels import Levels
 from tests.support.scale import scaled
 from tests.support.searching import search
 
@@ -184,41 +183,13 @@ keyed_steps = st.lists(
 @settings(max_examples=scaled(25), deadline=None)
 @given(keyed_steps, questions)
 def test_rows_that_are_not_merged_take_part_at_each_level(steps: list[tuple[Any, ...]], asked: Asked) -> None:
-    table = KeyedTable(MemoryStore(f"keyed-hybrid-{next(_names)}")).create(
-        KEYED, TableConfig(primary_key=("id",), indexes=INDEXES)
-    )
-    writer = table.writer(WriterOptions(segment_rows=1))
-    seen: dict[str, dict[int, Row]] = {"snapshot": {}, "committed": {}, "latest": {}}
+    config = TableConfig(primary_key=("id",), indexes=INDEXES)
+    levels = Levels(f"keyed-hybrid-{next(_names)}", KEYED, config, segment_rows=1)
     for step in steps:
-        match step:
-            case ("flush",):
-                writer.flush()
-                seen["committed"] = dict(seen["latest"])
-            case ("merge",):
-                table.merge()
-                seen["snapshot"] = dict(seen["committed"])
-            case ("catch up", index):
-                caught_up(table, index)
-            case ("delete", key, _):
-                writer.delete(key)
-                seen["latest"].pop(key, None)
-            case (operation, key, own):
-                getattr(writer, operation)({"id": key, **own})
-                seen["latest"][key] = {"id": key, **own}
+        levels.take(step)
+    store, snapshot = levels.table.store, levels.table.snapshot
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage_core.search.hybrid_answer.FIRST_WINDOW", asked.window)
         patch.setattr("storage_core.search.windows.GROWTH", asked.growth)
-        for level, rows in seen.items():
-            snapshot = table.snapshot
-            captured = capture(table.store, snapshot, include_wal=level == "latest")
-            parts = [] if level == "snapshot" else captured.parts(snapshot)
-            require_fusion(table.store, snapshot, rows.values(), asked, lambda row: row["id"], parts)
-
-
-def caught_up(table: KeyedTable, index: str) -> None:
-    from storage_core.index import catch_up
-
-    plan = catch_up.plan(table.snapshot, index)
-    built = [catch_up.execute(table.store, work, ids=table.ids) for work in plan.work]
-    if actions := plan.actions(built):
-        table.log.commit(table.snapshot, actions, operation="CATCH UP")
+        for level, rows in levels.seen.items():
+            require_fusion(store, snapshot, rows.values(), asked, lambda row: row["id"], levels.unmerged(level))

@@ -12,17 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.index import catch_up
-from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.predicate import Filter, col
-from storage_core.region.options import WriterOptions
-from storage_core.region.unmerged import capture
 from storage_core.search.ordered import Order, search_ordered
 from storage_core.search.searched import Searched
-from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.indexed_table import SCHEMA, TAG_VALUES, TAGS, TEXT, WORDS, IndexedTable
-from tests.support.keyed_table import KeyedTable
+from tests.support.levels import Levels
 from tests.support.matches import Row, in_order, judge, judge_snippets
 from tests.support.scale import scaled
 
@@ -143,55 +138,10 @@ CONFIG = TableConfig(primary_key=("id",), indexes=(TEXT, TAGS))
 fields = st.fixed_dictionaries({}, optional={"tag": st.sampled_from(TAG_VALUES), "words": texts})
 written = st.lists(
     st.tuples(st.sampled_from(["put", "patch", "reset", "delete"]), st.integers(0, 5), fields)
-    | st.sampled_from([("flush",), ("merge",), ("index",)]),
+    | st.sampled_from([("flush",), ("merge",), ("catch up",)]),
     min_size=4,
     max_size=14,
 )
-
-
-class Written:
-    """A keyed table beside dictionaries of what each level has to see."""
-
-    def __init__(self, definitions: tuple[IndexDefinition, ...] = (TEXT, TAGS)) -> None:
-        self.table = KeyedTable(MemoryStore(f"matches-{next(_names)}")).create(KEYED, CONFIG)
-        self.writer = self.table.writer(WriterOptions(segment_rows=3))
-        self.definitions = definitions
-        self.seen: dict[str, dict[int, dict[str, Any]]] = {"snapshot": {}, "committed": {}, "latest": {}}
-
-    def take(self, step: tuple[Any, ...]) -> None:
-        match step:
-            case ("flush",):
-                self.writer.flush()
-                self.seen["committed"] = dict(self.seen["latest"])
-            case ("merge",):
-                self.table.merge()
-                self.seen["snapshot"] = dict(self.seen["committed"])
-            case ("index",):
-                self._index()
-            case (operation, key, given_fields):
-                self._write(operation, key, given_fields)
-
-    def _index(self) -> None:
-        snapshot = self.table.log.snapshot()
-        plans = [catch_up.plan(snapshot, each.name) for each in self.definitions]
-        built = [catch_up.execute(self.table.store, work, ids=self.table.ids) for plan in plans for work in plan.work]
-        if actions := catch_up.actions_of(plans, built):
-            self.table.log.commit(snapshot, actions, operation="CATCH UP")
-
-    def _write(self, operation: str, key: int, given_fields: dict[str, Any]) -> None:
-        latest, row = self.seen["latest"], {"id": key}
-        if operation == "delete":
-            self.writer.delete((key,))
-            latest.pop(key, None)
-            return
-        getattr(self.writer, operation)({**row, **given_fields})
-        before = latest.get(key, {}) if operation == "patch" else {}
-        latest[key] = {**row, "tag": None, "words": None, **before, **given_fields}
-
-    def searched(self, level: str, condition: Filter | None) -> Searched:
-        snapshot, store = self.table.log.snapshot(), self.table.store
-        parts = () if level == "snapshot" else capture(store, snapshot, include_wal=level == "latest").parts(snapshot)
-        return Searched(store=store, snapshot=snapshot, unmerged=parts, filter=condition)
 
 
 @pytest.mark.parametrize("level", ["snapshot", "committed", "latest"])
@@ -200,12 +150,13 @@ class Written:
 def test_of_rows_that_are_written_over_and_merged(
     level: str, taken: list[tuple[Any, ...]], filters: Any, queries: set[int]
 ) -> None:
-    table = Written()
+    levels = Levels(f"matches-{next(_names)}", KEYED, CONFIG, segment_rows=3)
     for step in taken:
-        table.take(step)
+        levels.take(step)
     condition, meets = filters
-    searched = table.searched(level, condition)
-    rows = [row for row in table.seen[level].values() if meets(row)]
+    table, parts = levels.table, levels.unmerged(level)
+    searched = Searched(store=table.store, snapshot=table.snapshot, unmerged=parts, filter=condition)
+    rows = [row for row in levels.seen[level].values() if meets(row)]
     for index, query, matches, words in (QUERIES[each] for each in sorted(queries)):
         judge(searched, rows, query=query, index=index, matches=matches, facet="tag", ties=("id",))
         if index == "text":

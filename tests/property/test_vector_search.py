@@ -16,15 +16,14 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.predicate import Filter
 from storage_core.read.scan import wanted_filter
-from storage_core.region.options import WriterOptions
-from storage_core.region.unmerged import Unmerged, capture
+from storage_core.region.unmerged import Unmerged
 from storage_core.rows.vectors import vector_type
 from storage_core.search.kept import Kept
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from tests.support.brute_force import Row, nearest
 from tests.support.indexed_table import IndexedTable
-from tests.support.keyed_table import KeyedTable
+from tests.support.levels import Levels
 from tests.support.scale import scaled
 from tests.support.searching import search
 
@@ -194,44 +193,19 @@ KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", vec
 writes = st.tuples(
     st.sampled_from(["put", "patch", "reset", "delete"]),
     st.integers(0, 9),
-    vectors.filter(lambda each: each is None or any(each)),  # an index by cosine refuses the vector of zeros
+    # An index by cosine refuses the vector of zeros.
+    st.fixed_dictionaries({"v": vectors.filter(lambda each: each is None or any(each))}),
 )
 keyed_steps = st.lists(writes | st.sampled_from([("flush",), ("merge",), ("catch up",)]), min_size=4, max_size=20)
 
 
-Levels = dict[str, dict[int, Mapping[str, Any]]]
-
-
-def keyed(steps: list[tuple[Any, ...]]) -> tuple[KeyedTable, Levels]:
+def keyed(steps: list[tuple[Any, ...]]) -> Levels:
     """The table after the steps, and the rows of each level."""
     config = TableConfig(primary_key=("id",), indexes=INDEXES)
-    table = KeyedTable(MemoryStore(f"keyed-vectors-{next(_names)}")).create(KEYED, config)
-    writer = table.writer(WriterOptions(segment_rows=1))
-    seen: Levels = {"snapshot": {}, "committed": {}, "latest": {}}
+    levels = Levels(f"keyed-vectors-{next(_names)}", KEYED, config, segment_rows=1)
     for step in steps:
-        match step:
-            case ("flush",):
-                writer.flush()
-                seen["committed"] = dict(seen["latest"])
-            case ("merge",):
-                table.merge()
-                seen["snapshot"] = dict(seen["committed"])
-            case ("catch up",):
-                caught_up(table)
-            case ("delete", key, _):
-                writer.delete(key)
-                seen["latest"].pop(key, None)
-            case (operation, key, vector):
-                getattr(writer, operation)({"id": key, "v": vector})
-                seen["latest"][key] = {"id": key, "v": vector}
-    return table, seen
-
-
-def unmerged_at(table: KeyedTable, level: str) -> Sequence[Unmerged]:
-    snapshot = table.snapshot
-    if level == "snapshot":
-        return []
-    return capture(table.store, snapshot, include_wal=level == "latest").parts(snapshot)
+        levels.take(step)
+    return levels
 
 
 @settings(max_examples=scaled(8), deadline=None)
@@ -239,9 +213,10 @@ def unmerged_at(table: KeyedTable, level: str) -> Sequence[Unmerged]:
 def test_pages_with_rows_that_are_not_merged_are_one_answer(
     steps: list[tuple[Any, ...]], query: list[float], limits: list[int]
 ) -> None:
-    table, levels = keyed(steps)
-    for level, rows in levels.items():
-        parts = unmerged_at(table, level)
+    levels = keyed(steps)
+    table = levels.table
+    for level, rows in levels.seen.items():
+        parts = levels.unmerged(level)
 
         def answer(limit: int, offset: int, parts: Sequence[Unmerged] = parts) -> pa.Table:
             return search(
@@ -258,9 +233,10 @@ def test_pages_with_rows_that_are_not_merged_are_one_answer(
 def test_rows_that_are_not_merged_are_found_at_each_level(
     steps: list[tuple[Any, ...]], query: list[float], page: tuple[int, int]
 ) -> None:
-    table, levels = keyed(steps)
-    for level, rows in levels.items():
-        snapshot, parts = table.snapshot, unmerged_at(table, level)
+    levels = keyed(steps)
+    table = levels.table
+    for level, rows in levels.seen.items():
+        snapshot, parts = table.snapshot, levels.unmerged(level)
         for index in INDEXES:
             limit, offset = page
             found = search(
@@ -268,13 +244,3 @@ def test_rows_that_are_not_merged_are_found_at_each_level(
             )
             metric = index.options.get("metric", "l2")
             require_brute_force(found, [*rows.values()], query, metric, page=page, order=lambda row: row["id"])
-
-
-def caught_up(table: KeyedTable) -> None:
-    from storage_core.index import catch_up
-
-    for index in INDEXES:
-        plan = catch_up.plan(table.snapshot, index.name)
-        built = [catch_up.execute(table.store, work, ids=table.ids) for work in plan.work]
-        if actions := plan.actions(built):
-            table.log.commit(table.snapshot, actions, operation="CATCH UP")

@@ -27,6 +27,7 @@ from scripts.installer import ROOT, locked_python
 from storage_core.dml.assignments import expr
 from storage_core.formats import delta_log
 from storage_core.formats.keys import delta_commit_key
+from storage_core.rows.vectors import vector_type
 from storage_core.table import Table
 from tests.support import upkeep
 
@@ -43,6 +44,32 @@ SCHEMA = pa.schema(
         ("day", pa.date32()),
         ("price", pa.decimal128(9, 2)),
     ]
+)
+EVERY_TYPE = pa.schema(
+    [
+        ("b", pa.bool_()),
+        ("byte", pa.int8()),
+        ("short", pa.int16()),
+        ("f", pa.float32()),
+        ("bytes", pa.binary()),
+        ("local", pa.timestamp("us")),
+        ("m", pa.map_(pa.string(), pa.int64())),
+        ("v", vector_type(2)),
+    ]
+)
+"""Types that `SCHEMA` does not have; lists of structures aside, whose names the two formats bound differently."""
+
+OF_EVERY_TYPE: Mapping[str, object] = MappingProxyType(
+    {
+        "b": True,
+        "byte": 1,
+        "short": -2,
+        "f": 0.5,
+        "bytes": b"\0x",
+        "local": dt.datetime(2020, 1, 1, 3),  # noqa: DTZ001  # of no zone
+        "m": [("a", 1)],
+        "v": [1, 2],
+    }
 )
 Step = Callable[[], object]
 Rows = list[list[Any]]
