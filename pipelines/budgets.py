@@ -2,8 +2,9 @@
 
 Ingests and merges bring fresh data: their bytes count, but they wait for room in the queue only. Any other run waits in
 quiet hours, and until its bytes are left. A large compaction is cut: it gets the bytes that are left, if these are a
-tenth of the budget, and takes as many pieces. A piece that needs more than half of a budget is saved up for once it
-waited for an hour; one that is larger than a budget begins when nothing of that is used, and is alone then.
+quarter of the budget or it waited for an hour, and takes as many pieces. A piece that needs more than half of a budget
+is saved up for once it waited for an hour; one that is larger than a budget begins when nothing of that is used, and
+is alone then.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 UPKEEP = "upkeep.yaml"
 ALL = "all tables"
 SAVED_UP_SECONDS = 3600
-LEAST_PART = 10
-"""A part of a compaction is asked for when this part of the budget is left for it: each run costs a start."""
+LEAST_PART = 4
+"""A part of a compaction that is not late needs a quarter of the budget: each run costs a start."""
 
 _MOST_NAMED = 5
 
@@ -164,7 +165,8 @@ class _Budgets:
         if self._is_saved_up_for(wanted.declaration.name, max(pieces), most):
             needed = max(pieces) if _begins(max(pieces), limits) else 0
         else:
-            needed = _part(pieces, most, left) or (max(pieces) if _alone(pieces, most, limits) else 0)
+            least = 0 if wanted.is_late else most / LEAST_PART
+            needed = _part(pieces, most, left, least) or (max(pieces) if _alone(pieces, most, limits) else 0)
         if needed >= max(pieces):
             self._since_ms.pop(wanted.declaration.name, None)
         if not wanted.due.pieces:
@@ -187,11 +189,11 @@ def _begins(piece: int, limits: Sequence[Limit]) -> bool:
     return not short
 
 
-def _part(pieces: Sequence[int], most: int, left: int) -> int:
+def _part(pieces: Sequence[int], most: int, left: int, least: float) -> int:
     """The bytes of the pieces that fit, if they are all that ever fit, or enough for a run of their own; else 0."""
     fitting = sum(pieces[place] for place in within(pieces, left))
     is_all = fitting == sum(piece for piece in pieces if piece <= most)
-    return fitting if is_all or fitting * LEAST_PART >= most else 0
+    return fitting if is_all or fitting >= least else 0
 
 
 def _alone(pieces: Sequence[int], most: int, limits: Sequence[Limit]) -> bool:
