@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from assets.launcher import PROCESS
-from jobs.running.holder import holder_of, is_dead
+from jobs.running.holder import holder_of, is_dead, process_in
 from storage_core.errors import Held
 
 _REPOSITORY = {".dagster/repository": "__repository__@tidemark"}
 
-_ENDED = "the process of this run has ended without a word; what it committed stays, and the next run does the rest"
+_ENDED = "was killed or crashed; what it committed stays, and the next run does the rest"
 
 _BAD_ENDS = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 _ENDS = (*_BAD_ENDS, DagsterRunStatus.SUCCESS)
@@ -57,7 +57,7 @@ def end_dead_runs(
     for run in instance.get_runs(RunsFilter(job_name=job_name, tags=tags, statuses=list(_RUNNING))):
         process = process_of(run)
         if is_dead(process):
-            instance.report_run_failed(run, f"{_ENDED}: {process}")
+            instance.report_run_failed(run, f"{process_in(process)}, which worked on this run, {_ENDED}")
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
             _logger.info("run %s is marked as failed: its process %s is gone", run.run_id, process)
             ended.append(run.run_id)

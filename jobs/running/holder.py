@@ -29,6 +29,12 @@ def is_dead(holder: str) -> bool:
     return bool(started) and process.isdecimal() and place == _place() and _start_of(int(process)) != started
 
 
+def process_in(holder: str) -> str:
+    """Return the process and the machine that a holder of this form names, as people read them."""
+    host, *_, process, _ = holder.rpartition("@")[2].split("/")
+    return f"process {process} on {host}"
+
+
 def _place() -> str:
     """The machine since it was started, and who sees whose processes on it."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -114,6 +115,8 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
             return sensor.evaluate_tick(context).skip_message
 
     assert tick() == f"1 dead run ended: {lost}"
+    (failure,) = instance.all_logs(lost, of_type=DagsterEventType.RUN_FAILURE)
+    assert f"process {dead.split('/')[-2]} on {socket.gethostname()}, which worked on this run, was" in str(failure)
     assert tick() == "nothing to do"
     statuses = {run.run_id: run.status.value for run in instance.get_runs()}
     assert statuses == {lost: "FAILURE", alive: "STARTED", elsewhere: "STARTED", retry: "STARTED"}
