@@ -109,7 +109,8 @@ def _touched(report: Report, span: Span | None) -> list[str]:
 def _materialized(context: AssetExecutionContext, key: AssetKey, names: Sequence[str]) -> Mapping[str, int]:
     """The newest materialization of each of the partitions that have one, by its place in Dagster's storage."""
     kind = DagsterEventType.ASSET_MATERIALIZATION
-    return context.instance.get_latest_storage_id_by_partition(key, kind, set(names))
+    found: Mapping[str, int] = context.instance.get_latest_storage_id_by_partition(key, kind, set(names))
+    return found
 
 
 def _last(context: AssetExecutionContext, key: AssetKey) -> EventLogRecord | None:
@@ -125,7 +126,10 @@ def _records(context: AssetExecutionContext, key: AssetKey, places: Collection[i
     if not places:
         return []
     chosen = AssetRecordsFilter(key, storage_ids=list(places))
-    return context.instance.fetch_materializations(chosen, limit=len(places), ascending=True).records
+    found: Sequence[EventLogRecord] = context.instance.fetch_materializations(
+        chosen, limit=len(places), ascending=True
+    ).records
+    return found
 
 
 def _repeated(key: AssetKey, record: EventLogRecord) -> AssetMaterialization:
