@@ -76,14 +76,13 @@ def _chunks(table: str, start: str, end: str, chunk: str, *, only_failed: bool, 
         open_instance() as instance,
         _own(1, sys.stdout) as ours,
         _own_errors() as errors,
-        _progress(f"{table} {start} to {end}", errors) as advance,
+        progress(f"{table} {start} to {end}", errors) as advance,
     ):
         for done in runs.backfill(
             known.declaration, start, end, chunk, only_failed=only_failed, instance=instance, file=known.file
         ):
-            with redirect_stdout(ours):
+            with advance(done.number, done.of), redirect_stdout(ours):
                 _show_chunk(done, as_json=as_json)
-            advance(done.number, done.of)
             yield done
 
 
@@ -164,8 +163,11 @@ def _quiet_previews() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(what: str, errors: TextIO) -> Iterator[Callable[[int, int], None]]:
-    """A bar on this standard error while the block runs, with the time that is left, where that is a terminal."""
+def progress(what: str, errors: TextIO) -> Iterator[Callable[[int, int], AbstractContextManager[None]]]:
+    """A bar on this standard error while the block runs, with the time that is left, where that is a terminal.
+
+    The value moves it on to a number, and takes it away while a block writes to the terminal: both end up on one line.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
@@ -176,4 +178,13 @@ def _progress(what: str, errors: TextIO) -> Iterator[Callable[[int, int], None]]
         speed_estimate_period=_LONGEST_CHUNK_SECONDS,
     ) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda number, of: bar.update(task, completed=number, total=of)
+
+        @contextmanager
+        def advance(number: int, of: int) -> Iterator[None]:
+            if not bar.disable:
+                bar.stop()
+            yield
+            bar.update(task, completed=number, total=of)
+            bar.start()
+
+        yield advance

@@ -112,3 +112,18 @@ def test_a_backfill_of_dagster_fills_a_range_through_the_daemon(
     assert filled == set(HOURS)
     assert runs == 1
     assert Table.open("warehouse/access_log").snapshot.rows == 300
+
+
+def test_a_backfill_of_a_job_makes_one_run_per_window_whatever_its_assets_take_at_once(
+    checkout: Path, environment: dict[str, str]
+) -> None:
+    dagster(
+        "dagster",
+        *("job", "backfill", "-w", "workspace.yaml", "-j", "access_log_backfill", "--noprompt"),
+        *("--from", HOURS[0], "--to", HOURS[-1]),
+        environment=environment,
+    )
+    with open_instance(checkout / ".dagster") as instance:
+        runs = instance.get_runs()
+    assert sorted(run.tags["dagster/partition"] for run in runs) == sorted(HOURS)
+    assert {run.status.value for run in runs} == {"QUEUED"}  # no daemon is there to start them

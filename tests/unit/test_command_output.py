@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import re
+
 import pyarrow as pa
 import pytest
 
 from pipelines.commands import output
+from pipelines.commands.orchestration import progress
 from storage_core.wording import counted
 
 COLUMNS = ("path", "bytes")
@@ -88,3 +92,28 @@ def test_one_row_is_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
     output.rows(pa.table({"n": [1]}), as_json=False)
     assert capsys.readouterr().out.endswith("\n1 row\n")
     assert (counted(1, "row"), counted(0, "row"), counted(2_000, "row")) == ("1 row", "0 rows", "2,000 rows")
+
+
+class Terminal(io.StringIO):
+    """A stream that people look at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_beside_a_bar_has_the_line_of_the_terminal_to_itself() -> None:
+    screen = Terminal()
+    with progress("clicks", screen) as advance:
+        for number in (1, 2):
+            with advance(number, 2):
+                screen.write(f"{number}/2 done\n")
+    drawn = re.split(r"[\r\n]|\x1b\[2K", screen.getvalue())
+    assert [each for each in drawn if "/2 done" in each] == ["1/2 done", "2/2 done"]
+    assert any("clicks" in each and "50%" in each for each in drawn)
+
+
+def test_beside_no_terminal_nothing_but_the_lines_is_written() -> None:
+    file = io.StringIO()
+    with progress("clicks", file) as advance, advance(1, 1):
+        file.write("1/1 done\n")
+    assert file.getvalue() == "1/1 done\n"
