@@ -112,7 +112,7 @@ def started(instance: DagsterInstance, run: DagsterRun) -> tuple[int, int]:
     """How many processes of jobs the run had, and how many of them started Spark and its JVM."""
     said = [each.user_message for each in instance.all_logs(run.run_id)]
     processes = {found[1] for each in said if (found := re.match(r"jobs\.\w+ in the process (\d+) of this run", each))}
-    return len(processes), sum(each.startswith("started Spark on ") for each in said)
+    return len(processes), sum(each.lower().startswith("started spark") for each in said)
 
 
 def tables_of(requests: Sequence[RunRequest]) -> list[set[str]]:
@@ -162,7 +162,8 @@ def test_of_many_tables_in_one_run_two_fail_with_a_line_each_and_a_retry_is_of_t
     assert {name for name, status in shown.items() if status is None} == set()
 
     again = ReexecutionOptions.from_failure(run.run_id, instance)
-    with execute_job(reconstructable(compact_job), instance, reexecution_options=again) as result:
+    job, tags = reconstructable(compact_job), dict(request.tags)
+    with execute_job(job, instance, reexecution_options=again, tags=tags) as result:
         retry = result.dagster_run
     tried = {str(each.step_key) for each in events(instance, retry, DagsterEventType.STEP_START)}
     assert {each for each in tried if each.endswith("__compacted")} == {f"{each}__compacted" for each in failed}
