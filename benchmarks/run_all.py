@@ -38,6 +38,7 @@ BENCHMARKS = (
     "read_client",
     "catalogue",
     "many_tables",
+    "dagster_history",
     "startup",
     "job_starts",
 )

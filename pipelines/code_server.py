@@ -41,22 +41,29 @@ def run_code_server(command: Sequence[str], address: Address, environment: Mappi
 
 
 def _watch(server: Popen[bytes], address: Address) -> None:
+    misses = -1  # none counts before the first answer
+    while misses < MOST_MISSES:
+        time.sleep(LOOK_SECONDS)
+        if (code := server.poll()) is not None:
+            raise Unavailable(f"the code server has ended with {code}; start it again")
+        if _answers(address):
+            misses = 0
+        else:
+            misses += misses >= 0
+    raise Unavailable("the code server does not answer any more: the process that has the code is gone; start it again")
+
+
+def _answers(address: Address) -> bool:
+    """Whether the server answers, by a connection of its own: one that failed is tried again ever more seldom."""
     import grpc  # type: ignore[import-untyped]  # after the server is started: it brings threads
 
-    with grpc.insecure_channel(address.target()) as channel:
-        asks = [channel.unary_unary(f"/api.DagsterApi/{name}") for name in _REQUESTS]
-        misses = -1  # none counts before the first answer
-        while misses < MOST_MISSES:
-            time.sleep(LOOK_SECONDS)
-            if (code := server.poll()) is not None:
-                raise Unavailable(f"the code server has ended with {code}; start it again")
-            try:
-                for ask in asks:
-                    ask(b"", timeout=_SECONDS_TO_ANSWER)
-                misses = 0
-            except grpc.RpcError:
-                misses += misses >= 0
-    raise Unavailable("the code server does not answer any more: the process that has the code is gone; start it again")
+    with grpc.insecure_channel(address.target(), [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        try:
+            for name in _REQUESTS:
+                channel.unary_unary(f"/api.DagsterApi/{name}")(b"", timeout=_SECONDS_TO_ANSWER)
+        except grpc.RpcError:
+            return False
+    return True
 
 
 def _end(server: Popen[bytes]) -> None:

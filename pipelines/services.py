@@ -21,8 +21,8 @@ from pipelines.tables import TABLES
 from storage_core.errors import InvalidInput
 
 LOCATION = "tidemark"
-HEARTBEAT_SECONDS = 30
-"""A code server that hears nothing of its watch for so long ends, so that none is left over."""
+HEARTBEAT_SECONDS = 150
+"""A code server that hears nothing of its watch for so long ends, so that none is left over; answers may take 120 s."""
 
 BACKFILLS_WAIT = {"DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1"}
 """By this a backfill waits while the code server is away. Without it, it takes its assets for removed, and fails."""

@@ -203,3 +203,14 @@ def test_the_small_benchmark_of_the_catalogue_prints_each_question_of_each_datab
     for database in ("SQLite", "PostgreSQL"):
         for question in ("compaction candidates", "splits of a time", "windows to discard", "what changed"):
             assert any(each["name"].startswith(question) and each["name"].endswith(database) for each in metrics)
+
+
+def test_the_small_benchmark_of_the_history_of_dagster_prints_each_page_before_and_after_the_purge() -> None:
+    found = {metric["name"]: metric["value"] for metric in _metrics("dagster_history")}
+    for database in ("SQLite", "PostgreSQL"):
+        full, purged = f"400 events in {database}", f"after the purge in {database}"
+        assert [found[f"{full}, {each}"] for each in ("runs", "runs that assets show")] == [2, 1]
+        pages = ("page of runs", "page of an asset", "event log of a run")
+        assert [found[f"{full}, {each}, lines"] for each in pages] == [2, 22, 200]
+        assert [found[f"{purged}, {each}, lines"] for each in pages] == [1, 11, 200]
+        assert {f"{when}, {each}" for when in (full, purged) for each in pages} <= found.keys()

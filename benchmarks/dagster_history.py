@@ -1,0 +1,198 @@
+"""How fast Dagster's UI lists a history of 100,000 events, in SQLite and in PostgreSQL, before and after its purge.
+
+The queries are those that the pages of the UI send, taken from the program that the browser gets. What is timed is the
+answer of the webserver's schema, by the clock, for the database is another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.metrics import Metric, command, median, seconds
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance, EventLogEntry
+
+    from benchmarks.programs.ui_queries import Queries
+
+EVENTS, SMALL, A_RUN = 100_000, 400, 200
+MADE_BY_A_RUN, SHOWN = 10, 0.1
+"""Partitions that a run materializes, and the part of the runs of which no later one materialized the same again."""
+TRIES = 3
+AIM_SECONDS = 1.0
+"""What a person who opens a page does not mind to wait for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page of the UI: the query that it begins with, its variables, and where in the answer its lines are."""
+
+    name: str
+    query: str
+    variables: Mapping[str, object]
+    lines: tuple[str, ...]
+
+
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield the metrics of one database after the other."""
+    from benchmarks.programs.ui_queries import Queries
+    from tests.support import postgres
+
+    queries, events = Queries.of_the_webserver(), SMALL if small else EVENTS
+    with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, postgres.running(hurried=False) as server:
+        for database, url in (("SQLite", None), ("PostgreSQL", server.place())):
+            with _instance(Path(folder) / database, url) as instance:
+                run_id = _fill(instance, events // A_RUN)
+                yield from _listed(instance, queries, _pages(run_id), f"{events:,} events in {database}")
+                yield from _purged(instance, f"{events:,} events in {database}")
+                yield from _listed(instance, queries, _pages(run_id), f"after the purge in {database}")
+
+
+@contextmanager
+def _instance(folder: Path, url: str | None) -> Iterator[DagsterInstance]:
+    """An instance with the settings of the package, in the database at the URL, else in SQLite."""
+    from pipelines.instance import DAGSTER_HOME, POSTGRES, home, open_instance
+
+    environment = {POSTGRES: url} if url else {}
+    kept = {name: os.environ.pop(name, None) for name in (POSTGRES, DAGSTER_HOME)}
+    os.environ.update(environment)
+    try:
+        with open_instance(home(folder, environment)) as opened:
+            yield opened
+    finally:
+        os.environ.pop(POSTGRES, None)
+        os.environ.update({name: value for name, value in kept.items() if value is not None})
+
+
+def _fill(instance: DagsterInstance, runs: int) -> str:
+    """Run an asset once, and store its run and events again, as those of so many runs; return the id of the last."""
+    from dagster import AssetExecutionContext, AssetMaterialization, DagsterRun, asset, materialize
+    from dagster._core.storage.dagster_run import DagsterRunStatus
+    from dagster._core.utils import make_new_run_id
+
+    def written(context: AssetExecutionContext) -> None:
+        for number in range(MADE_BY_A_RUN):
+            metrics: dict[str, Any] = {f"metric_{each}": each for each in range(20)}
+            context.log_event(AssetMaterialization("written", partition=str(number), metadata=metrics))
+        said = len(instance.all_logs(context.run.run_id)) + 5  # which follow
+        for number in range(A_RUN - said):
+            context.log.info("line %d of what a job says while it works", number)
+
+    written.__annotations__ = {"context": AssetExecutionContext, "return": None}  # as Dagster wants them: no text
+    quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+    first = materialize([asset(written)], instance=instance, run_config=quiet).run_id
+    events = instance.all_logs(first)
+    if len(events) != A_RUN:
+        raise AssertionError(f"{len(events)} events")
+    partitions = MADE_BY_A_RUN * max(1, round(SHOWN * runs))
+    run = DagsterRun("written", status=DagsterRunStatus.SUCCESS)
+    for number in range(1, runs):
+        copy = run._replace(run_id=make_new_run_id())
+        instance.run_storage.add_run(copy)
+        _store(instance, [_of(each, copy.run_id, number * MADE_BY_A_RUN % partitions) for each in events])
+    return copy.run_id
+
+
+def _of(event: EventLogEntry, run_id: str, first: int) -> EventLogEntry:
+    """The event as another run logs it now, whose partitions begin with that number."""
+    from dagster import DagsterEventType
+
+    found, now = event.dagster_event, time.time()
+    if found is None or found.event_type is not DagsterEventType.ASSET_MATERIALIZATION or found.partition is None:
+        return event._replace(run_id=run_id, timestamp=now)
+    made = found.step_materialization_data.materialization._replace(partition=str(first + int(found.partition)))
+    data = found.step_materialization_data._replace(materialization=made)
+    return event._replace(run_id=run_id, timestamp=now, dagster_event=found._replace(event_specific_data=data))
+
+
+def _store(instance: DagsterInstance, events: list[EventLogEntry]) -> None:
+    """Store events of one run: those of assets as Dagster does, the others at once."""
+    from dagster._core.events import ASSET_EVENTS
+    from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
+
+    storage: Any = instance.event_log_storage
+    others = []
+    for each in events:
+        if each.is_dagster_event and each.dagster_event_type in ASSET_EVENTS:
+            storage.store_event(each)
+        else:
+            others.append(storage.prepare_insert_event(each).compile().params)
+    with storage.run_connection(events[0].run_id) as connection:
+        connection.execute(SqlEventLogStorageTable.insert(), others)
+
+
+def _pages(run_id: str) -> list[Page]:
+    kinds = ["MATERIALIZATION", "OBSERVATION", "FAILED_TO_MATERIALIZE"]
+    history = {"assetKey": {"path": ["written"]}, "eventTypeSelectors": kinds, "limit": 100}
+    return [
+        Page(
+            name="page of runs",
+            query="RunsFeedRootQuery",
+            variables={"limit": 31, "view": "RUNS"},
+            lines=("runsFeedOrError", "results"),
+        ),
+        Page(
+            name="page of an asset",
+            query="RecentAssetEventsQuery",
+            variables=history,
+            lines=("assetOrError", "assetEventHistory", "results"),
+        ),
+        Page(
+            name="event log of a run",
+            query="RunLogsQuery",
+            variables={"runId": run_id, "limit": 1000},
+            lines=("logsForRun", "events"),
+        ),
+    ]
+
+
+def _listed(instance: DagsterInstance, queries: Queries, pages: list[Page], name: str) -> Iterator[Metric]:
+    """Yield of each page its seconds, the median of a few, and the lines that are on it."""
+    from dagster._core.workspace.context import WorkspaceProcessContext
+    from dagster._core.workspace.load_target import EmptyWorkspaceTarget
+    from dagster_graphql.schema import create_schema
+
+    schema = create_schema()
+    with WorkspaceProcessContext(instance, EmptyWorkspaceTarget()) as workspace:
+
+        def answer(page: Page) -> Any:
+            context, text = workspace.create_request_context(), queries.text(page.query)
+            asked = schema.execute_async(text, context_value=context, variable_values=dict(page.variables))
+            found = asyncio.run(asked)
+            if found.errors:
+                raise AssertionError(found.errors)
+            lines = found.data
+            for each in page.lines:
+                lines = lines[each]
+            return lines
+
+        for page in pages:
+            lines = len(answer(page))
+            took = median([seconds(lambda page=page: answer(page)) for _ in range(TRIES)])
+            ratio = AIM_SECONDS / took
+            yield Metric(name=f"{name}, {page.name}", value=took, unit="s", against="1 s", ratio=ratio, aim=1.0)
+            yield Metric(name=f"{name}, {page.name}, lines", value=lines, unit="lines")
+
+
+def _purged(instance: DagsterInstance, name: str) -> Iterator[Metric]:
+    """Yield what the job that purges takes for runs of any age, and how many runs it leaves."""
+    from pipelines.purge import purge
+    from storage_core.clock import SystemClock
+
+    yield Metric(name=f"{name}, runs", value=instance.get_runs_count(), unit="runs")
+    took = seconds(lambda: purge(instance, older_than_ms=0, clock=SystemClock()))
+    yield Metric(name=f"{name}, purge", value=took, unit="s")
+    yield Metric(name=f"{name}, runs that assets show", value=instance.get_runs_count(), unit="runs")
+
+
+if __name__ == "__main__":
+    sys.exit(command(measure, __doc__.partition("\n")[0]))
