@@ -41,7 +41,6 @@ from pipelines.commands import (
     searching,
     services,
     simulating,
-    spark,
     unmerged,
     upkeep,
     versions,
@@ -115,7 +114,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "backfill": orchestration.backfill,
         "ui": services.ui,
         "serve": services.serve,
-        "spark": spark.spark,
+        "spark": services.spark,
         "alerts": overview.alerts,
     },
 }

@@ -122,6 +122,7 @@ class Spark:
                 self._warm = warm.join(SETTINGS, os.environ)
             if self._warm is not None:
                 self._session = self._warm.session
+                self._session.conf.unset(_PARTS_OF_ROWS)  # a job that was killed may have left it
             else:
                 self._session = self._started(master, with_delta=with_delta, on_s3=on_s3)
             LOG.info("started %s in %.1f s", self.place, time.perf_counter() - started)

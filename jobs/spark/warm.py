@@ -16,12 +16,14 @@ import socket
 import sys
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.running.holder import is_dead
 from jobs.spark.code_archive import ROOT, modules
+from jobs.spark.errors import spark_errors
 from jobs.spark.java_archive import folder, java_home
 from jobs.spark.reach import connect, few_tries
 from storage_core.errors import TidemarkError, Unavailable
@@ -91,19 +93,20 @@ class WarmSession:
         try:
             address = f"sc://{_HOST}:{server.port}/;token={server.token};user_id=tidemark;session_id={name}"
             self.session: SparkSession = connect(address, settings)
-        except TidemarkError:
+            session: Any = self.session
+            few_tries(session)  # a server on this machine that does not answer is gone
+            session.interruptAll()  # what is left of a job that was killed
+        except (TidemarkError, *spark_errors()):
             self._close()
             raise Unavailable(f"{self.place} takes no session") from None  # the address has the token
-        session: Any = self.session
-        few_tries(session)  # a server on this machine that does not answer is gone
-        session.interruptAll()  # what is left of a job that was killed
         session.release_session_on_close = number is None
 
     def leave(self) -> None:
-        """End what still runs in the session, and leave it to the next job."""
+        """End what still runs in the session, and leave it to the next job, also where the server is gone."""
         session: Any = self.session
         try:
-            session.interruptAll()
+            with suppress(*spark_errors()):
+                session.interruptAll()
             session.stop()
         finally:
             self._close()

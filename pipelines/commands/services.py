@@ -1,4 +1,4 @@
-"""The processes of Dagster: `ui` runs all of them on this machine, `serve` one of them for what supervises it."""
+"""Processes that stay: `ui` runs those of Dagster on this machine, `serve` one of them, `spark` a Spark for jobs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
-from storage_core.errors import InvalidInput, NotFound
+from storage_core.errors import InvalidInput, NotFound, TidemarkError
 from storage_core.extras import PIPELINE, needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LOOPBACK = "127.0.0.1"
+_ACTIONS = ("up", "down", "status")
 
 
 def ui(
@@ -116,3 +117,74 @@ def _require_free(port: int) -> None:
                 f"port {port} cannot be used ({error.strerror}): end the program that has it, such as a UI that still "
                 "runs, or choose another with --port (make ui PORT=…)"
             ) from None
+
+
+def spark(
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="up, down or status.")],
+    *,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="up: run it until this command is ended, for what supervises it.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Keep a Spark for the jobs of this user.
+
+    It takes jobs from this machine only, with a token that only this user can read. Jobs whose code, Java or
+    credentials are others start a Spark of their own. The first time Spark's classes are left in an archive, which
+    takes half a minute.
+    """
+    from jobs.spark.warm import file_of
+
+    file = file_of(os.environ)
+    match action:
+        case "up":
+            _up(file, foreground=foreground, as_json=as_json)
+        case "down":
+            _down(file, as_json=as_json)
+        case "status":
+            _status(file, as_json=as_json)
+        case _:
+            raise InvalidInput(f"{action!r} is no action; it is one of {', '.join(_ACTIONS)}")
+
+
+def _up(file: Path, *, foreground: bool, as_json: bool) -> None:
+    from pipelines import warm_server
+
+    if foreground:
+        warm_server.keep(file, os.environ)
+        return
+    server, is_new = warm_server.up(file, os.environ)
+    if as_json:
+        output.json_line({"started": is_new, "port": server.port, "pid": server.pid})
+    else:
+        output.line(f"Spark {'is up' if is_new else 'was up already'}: process {server.pid}, 127.0.0.1:{server.port}")
+
+
+def _down(file: Path, *, as_json: bool) -> None:
+    from pipelines import warm_server
+
+    ended = warm_server.down(file)
+    if as_json:
+        output.json_line({"ended": ended is not None})
+    else:
+        output.line("no Spark was up" if ended is None else f"Spark is down: process {ended.pid} has ended")
+
+
+def _status(file: Path, *, as_json: bool) -> None:
+    """Say whether it runs, and whether jobs of this process would use it."""
+    from jobs.spark.warm import read, require_fitting
+
+    server, reason = read(file), ""
+    try:
+        if server is None:
+            raise NotFound("no warm Spark was started; `tidemark spark up` does")
+        require_fitting(server, os.environ)
+    except TidemarkError as error:
+        reason = str(error)
+    if as_json:
+        found = {"port": server.port, "pid": server.pid} if server else {}
+        output.json_line({"used": not reason, "reason": reason or None, **found})
+    elif server is None or reason:
+        output.line(reason)
+    else:
+        output.line(f"Spark is up: process {server.pid}, 127.0.0.1:{server.port}; jobs use it")
