@@ -52,7 +52,8 @@ java-archive: setup ## Read the classes of Spark once for all Javas that tests s
 	@$(WITH_JAVA) $(VENV)/python -m tests.support.delta_jars
 
 test-postgres: setup java-archive ## Run the tests of Dagster with its history in a real PostgreSQL, not in SQLite
-	@$(WITH_JAVA) export TIDEMARK_TEST_POSTGRES=1 && $(PYTEST) $(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/integration/test_dagster_*.py
+	@$(WITH_JAVA) export TIDEMARK_TEST_POSTGRES=1 && $(PYTEST) $(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/integration/test_dagster_*.py \
+	  tests/chaos/dagster_on_postgres.py
 
 test-browser: setup ## Install Chromium where it is missing and run the tests of the Dagster UI in it
 	@TIDEMARK_CHROMIUM="$$($(VENV)/python -m scripts.find_browser)" && export TIDEMARK_CHROMIUM && \
@@ -64,7 +65,8 @@ simulate: setup ## Run the seeded simulations for longer: SCALE=200 times as man
 
 soak: SCALE := 32
 soak: setup java-archive ## Kill processes for an hour, run simulations of writers, and try hostile inputs: SCALE=32 times as often
-	@$(WITH_JAVA) $(PYTEST) --timeout=0 -rP $(PYTEST_ARGS) tests/chaos tests/property/test_hostile_*.py tests/property/test_sql_is_confined.py \
+	@$(WITH_JAVA) $(PYTEST) --timeout=0 -rP $(PYTEST_ARGS) tests/chaos tests/chaos/dagster_on_postgres.py \
+	  tests/property/test_hostile_*.py tests/property/test_sql_is_confined.py \
 	  tests/property/test_copied_writers.py tests/property/test_locations.py tests/integration/test_killed_writers.py \
 	  tests/integration/test_shared_cache.py \
 	  tests/simulation/test_writers_under_faults.py tests/simulation/test_raw_log_faults.py
