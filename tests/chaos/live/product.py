@@ -89,7 +89,8 @@ class Product:
 
     def __exit__(self, *_: object) -> None:
         """End it as Ctrl-C does."""
-        self.look()
+        if self._main.poll() is None:
+            self.look()
         self._main.terminate()
         self._main.wait()
         self._log.close()
@@ -123,6 +124,7 @@ class Product:
 
     def look(self) -> Sequence[Process]:
         """Return the processes of the product that descend from the first, and remember them."""
+        assert self._main.poll() is None, "tidemark ui has ended"
         found = below(self._main.pid, processes())
         self.seen.update({(each.pid, each.started): each for each in found})
         return found
