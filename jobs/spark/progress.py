@@ -24,7 +24,7 @@ class Progress:
         """Count for `say`; None for nobody."""
         self._say, self._now = say, now
         self._lock = threading.Lock()
-        self._total = self._done = 0
+        self._total = self._done = self._most_said = 0
         self._under_way: Mapping[object, int] = {}
         self._began = self._said = now()
 
@@ -52,7 +52,9 @@ class Progress:
         """While the block runs, look at the tasks of a Spark session, where somebody listens."""
         if self._say is None:
             yield
-        elif hasattr(session, "client"):  # Spark Connect says it itself, with each answer to its client
+        elif type(session).__module__.startswith(
+            "pyspark.sql.connect"
+        ):  # says so itself, with each answer to its client
             operations: dict[object, int] = {}
 
             def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: FBT001  # PySpark's
@@ -86,5 +88,7 @@ class Progress:
             if self._say is None or now - self._said < pause:
                 return
             self._said = now
-            done, total = min(self._total, self._done + sum(self._under_way.values())), self._total
+            done = min(self._total, self._done + sum(self._under_way.values()))
+            done = self._most_said = max(done, self._most_said)  # a stage that has ended is under way no more
+            total = self._total
         self._say(done, total)

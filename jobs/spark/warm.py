@@ -96,8 +96,10 @@ class WarmSession:
             session: Any = self.session
             few_tries(session)  # a server on this machine that does not answer is gone
             session.interruptAll()  # what is left of a job that was killed
-        except (TidemarkError, *spark_errors()):
+        except Exception as error:
             self._close()
+            if not isinstance(error, (TidemarkError, *spark_errors())):
+                raise
             raise Unavailable(f"{self.place} takes no session") from None  # the address has the token
         session.release_session_on_close = number is None
 

@@ -79,7 +79,8 @@ def test_the_command_is_ours_whatever_the_path_holds(project: Path, start: list[
 
 @pytest.mark.spark
 @pytest.mark.dagster
-def test_a_backfill_runs_our_jobs_and_their_tasks_on_spark(project: Path) -> None:
+def test_a_backfill_runs_our_jobs_and_their_tasks_on_spark(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMARK_SPARK", "always")  # also for two rows
     times = ("--from", "2024-01-01T00:00", "--to", "2024-01-01T01:00")
     done = json.loads(tidemark(project, "backfill", "--table", "events", *times, "--json"))
     assert (done["status"], done["rows"]) == ("done", 2)

@@ -26,6 +26,9 @@ def test_progress_is_said_once_in_a_pause_and_counts_what_is_under_way() -> None
     progress.look({"a stage": 3, "another": 1})
     assert said[1:] == [(7, 10)]
     clock.seconds += LEAST_PAUSE_SECONDS
+    progress.look({})
+    assert said.pop() == (7, 10), "what has ended is not taken back"
+    clock.seconds += LEAST_PAUSE_SECONDS
     progress.end(7)
     assert said[2:] == [(10, 10)]
 
