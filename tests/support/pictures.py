@@ -13,11 +13,6 @@ FOLDER = "TIDEMARK_PICTURES"
 BLANK_BYTES, MOST_BYTES = 10_000, 200_000
 
 
-def are_kept() -> bool:
-    """Whether the pictures are for readers."""
-    return FOLDER in os.environ
-
-
 def picture(page: Page, folder: Path, name: str, *, height: int | None = None) -> Path:
     """Take a picture of the page, of its first `height` pixels if that is given, and return its file.
 
