@@ -23,7 +23,7 @@ export DAGSTER_DISABLE_TELEMETRY = 1
 WITH_JAVA = JAVA_HOME="$$($(PYTHON) -m scripts.find_java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rest java-archive test-postgres test-browser simulate soak check lint format types bench ui proto lock clean
+.PHONY: help setup demo test test-all test-rest java-archive test-postgres test-browser pictures simulate soak check lint format types bench ui proto lock clean
 
 help: ## Show this list
 	@echo "Tidemark. Targets (each sets up what it needs first):"
@@ -58,6 +58,9 @@ test-postgres: setup java-archive ## Run the tests of Dagster with its history i
 test-browser: setup ## Install Chromium where it is missing and run the tests of the Dagster UI in it
 	@TIDEMARK_CHROMIUM="$$($(VENV)/python -m scripts.find_browser)" && export TIDEMARK_CHROMIUM && \
 	$(WITH_JAVA) $(PYTEST) -m browser $(PYTEST_ARGS)
+
+pictures: ## Take the pictures of README and docs/ anew, by the browser tests
+	@TIDEMARK_PICTURES="$(CURDIR)/docs/images" $(MAKE) test-browser
 
 simulate: SCALE := 200
 simulate: setup ## Run the seeded simulations for longer: SCALE=200 times as many seeds, or one with TIDEMARK_SEED=1234

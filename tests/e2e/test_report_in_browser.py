@@ -1,19 +1,28 @@
-"""The report as a person sees it: opened as a file in a real browser, and its metrics compared with the log."""
+"""The report as a person sees it: opened as a file in a real browser, and what it shows compared with the log."""
 
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 import re
+from collections import Counter
+from contextlib import redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from playwright.sync_api import Browser, Page
 
+from jobs import compact, ingest
+from jobs.requests.request import JobRequest
+from jobs.requests.window_range import window_range
+from jobs.spark.spark import Spark
 from pipelines.cli import main
 from storage_core.log.actions import Txn
 from tests.support import upkeep
+from tests.support.pictures import picture
 from tidemark import Table
 
 pytestmark = pytest.mark.browser
@@ -84,6 +93,107 @@ def test_the_report_is_one_file_that_shows_what_the_log_says(table: Table, brows
     assert rows(page, "indexes") == [["words", "1", "1", "not measured"]]
     puts = next(line for line in rows(page, "costs") if line[0] == "PUT")
     assert float(puts[2]) == pytest.approx(int(puts[1].replace(",", "")) / 1000 * 5)
-    picture = tmp_path / "report.png"
-    page.screenshot(path=str(picture), full_page=True)
-    assert picture.stat().st_size > 20_000
+
+
+VISITS = """
+name: visits
+uri: {here}/visits
+columns: {{at: timestamp!, page: string}}
+time_column: at
+window: 1h
+sort_schema: page|at/V2
+indexes: [{{name: pages, kind: fulltext, columns: [page]}}]
+landing: {{uri: {here}/landing, format: ndjson}}
+freshness: 1h
+"""
+DAYS, LATE = 5, 7
+
+
+@pytest.fixture
+def visits(tmp_path: Path, spark: Spark) -> Table:
+    """Days of windows, ingested and appended, of which the first ones are compacted; then indexed, and later rows."""
+    declaration, landing = tmp_path / "visits.yaml", tmp_path / "landing"
+    declaration.write_text(VISITS.format(here=tmp_path), encoding="utf-8")
+    landing.mkdir()
+    request = JobRequest(table_uri=str(tmp_path / "visits"), declaration=str(declaration))
+    for number in range(2):
+        _land(landing / f"{number}.ndjson", number)
+        ingest.run(request, spark)
+    table = Table.open(request.table_uri)
+    for number in range(3):
+        table.append([{"at": at, "page": "appended"} for at in _hours(step=2 + number)])
+    compact.run(
+        JobRequest(table_uri=table.uri, windows=window_range(None, "2026-01-01T00:00", "2026-01-03T00:00")), spark
+    )
+    upkeep.catch_up(Table.open(table.uri))
+    Table.open(table.uri).append([{"at": MIDNIGHT, "page": "late"}] * LATE)
+    return Table.open(table.uri)
+
+
+def _hours(*, step: int) -> list[dt.datetime]:
+    return [MIDNIGHT + dt.timedelta(hours=hour) for hour in range(0, DAYS * 24, step)]
+
+
+def _land(file: Path, number: int) -> None:
+    lines = [json.dumps({"at": f"{at:%Y-%m-%dT%H:%M:%SZ}", "page": f"page {number}"}) for at in _hours(step=1)]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_heat_map_growth_cost_and_lag_of_a_table_with_history_are_those_of_its_log(
+    visits: Table, browser: Browser, tmp_path: Path
+) -> None:
+    file = tmp_path / "report.html"
+    assert main(["report", visits.uri, "--output", str(file), "--prices", "put=5,get=4,storage=1"]) == 0
+    page = browser.new_page(viewport={"width": 1100, "height": 900})
+    page.goto(file.as_uri())
+    then = [Table.open(visits.uri, at=version).snapshot for version in range(visits.version + 1)]
+
+    counts = Counter(add.windowStart or 0 for add in visits.snapshot.splits.values())
+    most = max(counts.values())
+    cells = page.locator("svg[aria-label='splits per window'] rect.cell").evaluate_all(
+        "cells => cells.map(cell => [cell.getBoundingClientRect().x, cell.getBoundingClientRect().y, "
+        "Number(cell.getAttribute('fill-opacity'))])"
+    )
+    shown = [each.partition(": ")[2].split(" splits")[0] for each in titles(page, "rect.cell")]
+    assert shown == [str(counts[window]) for window in sorted(counts)]
+    assert [round(dark, 2) for _, _, dark in cells] == [
+        round(0.15 + 0.85 * counts[window] / most, 2) for window in sorted(counts)
+    ]
+    by_day = [[cells[24 * day + hour] for hour in range(24)] for day in range(DAYS)]
+    assert [len({y for _, y, _ in day}) for day in by_day] == [1] * DAYS
+    assert [x for x, _, _ in by_day[0]] == sorted({x for x, _, _ in cells})
+    assert [day[0][1] for day in by_day] == sorted({y for _, y, _ in cells})
+
+    growth = titles(page, "svg[aria-label='versions over time'] circle")
+    assert [each.split(",")[0] for each in growth] == [f"version {version}" for version in range(len(then))]
+    live = titles(page, "svg[aria-label='live splits over time'] circle")
+    assert [each.split(" ")[0] for each in live] == [f"{len(each.splits):,}" for each in then]
+    added = [new.splits.keys() - old.splits.keys() for old, new in pairwise(then)]
+    removed = [old.splits.keys() - new.splits.keys() for old, new in pairwise(then)]
+    segments = [new.segments.keys() - old.segments.keys() for old, new in pairwise(then)]
+    moved = [number for number, keys in enumerate(removed) if keys]
+    assert titles(page, "g.pair") == [
+        f"version {number + 1:,}: {sum(then[number].splits[key].size for key in removed[number]):,} → "
+        f"{sum(then[number + 1].splits[key].size for key in added[number]):,} bytes"
+        for number in moved
+    ]
+    puts = len(then) + sum(map(len, added)) + sum(map(len, segments))
+    costs = {what: (count, price) for what, count, price in rows(page, "costs")}
+    assert costs["PUT"] == (f"{puts:,}", f"{puts / 200:.4f}")
+    assert costs["GET"] == (f"{sum(map(len, removed)):,}", f"{sum(map(len, removed)) / 250:.4f}")
+    assert costs["bytes kept, a month"][0] == f"{visits.snapshot.bytes:,}"
+    assert rows(page, "indexes") == [["pages", f"{LATE}", "1", "not measured"]]
+    _same_as_status(visits, page)
+    page.locator("section p").first.evaluate("place => { place.textContent = 'warehouse/visits' }")  # of no machine
+    picture(page, tmp_path, "report", height=1000)
+
+
+def _same_as_status(table: Table, page: Page) -> None:
+    told = io.StringIO()
+    with redirect_stdout(told):
+        main(["status", table.uri, "--json"])
+    status = json.loads(told.getvalue())
+    owed = ", ".join(f"{step} {each['count']:,} {each['unit']}" for step, each in status["owed"].items())
+    (line,) = rows(page, "overview")
+    assert (line[0], line[1], line[2], line[6]) == ("visits", status["status"], f"{status['rows']:,}", owed)
+    assert owed
