@@ -62,6 +62,8 @@ _KINDS: Mapping[JobName, set[str]] = {
     "publish": {"python"},
 }
 
+_NEW_ROWS: frozenset[JobName] = frozenset({"ingest", "merge", "sort"})
+
 Judge = Callable[[TableDeclaration, Report], AssetCheckResult]
 
 
@@ -241,7 +243,7 @@ def _asset(
             backfill_policy=BackfillPolicy.multi_run(windows_per_run(span)) if span else None,
             group_name=identifier(table),
             kinds=_KINDS[step.job],
-            pool=f"tidemark_{identifier(table)}",
+            pool=_pool(table, step.job),
             check_specs=[rejected_lines_spec(key)] if step.judge else None,
             freshness_policy=freshness_policy(declaration, step.name),
             owners=declaration.owners,
@@ -275,6 +277,11 @@ def _asset(
             return recorded(context, key, report, metadata, span=now(), checks=checks)
 
     return materialize
+
+
+def _pool(table: str, job: JobName) -> str:
+    """What brings new rows waits for no upkeep of its table (decision 0170)."""
+    return f"tidemark_{identifier(table)}{'_rows' if job in _NEW_ROWS else ''}"
 
 
 def _opened(declaration: TableDeclaration) -> Table:

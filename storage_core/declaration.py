@@ -62,7 +62,7 @@ class TableDeclaration(Closed):
     `maintained_indexes`, without it of all `indexes`. Windows leave the table once they ended as long ago as
     `retention` says; how long versions can be read is `gc.retention`. `freshness` is how old the newest rows may be
     (decision 0164), `upkeep` how much its upkeep may read (0169), `automation` whether Dagster looks after the table by
-    itself (0174). `raw_logs` are read at `latest`. Dagster shows `owners` and `tags` on every asset of the table, and a
+    itself (0171). `raw_logs` are read at `latest`. Dagster shows `owners` and `tags` on every asset of the table, and a
     job of its own for backfills of a windowed one with `backfill_job: true`. `publish: delta` keeps a mirror for
     readers of Delta.
     """

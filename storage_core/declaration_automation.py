@@ -1,4 +1,4 @@
-"""What declarations say of the automation of upkeep: `automation` of a table, and `automation.yaml` of all (0174)."""
+"""What declarations say of the automation of upkeep: `automation` of a table, and `automation.yaml` of all (0171)."""
 
 from __future__ import annotations
 

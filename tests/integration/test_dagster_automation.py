@@ -1,4 +1,4 @@
-"""One switch per table: which tables sensor and schedules look after, and whether these start by themselves (0174)."""
+"""One switch per table: which tables sensor and schedules look after, and whether these start by themselves (0171)."""
 
 from __future__ import annotations
 

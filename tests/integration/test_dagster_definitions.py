@@ -142,6 +142,15 @@ def test_assets_follow_each_other_as_the_data_does(checkout: Path) -> None:
     assert parents["planes/collected"] == ["planes/checkpointed", "planes/index_manufacturer"]
 
 
+def test_new_rows_wait_for_no_other_upkeep_of_their_table(checkout: Path) -> None:
+    graph = definitions(checkout / "tables").get_repository_def().asset_graph
+    pools = {key.to_user_string(): graph.get(key).pools for key in graph.get_all_asset_keys()}
+    assert pools["access_log/ingested"] == {"tidemark_access_log_rows"}
+    assert pools["planes/merged"] == pools["planes/sorted"] == {"tidemark_planes_rows"}
+    rest = {name for name, of in pools.items() if of == {"tidemark_access_log"}}
+    assert rest >= {"access_log/compacted", "access_log/checkpointed", "access_log/index_text", "access_log/collected"}
+
+
 def test_dagster_validates_the_definitions_in_the_repository_root(checkout: Path) -> None:
     command = [str(Path(sys.executable).parent / "dagster"), "definitions", "validate"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
