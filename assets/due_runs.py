@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from assets.launcher import JobName
 from storage_core.clock import Clock, SystemClock
 from storage_core.compaction import expiry
-from storage_core.compaction.next_run import next_pieces
+from storage_core.compaction.next_pieces import next_pieces
 from storage_core.declaration import TableDeclaration
 from storage_core.index import catch_up as indexing
 from storage_core.ingest.delta_versions import waiting_versions

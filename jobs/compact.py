@@ -22,7 +22,7 @@ from jobs.running.run import JobRun
 from jobs.running.window_groups import GroupsOutcome, compact_groups
 from jobs.spark.spark import Spark
 from storage_core.clock import Clock
-from storage_core.compaction import next_run, planner
+from storage_core.compaction import next_pieces, planner
 from storage_core.compaction import rewindow as rewindowing
 from storage_core.compaction.debt import next_runs, together
 from storage_core.compaction.merge_parts import is_too_large
@@ -107,7 +107,7 @@ def _plan(request: JobRequest, clock: Clock, snapshot: Snapshot) -> _Work:
     chosen = planner.choose(snapshot, windows=others, now_ms=now_ms, mode=mode, retry_skipped=by_name)
     if mode is Mode.POLICY:
         rewindowed = rewindowing.bounded(rewindowed, MOST_INPUTS)
-    return _Work(*next_run.bounded(rewindowed, chosen.first(MOST_INPUTS), request.most_bytes))
+    return _Work(*next_pieces.bounded(rewindowed, chosen.first(MOST_INPUTS), request.most_bytes))
 
 
 def _window_starts(snapshot: Snapshot) -> list[int | None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.commands.quantities import size
-from storage_core.compaction.next_run import within
+from storage_core.compaction.next_pieces import within
 from storage_core.declaration_file import load_as
 from storage_core.declaration_upkeep import Budgeted, UpkeepOfAllDeclaration
 from storage_core.wording import counted, first_of

@@ -27,7 +27,7 @@ from dagster._grpc.server import wait_for_grpc_server
 from assets.allowance import granted_bytes
 from pipelines.instance import home
 from pipelines.run_requests import TABLE
-from storage_core.compaction.next_run import next_pieces
+from storage_core.compaction.next_pieces import next_pieces
 from storage_core.declaration import load
 from storage_core.table import Table
 from tests.support.scale import scaled

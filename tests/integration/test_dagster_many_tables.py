@@ -33,7 +33,7 @@ from pipelines.schedules import CHECKED_AT_ONCE, build_schedules
 from pipelines.tables import read_tables
 from pipelines.upkeep import NAME, Bounds, Upkeep
 from storage_core.clock import SystemClock
-from storage_core.compaction.next_run import next_pieces
+from storage_core.compaction.next_pieces import next_pieces
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.local import LocalStore

@@ -13,7 +13,7 @@ from jobs import compact
 from jobs.requests.request import JobRequest, parse, parser, to_argv
 from jobs.spark.spark import Spark
 from storage_core.compaction import planner, rewindow
-from storage_core.compaction.next_run import bounded, next_pieces, within
+from storage_core.compaction.next_pieces import bounded, next_pieces, within
 from storage_core.compaction.policy import Mode
 from storage_core.log.snapshot import Snapshot
 from tests.support.events import CONFIG, HOUR_SECONDS, snapshot
