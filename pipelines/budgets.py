@@ -34,7 +34,7 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Deferred:
     """A wanted run that waits, and for what."""
 
     wanted: Wanted
@@ -46,23 +46,23 @@ class Choice:
     """What to ask for, and what waits, each the most urgent first."""
 
     chosen: Sequence[Wanted]
-    held: Sequence[Held] = ()
+    deferred: Sequence[Deferred] = ()
 
     def only(self, kept: Sequence[Wanted]) -> Choice:
         """Return the choice of these; the rest waits for room."""
-        rest = [Held(each, "room for runs") for each in self.chosen if not any(each is one for one in kept)]
-        return Choice(kept, [*self.held, *rest])
+        rest = [Deferred(each, "room for runs") for each in self.chosen if not any(each is one for one in kept)]
+        return Choice(kept, [*self.deferred, *rest])
 
     def __str__(self) -> str:
         """Say what is asked for and what waits, by what it waits for."""
-        if not self.chosen and not self.held:
+        if not self.chosen and not self.deferred:
             return "nothing to ask for"
         waiting: defaultdict[str, list[str]] = defaultdict(list)
-        for each in self.held:
+        for each in self.deferred:
             waiting[each.why].append(f"{each.wanted.declaration.name} {each.wanted.job}")
         named = (f"{', '.join(map(str, first_of(names, _MOST_NAMED)))}: {why}" for why, names in waiting.items())
-        held = [f"{counted(len(self.held), 'step')} waiting ({'; '.join(named)})"] if self.held else []
-        return ", ".join([f"{counted(len(self.chosen), 'step')} asked for", *held])
+        deferred = [f"{counted(len(self.deferred), 'step')} waiting ({'; '.join(named)})"] if self.deferred else []
+        return ", ".join([f"{counted(len(self.chosen), 'step')} asked for", *deferred])
 
 
 def read_upkeep_of_all(root: Path | None) -> UpkeepOfAllDeclaration:
@@ -84,14 +84,14 @@ def choose(
     `since_ms` remembers from one choice to the next since when tables have a piece that may have to be saved up for.
     """
     budgets = _Budgets(of_all, spent, now_ms, since_ms)
-    chosen, held = list["Wanted"](), list[Held]()
+    chosen, deferred = list["Wanted"](), list[Deferred]()
     for each in sorted(wanted, key=lambda one: one.rank):
         found = budgets.granted(each)
         if isinstance(found, str):
-            held.append(Held(each, found))
+            deferred.append(Deferred(each, found))
         else:
             chosen.append(found)
-    return Choice(chosen, held)
+    return Choice(chosen, deferred)
 
 
 def quiet(name: str, own: Budgeted, of_all: Budgeted, now_ms: int) -> str | None:

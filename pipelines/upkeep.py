@@ -134,7 +134,7 @@ class Upkeep:
         self._seen: dict[str, Seen] = {}
         self._since_ms: dict[tuple[str, JobName], int] = {}
         self._asked_ms: dict[tuple[str, JobName], int] = {}
-        self._held: dict[str, list[JobName]] = {}
+        self._not_yet: dict[str, list[JobName]] = {}
         self._root = root
         self._large_since_ms: dict[str, int] = {}
         self.requests = 0
@@ -162,7 +162,7 @@ class Upkeep:
         looked = f"looked at {done} of {counted(len(names), 'table')}: {choice}"
         own = _own(at_work.waiting) + _own(at_work.working)
         said = "; ".join([looked, *([f"{counted(own, 'run')} waiting or at work"] if own else []), *problems])
-        if choice.chosen and choice.held:  # a tick with runs has no reason to skip, which says it otherwise
+        if choice.chosen and choice.deferred:  # a tick with runs has no reason to skip, which says it otherwise
             context.log.info("%s", said)
         return SensorResult(
             run_requests=[request_of(group) for group in groups],
@@ -200,17 +200,17 @@ class Upkeep:
             return []
         inputs = TableInputs.of(declaration, self._clock)
         seen = Seen.of(inputs)
-        wanted, held, is_idle = [], [], True
+        wanted, not_yet, is_idle = [], [], True
         for job in (each for each in jobs_of(declaration) if each in STEPS):
             due = due_run(job, inputs)
             if due is None:
                 self._since_ms.pop((name, job), None)
             elif not self._is_time(declaration, job):
-                held.append(job)
+                not_yet.append(job)
             else:
                 is_idle = False
                 wanted += self._wanted(declaration, job, due, at_work)
-        self._held[name] = held
+        self._not_yet[name] = not_yet
         self.requests += _requests_of(inputs)
         if is_idle:
             self._seen[name] = seen
@@ -228,7 +228,7 @@ class Upkeep:
         if seen is None:
             return True
         is_old = self._clock.now_ms() - seen.at_ms >= WHOLE_LOOK_SECONDS * 1000
-        if is_old or any(self._is_time(declaration, job) for job in self._held.get(declaration.name, ())):
+        if is_old or any(self._is_time(declaration, job) for job in self._not_yet.get(declaration.name, ())):
             return True
         self.requests += 1
         is_same, later = seen.is_same(declaration)

@@ -87,8 +87,8 @@ def test_a_large_debt_gets_the_bytes_that_are_left_and_the_rest_of_the_tables_wh
     assert granted(chosen([backlog])) == {"one": 100}
     assert granted(chosen([backlog], spent={"one": 45, "other": 900})) == {"one": 55}
     waits = chosen([backlog], spent={"one": 95})
-    assert (granted(waits), len(waits.held)) == ({}, 1)
-    assert waits.held[0].why == "bytes_per_hour of one, 95 B of 100 B used"
+    assert (granted(waits), len(waits.deferred)) == ({}, 1)
+    assert waits.deferred[0].why == "bytes_per_hour of one, 95 B of 100 B used"
     late = wanted(one, [5] * 500, late_seconds=3600)
     assert granted(chosen([late], spent={"one": 90})) == {"one": 10}, "what waited for an hour takes what there is"
     of_all = UpkeepOfAllDeclaration(bytes_per_hour=120)
@@ -101,7 +101,7 @@ def test_quiet_hours_hold_all_but_fresh_data_of_one_table_or_of_all() -> None:
     found = [wanted(quiet, [1]), wanted(quiet, [1], job="ingest"), wanted(declared("other"), [1])]
     choice = chosen(found)
     assert [(each.declaration.name, each.job) for each in choice.chosen] == [("quiet", "ingest"), ("other", "compact")]
-    assert choice.held[0].why == "quiet_hours 08:00-18:00 of quiet"
+    assert choice.deferred[0].why == "quiet_hours 08:00-18:00 of quiet"
     assert len(chosen(found, now_ms=18 * HOUR_MS).chosen) == 3
     night = UpkeepOfAllDeclaration(quiet_hours="22:00-13:00")
     assert [each.job for each in chosen(found, night).chosen] == ["ingest"]
@@ -131,7 +131,7 @@ def test_a_large_piece_is_saved_up_for_once_small_ones_kept_it_waiting_for_an_ho
     assert granted(chosen(found, spent={"one": 5}, since_ms=since)) == {"one": 25}
     later = chosen(found, spent={"one": 5}, since_ms=since, now_ms=NOON_MS + HOUR_MS)
     assert granted(later) == {}
-    assert later.held[0].why.endswith("used, the rest is saved for a large piece")
+    assert later.deferred[0].why.endswith("used, the rest is saved for a large piece")
     assert granted(chosen(found, since_ms=since, now_ms=NOON_MS + HOUR_MS)) == {"one": 500}
     assert not since, "and the next one waits for an hour again"
 
@@ -228,14 +228,14 @@ def test_a_week_without_upkeep_heals_within_the_budgets_at_every_moment_while_ro
 
 def _assert_urgent_first(choice: Choice, spent: Mapping[str, int], own: Mapping[str, int]) -> None:
     """Whatever waits for bytes did not fit beside what is more urgent."""
-    for held in choice.held:
-        name = held.wanted.declaration.name
-        before = [each for each in choice.chosen if each.rank < held.wanted.rank]
+    for deferred in choice.deferred:
+        name = deferred.wanted.declaration.name
+        before = [each for each in choice.chosen if each.rank < deferred.wanted.rank]
         left = own[name] - spent.get(name, 0)
         left_of_all = 30_000 - sum(spent.values()) - sum(each.granted_bytes or 0 for each in before)
-        fitting = [piece for piece in sorted(held.wanted.due.pieces) if piece <= min(left, left_of_all)]
-        is_saved = held.why.endswith("for a large piece")
-        assert is_saved or not fitting or min(left, left_of_all) < own[name] / 4, held.why
+        fitting = [piece for piece in sorted(deferred.wanted.due.pieces) if piece <= min(left, left_of_all)]
+        is_saved = deferred.why.endswith("for a large piece")
+        assert is_saved or not fitting or min(left, left_of_all) < own[name] / 4, deferred.why
 
 
 def test_of_five_hundred_tables_and_a_week_of_windows_the_first_ticks_take_what_hurts_most() -> None:
@@ -249,7 +249,7 @@ def test_of_five_hundred_tables_and_a_week_of_windows_the_first_ticks_take_what_
         simulated.begin(choice, hour * (HOUR_MS + MINUTE_MS), minutes=1)
         assert sum(each.granted_bytes or 0 for each in choice.chosen) <= 30 * 672_000
         least = min(each.declaration.upkeep.priority for each in choice.chosen)
-        waiting = {each.wanted.declaration.name for each in choice.held}
+        waiting = {each.wanted.declaration.name for each in choice.deferred}
         assert all(tables[name].upkeep.priority <= least for name in waiting), "no less urgent one went before"
         assert before.isdisjoint(names(choice))
         before |= {name for name in names(choice) if not simulated.backlog[name]}
