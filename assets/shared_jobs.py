@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from jobs.requests.audit import AuditRequest
 from jobs.requests.request import JobRequest, to_argv
+from jobs.running.job_server import BEGAN, ENDED, LEVEL, MESSAGE
 from storage_core.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -54,10 +55,10 @@ class SharedJobs:
             process = self._that_began(context.run.run_id, line, environment)
             context.log.info("jobs.%s in the process %d of this run: %s", job, process.id, " ".join(to_argv(request)))
             for answer in process.answers():
-                if "ended" in answer:
-                    ended: Report = answer["ended"]  # type: ignore[assignment]  # an object of JSON
+                if ENDED in answer:
+                    ended: Report = answer[ENDED]  # type: ignore[assignment]  # an object of JSON
                     return ended
-                context.log.log(logging.getLevelName(str(answer["level"])), "%s", answer["log"])
+                context.log.log(logging.getLevelName(str(answer[LEVEL])), "%s", answer[MESSAGE])
         except BaseException:
             if self._process is not None:
                 self._process.stop()
@@ -112,7 +113,7 @@ class _Process:
             stdin.flush()
         except (BrokenPipeError, ValueError):  # it has ended; it was told to
             return False
-        return "began" in next(self.answers(), {})
+        return BEGAN in next(self.answers(), {})
 
     def answers(self) -> Iterator[Mapping[str, object]]:
         """The answers to come, until the process ends."""

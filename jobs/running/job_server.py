@@ -28,8 +28,8 @@ from jobs.running.stop_signals import heard_once
 from jobs.spark.spark import Spark
 from storage_core.errors import Interrupted, TidemarkError, Unavailable, as_tidemark_error
 
-BEGAN, LOG, LEVEL, ENDED = "began", "log", "level", "ended"
-"""The fields of answers."""
+BEGAN, MESSAGE, LEVEL, ENDED = "began", "log", "level", "ended"
+"""The fields of answers, which `assets.shared_jobs` reads."""
 
 
 class Answers(logging.Handler):
@@ -48,7 +48,7 @@ class Answers(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a log record; called by `logging`."""
-        self.send({LOG: record.getMessage(), LEVEL: record.levelname})
+        self.send({MESSAGE: record.getMessage(), LEVEL: record.levelname})
 
 
 @heard_once()
