@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,10 +34,8 @@ HALF_PAST_THREE = dt.datetime(2030, 1, 1, 3, 30, tzinfo=dt.UTC)
 
 
 @pytest.fixture
-def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
-    (tmp_path / "dagster").mkdir()
-    with DagsterInstance.local_temp(str(tmp_path / "dagster")) as opened:
-        yield opened
+def instance(kept_instance: DagsterInstance) -> DagsterInstance:
+    return kept_instance
 
 
 def declared(root: Path, *said: str) -> Path:

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -61,11 +61,9 @@ NOWHERE: Mapping[str, str] = {}
 
 
 @pytest.fixture
-def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DagsterInstance]:
+def instance(tmp_path: Path, kept_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> DagsterInstance:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "history").mkdir()
-    with DagsterInstance.local_temp(str(tmp_path / "history"), overrides={"telemetry": {"enabled": False}}) as opened:
-        yield opened
+    return kept_instance
 
 
 def compact_job() -> JobDefinition:

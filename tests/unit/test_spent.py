@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -17,12 +16,6 @@ from storage_core.errors import Unavailable
 pytestmark = pytest.mark.dagster
 
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as opened:
-        yield opened
 
 
 @job
