@@ -27,9 +27,8 @@ _MOST_ENDED = 500
 class AtWork:
     """The assets of which a run waits or works (`busy`) or the last one failed lately (`resting`), and these runs.
 
-    An asset whose step ended well in a run is neither, whatever the run does with others.
-
-    A run whose process is known to be dead holds nothing back, nor does one of a day ago: its end was not recorded.
+    An asset whose step ended well in a run is neither, whatever the run does with others. A run whose process is known
+    to be dead holds nothing back, nor does one of a day ago: its end was not recorded.
     """
 
     busy: frozenset[AssetKey]

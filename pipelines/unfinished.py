@@ -29,9 +29,10 @@ _logger = logging.getLogger(__name__)
 
 
 def process_tags() -> Mapping[str, str]:
-    """Return the tags of a run of this process: by one the UI lists it with its job, as it does what it starts itself;
+    """Return the tags of a run of this process: its repository and its process.
 
-    by the other `end_dead_runs` knows, later and elsewhere, whether the run can go on.
+    By the first the UI lists it with its job, as it does what it starts itself; by the second `end_dead_runs` knows,
+    later and elsewhere, whether the run can go on.
     """
     return {**_REPOSITORY, PROCESS: holder_of(None)}
 

@@ -1,4 +1,4 @@
-"""What requests cost: the table of prices by which reports, materializations and `tidemark status` count."""
+"""What requests cost: the table of prices by which reports and materializations count."""
 
 from __future__ import annotations
 

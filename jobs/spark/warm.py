@@ -155,7 +155,7 @@ def join(settings: Mapping[str, str], environment: Mapping[str, str]) -> WarmSes
 
 
 def require_fitting(server: WarmServer, environment: Mapping[str, str]) -> None:
-    """Return where tasks of this process may run on the server. Raises `Unavailable` with the reason."""
+    """Raise `Unavailable`, with the reason, unless tasks of this process may run on the server."""
     if not server.answers:
         raise Unavailable("the warm Spark does not run any more; start it with `tidemark spark up`")
     again = "start it again with `tidemark spark down` and `tidemark spark up`"

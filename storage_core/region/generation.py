@@ -58,7 +58,7 @@ def read(store: ObjectStore, region: str, flushed: FlushedGeneration, kept: Kept
 
 
 def bytes_in_memory(generations: Iterable[Generation]) -> float:
-    """Return what the records take in memory; infinite where an earlier release, which did not say it, wrote some."""
+    """Return what the records take in memory; infinite where early 0.1, which did not say it, wrote some."""
     return sum(math.inf if each.size_bytes is None else each.size_bytes for each in generations)
 
 
