@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.commands.quantities import size
+from pipelines.quantities import size
 from storage_core.compaction.next_pieces import within
 from storage_core.declaration_file import load_as
 from storage_core.declaration_upkeep import Budgeted, UpkeepOfAllDeclaration

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.commands.quantities import size
+from pipelines.quantities import size
 from storage_core.read.status import Status
 from storage_core.wording import counted
 

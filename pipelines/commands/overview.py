@@ -240,7 +240,7 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
 
 
 def _line(found: Looked, now_ms: int) -> dict[str, object]:
-    from pipelines.commands.quantities import age, duration, size
+    from pipelines.quantities import age, duration, size
     from pipelines.status_words import index_lag, next_run
 
     about: dict[str, object] = {"table": found.place.name, "status": found.state.value.replace("_", " ")}

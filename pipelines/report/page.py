@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from jobs.reports.prices import Prices
-from pipelines.commands.quantities import age, duration, size
 from pipelines.failed_runs import LastFailure
+from pipelines.quantities import age, duration, size
 from pipelines.report import svg
 from pipelines.report.content import Content, Window
 from pipelines.report.svg import Cell, Pair, Point, minute, text
