@@ -1,7 +1,7 @@
 """What the code server of `test_backlog_heals.py` loads: the tables of its folder, and the upkeep sensor, switched on.
 
-Its hour of budgets is as long as `BACKLOG_HOUR_SECONDS` says. With `BACKLOG_JVM` runs start a subprocess and Spark in
-it, as they do outside of tests.
+Not the definitions of the product, whose hour of budgets is an hour: this one is as long as `BACKLOG_HOUR_SECONDS`
+says. With `BACKLOG_PROCESSES` jobs are processes, as outside of tests; else they are done in the process of their run.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dagster import DefaultSensorStatus, Definitions, SensorDefinition, in_process_executor
+from dagster import Definitions, in_process_executor
 
 from assets.checks import build_table_checks
 from assets.launcher import LAUNCHER, InProcessLauncher, PipesLauncher
 from assets.shown import Project
+from jobs.spark.spark import Spark
+from pipelines.automation import Automation
 from pipelines.catalog import build_assets
 from pipelines.jobs import assets_of_jobs, build_jobs
 from pipelines.tables import load_tables
-from pipelines.upkeep import NAME, STEPS, Bounds, Upkeep
-from tests.support.spark_in_process import SparkInProcess
+from pipelines.upkeep import STEPS, Bounds, Upkeep, build_upkeep_sensor
+from storage_core.declaration_automation import AutomationDeclaration
 
 _declared = load_tables(Path("tables").resolve())
 _tables = [each.declaration for each in _declared.tables]
@@ -29,20 +31,16 @@ _upkeep = Upkeep(_tables, assets_of_jobs(_tables), bounds=_bounds, root=_declare
 defs = Definitions(
     executor=in_process_executor,
     resources={
-        LAUNCHER: PipesLauncher(_declared.root)
-        if os.environ.get("BACKLOG_JVM")
-        else InProcessLauncher(SparkInProcess())
+        LAUNCHER: PipesLauncher(_declared.root) if os.environ.get("BACKLOG_PROCESSES") else InProcessLauncher(Spark())
     },
     assets=[asset for table in _declared.tables for asset in build_assets(table, (), None, Project())],
     asset_checks=[check for table in _tables for check in build_table_checks(table)],
     jobs=_jobs,
     sensors=[
-        SensorDefinition(
-            name=NAME,
-            evaluation_fn=_upkeep.tick,
-            jobs=[job for job in _jobs if job.name in STEPS],
-            minimum_interval_seconds=1,
-            default_status=DefaultSensorStatus.RUNNING,
+        build_upkeep_sensor(
+            [job for job in _jobs if job.name in STEPS],
+            _upkeep,
+            Automation(_tables, of_all=AutomationDeclaration(default="on", interval=1_000)),
         )
     ],
 )

@@ -1,7 +1,7 @@
 """Windows that nobody compacted for long heal by a real daemon: within budgets at every moment, the most urgent first.
 
 While rows go on arriving, and the daemon is killed. By default of two tables and a few windows, with SCALE=32 of fifty
-tables and a week of hours, ten kills, and a JVM for each run. The hour of the budgets is shorter than an hour.
+tables and a week of hours, ten kills, and processes for the jobs of each run. The hour of the budgets is a short one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from dagster._grpc.server import wait_for_grpc_server
 
 from assets.allowance import granted_bytes
 from pipelines.instance import home
-from pipelines.run_requests import TABLE
 from storage_core.compaction.next_pieces import next_pieces
 from storage_core.declaration import load
 from storage_core.table import Table
@@ -150,7 +149,7 @@ def backlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: object) ->
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("BACKLOG_HOUR_SECONDS", str(HOUR_SECONDS))
     if scaled(1) >= 32:
-        monkeypatch.setenv("BACKLOG_JVM", "1")
+        monkeypatch.setenv("BACKLOG_PROCESSES", "1")
     return Backlog(tmp_path)
 
 
@@ -180,11 +179,13 @@ def test_a_backlog_heals_within_budgets_most_urgent_first_while_rows_arrive_and_
     assert debts == sorted(debts, reverse=True), "the debt never rises"
     for record in records:
         _assert_within_budgets(records, backlog, record.create_timestamp.timestamp())
-        granted = granted_bytes(record.dagster_run.tags)
-        assert set(granted) == {record.dagster_run.tags[TABLE]}
-        assert 0 < read[record.dagster_run.run_id] <= sum(granted.values())
-    assert sum(read.values()) == debts[0], "each split of the backlog is read once"
-    last = {backlog.priority[each.dagster_run.tags[TABLE]]: place for place, each in enumerate(records)}
+        granted, done = granted_bytes(record.dagster_run.tags), read[record.dagster_run.run_id]
+        assert set(granted) == set(done) == {key.path[0] for key in record.dagster_run.asset_selection or ()}
+        assert all(0 < done[name] <= granted[name] for name in granted)
+    assert sum(sum(each.values()) for each in read.values()) == debts[0], "each split of the backlog is read once"
+    last = {
+        backlog.priority[name]: place for place, each in enumerate(records) for name in read[each.dagster_run.run_id]
+    }
     assert list(dict(sorted(last.items(), key=lambda each: each[1]))) == sorted(last, reverse=True), "most urgent first"
     for name in backlog.names:
         assert backlog.read(name) == backlog.rows[name]
@@ -201,15 +202,16 @@ def _assert_within_budgets(records: list[RunRecord], backlog: Backlog, at: float
     assert max(spent.values(), default=0) <= backlog.own_budget
 
 
-def _bytes_read(instance: DagsterInstance, record: RunRecord) -> int:
-    """What the job of a run reported: the greatest is that of the whole run."""
+def _bytes_read(instance: DagsterInstance, record: RunRecord) -> dict[str, int]:
+    """What the jobs of a run reported, by table: the greatest of a table is that of its whole job."""
     kinds = {DagsterEventType.ASSET_MATERIALIZATION, DagsterEventType.ASSET_OBSERVATION}
-    found = [0]
+    found = dict[str, int]()
     for each in instance.get_records_for_run(record.dagster_run.run_id, of_type=kinds).records:
         event = each.event_log_entry.asset_materialization or each.event_log_entry.asset_observation
         if event is not None and isinstance(value := event.metadata["bytes_in"].value, int):
-            found.append(value)
-    return max(found)
+            name = event.asset_key.path[0]
+            found[name] = max(found.get(name, 0), value)
+    return found
 
 
 def _summary(records: list[RunRecord], backlog: Backlog, debts: list[int], kills: int, samples: int) -> str:
