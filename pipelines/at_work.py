@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from jobs.running.holder import is_dead
+from pipelines.dead_runs import process_of
 from pipelines.run_assets import assets_of, not_done
-from pipelines.unfinished import process_of
 
 REST_SECONDS = 900
 """A step that failed is asked for again after so long."""

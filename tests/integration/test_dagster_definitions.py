@@ -25,10 +25,10 @@ from assets.launcher import JobName, PipesLauncher
 from assets.partitions import contiguous, partition_key, partitions_of, span_of
 from pipelines.backfill import Chunk, chunks
 from pipelines.catalog import build_definitions
+from pipelines.dead_runs import process_tags
 from pipelines.instance import SETTINGS, home, open_instance
 from pipelines.run_requests import REASON, reason_tags
 from pipelines.tables import load_tables, tables_folder
-from pipelines.unfinished import process_tags
 from pipelines.upkeep import STEPS
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
