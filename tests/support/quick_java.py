@@ -8,9 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from jobs.spark import java_archive
-from jobs.spark.java_archive import no_settings, spark_home
-
-__all__ = ["NAMES", "environment", "no_settings", "options", "spark_home"]
 
 NAMES = ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS")
 """What tells Spark of such a Java: without these it starts the one that a user has."""

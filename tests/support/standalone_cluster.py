@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Self
 from urllib.request import ProxyHandler, build_opener
 
+from jobs.spark.java_archive import no_settings, spark_home
 from tests.support import quick_java
 
 _START_SECONDS = 300.0
@@ -140,7 +141,7 @@ class StandaloneCluster:
         return {
             **self._environment,
             "PYTHONPATH": str(_installed()),
-            "SPARK_CONF_DIR": str(quick_java.no_settings()),
+            "SPARK_CONF_DIR": str(no_settings()),
             # The master would serve REST on a fixed port as well.
             "SPARK_DAEMON_JAVA_OPTS": f"{quick_java.options(self._messages)} -Dspark.master.rest.enabled=false",
             "SPARK_DAEMON_MEMORY": "512m",  # the least for a Connect server; others use less of it
@@ -231,7 +232,7 @@ class StandaloneCluster:
     def _start(self, name: str, role: str, arguments: list[str]) -> _Started:
         """Start a program of Spark's by its class in `org.apache.spark.deploy`."""
         log = self._folder / f"{name}.log"
-        command = [str(quick_java.spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}"]
+        command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}"]
         with log.open("wb") as stderr:
             process = subprocess.Popen(
                 [*command, *arguments],
@@ -267,9 +268,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _of_this_machine() -> dict[str, str]:
     """What Spark's scripts need of the environment, and nothing that would lead tasks to a checkout."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "JAVA_HOME", "TMPDIR") if name in os.environ}
-    return {**kept, "SPARK_HOME": str(quick_java.spark_home()), "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {**kept, "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def _installed() -> Path:
     """Where the libraries are installed."""
-    return quick_java.spark_home().parent
+    return spark_home().parent
