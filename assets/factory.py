@@ -22,8 +22,8 @@ from dagster import (
     asset,
 )
 
-from assets.allowance import granted_bytes
 from assets.freshness import freshness_policy
+from assets.granted import granted_bytes
 from assets.index_health import index_metadata
 from assets.launcher import JobName, Launcher, PartlyDone, Report
 from assets.metadata import metadata_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dagster import RunRequest
 
-from assets.allowance import bytes_tag
+from assets.granted import bytes_tag
 from assets.launcher import JobName
 from pipelines.run_requests import run_request
 from storage_core.wording import counted

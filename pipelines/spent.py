@@ -10,7 +10,7 @@ from typing import Final
 from dagster import DagsterInstance, RunRecord, RunsFilter
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
-from assets.allowance import granted_bytes
+from assets.granted import granted_bytes
 from storage_core.errors import Unavailable
 
 HOUR: Final = dt.timedelta(hours=1)

@@ -24,7 +24,7 @@ from dagster import DagsterEventType, DagsterInstance, RunRecord
 from dagster._grpc.client import DagsterGrpcClient
 from dagster._grpc.server import wait_for_grpc_server
 
-from assets.allowance import granted_bytes
+from assets.granted import granted_bytes
 from pipelines.instance import home
 from storage_core.compaction.next_pieces import next_pieces
 from storage_core.declaration import load

@@ -21,7 +21,7 @@ from dagster import (
 )
 from dagster._core.utils import make_new_run_id
 
-from assets.allowance import granted_bytes
+from assets.granted import granted_bytes
 from assets.launcher import InProcessLauncher, PipesLauncher
 from jobs.spark.spark import Spark
 from pipelines.at_work import AtWork

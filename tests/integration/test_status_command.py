@@ -23,8 +23,8 @@ from dagster import (
     materialize,
 )
 
-from assets.allowance import bytes_tag
 from assets.freshness import freshness_policy
+from assets.granted import bytes_tag
 from assets.launcher import PipesLauncher
 from pipelines.alerting import failure_alert
 from pipelines.catalog import build_definitions

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 from dagster import AssetKey
 
-from assets.allowance import bytes_tag, granted_bytes
 from assets.due_runs import DueRun
+from assets.granted import bytes_tag, granted_bytes
 from assets.launcher import JobName
 from pipelines.budgets import Choice, choose
 from pipelines.grouping import request_of

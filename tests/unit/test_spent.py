@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, job
 
-from assets.allowance import bytes_tag
+from assets.granted import bytes_tag
 from pipelines import spent
 from pipelines.spent import spent_bytes
 from storage_core.errors import Unavailable
