@@ -1,10 +1,11 @@
 """Which of the wanted runs are asked for: the most urgent first, and no more than the budgets leave (decision 0169).
 
-Ingests and merges bring fresh data: their bytes count, but they wait for room in the queue only. Any other run waits in
-quiet hours, and until its bytes are left. A large compaction is cut: it gets the bytes that are left, if these are a
-quarter of the budget or it waited for an hour, and takes as many pieces. A piece that needs more than half of a budget
-is saved up for once it waited for an hour; one that is larger than a budget begins when nothing of that is used, and
-is alone then.
+Ingests and merges bring fresh data: what is known of their bytes counts, but they wait for room in the queue only. Any
+other run waits in quiet hours, and until its bytes are left.
+
+A large compaction is cut: it gets the bytes that are left, if these are a quarter of the budget or it waited for an
+hour, and takes as many pieces. A piece that needs more than half of a budget is saved up for once it waited for an
+hour; one that is larger than a budget begins when nothing of that is used, and is alone then.
 """
 
 from __future__ import annotations
