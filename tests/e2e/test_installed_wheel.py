@@ -62,11 +62,13 @@ class Installed:
     environment: Path
     folder: Path
 
-    def ran(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def ran(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """What a program of the environment says; nothing of this repository is on its path."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SPARK"))}
         program = [str(self.environment / "bin" / command[0]), *command[1:]]
-        return subprocess.run(program, cwd=self.folder, env=clean, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            program, cwd=self.folder, env={**clean, **environment}, capture_output=True, text=True, check=False
+        )
 
     def said(self, *command: str) -> str:
         """What a program that has to succeed writes to standard output."""
@@ -157,10 +159,11 @@ def test_a_command_that_needs_the_pipeline_says_so(core: Installed) -> None:
         )
     day = ("--from", "2026-01-01T00:00", "--to", "2026-01-02T00:00")
     for command in (("ui",), ("backfill", "--table", "events", *day), ("compact", "events", "--all")):
-        ended = core.ran("tidemark", *command)
+        ended = core.ran("tidemark", *command, TIDEMARK_SPARK="always")
         assert ended.returncode == 5, (command, ended.stdout, ended.stderr)
         assert "pip install '.[pipeline]'" in ended.stderr
         assert "Traceback" not in ended.stderr
+    assert "ran: driver" in core.said("tidemark", "compact", "events", "--all")  # small work needs no Spark
 
 
 def test_the_pipeline_extra_brings_the_rest(wheel: Path, tmp_path: Path) -> None:
