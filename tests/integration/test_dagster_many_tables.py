@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -143,6 +145,33 @@ def test_an_idle_table_costs_one_request_a_look_and_what_is_new_is_seen_within_t
         writer.flush()
     seen = {name for _ in range(3) for name in ticks.tick()}
     assert seen == {f"{landed.name} ingest", f"{keyed.name} merge"}
+
+
+def test_rows_of_a_silent_writer_are_merged_once_its_idle_time_is_over_and_no_look_before_asks_more(
+    tmp_path: Path, instance: DagsterInstance, requests: Counter[str]
+) -> None:
+    keyed = next(each for each in declared(tmp_path, 1) if each.primary_key)
+    table = Table.declare(keyed)
+    with table.writer() as writer:
+        writer.put([{"id": "a", "n": 1}])
+    ticks = Ticks(instance, [keyed])
+    assert ticks.tick() == []
+    idle_ms = table.config.idle_after_ms
+    make_old(table, idle_ms // 1000)
+    ticks.clock.added_ms = idle_ms - 60_000
+    for _ in range(3):
+        requests.clear()
+        assert ticks.tick() == []
+        assert sum(requests.values()) == 1
+    ticks.clock.added_ms = idle_ms
+    assert f"{keyed.name} merge" in ticks.tick()
+
+
+def make_old(table: Table, seconds: int) -> None:
+    """Let everything of the regions have been written so long ago."""
+    at = time.time() - seconds
+    for path in Path(table.uri.removeprefix("file://")).rglob("_mem_wal/**/*.*"):
+        os.utime(path, (at, at))
 
 
 def test_a_tick_is_bounded_and_the_next_goes_on_with_the_tables_after_it(
