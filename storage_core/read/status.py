@@ -113,7 +113,7 @@ def status(
     is_late = [
         name for name, age in ages.items() if freshness_ms is not None and age is not None and age > freshness_ms
     ]
-    upkeep = _owed(snapshot, debts, lags, unmerged.generations if unmerged else 0)
+    upkeep = _owed(snapshot, debts, lags, unmerged.generations + unmerged.silent if unmerged else 0)
     return Status(
         uri=store.uri,
         kind=snapshot.config.kind,

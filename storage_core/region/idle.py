@@ -89,12 +89,13 @@ def find_idle(store: ObjectStore, snapshot: Snapshot, manifests: Sequence[Region
 
 
 def _unflushed(store: ObjectStore, snapshot: Snapshot, manifests: Sequence[RegionManifest]) -> list[IdleRegion]:
-    look = partial(_look, store, snapshot.config.idle_after_ms)
+    look = partial(unflushed_in, store, snapshot.config.idle_after_ms)
     found = all_of(look, [each for each in manifests if not each.closed_by], PARALLEL_REGIONS)
     return [each for each in found if each is not None]
 
 
-def _look(store: ObjectStore, idle_after_ms: int, manifest: RegionManifest) -> IdleRegion | None:
+def unflushed_in(store: ObjectStore, idle_after_ms: int, manifest: RegionManifest) -> IdleRegion | None:
+    """Return what a region has in no generation, None for no rows or where it changes. Requests: as of `find_idle`."""
     region, after = manifest.region_id, manifest.replay_after_wal_id
     last = wal.find_tail(store, region, after=after, seed=manifest.wal_id_last_seen)
     if last == after:

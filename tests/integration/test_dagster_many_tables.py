@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -40,6 +38,7 @@ from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.local import LocalStore
 from tests.support.many_tables import declare_tables, land_line
+from tests.support.old_regions import make_old
 from tidemark import Table
 
 pytestmark = pytest.mark.dagster
@@ -165,13 +164,6 @@ def test_rows_of_a_silent_writer_are_merged_once_its_idle_time_is_over_and_no_lo
         assert sum(requests.values()) == 1
     ticks.clock.added_ms = idle_ms
     assert f"{keyed.name} merge" in ticks.tick()
-
-
-def make_old(table: Table, seconds: int) -> None:
-    """Let everything of the regions have been written so long ago."""
-    at = time.time() - seconds
-    for path in Path(table.uri.removeprefix("file://")).rglob("_mem_wal/**/*.*"):
-        os.utime(path, (at, at))
 
 
 def test_a_tick_is_bounded_and_the_next_goes_on_with_the_tables_after_it(
