@@ -123,6 +123,18 @@ def test_rows_of_a_silent_writer_are_owed_to_the_merge_once_its_idle_time_is_ove
     assert look_again()[0] is None, "somebody writes again"
 
 
+@pytest.mark.parametrize(("interval", "owed"), [(0, 4), (4, 4), (10, None)])
+def test_a_checkpoint_is_owed_from_as_many_versions_on_as_the_table_allows_behind_it(
+    places: Iterator[str], interval: int, owed: int | None
+) -> None:
+    table = Table.create(next(places), SCHEMA, settings={"checkpoint.interval": interval})
+    for _ in range(3):
+        table.append({"at": NOON, "text": "tide"})
+    assert (table.version, table.snapshot.checkpoint_version) == (3, None)
+    found = status(table.store, table.snapshot, now_ms=0).owed.get("checkpoint")
+    assert found == (None if owed is None else Owed(count=owed, unit="versions"))
+
+
 def test_an_append_table_takes_one_listing_and_so_many_versions_at_most(places: Iterator[str]) -> None:
     table = filled(next(places), 1)
     for number in range(MOST_VERSIONS + 8):
@@ -201,7 +213,7 @@ def test_what_landed_what_mirrors_lack_and_what_a_collection_noted_is_owed(tmp_p
     clock = ManualClock(round(time.time() * 1000))
     found = look(place, clock).status
     assert found is not None
-    assert list(found.owed) == ["ingest", "catch_up", "checkpoint", "publish"]
+    assert list(found.owed) == ["ingest", "catch_up", "publish"]
     assert found.owed["ingest"] == Owed(count=2, unit="files", bytes=2 * 31)
     assert (found.mirrors, found.owed["publish"].count) == ({"delta": 3, "iceberg": 3}, 3)
     table.publish("delta")
