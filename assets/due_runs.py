@@ -43,6 +43,17 @@ class DueRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a table asks of one job: the run that is `due`, and in how many ms time alone may ask for one.
+
+    `in_ms` is None where time changes nothing, or where nobody knows when.
+    """
+
+    due: DueRun | None
+    in_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableInputs:
     """What there is to look at: the declaration of one table, the table where it exists, what landed, and the time.
 
@@ -67,14 +78,21 @@ class TableInputs:
 
 
 def due_run(job: JobName, inputs: TableInputs) -> DueRun | None:
-    """Return what a table asks of one job, None for nothing.
+    """Return the run that a table asks of one job now, None for nothing: `asked`, without what time will change."""
+    return asked(job, inputs).due
+
+
+def asked(job: JobName, inputs: TableInputs) -> Asked:
+    """Return what a table asks of one job.
 
     A table that does not exist yet asks for what has landed only. Reads storage and writes nothing. Raises what reading
     raises: a look that failed does not say what there is to do.
     """
     if job == "ingest":
-        return _ingest(inputs)
-    return _CHECKS[job](inputs, inputs.table) if inputs.table else None
+        return Asked(due=_ingest(inputs))
+    if inputs.table is None:
+        return Asked(due=None)
+    return _merge(inputs.table) if job == "merge" else Asked(due=_CHECKS[job](inputs, inputs.table))
 
 
 def _ingest(inputs: TableInputs) -> DueRun | None:
@@ -93,13 +111,14 @@ def _ingest(inputs: TableInputs) -> DueRun | None:
     return DueRun(reason=reason, items=len(sizes), bytes=sum(sizes))
 
 
-def _merge(_: TableInputs, table: Table) -> DueRun | None:
+def _merge(table: Table) -> Asked:
     due = merge_due(table.store, table.snapshot)
     waiting = sum(len(each.generations) for each in due.works)
     reasons = [f"generations that wait: {waiting}"] if waiting else []
     if due.idle:
         reasons.append(f"{counted(len(due.idle), 'region')} with rows of a silent writer")
-    return DueRun(reason=", ".join(reasons), items=waiting + len(due.idle)) if reasons else None
+    run = DueRun(reason=", ".join(reasons), items=waiting + len(due.idle)) if reasons else None
+    return Asked(due=run, in_ms=due.silent_in_ms)
 
 
 def _sort(_: TableInputs, table: Table) -> DueRun | None:
@@ -164,7 +183,6 @@ def _publish(_: TableInputs, table: Table) -> DueRun | None:
 
 
 _CHECKS: Mapping[JobName, Callable[[TableInputs, Table], DueRun | None]] = {
-    "merge": _merge,
     "sort": _sort,
     "expire": _expire,
     "compact": _compact,

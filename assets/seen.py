@@ -23,7 +23,8 @@ from storage_core.table import exists
 class Seen:
     """A table in which there was nothing to do at `at_ms`: its version (None: no table), what had landed, its regions.
 
-    `turn` counts the looks since.
+    `turn` counts the looks since. At `due_ms` time alone may make something to do, None where nobody knows of such a
+    time.
     """
 
     at_ms: int
@@ -31,6 +32,7 @@ class Seen:
     landed: str
     regions: str
     turn: int = 0
+    due_ms: int | None = None
 
     @classmethod
     def of(cls, inputs: TableInputs) -> Seen:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -24,7 +24,7 @@ from dagster import (
 )
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from assets.due_runs import DueRun, TableInputs, due_run
+from assets.due_runs import DueRun, TableInputs, asked
 from assets.factory import asset_key, index_asset
 from assets.launcher import JobName
 from assets.partitions import partition_key, span_of
@@ -48,7 +48,9 @@ STEPS: frozenset[JobName] = frozenset(
 """What the sensor asks for; collections and checks have schedules."""
 
 WHOLE_LOOK_SECONDS = 900
-"""An idle table is looked at as a whole after so long: time alone makes some work, such as windows that become cold."""
+"""An idle table is looked at as a whole after so long: time alone makes some work, such as windows that become cold.
+
+Before it where a look found out when that is, as of the rows of a writer that will be silent for long enough."""
 
 LATE_SECONDS = 3600
 """Work that has waited so long goes with fresh data."""
@@ -200,10 +202,12 @@ class Upkeep:
             return []
         inputs = TableInputs.of(declaration, self._clock)
         seen = Seen.of(inputs)
-        wanted, not_yet, is_idle = [], [], True
+        wanted, not_yet, coming_ms, is_idle = [], [], list[int](), True
         for job in (each for each in jobs_of(declaration) if each in STEPS):
-            due = due_run(job, inputs)
-            if due is None:
+            found = asked(job, inputs)
+            if found.in_ms is not None:
+                coming_ms.append(self._clock.now_ms() + found.in_ms)
+            if (due := found.due) is None:
                 self._since_ms.pop((name, job), None)
             elif not self._is_time(declaration, job):
                 not_yet.append(job)
@@ -213,7 +217,7 @@ class Upkeep:
         self._not_yet[name] = not_yet
         self.requests += _requests_of(inputs)
         if is_idle:
-            self._seen[name] = seen
+            self._seen[name] = replace(seen, due_ms=min(coming_ms, default=None))
         return wanted
 
     def _wanted(self, declaration: TableDeclaration, job: JobName, due: DueRun, at_work: AtWork) -> list[Wanted]:
@@ -227,8 +231,9 @@ class Upkeep:
         seen = self._seen.pop(declaration.name, None)
         if seen is None:
             return True
-        is_old = self._clock.now_ms() - seen.at_ms >= WHOLE_LOOK_SECONDS * 1000
-        if is_old or any(self._is_time(declaration, job) for job in self._not_yet.get(declaration.name, ())):
+        whole_ms = seen.at_ms + WHOLE_LOOK_SECONDS * 1000
+        is_over = self._clock.now_ms() >= min(whole_ms, seen.due_ms or whole_ms)
+        if is_over or any(self._is_time(declaration, job) for job in self._not_yet.get(declaration.name, ())):
             return True
         self.requests += 1
         is_same, later = seen.is_same(declaration)

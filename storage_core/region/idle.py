@@ -42,10 +42,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeDue:
-    """What a merge has to do: regions to flush first, and generations that wait already. Sized by both."""
+    """What a merge has to do: regions to flush first, and generations that wait already. Sized by both.
+
+    `silent_in_ms` says when time alone may add a region to flush, None where no other has anything in its log.
+    """
 
     idle: Sequence[IdleRegion]
     works: Sequence[MergeWork]
+    silent_in_ms: int | None = None
 
     def __len__(self) -> int:
         """Return the number of regions to flush and of works."""
@@ -54,16 +58,25 @@ class MergeDue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleRegion:
-    """A region whose silent writer left rows in no generation: its manifest, and the number of its last WAL entry."""
+    """A region whose silent writer left rows in no generation: its manifest, and the number of its last WAL entry.
+
+    With `silent_in_ms` its writer is not silent before that time is over, and its log may turn out to hold no rows.
+    """
 
     manifest: RegionManifest
     last_entry: int
+    silent_in_ms: int = 0
 
 
 def merge_due(store: ObjectStore, snapshot: Snapshot) -> MergeDue:
     """Return what there is to flush and to merge. Requests: `known_manifests`, `find_idle`, and a plan given those."""
     manifests = known_manifests(store, snapshot)
-    return MergeDue(idle=find_idle(store, snapshot, manifests), works=merge.plan(store, snapshot, manifests=manifests))
+    found = _unflushed(store, snapshot, manifests)
+    return MergeDue(
+        idle=[each for each in found if not each.silent_in_ms],
+        works=merge.plan(store, snapshot, manifests=manifests),
+        silent_in_ms=min((each.silent_in_ms for each in found if each.silent_in_ms), default=None),
+    )
 
 
 def find_idle(store: ObjectStore, snapshot: Snapshot, manifests: Sequence[RegionManifest]) -> list[IdleRegion]:
@@ -72,20 +85,27 @@ def find_idle(store: ObjectStore, snapshot: Snapshot, manifests: Sequence[Region
     `PARALLEL_REGIONS` at a time. One HEAD for a region whose log is flushed. With n entries behind that about log n
     more and one or two for the age; where it is silent a GET, and one more for each claim since its last row.
     """
-    look = partial(_look, store, snapshot.config.idle_after_ms)
+    return [each for each in _unflushed(store, snapshot, manifests) if not each.silent_in_ms]
+
+
+def _unflushed(store: ObjectStore, snapshot: Snapshot, manifests: Sequence[RegionManifest]) -> list[IdleRegion]:
+    look = partial(unflushed_in, store, snapshot.config.idle_after_ms)
     found = all_of(look, [each for each in manifests if not each.closed_by], PARALLEL_REGIONS)
     return [each for each in found if each is not None]
 
 
-def _look(store: ObjectStore, idle_after_ms: int, manifest: RegionManifest) -> IdleRegion | None:
+def unflushed_in(store: ObjectStore, idle_after_ms: int, manifest: RegionManifest) -> IdleRegion | None:
+    """Return what a region has in no generation, None for no rows or where it changes. Requests: as of `find_idle`."""
     region, after = manifest.region_id, manifest.replay_after_wal_id
     last = wal.find_tail(store, region, after=after, seed=manifest.wal_id_last_seen)
     if last == after:
         return None
     newest = (keys.wal_entry_key(region, last), keys.region_manifest_key(region, manifest.version))
     with suppress(NotFound):  # collected since: another manifest is the newest by now
-        silent = all(store.head(key).age_ms >= idle_after_ms for key in newest)
-        if silent and any(_may_have_rows(store, region, entry) for entry in range(last, after, -1)):
+        for key in newest:
+            if (silent_in_ms := idle_after_ms - store.head(key).age_ms) > 0:
+                return IdleRegion(manifest=manifest, last_entry=last, silent_in_ms=silent_in_ms)
+        if any(_may_have_rows(store, region, entry) for entry in range(last, after, -1)):
             return IdleRegion(manifest=manifest, last_entry=last)
     return None
 

@@ -38,6 +38,7 @@ from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.local import LocalStore
 from tests.support.many_tables import declare_tables, land_line
+from tests.support.old_regions import make_old
 from tidemark import Table
 
 pytestmark = pytest.mark.dagster
@@ -143,6 +144,26 @@ def test_an_idle_table_costs_one_request_a_look_and_what_is_new_is_seen_within_t
         writer.flush()
     seen = {name for _ in range(3) for name in ticks.tick()}
     assert seen == {f"{landed.name} ingest", f"{keyed.name} merge"}
+
+
+def test_rows_of_a_silent_writer_are_merged_once_its_idle_time_is_over_and_no_look_before_asks_more(
+    tmp_path: Path, instance: DagsterInstance, requests: Counter[str]
+) -> None:
+    keyed = next(each for each in declared(tmp_path, 1) if each.primary_key)
+    table = Table.declare(keyed)
+    with table.writer() as writer:
+        writer.put([{"id": "a", "n": 1}])
+    ticks = Ticks(instance, [keyed])
+    assert ticks.tick() == []
+    idle_ms = table.config.idle_after_ms
+    make_old(table, idle_ms // 1000)
+    ticks.clock.added_ms = idle_ms - 60_000
+    for _ in range(3):
+        requests.clear()
+        assert ticks.tick() == []
+        assert sum(requests.values()) == 1
+    ticks.clock.added_ms = idle_ms
+    assert f"{keyed.name} merge" in ticks.tick()
 
 
 def test_a_tick_is_bounded_and_the_next_goes_on_with_the_tables_after_it(

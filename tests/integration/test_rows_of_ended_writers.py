@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from jobs.spark.spark import Spark
 from storage_core.declaration import TableDeclaration
 from storage_core.fsck.check import fsck
 from storage_core.region.registry import read_registry
+from tests.support.old_regions import make_old
 from tidemark import Table
 
 pytestmark = pytest.mark.spark
@@ -78,13 +78,6 @@ def writer_until(end: str, uri: str) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
-
-
-def make_old(table: Table, seconds: int) -> None:
-    """Let everything of the regions have been written so long ago."""
-    at = time.time() - seconds
-    for path in Path(table.uri.removeprefix("file://")).rglob("_mem_wal/**/*.*"):
-        os.utime(path, (at, at))
 
 
 def years(table: Table) -> dict[object, object]:

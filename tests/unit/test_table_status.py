@@ -31,6 +31,7 @@ from storage_core.region import oldest_waiting
 from storage_core.region.oldest_waiting import MOST_REGIONS
 from storage_core.table import Table
 from tests.support.clock import ManualClock
+from tests.support.old_regions import make_old
 
 MINUTE_MS = 60_000
 SCHEMA = pa.schema([pa.field("at", pa.timestamp("us", "UTC"), nullable=False), ("text", pa.string())])
@@ -101,6 +102,37 @@ def test_records_in_no_generation_are_seen_behind_the_entries_of_claims(places: 
         assert "merge" not in found.owed  # no generation: a merge flushes it when its writer is silent
     finally:
         writer.close()
+
+
+def test_rows_of_a_silent_writer_are_owed_to_the_merge_once_its_idle_time_is_over(tmp_path: Path) -> None:
+    table = Table.create(str(tmp_path / "planes"), pa.schema([("id", pa.int64())]), primary_key="id")
+    with table.writer() as writer:
+        writer.put([{"id": 1}])
+
+    def look_again() -> tuple[Owed | None, int]:
+        asked = MeteredStore(table.store)
+        return status(asked, table.snapshot, now_ms=0).owed.get("merge"), sum(asked.requests.values())
+
+    owed, requests = look_again()
+    assert owed is None
+    make_old(table, table.config.idle_after_ms // 1000 + 1)
+    assert look_again()[0] == Owed(count=1, unit="generations")
+    assert look_again()[1] <= requests + 6  # how old its newest row is; of such regions only
+    with table.writer() as writer:
+        writer.put([{"id": 2}])
+    assert look_again()[0] is None, "somebody writes again"
+
+
+@pytest.mark.parametrize(("interval", "owed"), [(0, 4), (4, 4), (10, None)])
+def test_a_checkpoint_is_owed_from_as_many_versions_on_as_the_table_allows_behind_it(
+    places: Iterator[str], interval: int, owed: int | None
+) -> None:
+    table = Table.create(next(places), SCHEMA, settings={"checkpoint.interval": interval})
+    for _ in range(3):
+        table.append({"at": NOON, "text": "tide"})
+    assert (table.version, table.snapshot.checkpoint_version) == (3, None)
+    found = status(table.store, table.snapshot, now_ms=0).owed.get("checkpoint")
+    assert found == (None if owed is None else Owed(count=owed, unit="versions"))
 
 
 def test_an_append_table_takes_one_listing_and_so_many_versions_at_most(places: Iterator[str]) -> None:
@@ -181,7 +213,7 @@ def test_what_landed_what_mirrors_lack_and_what_a_collection_noted_is_owed(tmp_p
     clock = ManualClock(round(time.time() * 1000))
     found = look(place, clock).status
     assert found is not None
-    assert list(found.owed) == ["ingest", "catch_up", "checkpoint", "publish"]
+    assert list(found.owed) == ["ingest", "catch_up", "publish"]
     assert found.owed["ingest"] == Owed(count=2, unit="files", bytes=2 * 31)
     assert (found.mirrors, found.owed["publish"].count) == ({"delta": 3, "iceberg": 3}, 3)
     table.publish("delta")
