@@ -159,6 +159,37 @@ def test_a_table_that_is_behind_ends_with_seven_and_one_that_fails_as_its_error(
     assert main(["status", "nowhere"]) == 2
 
 
+def test_a_declaration_that_is_not_sound_silences_no_other_table(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (place / "tables" / "bad.yaml").write_text(LATER.replace("later", "bad") + "window: soon\n")
+    problem = "tables/bad.yaml:4: field `window`"
+    metrics, report = place / "all.prom", place / "report.html"
+    assert set(looked(capfd, code=2)) == {"events", "later", "web-people"}
+    assert set(looked(capfd, "events")) == {"events"}
+    for command in (
+        ["status"],
+        ["metrics"],
+        ["metrics", "--output", str(metrics)],
+        ["report", "--output", str(report)],
+    ):
+        capfd.readouterr()
+        assert main(command) == 2
+        assert problem in capfd.readouterr().err
+        assert main([*command, "--json"]) == 2
+        *_, last = capfd.readouterr().out.splitlines()
+        assert json.loads(last)["status"] == "failed"
+        assert problem in json.loads(last)["message"]
+    assert main(["status"]) == 2
+    assert "web-people" in capfd.readouterr().out
+    assert all("web-people" in each.read_text() for each in (metrics, report))
+    for each in (place / "tables").glob("[!b]*.yaml"):
+        each.unlink()
+    report.unlink()
+    assert main(["report", "--output", str(report)]) == 2
+    assert not report.exists()  # nothing is written of no table
+
+
 @pytest.mark.usefixtures("place")
 def test_without_a_history_of_dagster_dagster_is_not_loaded(place: Path) -> None:
     code = "import sys; from pipelines.cli import main; assert main(['status']) == 0; print('dagster' in sys.modules)"
