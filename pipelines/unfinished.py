@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping
 
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from assets.launcher import PROCESS
+from assets.launcher import COMMITS_STAY, PROCESS
 from jobs.running.holder import holder_of, is_dead, process_in
 from storage_core.errors import Held
 
 _REPOSITORY = {".dagster/repository": "__repository__@tidemark"}
 
-_ENDED = "was killed or crashed; what it committed stays, and the next run does the rest"
+_ENDED = f"was killed or crashed; {COMMITS_STAY}"
+INTERRUPTED = f"it was interrupted, as when the UI or the machine is stopped; {COMMITS_STAY}"
+"""What is said of a step, or a run, that a signal ended."""
 
 _BAD_ENDS = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 _ENDS = (*_BAD_ENDS, DagsterRunStatus.SUCCESS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from dagster import (
     AssetKey,
     AssetObservation,
     DagsterEventType,
+    DagsterExecutionInterruptedError,
     DagsterInstance,
     Definitions,
     MaterializeResult,
@@ -235,6 +237,22 @@ def test_the_last_failure_of_a_table_is_in_its_line_until_the_asset_was_material
     (folder / "dagster.yaml").unlink()
     (folder / "dagster.yaml").write_text("storage: {nothing: 1}")
     assert looked(capfd)["web-people"]["last_failure"] is None
+
+
+def test_an_interrupted_run_says_what_happened_and_what_comes_next(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    @asset(key=AssetKey(["web-people", "merged"]))
+    def merged() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with open_instance(home(place, {})) as instance, pytest.raises(DagsterExecutionInterruptedError):
+        materialize([merged], instance=instance)
+    assert main(["status"]) == 0
+    said = "web_people__merged failed: it was interrupted, as when the UI or the machine is stopped; "
+    shown = capfd.readouterr().out
+    assert f"{said}what it committed stays, and the next run does the rest\n" in shown
+    assert "Dagster" not in shown
 
 
 def test_a_run_that_fails_before_a_step_is_of_the_table_it_was_asked_for_until_its_assets_were_looked_at(
