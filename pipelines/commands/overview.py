@@ -38,10 +38,10 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
     from pipelines.table_status import State, look_at_all
     from pipelines.tables import require_sound
 
-    asked = places_of(uris or [])
-    failures = _last_failures(asked)
-    found = list(look_at_all(asked.places))
-    waits = _held_back(asked.root, found)
+    chosen = places_of(uris or [])
+    failures = _last_failures(chosen)
+    found = list(look_at_all(chosen.places))
+    waits = _held_back(chosen.root, found)
     if as_json:
         for each in found:
             name = each.place.name
@@ -50,7 +50,7 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
         _show(found, failures)
         for name, why in waits.items():
             output.line(output.printable(f"{name}: upkeep waits: {why}"))
-    require_sound(asked.problems)
+    require_sound(chosen.problems)
     for each in found:
         if each.error is not None:
             raise each.error.reworded(f"{each.place.name}: {each.error.found}")
@@ -76,11 +76,11 @@ def metrics(
     from pipelines.tables import require_sound
     from pipelines.whole_file import write_whole
 
-    asked = places_of(uris or [])
-    places = asked.places
+    chosen = places_of(uris or [])
+    places = chosen.places
     if repeated := sorted({each.name for each in places if sum(each.name == other.name for other in places) > 1}):
         raise InvalidInput(f"several of these tables are called {repeated[0]!r}; write the metrics of each alone")
-    text = metrics_text(look_at_all(places), _last_failures(asked))
+    text = metrics_text(look_at_all(places), _last_failures(chosen))
     about: output.Record = {"metrics": text}
     said = text.removesuffix("\n")
     if file is not None:
@@ -91,7 +91,7 @@ def metrics(
         output.json_line(about)
     else:
         output.line(said)
-    require_sound(asked.problems)
+    require_sound(chosen.problems)
 
 
 def report(
@@ -114,16 +114,16 @@ def report(
     from pipelines.report.written import write_report
     from pipelines.tables import require_sound
 
-    asked = places_of(uris or [])
+    chosen = places_of(uris or [])
     charged = read_prices(prices or "")
     done = write_report(
-        file, asked.places, failures=_last_failures(asked), prices=charged, most_commits=commits, recall=recall
+        file, chosen.places, failures=_last_failures(chosen), prices=charged, most_commits=commits, recall=recall
     )
     if as_json:
         output.json_line({"status": "written", "file": str(file), "bytes": done.bytes, "tables": done.states})
     else:
-        output.line(f"report of {counted(len(asked.places), 'table')} written to {file}")
-    require_sound(asked.problems)
+        output.line(f"report of {counted(len(chosen.places), 'table')} written to {file}")
+    require_sound(chosen.problems)
 
 
 def alerts(
@@ -154,7 +154,7 @@ def alerts(
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Chosen:
     """The tables that a command is about, the folder that holds `tables/`, and the declarations that were left out."""
 
     places: Sequence[Place]
@@ -162,7 +162,7 @@ class Asked:
     problems: Sequence[Problem] = ()
 
 
-def places_of(words: Sequence[str]) -> Asked:
+def places_of(words: Sequence[str]) -> Chosen:
     """Return the tables that the words name, or all that are declared, with what is wrong with the others.
 
     Raises `InvalidInput` where no word names a table and none of the declarations is sound, and as `resolve` does.
@@ -175,13 +175,13 @@ def places_of(words: Sequence[str]) -> Asked:
     if not words:
         if not bounds:
             known.require_sound()
-        return Asked([Place.of(each) for each in bounds.values()], known.root, known.problems)
+        return Chosen([Place.of(each) for each in bounds.values()], known.root, known.problems)
     places = []
     for word in words:
         target = resolve(word)
         own = bounds.get(word) if target.file is not None else None
         places.append(Place.of(own) if own else Place(name=name_of(target.uri), uri=target.uri, is_declared=False))
-    return Asked(places, known.root)
+    return Chosen(places, known.root)
 
 
 def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
@@ -194,14 +194,14 @@ def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
     return {**about, "last_failure": failure and asdict(failure), "requests": found.requests}
 
 
-def _last_failures(asked: Asked) -> Mapping[str, LastFailure]:
+def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
     from pipelines.failed_runs import history_folder, last_failures
 
-    folder = history_folder(asked.root)
+    folder = history_folder(chosen.root)
     if folder is None:
         return {}
     try:
-        return last_failures(folder, [each.name for each in asked.places])
+        return last_failures(folder, [each.name for each in chosen.places])
     except Exception as error:  # noqa: BLE001  # the tables can be shown without their runs, whatever is wrong there
         output.warning(f"the history of Dagster in {folder} cannot be read: {error}")
         return {}
