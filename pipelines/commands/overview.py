@@ -232,9 +232,9 @@ _COLUMNS: Final = {
     "index lag": cell,
     "unmerged": cell,
     "quarantine": number,
-    "next run": cell,
+    "next compaction": cell,
 }
-_OPTIONAL: Final = ("next run", "index lag", "bytes", "quarantine", "unmerged", "newest row")
+_OPTIONAL: Final = ("next compaction", "index lag", "bytes", "quarantine", "unmerged", "newest row")
 """What a narrow terminal does not show, in the order in which it leaves them out."""
 
 
@@ -276,5 +276,5 @@ def _line(found: Looked, now_ms: int) -> dict[str, object]:
         "index lag": index_lag(status),
         "unmerged": "" if status.oldest_unmerged_ms is None else duration(status.oldest_unmerged_ms),
         "quarantine": status.quarantine_entries,
-        "next run": next_run(status),
+        "next compaction": next_run(status),
     }

@@ -137,7 +137,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_says_which(
     assert len(lines) == 6
     assert max(map(len, lines)) <= 80
     assert left.startswith("a wider terminal shows more: ")
-    assert "next run" in left
+    assert "next compaction" in left
 
 
 @pytest.mark.usefixtures("place")
