@@ -78,10 +78,8 @@ Too long for a list of runs, and nothing for people: Dagster keeps tags of this 
 MOST_DEATHS = 2
 """A step whose job was killed starts it again so often."""
 
-_KILLED = (
-    "ended without a word, mostly killed for lack of memory; its output is in the compute logs. What it committed "
-    "stays, and the next run does the rest"
-)
+COMMITS_STAY = "what it committed stays, and the next run does the rest"
+_KILLED = f"ended without a word, mostly killed for lack of memory; its output is in the compute logs; {COMMITS_STAY}"
 
 
 class Launcher(Protocol):

@@ -22,10 +22,10 @@ _OPERATIONS: Final = Path(__file__).resolve().parents[1] / "docs" / "operations.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """What an asset shows of the project that its table is in: its automation, and where the report is written."""
+    """What an asset shows of the project that its table is in: its automation, and the address of the report."""
 
     automated: Automated = "when_started"
-    report: Path | None = None
+    report: str | None = None
 
 
 def tags_of(declaration: TableDeclaration, project: Project) -> dict[str, str]:
@@ -34,12 +34,15 @@ def tags_of(declaration: TableDeclaration, project: Project) -> dict[str, str]:
 
 
 def metadata_of_asset(declaration: TableDeclaration, project: Project) -> Mapping[str, object]:
-    """Return the metadata of each asset of the table: its place and name, the report, and what to do about symptoms."""
+    """Return the metadata of each asset of the table: its place and name, the report, and what to do about symptoms.
+
+    No link is to a file, which no browser opens from the page of a server.
+    """
     found: dict[str, object] = {"dagster/uri": declaration.uri, "dagster/table_name": declaration.name}
     if project.report is not None:
-        found["report"] = MetadataValue.url(f"{project.report.as_uri()}#table-{declaration.name}")
+        found["report"] = MetadataValue.url(f"{project.report}#table-{declaration.name}")
     if _OPERATIONS.is_file():  # not in an installed package
-        found["operations"] = MetadataValue.url(_OPERATIONS.as_uri())
+        found["operations"] = MetadataValue.path(str(_OPERATIONS))
     return found
 
 

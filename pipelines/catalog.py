@@ -36,11 +36,11 @@ def build_definitions(
     *,
     raw_logs: DeclaredRawLogs = NO_RAW_LOGS,
     catalog: bool = False,
-    report: Path | None = None,
+    report: str | None = None,
 ) -> Definitions:
     """Return the assets and checks of every table and raw log, the jobs and schedules of their steps, and the sensor.
 
-    And those of a SQL `catalog`; the assets lead to the `report`. A declaration that was left out is shown as an asset
+    And those of a SQL `catalog`; the assets link to the `report`. A declaration that was left out is shown as an asset
     without a job; its description says what is wrong.
     """
     fed_by = raw_logs.raw_logs

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from assets.launcher import PROCESS
+from assets.launcher import COMMITS_STAY, PROCESS
 from jobs.running.holder import holder_of, is_dead, process_in
 
 _REPOSITORY = {".dagster/repository": "__repository__@tidemark"}
 
-_ENDED = "was killed or crashed; what it committed stays, and the next run does the rest"
+_ENDED = f"was killed or crashed; {COMMITS_STAY}"
+INTERRUPTED = f"it was interrupted, as when the UI or the machine is stopped; {COMMITS_STAY}"
+"""What is said of a step, or a run, that a signal ended."""
 
 _ENDS = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED, DagsterRunStatus.SUCCESS)
 _RUNNING = tuple(each for each in DagsterRunStatus if each not in _ENDS)

@@ -15,7 +15,7 @@ from pipelines.alerting import build_alerts
 from pipelines.automation import load_automation
 from pipelines.catalog import build_definitions
 from pipelines.raw_logs import read_raw_logs
-from pipelines.report.written import report_file
+from pipelines.report.written import REPORT_PATH
 from pipelines.reporting import build_report
 from pipelines.tables import load_tables, require_sound, tables_folder
 
@@ -33,7 +33,7 @@ defs = Definitions.merge(
         PipesLauncher(_declared.root),
         raw_logs=_raw_logs,
         catalog=bool(os.environ.get(CATALOG_URL)),
-        report=report_file(_declared.root),
+        report=REPORT_PATH,
     ),
     build_report(_declared),
     build_alerts(_declared),

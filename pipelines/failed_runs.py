@@ -18,6 +18,7 @@ MOST_RUNS = 50
 """So many of the newest failed runs are looked into."""
 DAGSTER_HOME = "DAGSTER_HOME"
 _LONGEST_MESSAGE = 400
+_INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,10 @@ def said_by(event: DagsterEvent) -> str:
     error = getattr(data, "error", None)
     while error is not None and error.cause is not None:
         error = error.cause
+    if error is not None and error.cls_name in _INTERRUPTIONS:
+        from pipelines.dead_runs import INTERRUPTED
+
+        return INTERRUPTED
     return _line(event.message or "" if error is None else error.message)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -19,6 +19,7 @@ from storage_core.wording import counted
 if TYPE_CHECKING:
     from pipelines.failed_runs import LastFailure
     from pipelines.table_status import Looked, Place
+    from pipelines.tables import Problem
 
 BEHIND_EXIT_CODE: Final = 7
 """What `status` ends with when a table is behind the freshness that is declared for it."""
@@ -32,14 +33,15 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
     """Show every table in a line, and what is behind.
 
     What is owed is what scheduled runs would do now. Ends with 7 when a table is older than the freshness declared for
-    it, and as the error of a table says that cannot be read.
+    it, as the error of a table says that cannot be read, and with 2 when a declaration is not sound.
     """
     from pipelines.table_status import State, look_at_all
+    from pipelines.tables import require_sound
 
-    places, root = places_of(uris or [])
-    failures = _last_failures(root, places)
-    found = list(look_at_all(places))
-    waits = _held_back(root, found)
+    chosen = places_of(uris or [])
+    failures = _last_failures(chosen)
+    found = list(look_at_all(chosen.places))
+    waits = _held_back(chosen.root, found)
     if as_json:
         for each in found:
             name = each.place.name
@@ -48,6 +50,7 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
         _show(found, failures)
         for name, why in waits.items():
             output.line(output.printable(f"{name}: upkeep waits: {why}"))
+    require_sound(chosen.problems)
     for each in found:
         if each.error is not None:
             raise each.error.reworded(f"{each.place.name}: {each.error.found}")
@@ -70,23 +73,25 @@ def metrics(
     """
     from pipelines.open_metrics import metrics_text
     from pipelines.table_status import look_at_all
+    from pipelines.tables import require_sound
     from pipelines.whole_file import write_whole
 
-    places, root = places_of(uris or [])
+    chosen = places_of(uris or [])
+    places = chosen.places
     if repeated := sorted({each.name for each in places if sum(each.name == other.name for other in places) > 1}):
         raise InvalidInput(f"several of these tables are called {repeated[0]!r}; write the metrics of each alone")
-    text = metrics_text(look_at_all(places), _last_failures(root, places))
-    if file is None:
-        if as_json:
-            output.json_line({"metrics": text})
-        else:
-            output.line(text.removesuffix("\n"))
-        return
-    write_whole(file, text)
+    text = metrics_text(look_at_all(places), _last_failures(chosen))
+    about: output.Record = {"metrics": text}
+    said = text.removesuffix("\n")
+    if file is not None:
+        write_whole(file, text)
+        about = {"status": "written", "file": str(file), "tables": len(places)}
+        said = f"metrics of {counted(len(places), 'table')} written to {file}"
     if as_json:
-        output.json_line({"status": "written", "file": str(file), "tables": len(places)})
+        output.json_line(about)
     else:
-        output.line(f"metrics of {counted(len(places), 'table')} written to {file}")
+        output.line(said)
+    require_sound(chosen.problems)
 
 
 def report(
@@ -107,16 +112,18 @@ def report(
     """
     from jobs.reports.prices import read_prices
     from pipelines.report.written import write_report
+    from pipelines.tables import require_sound
 
-    places, root = places_of(uris or [])
+    chosen = places_of(uris or [])
     charged = read_prices(prices or "")
     done = write_report(
-        file, places, failures=_last_failures(root, places), prices=charged, most_commits=commits, recall=recall
+        file, chosen.places, failures=_last_failures(chosen), prices=charged, most_commits=commits, recall=recall
     )
     if as_json:
         output.json_line({"status": "written", "file": str(file), "bytes": done.bytes, "tables": done.states})
     else:
-        output.line(f"report of {counted(len(places), 'table')} written to {file}")
+        output.line(f"report of {counted(len(chosen.places), 'table')} written to {file}")
+    require_sound(chosen.problems)
 
 
 def alerts(
@@ -146,10 +153,19 @@ def alerts(
             raise Unavailable("\n".join(["the alert was not delivered to all receivers", *done.problems]))
 
 
-def places_of(words: Sequence[str]) -> tuple[list[Place], Path]:
-    """Return the tables that the words name, or all that are declared, and the folder that holds `tables/`.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The tables that a command is about, the folder that holds `tables/`, and the declarations that were left out."""
 
-    Raises `InvalidInput` for a declaration that is not sound where no word names a table, and as `resolve` does.
+    places: Sequence[Place]
+    root: Path
+    problems: Sequence[Problem] = ()
+
+
+def places_of(words: Sequence[str]) -> Chosen:
+    """Return the tables that the words name, or all that are declared, with what is wrong with the others.
+
+    Raises `InvalidInput` where no word names a table and none of the declarations is sound, and as `resolve` does.
     """
     from pipelines.table_status import Place
     from storage_core.objectstore.resolve import name_of
@@ -157,14 +173,15 @@ def places_of(words: Sequence[str]) -> tuple[list[Place], Path]:
     known = declared()
     bounds = {each.declaration.name: each.declaration for each in known.tables}
     if not words:
-        known.require_sound()
-        return [Place.of(each) for each in bounds.values()], known.root
+        if not bounds:
+            known.require_sound()
+        return Chosen([Place.of(each) for each in bounds.values()], known.root, known.problems)
     places = []
     for word in words:
         target = resolve(word)
         own = bounds.get(word) if target.file is not None else None
         places.append(Place.of(own) if own else Place(name=name_of(target.uri), uri=target.uri, is_declared=False))
-    return places, known.root
+    return Chosen(places, known.root)
 
 
 def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
@@ -177,14 +194,14 @@ def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
     return {**about, "last_failure": failure and asdict(failure), "requests": found.requests}
 
 
-def _last_failures(root: Path, places: Sequence[Place]) -> Mapping[str, LastFailure]:
+def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
     from pipelines.failed_runs import history_folder, last_failures
 
-    folder = history_folder(root)
+    folder = history_folder(chosen.root)
     if folder is None:
         return {}
     try:
-        return last_failures(folder, [each.name for each in places])
+        return last_failures(folder, [each.name for each in chosen.places])
     except Exception as error:  # noqa: BLE001  # the tables can be shown without their runs, whatever is wrong there
         output.warning(f"the history of Dagster in {folder} cannot be read: {error}")
         return {}
@@ -215,9 +232,9 @@ _COLUMNS: Final = {
     "index lag": cell,
     "unmerged": cell,
     "quarantine": number,
-    "next run": cell,
+    "next compaction": cell,
 }
-_OPTIONAL: Final = ("next run", "index lag", "bytes", "quarantine", "unmerged", "newest row")
+_OPTIONAL: Final = ("next compaction", "index lag", "bytes", "quarantine", "unmerged", "newest row")
 """What a narrow terminal does not show, in the order in which it leaves them out."""
 
 
@@ -259,5 +276,5 @@ def _line(found: Looked, now_ms: int) -> dict[str, object]:
         "index lag": index_lag(status),
         "unmerged": "" if status.oldest_unmerged_ms is None else duration(status.oldest_unmerged_ms),
         "quarantine": status.quarantine_entries,
-        "next run": next_run(status),
+        "next compaction": next_run(status),
     }

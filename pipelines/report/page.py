@@ -26,7 +26,7 @@ _STYLE: Final = """
 body{font:14px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1000px;padding:0 1rem;color:#1c2733}
 h2{border-top:1px solid #cfd8e0;padding-top:1rem}h3{margin-bottom:.3rem}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-td,th{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top;overflow-wrap:anywhere}
+td,th{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top}td{overflow-wrap:anywhere}
 th{font-weight:600;border-bottom:1px solid #cfd8e0}
 .ok{color:#1a7f4b}.behind,.failed{color:#b3261e;font-weight:600}p{max-width:70ch}
 svg{max-width:100%;height:auto;font-size:11px}.cell{fill:#0b5fa5}.before{fill:#9fb3c4}.after{fill:#0b5fa5}
@@ -34,7 +34,7 @@ svg{max-width:100%;height:auto;font-size:11px}.cell{fill:#0b5fa5}.before{fill:#9
 """
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
-_OWED = ("owed", "index lag", "unmerged", "quarantine", "next run")
+_OWED = ("owed", "index lag", "unmerged", "quarantine", "next compaction")
 
 
 def page(

@@ -12,6 +12,7 @@ from dagster import (
     DefaultScheduleStatus,
     DefaultSensorStatus,
     Definitions,
+    MetadataValue,
     RepositoryDefinition,
     build_schedule_context,
     build_sensor_context,
@@ -21,6 +22,7 @@ from assets.launcher import PipesLauncher
 from assets.shown import AUTOMATION_TAG, code_version
 from pipelines.catalog import build_definitions
 from pipelines.raw_logs import read_raw_logs
+from pipelines.report.written import REPORT_PATH
 from pipelines.tables import read_tables
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput
@@ -30,6 +32,7 @@ from tidemark.dagster import TableComponent, component_definitions
 
 pytestmark = pytest.mark.dagster
 
+ROOT = Path(__file__).resolve().parents[2]
 HALF_PAST_THREE = dt.datetime(2030, 1, 1, 3, 30, tzinfo=dt.UTC)
 
 
@@ -51,7 +54,7 @@ def declared(root: Path, *said: str) -> Path:
     return folder
 
 
-def definitions(folder: Path, report: Path | None = None) -> Definitions:
+def definitions(folder: Path, report: str | None = None) -> Definitions:
     return build_definitions(read_tables(folder), PipesLauncher(), raw_logs=read_raw_logs(folder), report=report)
 
 
@@ -153,7 +156,7 @@ def test_the_switch_of_a_component_is_on_where_yaml_makes_a_boolean_of_it() -> N
 
 def test_every_asset_of_a_table_shows_what_its_declaration_says_of_it(tmp_path: Path) -> None:
     folder = declared(tmp_path, "owners: ['team:web']\ntags: {tier: '1'}\nfreshness: 1h")
-    graph = definitions(folder, tmp_path / "report.html").get_repository_def().asset_graph
+    graph = definitions(folder, REPORT_PATH).get_repository_def().asset_graph
     declaration = load(folder / "t001.yaml").below(tmp_path)
     keys = [key for key in graph.get_all_asset_keys() if key.path[0] == "t001"]
     assert {key.path[1] for key in keys} == {"ingested", "compacted", "checkpointed", "collected"}
@@ -162,8 +165,8 @@ def test_every_asset_of_a_table_shows_what_its_declaration_says_of_it(tmp_path: 
         assert ([*node.owners], node.tags["tier"], node.code_version) == (["team:web"], "1", code_version(declaration))
         assert node.metadata["dagster/uri"] == declaration.uri
         assert node.metadata["dagster/table_name"] == "t001"
-        assert node.metadata["report"].value == (tmp_path / "report.html").as_uri() + "#table-t001"
-        assert node.metadata["operations"].value.endswith("docs/operations.md")
+        assert node.metadata["report"] == MetadataValue.url("/tidemark/report#table-t001")
+        assert node.metadata["operations"] == MetadataValue.path(str(ROOT / "docs" / "operations.md"))
         assert (node.freshness_policy is not None) == (key.path[1] == "ingested")
     others: dict[str, dict[str, object]] = {
         "more rows a split": {"sort_schema": "message|timestamp/V2"},

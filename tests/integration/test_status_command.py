@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from dagster import (
     AssetKey,
     AssetObservation,
     DagsterEventType,
+    DagsterExecutionInterruptedError,
     DagsterInstance,
     Definitions,
     MaterializeResult,
@@ -135,7 +137,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_says_which(
     assert len(lines) == 6
     assert max(map(len, lines)) <= 80
     assert left.startswith("a wider terminal shows more: ")
-    assert "next run" in left
+    assert "next compaction" in left
 
 
 @pytest.mark.usefixtures("place")
@@ -157,6 +159,37 @@ def test_a_table_that_is_behind_ends_with_seven_and_one_that_fails_as_its_error(
     assert "\nevents: corrupt: " in said.out
     assert "tidemark: corrupt: events: " in said.err
     assert main(["status", "nowhere"]) == 2
+
+
+def test_a_declaration_that_is_not_sound_silences_no_other_table(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (place / "tables" / "bad.yaml").write_text(LATER.replace("later", "bad") + "window: soon\n")
+    problem = "tables/bad.yaml:4: field `window`"
+    metrics, report = place / "all.prom", place / "report.html"
+    assert set(looked(capfd, code=2)) == {"events", "later", "web-people"}
+    assert set(looked(capfd, "events")) == {"events"}
+    for command in (
+        ["status"],
+        ["metrics"],
+        ["metrics", "--output", str(metrics)],
+        ["report", "--output", str(report)],
+    ):
+        capfd.readouterr()
+        assert main(command) == 2
+        assert problem in capfd.readouterr().err
+        assert main([*command, "--json"]) == 2
+        *_, last = capfd.readouterr().out.splitlines()
+        assert json.loads(last)["status"] == "failed"
+        assert problem in json.loads(last)["message"]
+    assert main(["status"]) == 2
+    assert "web-people" in capfd.readouterr().out
+    assert all("web-people" in each.read_text() for each in (metrics, report))
+    for each in (place / "tables").glob("[!b]*.yaml"):
+        each.unlink()
+    report.unlink()
+    assert main(["report", "--output", str(report)]) == 2
+    assert not report.exists()  # nothing is written of no table
 
 
 @pytest.mark.usefixtures("place")
@@ -204,6 +237,22 @@ def test_the_last_failure_of_a_table_is_in_its_line_until_the_asset_was_material
     (folder / "dagster.yaml").unlink()
     (folder / "dagster.yaml").write_text("storage: {nothing: 1}")
     assert looked(capfd)["web-people"]["last_failure"] is None
+
+
+def test_an_interrupted_run_says_what_happened_and_what_comes_next(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    @asset(key=AssetKey(["web-people", "merged"]))
+    def merged() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with open_instance(home(place, {})) as instance, pytest.raises(DagsterExecutionInterruptedError):
+        materialize([merged], instance=instance)
+    assert main(["status"]) == 0
+    said = "web_people__merged failed: it was interrupted, as when the UI or the machine is stopped; "
+    shown = capfd.readouterr().out
+    assert f"{said}what it committed stays, and the next run does the rest\n" in shown
+    assert "Dagster" not in shown
 
 
 def test_a_run_that_fails_before_a_step_is_of_the_table_it_was_asked_for_until_its_assets_were_looked_at(

@@ -84,6 +84,12 @@ def test_names_errors_and_failures_of_others_are_text() -> None:
     assert "&lt;script&gt;" in written(Content(looked=looked(HOSTILE, error=Corrupt(HOSTILE))))
 
 
+def test_long_values_are_broken_and_words_of_headers_are_not() -> None:
+    style = page([], now_ms=0, prices=Prices()).partition("<style>")[2].partition("</style>")[0]
+    broken = [rule.partition("{")[0].strip() for rule in style.split("}") if "overflow-wrap:anywhere" in rule]
+    assert broken == ["td"]
+
+
 def test_the_heat_map_has_the_newest_rows_and_outliers_take_one_each() -> None:
     days = [NEW_YEAR + day * 24 * HOUR for day in range(MOST_ROWS + 5)]
     text = written(Content(looked=looked("x"), windows=windows(*days, 250_000_000_000)))
