@@ -43,7 +43,7 @@ class DueRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Outlook:
     """What a table asks of one job: the run that is `due`, and in how many ms time alone may ask for one.
 
     `in_ms` is None where time changes nothing, or where nobody knows when.
@@ -78,21 +78,21 @@ class TableInputs:
 
 
 def due_run(job: JobName, inputs: TableInputs) -> DueRun | None:
-    """Return the run that a table asks of one job now, None for nothing: `asked`, without what time will change."""
-    return asked(job, inputs).due
+    """Return the run that a table asks of one job now, None for nothing: `outlook`, without what time will change."""
+    return outlook(job, inputs).due
 
 
-def asked(job: JobName, inputs: TableInputs) -> Asked:
+def outlook(job: JobName, inputs: TableInputs) -> Outlook:
     """Return what a table asks of one job.
 
     A table that does not exist yet asks for what has landed only. Reads storage and writes nothing. Raises what reading
     raises: a look that failed does not say what there is to do.
     """
     if job == "ingest":
-        return Asked(due=_ingest(inputs))
+        return Outlook(due=_ingest(inputs))
     if inputs.table is None:
-        return Asked(due=None)
-    return _merge(inputs.table) if job == "merge" else Asked(due=_CHECKS[job](inputs, inputs.table))
+        return Outlook(due=None)
+    return _merge(inputs.table) if job == "merge" else Outlook(due=_CHECKS[job](inputs, inputs.table))
 
 
 def _ingest(inputs: TableInputs) -> DueRun | None:
@@ -111,14 +111,14 @@ def _ingest(inputs: TableInputs) -> DueRun | None:
     return DueRun(reason=reason, items=len(sizes), bytes=sum(sizes))
 
 
-def _merge(table: Table) -> Asked:
+def _merge(table: Table) -> Outlook:
     due = merge_due(table.store, table.snapshot)
     waiting = sum(len(each.generations) for each in due.works)
     reasons = [f"generations that wait: {waiting}"] if waiting else []
     if due.idle:
         reasons.append(f"{counted(len(due.idle), 'region')} with rows of a silent writer")
     run = DueRun(reason=", ".join(reasons), items=waiting + len(due.idle)) if reasons else None
-    return Asked(due=run, in_ms=due.silent_in_ms)
+    return Outlook(due=run, in_ms=due.silent_in_ms)
 
 
 def _sort(_: TableInputs, table: Table) -> DueRun | None:

@@ -24,7 +24,7 @@ from dagster import (
 )
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from assets.due_runs import DueRun, TableInputs, asked
+from assets.due_runs import DueRun, TableInputs, outlook
 from assets.factory import asset_key, index_asset
 from assets.launcher import JobName
 from assets.partitions import partition_key, span_of
@@ -204,7 +204,7 @@ class Upkeep:
         seen = Seen.of(inputs)
         wanted, not_yet, coming_ms, is_idle = [], [], list[int](), True
         for job in (each for each in jobs_of(declaration) if each in STEPS):
-            found = asked(job, inputs)
+            found = outlook(job, inputs)
             if found.in_ms is not None:
                 coming_ms.append(self._clock.now_ms() + found.in_ms)
             if (due := found.due) is None:

@@ -231,10 +231,10 @@ _COLUMNS: Final = {
     "owed": cell,
     "index lag": cell,
     "unmerged": cell,
-    "quarantine": number,
+    "quarantine entries": number,
     "next compaction": cell,
 }
-_OPTIONAL: Final = ("next compaction", "index lag", "bytes", "quarantine", "unmerged", "newest row")
+_OPTIONAL: Final = ("next compaction", "index lag", "bytes", "quarantine entries", "unmerged", "newest row")
 """What a narrow terminal does not show, in the order in which it leaves them out."""
 
 
@@ -275,6 +275,6 @@ def _line(found: Looked, now_ms: int) -> dict[str, object]:
         "owed": ", ".join(f"{step} {count}" for step, count in owed.items()),
         "index lag": index_lag(status),
         "unmerged": "" if status.oldest_unmerged_ms is None else duration(status.oldest_unmerged_ms),
-        "quarantine": status.quarantine_entries,
+        "quarantine entries": status.quarantine_entries,
         "next compaction": next_run(status),
     }

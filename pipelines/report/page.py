@@ -34,7 +34,7 @@ svg{max-width:100%;height:auto;font-size:11px}.cell{fill:#0b5fa5}.before{fill:#9
 """
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
-_OWED = ("owed", "index lag", "unmerged", "quarantine", "next compaction")
+_OWED = ("owed", "index lag", "unmerged", "quarantine entries", "next compaction")
 
 
 def page(

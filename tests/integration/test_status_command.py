@@ -99,6 +99,7 @@ def test_every_declared_table_is_a_line(capfd: pytest.CaptureFixture[str]) -> No
     assert main(["status"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 6
+    assert any("quarantine entries" in line for line in lines)
     assert "merge 1" in lines[-1]
     assert "not made" in lines[-2]
 
