@@ -20,6 +20,7 @@ from storage_core.rows import windows
 from storage_core.rows.schema import from_schema_string
 from storage_core.rows.vectors import dimensions_of, vector_type
 from storage_core.settings.compaction import CompactionSettings
+from storage_core.settings.cron import parse_cron
 from storage_core.settings.index import IndexDefinition, IndexKind
 from storage_core.settings.late_data import LateData, LatePolicy
 from storage_core.settings.publish import Publish
@@ -39,7 +40,6 @@ _MAP = re.compile(rf"map<{_SCALAR},{_SCALAR}>")
 _OWNER = re.compile(r"team:\S+|[^@\s]+@[^@\s]+\.[^@\s]+")
 _TAG_KEY = re.compile(r"([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}")
 _TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{0,63}")
-_CRON_FIELD = re.compile(r"(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?(,(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?)*")
 
 
 def _milliseconds(text: object) -> object:
@@ -77,13 +77,6 @@ def _refuse_tag(text: str) -> NoReturn:
     raise InvalidInput(f"{text!r} is no part of a tag; write up to 63 of A-Z a-z 0-9 _ - . and in a key at most one /")
 
 
-def _cron(text: str) -> str:
-    parts = text.split()
-    if len(parts) != 5 or not all(_CRON_FIELD.fullmatch(part) for part in parts):
-        raise InvalidInput(f"{text!r} is not a cron line of five fields, such as '*/15 * * * *'")
-    return " ".join(parts)
-
-
 Milliseconds = Annotated[int, BeforeValidator(_milliseconds), Field(ge=0)]
 Seconds = Annotated[int, BeforeValidator(lambda text: windows.parse_duration(text) if isinstance(text, str) else text)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
@@ -92,7 +85,7 @@ Published = Annotated[Publish, BeforeValidator(Publish.of)]
 RawLogs = Annotated[tuple[FeedingRawLog, ...], BeforeValidator(_raw_logs)]
 Owners = tuple[Annotated[str, AfterValidator(_owner)], ...]
 Tags = dict[Annotated[str, AfterValidator(_tag_key)], Annotated[str, AfterValidator(_tag_value)]]
-Cron = Annotated[str, BeforeValidator(_cron)]
+Cron = Annotated[str, BeforeValidator(parse_cron)]
 
 
 class Closed(BaseModel):
