@@ -79,18 +79,14 @@ def _failed_runs(declared: DeclaredTables) -> SensorDefinition:
     names = [each.declaration.name for each in declared.tables]
 
     @run_failure_sensor(name=FAILED_RUNS, description=f"Tells the receivers in {ALERTS} of each run that failed.")
-    def failed(context: RunFailureSensorContext) -> SkipReason | None:
-        run = context.dagster_run
-        if run.tags.get(_WILL_RETRY) == "true":
-            return SkipReason(f"run {run.run_id} is tried again")
-        receivers = read_alerts(declared.root)
-        if not receivers.receivers:
-            return SkipReason(f"no receiver is declared in {ALERTS}")
+    def failed(context: RunFailureSensorContext) -> None:  # a reason to skip would fail a tick of several runs
+        run, receivers = context.dagster_run, read_alerts(declared.root)
+        if run.tags.get(_WILL_RETRY) == "true" or not receivers.receivers:
+            return
         events = list(context.get_step_failure_events()) or [context.failure_event]
         at = SystemClock().now_ms()
         for problem in deliver(failure_alert(run, events, names, at=at), receivers).problems:
             context.log.error("alert not delivered: %s", problem)
-        return None
 
     return failed
 

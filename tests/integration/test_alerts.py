@@ -234,7 +234,7 @@ def test_the_two_sensors_of_dagster_tell_of_a_failed_run_and_of_a_late_table(
             dagster_run=run.dagster_run,
             repository_def=defs.get_repository_def(),
         ).for_run_failure()
-        assert "no receiver" in str(failed(context))
+        assert failed(context) is None
         Path("alerts.yaml").write_text(f"receivers: [{{webhook: '{web.url}'}}, {{command: [/no/such/program]}}]\n")
         failed(context)
         now_ms = Table.open("clicks").snapshot.timestamp + 60_001
@@ -247,3 +247,26 @@ def test_the_two_sensors_of_dagster_tell_of_a_failed_run_and_of_a_late_table(
     assert "clicks__ingested: " in first["text"]
     assert "no such column" in first["text"]
     assert (second["kind"], second["tables"]) == ("behind", ["clicks"])
+
+
+def test_a_tick_of_several_failed_runs_tells_of_each_that_is_not_tried_again_once(project: DeclaredTables) -> None:
+    @asset(key=AssetKey(["clicks", "ingested"]))
+    def ingested() -> None:
+        raise InvalidInput("no such column")
+
+    defs = Definitions.merge(Definitions(assets=[ingested]), build_alerts(project))
+    repository, failed, web = defs.get_repository_def(), defs.resolve_sensor_def(FAILED_RUNS), Web()
+    Path("alerts.yaml").write_text(f"receivers: [{{webhook: '{web.url}'}}]\n")
+    with DagsterInstance.ephemeral() as instance, serving(web):
+
+        def tick(cursor: str | None) -> str | None:
+            with build_sensor_context(instance, cursor=cursor, repository_def=repository) as context:
+                return failed.evaluate_tick(context).cursor
+
+        cursor = tick(None)
+        for will_retry in ("true", "false", "true"):
+            tags = {"dagster/will_retry": will_retry}
+            materialize([ingested], instance=instance, raise_on_error=False, tags=tags)
+        for _ in range(3):
+            cursor = tick(cursor)
+    assert [each["kind"] for each in web.taken] == ["run_failed"]
