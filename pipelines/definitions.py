@@ -12,8 +12,8 @@ from dagster import Definitions
 from assets.launcher import PipesLauncher
 from jobs.requests.catalog import CATALOG_URL
 from pipelines.alerting import build_alerts
-from pipelines.automation import load_automation
 from pipelines.catalog import build_definitions
+from pipelines.files_of_all import problems_of_all
 from pipelines.raw_logs import read_raw_logs
 from pipelines.report.written import REPORT_PATH
 from pipelines.reporting import build_report
@@ -25,7 +25,7 @@ VALIDATING = "DAGSTER_IS_DEFS_VALIDATION_CLI"
 _declared = load_tables(tables_folder())
 _raw_logs = read_raw_logs(tables_folder())
 if os.environ.get(VALIDATING):
-    require_sound([*_declared.problems, *_raw_logs.problems, *load_automation(_declared.root)[1]])
+    require_sound([*_declared.problems, *_raw_logs.problems, *problems_of_all(_declared.root)])
 
 defs = Definitions.merge(
     build_definitions(

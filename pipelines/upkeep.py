@@ -38,6 +38,7 @@ from pipelines.jobs import Job, jobs_of, step_assets
 from pipelines.spent import spent_bytes
 from storage_core.clock import Clock, SystemClock
 from storage_core.declaration import TableDeclaration
+from storage_core.declaration_upkeep import UpkeepOfAllDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.wording import counted
 
@@ -142,7 +143,18 @@ class Upkeep:
         self.requests = 0
 
     def tick(self, context: SensorEvaluationContext) -> SensorResult:
-        """Return what to run now, the most urgent first, and the table at which the next tick begins."""
+        """Return what to run now, the most urgent first, and the table at which the next tick begins.
+
+        Asks for nothing, and says why, while what is declared of all tables is not sound.
+        """
+        try:
+            of_all = read_upkeep_of_all(self._root)
+        except TidemarkError as error:
+            why = _problem("nothing is asked for", Failed.of(error))
+            return SensorResult(cursor=context.cursor, skip_reason=SkipReason(why))
+        return self._tick(context, of_all)
+
+    def _tick(self, context: SensorEvaluationContext, of_all: UpkeepOfAllDeclaration) -> SensorResult:
         began, spent = monotonic(), self.requests
         at_work = AtWork.of(context.instance, self._assets_of_jobs, now_ms=self._clock.now_ms())
         wanted: list[Wanted] = []
@@ -157,7 +169,7 @@ class Upkeep:
                 break
         for problem in problems:
             context.log.warning("%s", problem)
-        groups, choice = self._groups(context, wanted, at_work)
+        groups, choice = self._groups(context, wanted, at_work, of_all)
         for each in choice.chosen:
             of = (each.declaration.name, each.job)
             self._asked_ms[of] = self._since_ms[of] = self._clock.now_ms()
@@ -173,10 +185,14 @@ class Upkeep:
         )
 
     def _groups(
-        self, context: SensorEvaluationContext, wanted: Sequence[Wanted], at_work: AtWork
+        self,
+        context: SensorEvaluationContext,
+        wanted: Sequence[Wanted],
+        at_work: AtWork,
+        of_all: UpkeepOfAllDeclaration,
     ) -> tuple[Sequence[Group], Choice]:
         """The runs that are worth most, within budgets and the room for runs. Bytes are counted where a budget is."""
-        of_all, now_ms = read_upkeep_of_all(self._root), self._clock.now_ms()
+        now_ms = self._clock.now_ms()
         budgets = (of_all, *(each.declaration.upkeep for each in wanted))
         is_counted = wanted and any(each.bytes_per_hour is not None for each in budgets)
         hour = dt.timedelta(seconds=self._bounds.hour_seconds)

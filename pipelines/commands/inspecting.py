@@ -22,13 +22,16 @@ _METRICS = {"rows": number, "bytes": number}
 
 def tables(*, as_json: Json = False) -> None:
     """List the tables declared in tables/*.yaml."""
+    from pipelines.files_of_all import problems_of_all
+    from pipelines.tables import require_sound
+
     known = declared()
     shown = {"name": cell, "kind": cell, "version": number, "live_splits": number, **_METRICS, "uri": cell}
     nothing = "no table is declared here; run this in a folder with tables/*.yaml"
     if known.problems:
         nothing = "no declaration here is sound"
     output.records(_tables(known), shown, as_json=as_json, nothing=nothing)
-    known.require_sound()
+    require_sound([*known.problems, *problems_of_all(known.root)])
 
 
 def _tables(known: DeclaredTables) -> Iterator[output.Record]:

@@ -33,8 +33,10 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
     """Show every table in a line, and what is behind.
 
     What is owed is what scheduled runs would do now. Ends with 7 when a table is older than the freshness declared for
-    it, as the error of a table says that cannot be read, and with 2 when a declaration is not sound.
+    it, as the error of a table says that cannot be read, and with 2 when a declaration is not sound, or a file of all
+    tables.
     """
+    from pipelines.files_of_all import problems_of_all
     from pipelines.table_status import State, look_at_all
     from pipelines.tables import require_sound
 
@@ -50,7 +52,7 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
         _show(found, failures)
         for name, why in waits.items():
             output.line(output.printable(f"{name}: upkeep waits: {why}"))
-    require_sound(chosen.problems)
+    require_sound([*chosen.problems, *problems_of_all(chosen.root)])
     for each in found:
         if each.error is not None:
             raise each.error.reworded(f"{each.place.name}: {each.error.found}")
@@ -214,8 +216,8 @@ def _held_back(root: Path, found: Sequence[Looked]) -> Mapping[str, str]:
     tables = [each.declaration for each in declared().tables]
     try:
         return held_back(found, tables, root, now_ms=SystemClock().now_ms())
-    except InvalidInput:
-        raise
+    except InvalidInput:  # of upkeep.yaml, which is said below the tables
+        return {}
     except Exception as error:  # noqa: BLE001  # as of the failures
         output.warning(f"what upkeep waits for is not known: the history of Dagster cannot be read: {error}")
         return {}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.cli import main
 from storage_core.errors import InvalidInput
 
 pytestmark = pytest.mark.dagster
@@ -19,3 +20,17 @@ def test_dagster_validates_nothing_while_a_file_is_left_out(checkout: Path, monk
     monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")  # as `dagster definitions validate` does
     with pytest.raises(InvalidInput, match=r"tables/broken.yaml:4: field `columns.a"):
         runpy.run_module("pipelines.definitions")
+
+
+@pytest.mark.parametrize("file", ["automation.yaml", "upkeep.yaml", "alerts.yaml"])
+def test_dagster_and_tables_name_a_file_of_all_tables_that_is_not_sound(
+    checkout: Path, file: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / file).write_text("runs_at_one: 4\n")
+    monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")
+    with pytest.raises(InvalidInput, match=rf"{file}:1: field `runs_at_one`: is not a field"):
+        runpy.run_module("pipelines.definitions")
+    assert main(["tables"]) == 2
+    said = capfd.readouterr()
+    assert "access_log" in said.out
+    assert f"{file}:1: field `runs_at_one`" in said.err

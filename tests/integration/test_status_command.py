@@ -124,8 +124,11 @@ def test_what_upkeep_waits_for_is_said(
     assert main(["status"]) == 0
     assert "\nevents: upkeep waits: bytes_per_hour of all tables, 9.3 KiB of 9.8 KiB used\n" in capfd.readouterr().out
     (place / "upkeep.yaml").write_text("bytes_per_day: 10KB\n")
-    assert main(["status"]) == 2
-    assert "upkeep.yaml:1: field `bytes_per_day`" in capfd.readouterr().err
+    for command in (["status"], ["status", "events"], ["tables"]):
+        assert main(command) == 2
+        said = capfd.readouterr()
+        assert "\n events " in said.out
+        assert "upkeep.yaml:1: field `bytes_per_day`" in said.err
 
 
 @pytest.mark.usefixtures("place")

@@ -1,0 +1,28 @@
+"""What is wrong with the files beside `tables/` that are of all tables. Free of Dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from pipelines.alert_receivers import ALERTS, read_alerts
+from pipelines.budgets import UPKEEP, read_upkeep_of_all
+from pipelines.tables import Problem
+from storage_core.declaration_automation import AUTOMATION, read_automation
+from storage_core.errors import TidemarkError
+
+_READERS: Final[Mapping[str, Callable[[Path], object]]] = {
+    AUTOMATION: read_automation,
+    UPKEEP: read_upkeep_of_all,
+    ALERTS: read_alerts,
+}
+
+
+def problems_of_all(root: Path) -> Iterator[Problem]:
+    """Yield a problem per file in this folder that is not sound."""
+    for name, read in _READERS.items():
+        try:
+            read(root)
+        except TidemarkError as error:
+            yield Problem(root / name, str(error))
