@@ -19,7 +19,10 @@ def parse_size(given: str | int) -> int:
         return given
     found = _SIZE.fullmatch(given.strip()) if isinstance(given, str) else None
     if found is None:
-        raise InvalidInput(f"{given!r} is not a size; write bytes or a number with KiB, MiB or GiB, such as 256MiB")
+        raise InvalidInput(
+            f"{given!r} is not a size; write a number of bytes, or one with a unit: one of KB, MB, GB and TB, such as "
+            "50GB, or one of KiB, MiB, GiB and TiB, such as 256MiB"
+        )
     return int(found[1]) * {**_UNITS, **_DECIMAL}.get(found[2] or "", 1)
 
 

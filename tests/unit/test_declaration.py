@@ -148,6 +148,7 @@ def test_budgets_of_upkeep_are_sizes_and_hours(tmp_path: Path) -> None:
         ("{priority: 11}", "field `upkeep.priority`: Input should be less than or equal to 10; found '11'"),
         ("{bytes_per_hour: 0}", "field `upkeep.bytes_per_hour`: Input should be greater than or equal to 1; found '0'"),
         ("{bytes_per_hour: some}", "field `upkeep.bytes_per_hour`: 'some' is not a size"),
+        ("{bytes_per_hour: -5GB}", "such as 50GB, or one of KiB, MiB, GiB and TiB, such as 256MiB"),
         ("{quiet_hours: 8-18}", "field `upkeep.quiet_hours`: '8-18' are no hours; write them as 08:00-18:00"),
         ("{quiet_hours: '00:00-24:00'}", "they end where they begin; leave some for upkeep"),
         ("{runs_at_once: 3}", "field `upkeep.runs_at_once`: is not a field"),
