@@ -13,7 +13,7 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
-from storage_core.errors import InvalidInput, NotFound, TidemarkError
+from storage_core.errors import InvalidInput, NotFound, TidemarkError, Unavailable
 from storage_core.extras import PIPELINE, needs
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def spark(
 
     It takes jobs from this machine only, with a token that only this user can read. Jobs whose code, Java or
     credentials are others start a Spark of their own. The first time Spark's classes are left in an archive, which
-    takes half a minute.
+    takes half a minute. `status` ends with 5 when jobs would not use it.
     """
     from jobs.spark.warm import file_of
 
@@ -171,7 +171,7 @@ def _down(file: Path, *, as_json: bool) -> None:
 
 
 def _status(file: Path, *, as_json: bool) -> None:
-    """Say whether it runs, and whether jobs of this process would use it."""
+    """Say whether it runs, and whether jobs of this process would use it; end with 5 where they would not."""
     from jobs.spark.warm import read, require_fitting
 
     server, reason = read(file), ""
@@ -188,3 +188,5 @@ def _status(file: Path, *, as_json: bool) -> None:
         output.line(reason)
     else:
         output.line(f"Spark is up: process {server.pid}, 127.0.0.1:{server.port}; jobs use it")
+    if reason:
+        raise typer.Exit(Unavailable.exit_code)

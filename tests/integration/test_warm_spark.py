@@ -22,6 +22,7 @@ from jobs.running.holder import holder_of
 from jobs.spark import warm
 from jobs.spark.code_archive import ROOT
 from jobs.spark.warm import WarmServer, made_of, read_by_tasks
+from pipelines.cli import main
 from tidemark import Table
 
 pytestmark = pytest.mark.spark
@@ -90,10 +91,18 @@ def test_a_file_that_is_none_of_a_server_is_as_no_file(tmp_path: Path) -> None:
         assert warm.read(tmp_path / "server.json") is None
 
 
-def tidemark(*arguments: str, environment: Mapping[str, str]) -> dict[str, Any]:
+def test_status_ends_with_5_where_jobs_would_start_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIDEMARK_SPARK_SERVER", str(tmp_path / "server.json"))
+    assert main(["spark", "status"]) == 5
+    assert capfd.readouterr().out == "no warm Spark was started; `tidemark spark up` does\n"
+
+
+def tidemark(*arguments: str, environment: Mapping[str, str], ends_with: int = 0) -> dict[str, Any]:
     command = [sys.executable, "-m", "pipelines.cli", *arguments, "--json"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == ends_with, ended.stderr
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
 
@@ -142,5 +151,5 @@ def test_jobs_share_a_warm_spark_and_go_on_without_it_once_it_is_killed(tmp_path
     where, rows, said = ran(begin(tables[2], environment))
     assert (where, rows) == ("spark (own session)", 6)
     assert "a Spark of its own is started: the warm Spark does not run any more" in said
-    assert not tidemark("spark", "status", environment=environment)["used"]
+    assert not tidemark("spark", "status", environment=environment, ends_with=5)["used"]
     assert tidemark("spark", "down", environment=environment) == {"ended": False}
