@@ -157,6 +157,7 @@ def _wrap_java(folder: Path, patch: pytest.MonkeyPatch) -> None:
     java.write_text(JAVA.format(here=folder, java=os.environ["JAVA_HOME"]), encoding="utf-8")
     java.chmod(0o755)
     patch.setenv("JAVA_HOME", str(folder / "java"))
+    patch.setenv("TIDEMARK_SPARK", "always")  # so that each job with work waits for that Java
 
 
 def _free_port() -> int:
