@@ -20,6 +20,7 @@ MOST_RUNS = 50
 DAGSTER_HOME = "DAGSTER_HOME"
 _LONGEST_MESSAGE = 400
 _INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
+_ENDED_BY_DAGSTER = "This run has been marked as failed from outside the execution context"
 _ASSET = re.compile(r"[a-z]+|index_.+")
 """The names of the assets of a table."""
 
@@ -91,7 +92,7 @@ def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collectio
                 at=round(at * 1000),
                 run_id=run.run_id,
                 step=event.step_key or run.job_name,
-                message=said_by(event),
+                message=_told(instance, run, event),
                 is_over=bool(assets) and all(_is_done_since(instance, key, at) for key in assets),
             )
     return found
@@ -115,6 +116,19 @@ def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
     made = instance.get_latest_materialization_event(key)
     observed = instance.fetch_observations(key, limit=1).records
     return max(made.timestamp if made else 0, *(each.timestamp for each in observed), 0) > at
+
+
+def _told(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent) -> str:
+    """What `said_by` does; of a run that Dagster ended by itself what it noted before, which is the cause."""
+    from dagster import DagsterEventType
+
+    from assets.launcher import COMMITS_STAY
+
+    if not (event.message or "").startswith(_ENDED_BY_DAGSTER):
+        return said_by(event)
+    noted = instance.all_logs(run.run_id, of_type=DagsterEventType.ENGINE_EVENT)
+    causes = [each.dagster_event for each in noted if each.dagster_event]
+    return f"{said_by(causes[-1] if causes else event).removesuffix('.')}; {COMMITS_STAY}"
 
 
 def said_by(event: DagsterEvent) -> str:

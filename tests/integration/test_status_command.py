@@ -26,7 +26,9 @@ from dagster import (
     job,
     materialize,
 )
+from dagster._core.events import EngineEventData
 from dagster._core.execution.plan.objects import StepSuccessData
+from dagster_shared.error import SerializableErrorInfo
 
 from assets.freshness import freshness_policy
 from assets.granted import bytes_tag
@@ -318,6 +320,25 @@ def test_a_run_that_fails_without_a_step_is_told_of_the_tables_that_it_did_not_d
     instance.report_run_failed(run, "its worker died")
     for name in names:
         assert {*last_failures_in(instance, [name])} == {name} & {"left"}
+
+
+def test_of_a_run_that_was_not_started_the_cause_is_told_and_what_comes_next(instance: DagsterInstance) -> None:
+    """As Dagster's queue and code server end runs: the cause in an event before, and none in the failure."""
+    key = AssetKey(["web", "compacted"])
+    assets = [asset(key=key)(lambda: 1)]
+    job = Definitions(assets=assets, jobs=[define_asset_job("compact")]).resolve_job_def("compact")
+
+    def told(message: str, error: str | None) -> str:
+        run = instance.create_run_for_job(job, asset_selection=frozenset([key]))
+        instance.report_engine_event("Launching the run", run)
+        data = EngineEventData.engine_error(SerializableErrorInfo(error, [], "Error")) if error else None
+        instance.report_engine_event(message, run, data)
+        instance.report_run_failed(run)
+        return last_failures_in(instance, ["web"])["web"].message
+
+    stay = "; what it committed stays, and the next run does the rest"
+    assert told("Caught an unrecoverable error", "the server\nends") == f"the server ends{stay}"
+    assert told("the process exited with code -9", None) == f"the process exited with code -9{stay}"
 
 
 @pytest.mark.usefixtures("place")
