@@ -166,13 +166,28 @@ def chunks(declaration: TableDeclaration, start: str, end: str, chunk: str = "1d
     first, stop, length = window_start(start), window_start(end), _length(chunk, span)
     if any(bound % span.window_seconds for bound in (first, stop)):
         raise InvalidInput(f"{start} and {end} must be starts of windows of {span.window_seconds} s")
-    if not span.first <= first < stop <= span.end:
-        raise InvalidInput(
-            f"{start} to {end} is not a range within the partitions of {declaration.name}, which go from "
-            f"{partition_key(span.first)} to {partition_key(span.end)}"
-        )
+    _require_within(span, first, stop, declaration.name)
     starts = range(first, stop, length)
     return [_chunk(begin, min(begin + length, stop), span) for begin in starts]
+
+
+def _require_within(span: Span, first: int, stop: int, name: str) -> None:
+    start, end = partition_key(first), partition_key(stop)
+    if first >= stop:
+        raise InvalidInput(
+            f"--to {end} is not after --from {start}: it is where the windows end, itself not included; for the window "
+            f"of --from alone give --to {partition_key(first + span.window_seconds)}"
+        )
+    if first < span.first:
+        raise InvalidInput(
+            f"--from {start} is before the first window of {name} that is a partition: give "
+            f"{partition_key(span.first)} or later"
+        )
+    if stop > span.end:
+        raise InvalidInput(
+            f"--to {end} is after the last window of {name} that is a partition: give {partition_key(span.end)} at "
+            "most, which is the end of that window"
+        )
 
 
 def _length(text: str, span: Span) -> int:

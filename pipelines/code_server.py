@@ -7,6 +7,7 @@ a request that is handed on says whether that is alive.
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from subprocess import Popen, TimeoutExpired
@@ -29,9 +30,10 @@ def run_code_server(command: Sequence[str], address: Address, environment: Mappi
 
     Raises `Unavailable` when the server ends by itself, or has answered and does not answer any more, so that who runs
     this starts it again. Before the first answer it has all the time that it wants: code that does not load stays as
-    it is, and the UI shows its error.
+    it is, and the UI shows its error. When this process is killed, so is the server: one that is told to end still
+    answers for seconds, and refuses runs, which fails them; for one that cannot be reached they wait.
     """
-    server = started(command, environment)
+    server = started(command, environment, signal.SIGKILL)
     try:
         _watch(server, address)
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ MOST_RUNS = 50
 DAGSTER_HOME = "DAGSTER_HOME"
 _LONGEST_MESSAGE = 400
 _INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
+_ENDED_BY_DAGSTER = "This run has been marked as failed from outside the execution context"
+_ASSET = re.compile(r"[a-z]+|index_.+")
+"""The names of the assets of a table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +80,20 @@ def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collectio
 
     run = record.dagster_run
     kinds = {DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE}
+    records = instance.get_records_for_run(run.run_id, of_type=kinds).records
+    events = [(each.timestamp, each.event_log_entry.dagster_event) for each in records]
+    has_failed_step = any(event and event.step_key for _, event in events)
     found: dict[str, LastFailure] = {}
-    for each in instance.get_records_for_run(run.run_id, of_type=kinds).records:
-        event = each.event_log_entry.dagster_event
-        if event is None or (found and event.step_key is None):
+    for at, event in events:
+        if event is None or (has_failed_step and event.step_key is None):
             continue
         for table, assets in _failed_by(instance, run, event.step_key, tables).items():
             found[table] = LastFailure(
-                at=round(each.timestamp * 1000),
+                at=round(at * 1000),
                 run_id=run.run_id,
                 step=event.step_key or run.job_name,
-                message=said_by(event),
-                is_over=bool(assets) and all(_is_done_since(instance, key, each.timestamp) for key in assets),
+                message=_told(instance, run, event),
+                is_over=bool(assets) and all(_is_done_since(instance, key, at) for key in assets),
             )
     return found
 
@@ -96,22 +102,33 @@ def _failed_by(
     instance: DagsterInstance, run: DagsterRun, step: str | None, tables: Collection[str]
 ) -> dict[str, list[AssetKey]]:
     """The tables of a failed step, or of a run that failed without one, each with the assets that were not done."""
-    from dagster import AssetKey
-
     from pipelines.run_assets import assets_of, not_done
 
-    about = tables_of(run, step, tables)
     if step is not None:
-        return {table: [AssetKey([table, _asset_of(step, table)])] for table in about}
+        key = _asset_of(run, step, tables)
+        return {key.path[0]: [key]} if key and key.path[0] in tables else {}
     undone = not_done(instance, run, assets_of(run))
-    found = {table: [key for key in undone if key.path[0] == table] for table in about}
-    return {table: keys for table, keys in found.items() if keys or len(about) == 1}
+    found = {table: [key for key in undone if key.path[0] == table] for table in tables_of(run, None, tables)}
+    return {table: keys for table, keys in found.items() if keys or len(_about(run)) == 1}
 
 
 def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
     made = instance.get_latest_materialization_event(key)
     observed = instance.fetch_observations(key, limit=1).records
     return max(made.timestamp if made else 0, *(each.timestamp for each in observed), 0) > at
+
+
+def _told(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent) -> str:
+    """What `said_by` does; of a run that Dagster ended by itself what it noted before, which is the cause."""
+    from dagster import DagsterEventType
+
+    from assets.launcher import COMMITS_STAY
+
+    if not (event.message or "").startswith(_ENDED_BY_DAGSTER):
+        return said_by(event)
+    noted = instance.all_logs(run.run_id, of_type=DagsterEventType.ENGINE_EVENT)
+    causes = [each.dagster_event for each in noted if each.dagster_event]
+    return f"{said_by(causes[-1] if causes else event).removesuffix('.')}; {COMMITS_STAY}"
 
 
 def said_by(event: DagsterEvent) -> str:
@@ -135,18 +152,34 @@ def _line(text: str) -> str:
 
 def tables_of(run: DagsterRun, step: str | None, tables: Collection[str]) -> list[str]:
     """Return the table that a failed step is of; of a run that failed without one, those that it was asked for."""
-    from pipelines.run_assets import assets_of
-    from pipelines.run_requests import TABLE
-
     if step is not None:
-        return [each for each in tables if _asset_of(step, each)][:1]
-    about = {run.tags[TABLE]} if TABLE in run.tags else {key.path[0] for key in assets_of(run)}
+        key = _asset_of(run, step, tables)
+        return [each for each in tables if key and each == key.path[0]]
+    about = _about(run)
     return [each for each in tables if each in about]
 
 
-def _asset_of(step: str, table: str) -> str:
-    """What the step is for, by Dagster's names of steps; empty where it is of another table."""
-    name = identifier(table)
-    if step == f"{name}_invariants":
-        return "compacted"
-    return step.removeprefix(f"{name}__") if step.startswith(f"{name}__") else ""
+def _about(run: DagsterRun) -> Collection[str]:
+    from pipelines.run_assets import assets_of
+    from pipelines.run_requests import TABLE
+
+    return {run.tags[TABLE]} if TABLE in run.tags else {key.path[0] for key in assets_of(run)}
+
+
+def _asset_of(run: DagsterRun, step: str, tables: Collection[str]) -> AssetKey | None:
+    """The asset that a step is for, by Dagster's names of steps: one of the run's, or else one of the tables.
+
+    Names are matched as a whole, the longest table first: `web__errors__compacted` is of `web__errors`, not of `web`.
+    """
+    from dagster import AssetKey
+
+    for key in run.asset_selection or ():
+        if step == key.to_python_identifier():
+            return key
+    for table in sorted({key.path[0] for key in run.asset_selection or ()} | {*tables}, key=len, reverse=True):
+        name = identifier(table)
+        if step == f"{name}_invariants":
+            return AssetKey([table, "compacted"])
+        if step.startswith(f"{name}__") and _ASSET.fullmatch(asset := step.removeprefix(f"{name}__")):
+            return AssetKey([table, asset])
+    return None

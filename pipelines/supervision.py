@@ -66,9 +66,15 @@ class Kept:
         self._process.wait()
 
 
-def started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a program that ends with this process, where the system can do that. No other thread may run."""
-    return subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent())  # noqa: PLW1509  # no thread
+def started(
+    command: Sequence[str], environment: Mapping[str, str], at_our_end: signal.Signals = signal.SIGTERM
+) -> subprocess.Popen[bytes]:
+    """Start a program that gets the signal when this process ends, where the system can do that.
+
+    No other thread may run.
+    """
+    asked = _end_with_parent(at_our_end)
+    return subprocess.Popen(command, env=environment, preexec_fn=asked)  # noqa: PLW1509  # no thread
 
 
 def keep_running(
@@ -101,13 +107,13 @@ def keep_running(
             each.end(until)
 
 
-def _end_with_parent() -> Callable[[], None] | None:
-    """What a child does before it becomes the program: be sent SIGTERM when its parent ends, which outlasts that."""
+def _end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """What a child does before it becomes the program: be sent a signal when its parent ends, which outlasts that."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(_PR_SET_PDEATHSIG, number)
 
     return ask

@@ -926,7 +926,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(events: str, place: Path, o
         (["--table", "nope", "--from", "2015-05-17T10:00", "--to", "2015-05-17T11:00"], "no table 'nope' is declared"),
         (["--table", "people", "--from", "2015-05-17T10:00", "--to", "2015-05-17T11:00"], "no windows"),
         (["--table", "events", "--from", "2015-05-17T10:20", "--to", "2015-05-17T11:00"], "starts of windows"),
-        (["--table", "events", "--from", "2014-05-17T10:00", "--to", "2015-05-17T11:00"], "within the partitions"),
+        (["--table", "events", "--from", "2014-05-17T10:00", "--to", "2015-05-17T11:00"], "before the first window"),
         (["--table", "events", "--from", "2015-05-17T10:00"], "--to"),
     ],
     ids=["unknown", "keyed", "misaligned", "outside", "incomplete"],

@@ -295,8 +295,10 @@ def test_a_backfill_is_cut_into_chunks(checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "end", "chunk", "message"),
     [
-        ("2015-05-16T23:00", "2015-05-18T00:00", "1d", "partitions of access_log"),
-        ("2015-05-18T00:00", "2015-05-17T00:00", "1d", "partitions of access_log"),
+        ("2015-05-16T23:00", "2015-05-18T00:00", "1d", r"--from 2015-05-16T23:00 is .* give 2015-05-17T00:00 or later"),
+        ("2015-05-17T00:00", "2999-01-01T00:00", "1d", r"--to 2999-01-01T00:00 is .* give \d{4}-\S+ at most"),
+        ("2015-05-18T00:00", "2015-05-17T00:00", "1d", "--to 2015-05-17T00:00 is not after --from 2015-05-18T00:00"),
+        ("2015-05-18T00:00", "2015-05-18T00:00", "1d", "--to 2015-05-18T00:00 is not after --from 2015-05-18T00:00"),
         ("2015-05-17T00:30", "2015-05-18T00:00", "1d", "starts of windows"),
         ("2015-05-17T00:00", "2015-05-18T00:00", "30m", "whole windows"),
         ("2015-05-17T00:00", "2015-05-18T00:00", "much", "not a duration"),

@@ -14,6 +14,8 @@ import pytest
 from dagster import (
     AssetKey,
     AssetObservation,
+    AssetsDefinition,
+    DagsterEvent,
     DagsterEventType,
     DagsterExecutionInterruptedError,
     DagsterInstance,
@@ -24,6 +26,9 @@ from dagster import (
     job,
     materialize,
 )
+from dagster._core.events import EngineEventData
+from dagster._core.execution.plan.objects import StepSuccessData
+from dagster_shared.error import SerializableErrorInfo
 
 from assets.freshness import freshness_policy
 from assets.granted import bytes_tag
@@ -278,6 +283,65 @@ def test_a_run_that_fails_before_a_step_is_of_the_table_it_was_asked_for_until_i
         assert (found["web-people"].step, found["web-people"].is_over) == ("merge", False)
         instance.report_runless_asset_event(AssetObservation(key))
         assert last_failures_in(instance, ["web-people"])["web-people"].is_over
+
+
+def test_a_failed_step_of_a_run_of_many_tables_is_told_of_its_own_table_alone(instance: DagsterInstance) -> None:
+    names = ["web", "web__errors", "web-people"]
+
+    def compacted(name: str) -> AssetsDefinition:
+        @asset(key=AssetKey([name, "compacted"]))
+        def made() -> MaterializeResult[Any]:
+            if name == "web__errors":
+                raise InvalidInput("no such column")
+            return MaterializeResult()
+
+        return made
+
+    assets = [compacted(name) for name in names]
+    assert not materialize(assets, instance=instance, raise_on_error=False).success
+    selected = Definitions(assets=assets, jobs=[define_asset_job("compact")]).resolve_job_def("compact")
+    keys = [each.key for each in assets]
+    assert not selected.execute_in_process(instance=instance, asset_selection=keys, raise_on_error=False).success
+
+    assert {*last_failures_in(instance, names)} == {"web__errors"}
+    for name in names:
+        assert {*last_failures_in(instance, [name])} == {name} & {"web__errors"}
+
+
+def test_a_run_that_fails_without_a_step_is_told_of_the_tables_that_it_did_not_do(instance: DagsterInstance) -> None:
+    names = ["done", "left"]
+    assets = [asset(key=AssetKey([name, "compacted"]))(lambda: 1) for name in names]
+    job = Definitions(assets=assets, jobs=[define_asset_job("compact")]).resolve_job_def("compact")
+    run = instance.create_run_for_job(job, asset_selection=frozenset(each.key for each in assets))
+    ended = DagsterEvent(
+        DagsterEventType.STEP_SUCCESS.value,
+        "compact",
+        step_key="done__compacted",
+        event_specific_data=StepSuccessData(duration_ms=1.0),  # type: ignore[no-untyped-call]  # of Dagster
+    )
+    instance.report_dagster_event(ended, run.run_id)
+    instance.report_run_failed(run, "its worker died")
+    for name in names:
+        assert {*last_failures_in(instance, [name])} == {name} & {"left"}
+
+
+def test_of_a_run_that_was_not_started_the_cause_is_told_and_what_comes_next(instance: DagsterInstance) -> None:
+    """As Dagster's queue and code server end runs: the cause in an event before, and none in the failure."""
+    key = AssetKey(["web", "compacted"])
+    assets = [asset(key=key)(lambda: 1)]
+    job = Definitions(assets=assets, jobs=[define_asset_job("compact")]).resolve_job_def("compact")
+
+    def told(message: str, error: str | None) -> str:
+        run = instance.create_run_for_job(job, asset_selection=frozenset([key]))
+        instance.report_engine_event("Launching the run", run)
+        data = EngineEventData.engine_error(SerializableErrorInfo(error, [], "Error")) if error else None
+        instance.report_engine_event(message, run, data)
+        instance.report_run_failed(run)
+        return last_failures_in(instance, ["web"])["web"].message
+
+    stay = "; what it committed stays, and the next run does the rest"
+    assert told("Caught an unrecoverable error", "the server\nends") == f"the server ends{stay}"
+    assert told("the process exited with code -9", None) == f"the process exited with code -9{stay}"
 
 
 @pytest.mark.usefixtures("place")

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from pipelines import code_server
@@ -20,6 +25,42 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listening:
         listening.accept()[0].close()
 sys.exit(7)
 """
+
+# Says that it is there, and when it is told to end.
+TOLD = """
+import os, signal, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: Path("told").touch())
+Path("new").write_text(str(os.getpid()))
+Path("new").rename("pid")
+while not Path("told").exists():
+    time.sleep(0.02)
+"""
+WATCH = """
+import os, sys
+from pipelines.code_server import run_code_server
+from pipelines.services import Address
+run_code_server([sys.executable, "-c", sys.argv[1]], Address(socket="./code"), os.environ)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_the_server_of_a_killed_watch_is_killed_on_linux_and_stays_elsewhere(tmp_path: Path) -> None:
+    """One that is told to end would refuse runs for a while, which fails them."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    watch = subprocess.Popen([sys.executable, "-c", WATCH, TOLD], cwd=tmp_path, env=environment)
+    try:
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.02)
+    finally:
+        watch.kill()
+        watch.wait()
+    server = int((tmp_path / "pid").read_text())
+    if sys.platform != "linux":
+        os.kill(server, signal.SIGKILL)  # raises where there is none
+    while psutil.pid_exists(server) and psutil.Process(server).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.02)
+    assert not (tmp_path / "told").exists()
 
 
 @pytest.mark.timeout(60)
