@@ -92,7 +92,7 @@ def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collectio
                 at=round(at * 1000),
                 run_id=run.run_id,
                 step=event.step_key or run.job_name,
-                message=_told(instance, run, event),
+                message=_message_of(instance, run, event),
                 is_over=bool(assets) and all(_is_done_since(instance, key, at) for key in assets),
             )
     return found
@@ -118,7 +118,7 @@ def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
     return max(made.timestamp if made else 0, *(each.timestamp for each in observed), 0) > at
 
 
-def _told(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent) -> str:
+def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent) -> str:
     """What `said_by` does; of a run that Dagster ended by itself what it noted before, which is the cause."""
     from dagster import DagsterEventType
 
