@@ -28,7 +28,7 @@ from dagster import (
 from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field, PrivateAttr
 
-from assets.shared_jobs import TABLES, SharedJobs, SharedRequest
+from assets.shared_jobs import TABLES, JobKilled, SharedJobs, SharedRequest
 from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
 from jobs.requests.audit import AuditRequest
@@ -150,7 +150,12 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
         environment = {**first_on_path(os.environ), **as_parent(), **self._settings()}
         if TABLES in context.run.tags and isinstance(request, SharedRequest):
             with typed_failures():
-                return _done(self._jobs_of_run().submit(context, job, request, environment))
+                try:
+                    return _done(self._jobs_of_run().submit(context, job, request, environment))
+                except JobKilled as error:
+                    if context.retry_number < MOST_DEATHS:
+                        raise RetryRequested(max_retries=MOST_DEATHS) from error
+                    raise
         with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
             messages = Path(folder) / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)

@@ -36,6 +36,10 @@ SharedRequest = JobRequest | AuditRequest
 """The requests of the steps that such a run may have."""
 
 
+class JobKilled(Unavailable):
+    """The process in which a job worked was ended by something else."""
+
+
 class SharedJobs:
     """Runs jobs of one Dagster run after another; `root` is their working directory."""
 
@@ -47,7 +51,7 @@ class SharedJobs:
         """Return what the job ended with: its report, or `{"status": "failed", …}`.
 
         `environment` is added to that of this process, where the job's process is started.
-        Raises `Unavailable` where its process was ended by something else, and what interrupts the step, which stops
+        Raises `JobKilled`, `Unavailable` where no process could be started, and what interrupts the step, which stops
         the job.
         """
         line = json.dumps({"job": job, "argv": to_argv(request)})
@@ -63,7 +67,7 @@ class SharedJobs:
             if self._process is not None:
                 self._process.stop()
             raise
-        raise Unavailable(
+        raise JobKilled(
             f"the process of jobs.{job} on {request.table_uri} was ended by {process.end()}, as happens where memory "
             "runs out; nothing that it had not committed is in the table: run the step again, alone if it ends again"
         )

@@ -33,7 +33,7 @@ from dagster import (
 )
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
-from assets.launcher import PipesLauncher
+from assets.launcher import MOST_DEATHS, PipesLauncher
 from assets.partitions import partitions_of, span_of
 from assets.shared_jobs import TABLES
 from jobs.requests.request import JobRequest, to_argv
@@ -181,17 +181,25 @@ def partition_of(
     return (instance.get_status_by_partition(key, [name], partitions_of(span)) or {}).get(name)
 
 
-def test_a_job_that_is_killed_fails_its_own_step_and_the_others_go_on_in_a_new_process(
+def test_a_job_that_is_killed_is_started_again_in_a_new_process(
     instance: DagsterInstance, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables, request = three_owing(instance, s3_server)
-    others = processes_of_jobs()
+    killed = kill_jobs(s3_server, monkeypatch, 1)
 
-    def kill() -> None:
-        (started_here,) = processes_of_jobs() - others
-        os.kill(started_here, signal.SIGKILL)
+    run = execute(instance, request)
 
-    as_the_job_takes_its_lease(s3_server, monkeypatch, kill)
+    assert len(killed) == 1
+    assert instance.get_runs()[0].is_success
+    assert len(events(instance, run, DagsterEventType.STEP_RESTARTED)) == 1
+    assert [len(Table.open(each.uri).snapshot.splits) for each in tables] == [1, 1, 1]
+
+
+def test_a_job_that_is_killed_each_time_fails_its_own_step_and_the_others_go_on_in_a_new_process(
+    instance: DagsterInstance, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, request = three_owing(instance, s3_server)
+    killed = kill_jobs(s3_server, monkeypatch, 1 + MOST_DEATHS)
 
     run = execute(instance, request)
 
@@ -201,7 +209,8 @@ def test_a_job_that_is_killed_fails_its_own_step_and_the_others_go_on_in_a_new_p
     assert "signal 9 (SIGKILL)" in said_by(failure)
     assert [len(Table.open(each.uri).snapshot.splits) for each in tables] == [2, 1, 1]
     processes, sessions = started(instance, run)
-    assert (processes, sessions <= 1) == (2, True)
+    assert (processes, sessions <= 1) == (len(killed), True)
+    assert len(killed) == 1 + MOST_DEATHS
     at_work = AtWork.of(instance, assets_of_jobs(tables), now_ms=SystemClock().now_ms())
     assert not at_work.busy
     assert at_work.resting == {AssetKey(["t001", "compacted"])}
@@ -257,9 +266,24 @@ def three_owing(instance: DagsterInstance, s3_server: S3Server) -> tuple[list[Ta
     return tables, request
 
 
-def as_the_job_takes_its_lease(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-    """Act once, while the job on the table on S3 waits for the answer to its first lease."""
-    answer, first = s3_server.front.next_step, iter([True])
+def kill_jobs(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """Kill the process of jobs so often; the list gets those that were killed."""
+    others, killed = processes_of_jobs(), list[int]()
+
+    def kill() -> None:
+        (started_here,) = processes_of_jobs() - others - {*killed}
+        os.kill(started_here, signal.SIGKILL)
+        killed.append(started_here)
+
+    as_the_job_takes_its_lease(s3_server, monkeypatch, kill, times)
+    return killed
+
+
+def as_the_job_takes_its_lease(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None], times: int = 1
+) -> None:
+    """Act so often, while the job on the table on S3 waits for the answer to its lease."""
+    answer, first = s3_server.front.next_step, iter([True] * times)
 
     def next_step(seen: Seen) -> Step | None:
         if seen.kind == "put" and "_locks" in seen.target and next(first, False):
