@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 
 from jobs.running.holder import is_dead
 from pipelines.dead_runs import process_of
@@ -14,6 +14,9 @@ from pipelines.run_assets import assets_of, not_done
 
 REST_SECONDS = 900
 """A step that failed is asked for again after so long."""
+
+LAUNCH_REST_SECONDS = 60
+"""So long it is where the run failed before it began, as one whose code server was killed."""
 
 _WAITING = (DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED)
 _WORKING = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
@@ -45,10 +48,10 @@ class AtWork:
         unfinished = RunsFilter(statuses=[*_WAITING, *_WORKING], created_after=now - _LONGEST)
         runs = [run for run in instance.get_runs(unfinished) if not is_dead(process_of(run))]
         lately = RunsFilter(statuses=list(_ENDED), updated_after=now - dt.timedelta(seconds=REST_SECONDS))
-        ended = instance.get_runs(lately, limit=_MOST_ENDED)
+        ended = [each for each in instance.get_run_records(lately, limit=_MOST_ENDED) if not _is_over(each, now)]
         return cls(
             busy=frozenset(key for run in runs for key in _busy(instance, run, assets_of(run, assets_of_jobs))),
-            resting=frozenset(_resting(instance, ended, assets_of_jobs)),
+            resting=frozenset(_resting(instance, [each.dagster_run for each in ended], assets_of_jobs)),
             waiting=tuple(run for run in runs if run.status in _WAITING),
             working=tuple(run for run in runs if run.status in _WORKING),
         )
@@ -60,6 +63,13 @@ class AtWork:
 
 def _busy(instance: DagsterInstance, run: DagsterRun, keys: Collection[AssetKey]) -> Collection[AssetKey]:
     return not_done(instance, run, keys) if len(keys) > 1 and run.status not in _WAITING else keys
+
+
+def _is_over(record: RunRecord, now: dt.datetime) -> bool:
+    """Whether a run failed before it began, and its rest is over."""
+    if record.dagster_run.status is not DagsterRunStatus.FAILURE or record.start_time is not None:
+        return False
+    return record.update_timestamp.timestamp() + LAUNCH_REST_SECONDS < now.timestamp()
 
 
 def _resting(

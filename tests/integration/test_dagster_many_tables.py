@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from dagster import (
     AssetKey,
+    DagsterEvent,
+    DagsterEventType,
     DagsterInstance,
     DagsterRun,
     DagsterRunStatus,
@@ -339,8 +341,10 @@ def test_of_many_tables_in_one_run_one_fails_with_one_line_and_only_that_one_res
     assert resting(instance, tables) == {AssetKey(["t002", "checkpointed"])}
 
 
-def resting(instance: DagsterInstance, tables: Sequence[TableDeclaration] = ()) -> frozenset[AssetKey]:
-    at_work = AtWork.of(instance, assets_of_jobs(tables), now_ms=SystemClock().now_ms())
+def resting(
+    instance: DagsterInstance, tables: Sequence[TableDeclaration] = (), later_ms: int = 0
+) -> frozenset[AssetKey]:
+    at_work = AtWork.of(instance, assets_of_jobs(tables), now_ms=SystemClock().now_ms() + later_ms)
     assert not at_work.busy
     return at_work.resting
 
@@ -351,3 +355,15 @@ def test_a_step_rests_no_longer_when_a_later_run_has_done_it(instance: DagsterIn
         run = DagsterRun("ingest", make_new_run_id(), status=DagsterRunStatus(status), asset_selection=keys)
         instance.add_run(run)
     assert resting(instance) == {other}
+
+
+def test_a_run_that_failed_before_it_began_rests_for_a_minute_only(instance: DagsterInstance) -> None:
+    never, began = AssetKey(["a", "ingested"]), AssetKey(["b", "ingested"])
+    for key in (never, began):
+        run = DagsterRun("ingest", make_new_run_id(), status=DagsterRunStatus.STARTING, asset_selection={key})
+        instance.add_run(run)
+        if key == began:
+            instance.report_dagster_event(DagsterEvent(DagsterEventType.RUN_START.value, "ingest"), run.run_id)
+        instance.report_run_failed(run)
+    assert resting(instance) == {never, began}
+    assert resting(instance, later_ms=61_000) == {began}
