@@ -51,7 +51,7 @@ class SharedJobs:
         """Return what the job ended with: its report, or `{"status": "failed", …}`.
 
         `environment` is added to that of this process, where the job's process is started.
-        Raises `JobKilled`, `Unavailable` where no process could be started, and what interrupts the step, which stops
+        Raises `JobKilled`, also where no process stays, and what interrupts the step, which stops
         the job.
         """
         line = json.dumps({"job": job, "argv": to_argv(request)})
@@ -80,7 +80,7 @@ class SharedJobs:
                 process.end()
             self._process = process = _Process(run_id, self._root, environment)
             if not process.begins(line):
-                raise Unavailable(f"no process for jobs could be started, it was ended by {process.end()}: see stderr")
+                raise JobKilled(f"no process for jobs could be started, it was ended by {process.end()}: see stderr")
         return process
 
 
