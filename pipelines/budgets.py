@@ -51,7 +51,8 @@ class Choice:
 
     def only(self, kept: Sequence[Wanted]) -> Choice:
         """Return the choice of these; the rest waits for room."""
-        rest = [Deferred(each, "room for runs") for each in self.chosen if not any(each is one for one in kept)]
+        places = {id(each) for each in kept}
+        rest = [Deferred(each, "room for runs") for each in self.chosen if id(each) not in places]
         return Choice(kept, [*self.deferred, *rest])
 
     def __str__(self) -> str:
@@ -118,6 +119,10 @@ class Limit:
     def takes(self, piece: int) -> bool:
         """Whether the piece may begin: it fits, or is alone."""
         return piece <= self.left or not (self.spent or self.is_saved)
+
+    def defers(self, read_bytes: int) -> bool:
+        """Whether a run that reads so much waits: neither it nor a part of it that is worth a start fits."""
+        return self.left < read_bytes and self.left * LEAST_PART < self.most
 
     def __str__(self) -> str:
         """Say how much of it is used."""

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
 from assets.launcher import COMMITS_STAY, PROCESS
 from jobs.running.holder import holder_of, is_dead, process_in
@@ -20,8 +21,7 @@ _ENDED = f"was killed or crashed; {COMMITS_STAY}"
 INTERRUPTED = f"it was interrupted, as when the UI or the machine is stopped; {COMMITS_STAY}"
 """What is said of a step, or a run, that a signal ended."""
 
-_ENDS = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED, DagsterRunStatus.SUCCESS)
-_RUNNING = tuple(each for each in DagsterRunStatus if each not in _ENDS)
+_RUNNING = tuple(each for each in DagsterRunStatus if each not in FINISHED_STATUSES)
 
 NO_TAGS: Mapping[str, str] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipelines.budgets import ALL, LEAST_PART, Limit, quiet, read_upkeep_of_all
+from pipelines.budgets import ALL, Limit, quiet, read_upkeep_of_all
 from pipelines.failed_runs import history_folder
 from pipelines.table_status import Looked
 from storage_core.declaration import TableDeclaration
@@ -23,7 +23,11 @@ def held_back(
     budgets = [of_all, *(own[each.place.name] for each in owing)]
     is_counted = owing and any(each.bytes_per_hour is not None for each in budgets)
     spent = _spent(root, now_ms) if is_counted else {}
-    waits = {each.place.name: _why(each, own[each.place.name], of_all, (spent, now_ms)) for each in owing}
+    waits = {
+        name: quiet(name, own[name], of_all, now_ms) or _limited(each, own[name], of_all, spent)
+        for each in owing
+        for name in [each.place.name]
+    }
     return {name: why for name, why in waits.items() if why}
 
 
@@ -31,16 +35,14 @@ def _owes(found: Looked) -> bool:
     return found.status is not None and any(step not in _NOT_HELD for step in found.status.owed)
 
 
-def _why(
-    found: Looked, own: UpkeepDeclaration, of_all: UpkeepOfAllDeclaration, at: tuple[Mapping[str, int], int]
+def _limited(
+    found: Looked, own: UpkeepDeclaration, of_all: UpkeepOfAllDeclaration, spent: Mapping[str, int]
 ) -> str | None:
-    name, (spent, now_ms) = found.place.name, at
-    if why := quiet(name, own, of_all, now_ms):
-        return why
-    owed = found.status.next_run.read_bytes if found.status else 0
+    """The budget whose bytes are used, so that the next compaction of the table waits."""
+    name, owed = found.place.name, found.status.next_run.read_bytes if found.status else 0
     counts = ((name, own.bytes_per_hour, spent.get(name, 0)), (ALL, of_all.bytes_per_hour, sum(spent.values())))
     limits = (Limit(of, most, used) for of, most, used in counts if most is not None)
-    return next((str(each) for each in limits if each.left < owed and each.left * LEAST_PART < each.most), None)
+    return next((str(each) for each in limits if each.defers(owed)), None)
 
 
 def _spent(root: Path, now_ms: int) -> Mapping[str, int]:

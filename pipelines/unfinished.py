@@ -19,7 +19,6 @@ from pipelines.run_requests import PARTITION, RANGE_END, RANGE_START, TABLE
 from storage_core.errors import Held
 
 _BAD_ENDS = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
-_ENDS = (*_BAD_ENDS, DagsterRunStatus.SUCCESS)
 
 
 def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Iterable[str]) -> set[str]:
@@ -37,7 +36,7 @@ def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Itera
         runs = _runs(instance, set(by_name.values()))
         last = {name: runs[run_id] for name, run_id in by_name.items() if run_id in runs}
         for name, run in sorted({**last, **_unplanned(instance, key, wanted)}.items()):
-            if run.status not in _ENDS:
+            if not run.is_finished:
                 raise _in_work(name, run)
             if run.status in _BAD_ENDS:
                 found.add(name)

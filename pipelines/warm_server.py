@@ -16,7 +16,8 @@ from pathlib import Path
 
 from jobs.running.holder import holder_of, is_dead
 from jobs.spark.code_archive import first_on_path
-from jobs.spark.java_archive import QUICK, java_home, make, no_settings, options, spark_home, work
+from jobs.spark.java import require_java
+from jobs.spark.java_archive import QUICK, make, no_settings, options, spark_home, work
 from jobs.spark.small_work import SmallWork, SparkUse
 from jobs.spark.spark import Spark
 from jobs.spark.warm import WarmServer, made_of, read, read_by_tasks
@@ -96,8 +97,7 @@ def log_of(file: Path) -> Path:
 def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tuple[subprocess.Popen[bytes], WarmServer]:
     with needs(CONNECT, "a warm Spark"):
         import grpc  # type: ignore[import-untyped]  # noqa: F401  # it has no types; jobs will want it
-    if java_home() is None:
-        raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it)")
+    require_java()
     make()
     port, token = _free_port(), secrets.token_urlsafe(24)
     settings = {

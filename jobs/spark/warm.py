@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from jobs.running.holder import is_dead
 from jobs.spark.code_archive import ROOT, modules
 from jobs.spark.errors import spark_errors
-from jobs.spark.java_archive import folder, java_home
+from jobs.spark.java import java_home
+from jobs.spark.java_archive import folder
 from jobs.spark.reach import connect, few_tries
 from storage_core.errors import TidemarkError, Unavailable
 from storage_core.settings.cache import CacheSettings

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.spark import java
 from jobs.spark.code_archive import ROOT
 from jobs.spark.master import LOCAL_SPARK, resolved
 from jobs.spark.reach import connect, require_master
@@ -159,3 +160,16 @@ def test_a_java_home_without_a_java_is_named(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(Unavailable, match=rf"JAVA_HOME={re.escape(str(tmp_path))} has no bin/java"):
         start(LOCAL_SPARK)
+
+
+def test_the_java_that_the_setup_brought_along_is_taken_where_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(java, "PRIVATE_JAVA", tmp_path / "java")
+    with pytest.raises(Unavailable, match="install one, or set JAVA_HOME"):
+        java.require_java()
+    (tmp_path / "java").mkdir()
+    java.require_java()
+    assert os.environ["JAVA_HOME"] == str(java.java_home()) == str(tmp_path / "java")
