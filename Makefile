@@ -68,7 +68,7 @@ simulate: setup ## Run the seeded simulations for longer: SCALE=200 times as man
 
 soak: SCALE := 32
 soak: setup java-archive ## Kill processes for an hour, run simulations of writers, and try hostile inputs: SCALE=32 times as often
-	@$(WITH_JAVA) $(PYTEST) --timeout=0 -rP $(PYTEST_ARGS) tests/chaos tests/chaos/live_trial.py tests/chaos/dagster_on_postgres.py \
+	@$(WITH_JAVA) $(PYTEST) --timeout=0 -rP $(PYTEST_ARGS) tests/chaos tests/chaos/dagster_on_postgres.py \
 	  tests/property/test_hostile_*.py tests/property/test_sql_is_confined.py \
 	  tests/property/test_copied_writers.py tests/property/test_locations.py tests/integration/test_killed_writers.py \
 	  tests/integration/test_shared_cache.py \

@@ -30,8 +30,9 @@ from storage_core.wording import counted
 class DueRun:
     """The run that a step needs, and why. It is about `items` (files, generations, splits, …) of `bytes` in all.
 
-    `bytes` are about those that it reads; 0 where storage does not say before. `pieces` are the bytes of those that it
-    can be cut into, the newest first. `indexes` are those to catch up, `newest` is the last of the windows to compact.
+    `bytes` are about those that it reads, of a merge its records; 0 where storage does not say before. `pieces` are the
+    bytes of those that it can be cut into, the newest first. `indexes` are those to catch up, `newest` is the last of
+    the windows to compact.
     """
 
     reason: str
@@ -117,13 +118,18 @@ def _merge(table: Table) -> Outlook:
     reasons = [f"generations that wait: {waiting}"] if waiting else []
     if due.idle:
         reasons.append(f"{counted(len(due.idle), 'region')} with rows of a silent writer")
-    run = DueRun(reason=", ".join(reasons), items=waiting + len(due.idle)) if reasons else None
+    known = sum(each.size_bytes for each in due.works)
+    run = DueRun(reason=", ".join(reasons), items=waiting + len(due.idle), bytes=known) if reasons else None
     return Outlook(due=run, in_ms=due.silent_in_ms)
 
 
 def _sort(_: TableInputs, table: Table) -> DueRun | None:
-    waiting = sum(len(each.generations) for each in sorting.plan(table.store, table.snapshot))
-    return DueRun(reason=f"generations that wait unsorted: {waiting}", items=waiting) if waiting else None
+    works = sorting.plan(table.store, table.snapshot)
+    if not works:
+        return None
+    waiting = sum(len(each.generations) for each in works)
+    known = sum(each.size_bytes for each in works)
+    return DueRun(reason=f"generations that wait unsorted: {waiting}", items=waiting, bytes=known)
 
 
 def _expire(inputs: TableInputs, table: Table) -> DueRun | None:

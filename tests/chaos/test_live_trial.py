@@ -1,9 +1,9 @@
 """The whole product lives through a day of accidents: nobody helps, nothing is lost, and in the end all is well.
 
 Programs land files, write a keyed table and append to a raw log, while `tidemark ui` with all schedules and sensors on
-looks after four tables, and its processes and those of its runs are killed in turn. A trial is some hundred seconds
-of that, and what follows until it is quiet; `TIDEMARK_SCALE` times as long in a soak, in which the time until rows are
-visible is judged as well.
+looks after four tables, and its processes and those of its runs are killed in turn. A trial is three minutes of that,
+and what follows until it is quiet, five in all; in a soak, with a `TIDEMARK_SCALE` of more than 1, it is an hour, and
+the time until rows are visible is judged as well.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tests.chaos.live.watch import UPKEEP, Watch
 from tests.support.scale import scaled
 
 IS_SOAK = scaled(1) > 1
-SECONDS = scaled(100)
-KILLS = scaled(1) + len(KINDS) - 1
-"""One of each kind, and some hundred seconds between two in a soak."""
+SECONDS = 3600 if IS_SOAK else 180
+KILLS = 36 if IS_SOAK else len(KINDS)
+"""One of each kind, or one in a hundred seconds."""
 OFTEN = "*/10 * * * *" if IS_SOAK else "30 3 * * *"
 """When there are collections, checkpoints, and the upkeep of the raw log: in a short run once at most."""
 SAMPLE_SECONDS = 2.0
