@@ -1,0 +1,38 @@
+"""What storage asks for where generations wait: how many, and how much of them there is to read, for the budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from assets.due_runs import TableInputs, due_run
+from storage_core.declaration import TableDeclaration
+from storage_core.region import merge, sorting
+from tidemark import Table
+
+FLUSHES = sorting.DEFAULT_TERMS.generations + 1
+ROWS = 100
+
+
+def test_a_merge_and_a_sort_say_how_many_bytes_of_records_they_read(tmp_path: Path) -> None:
+    declaration = TableDeclaration.model_validate(
+        {
+            "name": "planes",
+            "uri": str(tmp_path / "planes"),
+            "columns": {"tailnum": "string", "year": "long"},
+            "primary_key": ["tailnum"],
+        }
+    )
+    table = Table.declare(declaration)
+    with table.writer() as writer:
+        for year in range(FLUSHES):
+            writer.put([{"tailnum": f"N{number}", "year": year} for number in range(ROWS)])
+            writer.flush()
+    inputs = TableInputs.of(declaration)
+    assert inputs.table is not None
+    works = merge.plan(inputs.table.store, inputs.table.snapshot)
+    merges, sorts = due_run("merge", inputs), due_run("sort", inputs)
+    assert merges is not None
+    assert merges.items == FLUSHES
+    assert merges.bytes == sum(each.size_bytes for each in works) > FLUSHES * ROWS * 8
+    assert sorts is not None
+    assert FLUSHES * ROWS * 8 < sorts.bytes <= merges.bytes
