@@ -22,6 +22,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from pipelines.instance import home, open_instance
 from storage_core.table import Table, exists
+from tests.chaos.live.product import DAEMON, WEBSERVER
 from tests.support.postgres import Postgres
 from tests.support.scale import scaled
 
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(7200)]
 
 Land = Callable[..., Path]
 
-VICTIMS = ("dagster._daemon", "dagster_webserver", "database")
+VICTIMS = (DAEMON, WEBSERVER, "database")
 LINES = 200
 SWITCH_ON = """
 mutation {
