@@ -56,6 +56,7 @@ pytestmark = [
 REPOSITORY = Path(__file__).resolve().parents[2]
 WINDOW = "2015-05-17T10:00"
 PATIENCE_MS = 240_000
+PATIENCE_OF_DAYS_MS = PATIENCE_MS + 60_000 * DAYS
 TICKS = asset_key("ticks", "compacted")
 
 DECLARATION = """
@@ -332,7 +333,7 @@ def launch(site: Site, page: Page, *, only_missing: bool = False) -> str:
     dialog = page.get_by_role("dialog")
     dialog.locator("input[type=text]").first.fill(site.range())
     page.keyboard.press("Enter")
-    expect(dialog).to_contain_text(f"{WINDOWS} partitions")
+    expect(dialog).to_contain_text(f"{WINDOWS:,} partitions")
     if only_missing:
         dialog.get_by_text("Backfill only failed and missing").click()
     dialog.get_by_role("button", name="Launch").click()
@@ -343,13 +344,16 @@ def launch(site: Site, page: Page, *, only_missing: bool = False) -> str:
 
 def progress(page: Page, *, of: int, succeeded: int, failed: int) -> None:
     """Wait until the page of a backfill says that so many of its partitions succeeded and failed."""
-    columns = rf"completed{of}\d+?{succeeded}{failed}$"
-    expect(page.locator("body")).to_contain_text(re.compile(columns))
+    of_all, done, bad = (f"{each:,}".replace(",", ",?") for each in (of, succeeded, failed))
+    columns = re.compile(rf"completed{of_all}[\d,]+?{done}{bad}$")
+    expect(page.locator("body")).to_contain_text(columns, timeout=PATIENCE_OF_DAYS_MS)
 
 
 def status(page: Page, name: str) -> None:
     """Wait until the page of a backfill says that it has ended so."""
-    expect(page.get_by_text("Status", exact=True).first.locator("xpath=..")).to_contain_text(name)
+    expect(page.get_by_text("Status", exact=True).first.locator("xpath=..")).to_contain_text(
+        name, timeout=PATIENCE_OF_DAYS_MS
+    )
 
 
 def runs_of(site: Site, backfill_id: str) -> list[Any]:
