@@ -143,8 +143,8 @@ def _expire(inputs: TableInputs, table: Table) -> DueRun | None:
     return DueRun(reason=reason, items=len(windows))
 
 
-def _compact(_: TableInputs, table: Table) -> DueRun | None:
-    found = next_pieces(table.snapshot, now_ms=table.log.clock.now_ms())
+def _compact(inputs: TableInputs, table: Table) -> DueRun | None:
+    found = next_pieces(table.snapshot, now_ms=inputs.clock.now_ms())
     if not found.bytes:
         return None
     reason = f"{counted(found.splits, 'split')} to compact"

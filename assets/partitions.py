@@ -48,10 +48,6 @@ class Span:
         """The start of the last window."""
         return self.end - self.window_seconds
 
-    def range_of(self, first: int, last: int) -> WindowRange:
-        """Return the range that holds the windows from `first` to `last`, both included."""
-        return WindowRange(first, last + self.window_seconds)
-
 
 def span_of(declaration: TableDeclaration, clock: Clock | None = None) -> Span | None:
     """Return the windows of a table that are partitions, None for a table without windows.

@@ -48,7 +48,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
 
 def _behind(snapshot: Snapshot) -> int:
-    """How many versions whoever opens the table replays."""
+    """How many versions opening the table replays."""
     return snapshot.version - (-1 if snapshot.checkpoint_version is None else snapshot.checkpoint_version)
 
 

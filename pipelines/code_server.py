@@ -18,7 +18,7 @@ from storage_core.errors import Unavailable
 
 LOOK_SECONDS = 2.0
 MOST_MISSES = 2
-_SECONDS_TO_ANSWER = 60.0  # a machine may be busy; who has nobody to hand on to says so at once
+_SECONDS_TO_ANSWER = 60.0  # a machine may be busy; a server without a second process answers at once
 _REQUESTS = ("Heartbeat", "Ping")
 """To the server itself, which ends when it gets none for long, and to the process that has the code."""
 
@@ -28,10 +28,10 @@ LOG = logging.getLogger(__name__)
 def run_code_server(command: Sequence[str], address: Address, environment: Mapping[str, str]) -> None:
     """Run the server until this process is interrupted, and end it.
 
-    Raises `Unavailable` when the server ends by itself, or has answered and does not answer any more, so that who runs
-    this starts it again. Before the first answer it has all the time that it wants: code that does not load stays as
-    it is, and the UI shows its error. When this process is killed, so is the server: one that is told to end still
-    answers for seconds, and refuses runs, which fails them; for one that cannot be reached they wait.
+    Raises `Unavailable` when the server ends by itself, or has answered and does not answer any more, so that its
+    supervisor starts it again. Before the first answer it has all the time that it wants: code that does not load
+    stays as it is, and the UI shows its error. When this process is killed, so is the server: one that is told to end
+    still answers for seconds, and refuses runs, which fails them; for one that cannot be reached they wait.
     """
     server = started(command, environment, signal.SIGKILL)
     try:

@@ -1,7 +1,8 @@
 """Runs whose process was killed, which Dagster takes for running.
 
 Dagster's daemon can ask no run for its health that is in the process of a command, nor one whose code server was killed
-with it. So a run carries its process as a tag, as a lease carries its holder; who finds that process gone ends the run.
+with it. So a run carries its process as a tag, as a lease carries its holder; `end_dead_runs` ends it when
+that process is gone.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
-from dagster._core.storage.dagster_run import FINISHED_STATUSES
+from dagster import DagsterInstance, DagsterRun, RunsFilter
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from assets.launcher import COMMITS_STAY, PROCESS
 from jobs.running.holder import holder_of, is_dead, process_in
@@ -21,7 +22,6 @@ _ENDED = f"was killed or crashed; {COMMITS_STAY}"
 INTERRUPTED = f"it was interrupted, as when the UI or the machine is stopped; {COMMITS_STAY}"
 """What is said of a step, or a run, that a signal ended."""
 
-_RUNNING = tuple(each for each in DagsterRunStatus if each not in FINISHED_STATUSES)
 
 NO_TAGS: Mapping[str, str] = {}
 
@@ -55,7 +55,7 @@ def end_dead_runs(
     tell. Idempotent.
     """
     ended: list[str] = []
-    for run in instance.get_runs(RunsFilter(job_name=job_name, tags=tags, statuses=list(_RUNNING))):
+    for run in instance.get_runs(RunsFilter(job_name=job_name, tags=tags, statuses=NOT_FINISHED_STATUSES)):
         process = process_of(run)
         if is_dead(process):
             instance.report_run_failed(run, f"{process_in(process)}, which worked on this run, {_ENDED}")

@@ -11,7 +11,8 @@ from pipelines.table_status import Looked
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_upkeep import UpkeepDeclaration, UpkeepOfAllDeclaration
 
-_NOT_HELD = frozenset({"merge", "wait"})
+_NOT_HELD = frozenset({"ingest", "merge", "collect", "wait"})
+"""Fresh data, and what schedules request: no budget holds them back."""
 
 
 def held_back(

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dagster import AssetKey, AssetRecordsFilter, DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFilter
+from dagster import AssetKey, AssetRecordsFilter, DagsterEventType, DagsterInstance, RunsFilter
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
 from storage_core.clock import Clock
 
 PAGE = 500
-ENDED = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def old_runs(instance: DagsterInstance, older_than_ms: int, clock: Clock) -> Ite
     """Yield the ids of the runs that ended and are older, by when they were made; a query per 500."""
     cursor: str | None = None
     before = datetime.fromtimestamp((clock.now_ms() - older_than_ms) / 1000, UTC)
-    wanted = RunsFilter(statuses=list(ENDED), created_before=before)
+    wanted = RunsFilter(statuses=list(FINISHED_STATUSES), created_before=before)
     while page := instance.get_runs(wanted, cursor=cursor, limit=PAGE):
         yield from (run.run_id for run in page)
         cursor = page[-1].run_id

@@ -25,7 +25,7 @@ _LONGEST_REASON = 60
 
 FRESH = 10
 _PRIORITY: Mapping[JobName, int] = {"ingest": FRESH, "merge": FRESH, "distribute": FRESH}
-_USUAL = -10
+USUAL = -10
 """Fresh data goes first; what a person asks for, backfills among it, has 0 and goes before the rest of the upkeep."""
 
 
@@ -46,7 +46,7 @@ def run_request(
     all windows; where its assets follow others that are partitioned Dagster wants to know a `partition` of it
     nevertheless.
     """
-    priority = (FRESH if is_late else _PRIORITY.get(job, _USUAL)) + table_priority - USUAL_PRIORITY
+    priority = (FRESH if is_late else _PRIORITY.get(job, USUAL)) + table_priority - USUAL_PRIORITY
     about = {TABLE: name} if isinstance(name, str) else {TABLES: str(len(name))}
     tags = {**reason_tags(reason), **about, PRIORITY: str(priority)}
     tags |= {MODE_TAG: Mode.POLICY.value} if job == "compact" else {}

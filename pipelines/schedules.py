@@ -32,7 +32,7 @@ from pipelines.automation import Automation
 from pipelines.distribution import waiting_chunks
 from pipelines.jobs import CHECK, step_assets
 from pipelines.raw_logs import DeclaredRawLog
-from pipelines.run_requests import TABLE, reason_tags, run_request
+from pipelines.run_requests import PRIORITY, TABLE, USUAL, reason_tags, run_request
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.raw_declaration import RawLogDeclaration
@@ -43,7 +43,7 @@ CHECKED_AT_ONCE = 50
 """Tables that one tick may open: on a remote store that takes seconds, and a tick has a minute."""
 
 _FIRST_CHECK_MINUTE, _CHECK_MINUTES, _DAY_MINUTES = 3 * 60 + 45, 5, 24 * 60
-_CHECK_PRIORITY = {"dagster/priority": "-10"}
+_CHECK_PRIORITY = {PRIORITY: str(USUAL)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class Service(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the code server is: a socket on this machine, or a host and port. Whoever reaches it can run code there."""
+    """Where the code server is: a local socket, or a host and port. Anyone who reaches it can run code there."""
 
     socket: str | None = None
     host: str | None = None

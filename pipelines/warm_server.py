@@ -44,19 +44,8 @@ def up(file: Path, environment: Mapping[str, str]) -> tuple[WarmServer, bool]:
 
     Raises `Unavailable` without Java or the packages, and where it does not take connections in three minutes.
     """
-    with _alone(file):
-        found = read(file)
-        if found is not None and found.answers:
-            return found, False
-        process, server = _start(file, environment, detached=True)
-        try:
-            _wait(process, server, file)
-            _first_tasks()
-        except BaseException:
-            file.unlink(missing_ok=True)
-            process.kill()
-            raise
-        return server, True
+    found, process = _kept_or_started(file, environment, detached=True)
+    return found, process is not None
 
 
 def down(file: Path) -> WarmServer | None:
@@ -71,13 +60,11 @@ def down(file: Path) -> WarmServer | None:
 
 def keep(file: Path, environment: Mapping[str, str]) -> int:
     """Run a server until it ends, and return its exit code; when this process ends, so does the server."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    while (found := read(file)) is not None and found.answers:
-        time.sleep(1.0)  # beside one that somebody else keeps
-    process, server = _start(file, environment, detached=False)
+    server, process = _kept_or_started(file, environment, detached=False)
+    while process is None:  # somebody else keeps one
+        time.sleep(1.0)
+        server, process = _kept_or_started(file, environment, detached=False)
     try:
-        _wait(process, server, file)
-        _first_tasks()
         return process.wait()
     finally:
         if read(file) == server:
@@ -92,6 +79,25 @@ def keep(file: Path, environment: Mapping[str, str]) -> int:
 def log_of(file: Path) -> Path:
     """Return where the server writes what it says."""
     return file.with_suffix(".log")
+
+
+def _kept_or_started(
+    file: Path, environment: Mapping[str, str], *, detached: bool
+) -> tuple[WarmServer, subprocess.Popen[bytes] | None]:
+    """The server of the file, with its process where it was started: at most one process starts one at a time."""
+    with _alone(file):
+        found = read(file)
+        if found is not None and found.answers:
+            return found, None
+        process, server = _start(file, environment, detached=detached)
+        try:
+            _wait(process, server, file)
+            _first_tasks()
+        except BaseException:
+            file.unlink(missing_ok=True)
+            process.kill()
+            raise
+        return server, process
 
 
 def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tuple[subprocess.Popen[bytes], WarmServer]:

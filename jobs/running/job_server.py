@@ -68,7 +68,7 @@ def serve(requests: TextIO, answers: Answers, idle_seconds: float) -> int:
 
 
 def _until_idle(requests: TextIO, idle_seconds: float) -> Iterator[str]:
-    """The lines. Who writes them waits for each to be answered, so none is in the buffer while this waits."""
+    """The lines. The writer waits for the answer to each, so none is in the buffer while this waits."""
     while select.select([requests], [], [], idle_seconds)[0] and (line := requests.readline()):
         yield line
 

@@ -39,9 +39,9 @@ class CommittedGroup:
         return {"version": self.version, "commit_id": self.commit_id, "windows": list(self.windows)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GroupsOutcome:
-    """What became of the windows of a run: its commits in their order, what they did, and why windows failed."""
+    """What became so far of the windows of a run: its commits in order, what they did, and why windows failed."""
 
     commits: list[CommittedGroup] = field(default_factory=list)
     results: list[Rewrite] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a Java has read of Spark's jars, left behind in an archive that others map: half of what a start costs.
+"""A class-data sharing archive of Spark's jars, which halves the start of a Java.
 
     python -m jobs.spark.java_archive
 

@@ -1,4 +1,4 @@
-"""How far a job is: items done, of how many so far, said every few seconds to who listens."""
+"""How far a job is: items done, of how many so far, reported every few seconds."""
 
 from __future__ import annotations
 

@@ -48,11 +48,6 @@ class SmallWork:
             most_items=_whole(environment, DRIVER_ITEMS, usual.most_items),
         )
 
-    def as_environment(self) -> dict[str, str]:
-        """Return the variables from which `of` makes this again, bytes in whole MiB."""
-        mib = str(self.most_bytes // 2**20)
-        return {SPARK: self.use.value, DRIVER_MIB: mib, DRIVER_ITEMS: str(self.most_items)}
-
 
 class DriverShare:
     """How much of the small work of a job is left. Threads may share it."""

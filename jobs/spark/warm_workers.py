@@ -1,4 +1,4 @@
-"""The process of which a warm Spark forks its Python workers: what tasks import is imported before, once for all.
+"""The PySpark daemon of a warm Spark: it imports what tasks need, once, and forks the workers.
 
 Spark starts it as `spark.python.daemon.module` (decision 0167).
 """

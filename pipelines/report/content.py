@@ -49,11 +49,6 @@ class Content:
     recalls: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def is_whole_history(self) -> bool:
-        """Whether the commits begin with the making of the table."""
-        return bool(self.commits) and self.commits[-1].version == 0
-
-    @property
     def write_amplification(self) -> float | None:
         """Bytes that all commits wrote per byte of those that brought rows; None where none did."""
         brought = sum(each.bytes_added for each in self.commits if each.brings_rows)

@@ -86,7 +86,8 @@ def choose(
 ) -> Chosen:
     """Return all merges worth doing, ordered by window with the null window last; the same snapshot, the same merges.
 
-    `windows` limits them to those window starts (None: the bucket of null timestamps, and tables without windows).
+    Those of all windows, or of the `windows` with these starts; the start None is that of the bucket of null
+    timestamps, and of a table without windows.
     Splits with a mergeskip of this operation that has not run out at `now_ms` (default: the time of the snapshot's
     commit) are left out unless `retry_skipped`, as are those whose sort schema does not fit the table now. Of very many
     merges one run does those of `Chosen.first`; the rest is the next run's.

@@ -21,13 +21,13 @@ from dagster import (
     build_sensor_context,
     materialize,
 )
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.utils import make_new_run_id
 
 from assets.launcher import PROCESS
 from jobs.running.holder import holder_of
 from pipelines.failed_runs import said_by
 from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, purge_history
-from pipelines.purge import ENDED
 
 pytestmark = [pytest.mark.dagster, pytest.mark.parametrize("history", ["sqlite", "postgresql"], indirect=True)]
 
@@ -81,7 +81,7 @@ def test_old_runs_leave_with_their_events_and_logs_but_for_what_an_asset_shows(
     assert purged("0s") == {"deleted": 0, "kept": 3}
 
     kept = {ended[1], ended[2], last}
-    assert {run.run_id for run in instance.get_runs(RunsFilter(statuses=list(ENDED)))} == kept
+    assert {run.run_id for run in instance.get_runs(RunsFilter(statuses=list(FINISHED_STATUSES)))} == kept
     assert instance.get_run_by_id(running) is not None
     assert instance.get_materialized_partitions(parted.key) == {"a", "b"}
     assert instance.all_logs(first) == []

@@ -113,11 +113,16 @@ def test_what_upkeep_waits_for_is_said(
     place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage_core.clock.SystemClock.now_ms", lambda _: round(NOON.timestamp() * 1000))
+    file = place / "tables" / "events.yaml"
+    file.write_text(f"{file.read_text()}upkeep: {{quiet_hours: '08:00-18:00'}}\n")
+    (place / "landing").mkdir()
+    (place / "landing" / "1.ndjson").write_text(json.dumps({"time": NOON.isoformat(), "n": 1}))
+    found = looked(capfd, "events")
+    assert "ingest" in found["events"]["owed"]
+    assert found["events"]["upkeep_waits_for"] is None, "nothing holds fresh data back"
     events = Table.open("warehouse/events")
     for number in range(10):
         events.append({"time": NOON - dt.timedelta(days=1), "n": number})
-    file = place / "tables" / "events.yaml"
-    file.write_text(f"{file.read_text()}upkeep: {{quiet_hours: '08:00-18:00'}}\n")
     found = looked(capfd, "events", "web-people")
     assert found["events"]["upkeep_waits_for"] == "quiet_hours 08:00-18:00 of events"
     assert found["web-people"]["upkeep_waits_for"] is None

@@ -62,8 +62,8 @@ def test_who_names_a_place_for_spark_has_all_work_there(monkeypatch: pytest.Monk
 
 
 def test_the_environment_says_what_is_small() -> None:
-    chosen = SmallWork(use=SparkUse.ALWAYS, most_bytes=8 * 2**20, most_items=5)
-    assert SmallWork.of(chosen.as_environment()) == chosen
+    chosen = SmallWork.of({SPARK: "always", DRIVER_MIB: "8", DRIVER_ITEMS: "5"})
+    assert chosen == SmallWork(use=SparkUse.ALWAYS, most_bytes=8 * 2**20, most_items=5)
     assert SmallWork.of({}) == SmallWork()
 
 
