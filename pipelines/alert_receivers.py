@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from storage_core.declaration_file import load_as
+from storage_core.declaration_file import load_optional
 from storage_core.declaration_parts import Closed, Milliseconds
 from storage_core.errors import InvalidInput
 
@@ -109,5 +109,4 @@ class AlertsDeclaration(Closed):
 
 def read_alerts(root: Path) -> AlertsDeclaration:
     """Return the receivers that the file in this folder declares; without a file there is none. Raises as `load_as`."""
-    file = root / ALERTS
-    return load_as(AlertsDeclaration, file) if file.exists() else AlertsDeclaration()
+    return load_optional(AlertsDeclaration, root / ALERTS)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 
-from jobs.running.holder import is_dead
-from pipelines.dead_runs import process_of
 from pipelines.run_assets import assets_of, not_done
 
 REST_SECONDS = 900
@@ -30,8 +28,9 @@ _MOST_ENDED = 500
 class AtWork:
     """The assets of which a run waits or works (`busy`) or the last one failed lately (`resting`), and these runs.
 
-    An asset whose step ended well in a run is neither, whatever the run does with others. A run whose process is known
-    to be dead holds nothing back, nor does one of a day ago: its end was not recorded.
+    An asset whose step ended well in a run is neither, whatever the run does with others. A run whose process is dead
+    is at work until `dead_runs_sensor` ends it: then Dagster tries it again by itself. One of a day ago holds nothing
+    back: its end was not recorded.
     """
 
     busy: frozenset[AssetKey]
@@ -46,7 +45,7 @@ class AtWork:
         """Ask the instance. Two queries, and one for each run of several assets that works or that failed lately."""
         now = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
         unfinished = RunsFilter(statuses=[*_WAITING, *_WORKING], created_after=now - _LONGEST)
-        runs = [run for run in instance.get_runs(unfinished) if not is_dead(process_of(run))]
+        runs = instance.get_runs(unfinished)
         lately = RunsFilter(statuses=list(_ENDED), updated_after=now - dt.timedelta(seconds=REST_SECONDS))
         ended = [each for each in instance.get_run_records(lately, limit=_MOST_ENDED) if not _is_over(each, now)]
         return cls(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.quantities import size
 from storage_core.compaction.next_pieces import within
-from storage_core.declaration_file import load_as
+from storage_core.declaration_file import load_optional
 from storage_core.declaration_upkeep import Budgeted, UpkeepOfAllDeclaration
 from storage_core.wording import counted, first_of
 
@@ -69,8 +69,7 @@ class Choice:
 
 def read_upkeep_of_all(root: Path | None) -> UpkeepOfAllDeclaration:
     """Return what `upkeep.yaml` of this folder declares; without the file no bounds. Raises what `load_as` raises."""
-    file = root / UPKEEP if root else None
-    return load_as(UpkeepOfAllDeclaration, file) if file and file.exists() else UpkeepOfAllDeclaration()
+    return load_optional(UpkeepOfAllDeclaration, root / UPKEEP) if root else UpkeepOfAllDeclaration()
 
 
 def choose(

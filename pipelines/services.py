@@ -6,6 +6,7 @@ machine or on several.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -104,8 +105,8 @@ def _python(module: str) -> Sequence[str]:
 
 
 def _workspace(address: Address, home: Path) -> Path:
-    """The file, replaced as a whole: the other service may be reading it."""
-    file = home / "workspace.yaml"
+    """The file of this code server, which no other overwrites; replaced as a whole: somebody may be reading it."""
+    file = home / f"workspace-{hashlib.sha256(address.target().encode()).hexdigest()[:12]}.yaml"
     made = file.with_name(f"{file.name}.{os.getpid()}")
     made.write_text(yaml.safe_dump({"load_from": [address.entry()]}), encoding="utf-8")
     return made.replace(file)

@@ -17,8 +17,12 @@ from assets.names import identifier
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput, NotFound, TidemarkError
 from storage_core.formats import located_yaml
+from storage_core.objectstore.resolve import canonical
 
 TABLES = "TIDEMARK_TABLES"
+
+Taken = dict[tuple[str, str], tuple[str, Path]]
+"""By field and what is the same of it for all ways to write it: how it is written, and in which file."""
 
 LOG = logging.getLogger(__name__)
 
@@ -90,12 +94,13 @@ def read_tables(folder: Path) -> DeclaredTables:
     """
     root = folder.parent
     tables: list[DeclaredTable] = []
+    taken: Taken = {}
     problems: list[Problem] = []
     for path in sorted(folder.glob("*.yaml")):
         file = _shown(path, root)
         try:
             declaration = _resolved(load(file), root)
-            _require_free(declaration, file, tables)
+            _take(declaration, file, taken)
             tables.append(DeclaredTable(declaration, file))
         except TidemarkError as error:
             problems.append(Problem(file, str(error)))
@@ -122,14 +127,15 @@ def _shown(file: Path, root: Path) -> Path:
     return file.relative_to(root) if root == Path.cwd() else file
 
 
-def _require_free(declaration: TableDeclaration, file: Path, tables: list[DeclaredTable]) -> None:
-    for other in tables:
-        for field in ("name", "uri"):
-            value, taken = getattr(declaration, field), getattr(other.declaration, field)
-            # Names that differ in a dash would be one name in Dagster.
-            if value == taken or (field == "name" and identifier(value) == identifier(taken)):
-                line = located_yaml.parse(file.read_bytes(), str(file)).line_of((field,))
-                raise InvalidInput(f"{file}:{line}: field `{field}`: {value!r} is taken, {other.file} has {taken!r}")
+def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
+    """Raise `InvalidInput` where the name or the place is another's, however that writes it."""
+    # Names that differ in a dash would be one name in Dagster.
+    own = {("name", identifier(declaration.name)), ("uri", canonical(declaration.uri))}
+    for field, same in sorted(own & taken.keys()):
+        value, (other, its_file) = getattr(declaration, field), taken[field, same]
+        line = located_yaml.parse(file.read_bytes(), str(file)).line_of((field,))
+        raise InvalidInput(f"{file}:{line}: field `{field}`: {value!r} is taken, {its_file} has {other!r}")
+    taken.update({(field, same): (getattr(declaration, field), file) for field, same in own})
 
 
 def _resolved(declaration: TableDeclaration, root: Path) -> TableDeclaration:

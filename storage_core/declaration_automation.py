@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from storage_core.declaration_file import load_as
+from storage_core.declaration_file import load_optional
 from storage_core.declaration_parts import Closed, Milliseconds
 
 AUTOMATION: Final = "automation.yaml"
@@ -31,5 +31,4 @@ class AutomationDeclaration(Closed):
 
 def read_automation(root: Path) -> AutomationDeclaration:
     """Return what the file in this folder declares, the defaults without one. Raises as `load_as`."""
-    file = root / AUTOMATION
-    return load_as(AutomationDeclaration, file) if file.exists() else AutomationDeclaration()
+    return load_optional(AutomationDeclaration, root / AUTOMATION)

@@ -40,6 +40,18 @@ def load_as(model: type[Model], path: str | Path) -> Model:
     return _parsed(model, data, where)
 
 
+def load_optional(model: type[Model], file: Path) -> Model:
+    """Return what the file declares, the defaults of `model` where there is none or it says nothing. As `load_as`."""
+    try:
+        lines = file.read_bytes().splitlines()
+    except FileNotFoundError:
+        return model()
+    except OSError:
+        return load_as(model, file)  # which says why
+    says_nothing = all(not line.strip() or line.lstrip().startswith(b"#") for line in lines)
+    return model() if says_nothing else load_as(model, file)
+
+
 def is_text(given: str | Path) -> bool:
     """Return whether this is a declaration itself, as `text_of` writes it, and not the path of its file."""
     return str(given).startswith("{")

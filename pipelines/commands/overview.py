@@ -71,8 +71,9 @@ def metrics(
     """Write how every table is as OpenMetrics text.
 
     The metrics of status, for a scraper, or for the folder that a collector of text files reads. A table that cannot be
-    read is among them as failed.
+    read is among them as failed. Ends with 2 when a declaration is not sound, or a file of all tables.
     """
+    from pipelines.files_of_all import problems_of_all
     from pipelines.open_metrics import metrics_text
     from pipelines.table_status import look_at_all
     from pipelines.tables import require_sound
@@ -93,7 +94,7 @@ def metrics(
         output.json_line(about)
     else:
         output.line(said)
-    require_sound(chosen.problems)
+    require_sound([*chosen.problems, *problems_of_all(chosen.root)])
 
 
 def report(

@@ -13,6 +13,7 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
+from pipelines.one_daemon import require_no_other_daemon
 from storage_core.errors import InvalidInput, NotFound, TidemarkError, Unavailable
 from storage_core.extras import PIPELINE, needs
 
@@ -36,6 +37,7 @@ def ui(
     """
     place, environment = _settled("the UI of Dagster")
     _require_free(port)
+    require_no_other_daemon(place)
     from pipelines.services import Address, Service, command_of
     from pipelines.supervision import keep_running
 
@@ -79,6 +81,8 @@ def serve(
     if service not in (known := [each.value for each in Service]):
         raise InvalidInput(f"{service!r} is no process of Dagster; it is one of {', '.join(known)}")
     address = Address.parse(code)
+    if service == Service.DAEMON:
+        require_no_other_daemon(place)
     command = command_of(Service(service), address, place, host=host, port=port)
     if as_json:
         output.json_line({"service": service, "code": code, "dagster_home": str(place)})

@@ -65,6 +65,19 @@ def check_location(uri: str) -> str:
     return uri
 
 
+def canonical(uri: str) -> str:
+    """Return one URI for all ways to write this place. Raises as `check_location`. No request."""
+    match scheme_of(uri):
+        case None:
+            return _plain_path(uri).resolve().as_uri()
+        case "file":
+            return _file_path(uri).resolve().as_uri()
+        case "memory":
+            return f"memory://{_memory_name(uri)}"
+        case _:
+            return parse_s3_uri(uri, {}).uri
+
+
 def scheme_of(uri: str) -> str | None:
     """Return `file`, `memory` or `s3`, or None for a plain path. Raises `InvalidInput` for any other scheme."""
     if len(uri) > _MOST_CHARACTERS:

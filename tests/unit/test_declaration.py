@@ -297,8 +297,9 @@ def test_a_pattern_must_capture_declared_columns_and_all_required_ones(tmp_path:
     [
         (("warehouse/events", "warehouse/other"), "b.yaml:1: field `name`: 'events' is taken, "),
         (("name: events", "name: other"), "b.yaml:2: field `uri`: "),
+        (("name: events\nuri: warehouse/", "name: other\nuri: ./warehouse//"), "b.yaml:2: field `uri`: "),
     ],
-    ids=["name", "place"],
+    ids=["name", "place", "same-place"],
 )
 def test_a_name_or_place_belongs_to_the_first_file(tmp_path: Path, other: tuple[str, str], problem: str) -> None:
     write(tmp_path, GOOD, "a.yaml")
