@@ -13,7 +13,6 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
-from pipelines.one_daemon import require_no_other_daemon
 from storage_core.errors import InvalidInput, NotFound, TidemarkError, Unavailable
 from storage_core.extras import PIPELINE, needs
 
@@ -37,10 +36,11 @@ def ui(
     """
     place, environment = _settled("the UI of Dagster")
     _require_free(port)
-    require_no_other_daemon(place)
+    from pipelines.one_daemon import require_no_other_daemon
     from pipelines.services import Address, Service, command_of
     from pipelines.supervision import keep_running
 
+    require_no_other_daemon(place)
     url = f"http://{_LOOPBACK}:{port}"
     if as_json:
         output.json_line({"url": url, "dagster_home": str(place)})
@@ -82,6 +82,8 @@ def serve(
         raise InvalidInput(f"{service!r} is no process of Dagster; it is one of {', '.join(known)}")
     address = Address.parse(code)
     if service == Service.DAEMON:
+        from pipelines.one_daemon import require_no_other_daemon
+
         require_no_other_daemon(place)
     command = command_of(Service(service), address, place, host=host, port=port)
     if as_json:
