@@ -43,12 +43,12 @@ def load_as(model: type[Model], path: str | Path) -> Model:
 def load_optional(model: type[Model], file: Path) -> Model:
     """Return what the file declares, the defaults of `model` where there is none or it says nothing. As `load_as`."""
     try:
-        lines = file.read_bytes().splitlines()
+        with file.open("rb") as lines:
+            says_nothing = all(not line.strip() or line.lstrip().startswith(b"#") for line in lines)
     except FileNotFoundError:
         return model()
     except OSError:
         return load_as(model, file)  # which says why
-    says_nothing = all(not line.strip() or line.lstrip().startswith(b"#") for line in lines)
     return model() if says_nothing else load_as(model, file)
 
 

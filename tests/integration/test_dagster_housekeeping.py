@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from dagster._core.utils import make_new_run_id
 
 from assets.launcher import PROCESS
 from jobs.running.holder import holder_of
+from pipelines.at_work import AtWork
 from pipelines.failed_runs import said_by
 from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, purge_history
 
@@ -114,6 +116,8 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
         with build_sensor_context(instance=instance, repository_def=repository, sensor_name=DEAD_RUNS) as context:
             return sensor.evaluate_tick(context).skip_message
 
+    at_work = AtWork.of(instance, {}, now_ms=round(time.time() * 1000))
+    assert lost in {each.run_id for each in at_work.working}, "nothing is asked for beside the retry that will come"
     assert tick() == f"1 dead run ended: {lost}"
     (failure,) = instance.all_logs(lost, of_type=DagsterEventType.RUN_FAILURE)
     assert f"process {dead.split('/')[-2]} on {socket.gethostname()}, which worked on this run, was" in str(failure)
