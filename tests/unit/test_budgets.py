@@ -178,7 +178,7 @@ class Simulated:
 
     def begin(self, choice: Choice, now_ms: int, minutes: int) -> None:
         """Let the chosen runs read what they were granted, as the job chooses it, for so many minutes."""
-        from storage_core.compaction.next_pieces import within
+        from storage_core.compaction.next_run import within
 
         for each in choice.chosen:
             name, size = each.declaration.name, each.granted_bytes or each.due.bytes
