@@ -29,6 +29,8 @@ from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field, PrivateAttr
 
 from assets.shared_jobs import TABLES, JobKilled, SharedJobs, SharedRequest
+from jobs.process.holder import holder_of
+from jobs.process.parent import as_parent
 from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
 from jobs.requests.audit import AuditRequest
@@ -37,8 +39,6 @@ from jobs.requests.distribute import DistributeRequest
 from jobs.requests.forget import ForgetRequest
 from jobs.requests.raw_log import RawLogRequest
 from jobs.requests.request import JobRequest, to_argv
-from jobs.running.holder import holder_of
-from jobs.running.parent import as_parent
 from jobs.spark.code_archive import first_on_path
 from jobs.spark.small_work import DRIVER_ITEMS, DRIVER_MIB, SPARK
 from jobs.spark.spark import Spark
@@ -70,7 +70,7 @@ Context = AssetExecutionContext | OpExecutionContext
 
 LAUNCHER = "launcher"
 PROCESS = ".dagster/tidemark_process"
-"""The tag of a run that says which process it is in, as `jobs.running.holder` does. A retry begins with its parent's.
+"""The tag of a run that says which process it is in, as `jobs.process.holder` does. A retry begins with its parent's.
 
 Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
 """
