@@ -28,7 +28,8 @@ from dagster import (
 from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field, PrivateAttr
 
-from assets.shared_jobs import TABLES, JobKilled, SharedJobs, SharedRequest
+from assets.run_tags import PROCESS, TABLES
+from assets.shared_jobs import JobKilled, SharedJobs, SharedRequest
 from jobs.process.holder import holder_of
 from jobs.process.parent import as_parent
 from jobs.reports.failure import Failed
@@ -69,11 +70,6 @@ Context = AssetExecutionContext | OpExecutionContext
 """Of an asset, or of the op that runs asset checks."""
 
 LAUNCHER = "launcher"
-PROCESS = ".dagster/tidemark_process"
-"""The tag of a run that says which process it is in, as `jobs.process.holder` does. A retry begins with its parent's.
-
-Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
-"""
 
 MOST_DEATHS = 2
 """A step whose job was killed starts it again so often."""

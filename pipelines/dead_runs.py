@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dagster import DagsterInstance, DagsterRun, RunsFilter
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
-from assets.launcher import COMMITS_STAY, PROCESS
+from assets.launcher import COMMITS_STAY
+from assets.run_tags import PROCESS
 from jobs.process.holder import holder_of, is_dead, process_in
 
 _REPOSITORY = {".dagster/repository": "__repository__@tidemark"}

@@ -28,6 +28,7 @@ from assets.due_runs import DueRun, TableInputs, outlook
 from assets.factory import asset_key, index_asset
 from assets.launcher import JobName
 from assets.partitions import partition_key, span_of
+from assets.run_tags import SENSOR
 from assets.seen import Seen
 from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
@@ -283,7 +284,7 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
 
 def _own(runs: Sequence[DagsterRun]) -> int:
     """How many of the runs the sensor asked for."""
-    return sum(run.tags.get("dagster/sensor_name") == NAME for run in runs)
+    return sum(run.tags.get(SENSOR) == NAME for run in runs)
 
 
 def _requests_of(inputs: TableInputs) -> int:

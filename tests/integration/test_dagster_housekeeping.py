@@ -25,7 +25,7 @@ from dagster import (
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.utils import make_new_run_id
 
-from assets.launcher import PROCESS
+from assets.run_tags import PROCESS
 from jobs.process.holder import holder_of
 from pipelines.at_work import AtWork
 from pipelines.failed_runs import said_by
