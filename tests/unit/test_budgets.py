@@ -14,7 +14,7 @@ from assets.granted import bytes_tag, granted_bytes
 from assets.launcher import JobName
 from pipelines.budgets import Choice, choose
 from pipelines.grouping import request_of
-from pipelines.upkeep import Wanted
+from pipelines.wanted import Wanted
 from storage_core.clock import HOUR_MS
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_file import load_text
