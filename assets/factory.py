@@ -22,6 +22,7 @@ from dagster import (
     asset,
 )
 
+from assets.definition_metadata import Project, code_version, metadata_of_asset, tags_of
 from assets.freshness import freshness_policy
 from assets.granted import granted_bytes
 from assets.index_health import index_metadata
@@ -33,7 +34,6 @@ from assets.partly_done import record_part
 from assets.recording import recorded
 from assets.rejected_lines import judged_by_quarantine, rejected_lines_spec
 from assets.run_tags import COMPACT_STATE, MODE_TAG, STATE_TAG
-from assets.shown import Project, code_version, metadata_of_asset, tags_of
 from jobs.requests.request import JobRequest
 from storage_core.clock import Clock
 from storage_core.compaction.debt import Task
