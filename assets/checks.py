@@ -27,6 +27,7 @@ from assets.index_health import index_metadata
 from assets.launcher import Launcher, Report
 from assets.metadata import entries_in, json_value, mapping
 from assets.names import identifier
+from assets.run_tags import AUDIT_ALL, AUDIT_TAG
 from jobs.requests.audit import AuditRequest
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt
@@ -45,10 +46,6 @@ AUDITED: Mapping[str, tuple[str, str]] = {
     "MC": ("mc_merges", "Every merge kept the visible rows, every value and every column, and left one sorted run."),
     "SS": ("ss_splits", "Every split is sorted as it says; file, log, statistics and native metadata say the same."),
 }
-AUDIT_TAG = "tidemark/audit"
-"""The tag of a run whose audit is of the whole table (`all`); without it, of what the last compaction wrote."""
-
-AUDIT_ALL = "all"
 
 INDEX_COVERS_ALL = "covers_every_split"
 NO_GAP = "no_generation_missing"

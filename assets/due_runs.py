@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from assets.launcher import JobName
 from storage_core.clock import Clock, SystemClock
 from storage_core.compaction import expiry
-from storage_core.compaction.next_pieces import next_pieces
+from storage_core.compaction.next_run import owed
+from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.index import catch_up as indexing
 from storage_core.ingest.delta_versions import waiting_versions
@@ -144,11 +145,12 @@ def _expire(inputs: TableInputs, table: Table) -> DueRun | None:
 
 
 def _compact(inputs: TableInputs, table: Table) -> DueRun | None:
-    found = next_pieces(table.snapshot, now_ms=inputs.clock.now_ms())
-    if not found.bytes:
+    found = owed(table.snapshot, now_ms=inputs.clock.now_ms(), mode=Mode.POLICY).first()
+    if not found:
         return None
-    reason = f"{counted(found.splits, 'split')} to compact"
-    return DueRun(reason=reason, items=found.splits, bytes=sum(found.bytes), pieces=found.bytes, newest=found.newest)
+    splits, pieces = found.splits, found.bytes
+    reason = f"{counted(splits, 'split')} to compact"
+    return DueRun(reason=reason, items=splits, bytes=sum(pieces), pieces=pieces, newest=found.newest)
 
 
 def _checkpoint(_: TableInputs, table: Table) -> DueRun | None:

@@ -22,6 +22,7 @@ from dagster import (
     asset,
 )
 
+from assets.definition_metadata import Project, code_version, metadata_of_asset, tags_of
 from assets.freshness import freshness_policy
 from assets.granted import granted_bytes
 from assets.index_health import index_metadata
@@ -32,7 +33,7 @@ from assets.partitions import Span, partitions_of, span_of, windows_of, windows_
 from assets.partly_done import record_part
 from assets.recording import recorded
 from assets.rejected_lines import judged_by_quarantine, rejected_lines_spec
-from assets.shown import Project, code_version, metadata_of_asset, tags_of
+from assets.run_tags import COMPACT_STATE, MODE_TAG, STATE_TAG
 from jobs.requests.request import JobRequest
 from storage_core.clock import Clock
 from storage_core.compaction.debt import Task
@@ -42,12 +43,6 @@ from storage_core.index.debt import debt
 from storage_core.table import Table
 from tidemark.io_manager.failures import typed_failures
 from tidemark.io_manager.metadata import table_metadata
-
-MODE_TAG = "tidemark/compaction"
-"""The tag of a run by which schedules and sensors ask for what pays now; without it a compaction finalizes."""
-
-STATE_TAG, COMPACT_STATE = "tidemark/state", "compact"
-"""By this tag and value of a run a compact state of the table is asked for."""
 
 # What the UI shows on an asset: who does the work, and in which format the result is.
 _KINDS: Mapping[JobName, set[str]] = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-BYTES_TAG = ".dagster/tidemark_bytes"
-"""The tag of a run that says how many bytes it reads, by table. Dagster keeps tags of this prefix out of the UI."""
+from assets.run_tags import BYTES_TAG
 
 
 def bytes_tag(granted: Mapping[str, int]) -> dict[str, str]:

@@ -28,7 +28,10 @@ from dagster import (
 from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field, PrivateAttr
 
-from assets.shared_jobs import TABLES, JobKilled, SharedJobs, SharedRequest
+from assets.run_tags import PROCESS, TABLES
+from assets.shared_jobs import JobKilled, SharedJobs, SharedRequest
+from jobs.process.holder import holder_of
+from jobs.process.parent import as_parent
 from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
 from jobs.requests.audit import AuditRequest
@@ -37,8 +40,6 @@ from jobs.requests.distribute import DistributeRequest
 from jobs.requests.forget import ForgetRequest
 from jobs.requests.raw_log import RawLogRequest
 from jobs.requests.request import JobRequest, to_argv
-from jobs.running.holder import holder_of
-from jobs.running.parent import as_parent
 from jobs.spark.code_archive import first_on_path
 from jobs.spark.small_work import DRIVER_ITEMS, DRIVER_MIB, SPARK
 from jobs.spark.spark import Spark
@@ -69,11 +70,6 @@ Context = AssetExecutionContext | OpExecutionContext
 """Of an asset, or of the op that runs asset checks."""
 
 LAUNCHER = "launcher"
-PROCESS = ".dagster/tidemark_process"
-"""The tag of a run that says which process it is in, as `jobs.running.holder` does. A retry begins with its parent's.
-
-Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
-"""
 
 MOST_DEATHS = 2
 """A step whose job was killed starts it again so often."""

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 from dagster import AssetExecutionContext, TimeWindowPartitionsDefinition
 
+from assets.run_tags import ALL_WINDOWS, WINDOWS_TAG
 from jobs.requests.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock, SystemClock
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_parts import MOST_PARTITIONS, PARTITION_FORMAT
-
-WINDOWS_TAG, ALL_WINDOWS = "tidemark/windows", "all"
-"""By this tag and value of a run it is about all windows, though it has the partition that Dagster wants of it."""
 
 DAY_SECONDS = 86_400
 FEWEST_PER_RUN = 30

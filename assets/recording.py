@@ -28,10 +28,9 @@ from dagster import (
 from assets.launcher import Report
 from assets.metadata import entries_in, mapping, metadata_of_partitions
 from assets.partitions import Span, is_of_all_windows, partition_key
+from assets.run_tags import BACKFILL_TAG
 
 DATA_VERSION = "dagster/data_version"
-BACKFILL_TAG = "dagster/backfill"
-"""Dagster's tag of the runs of its own backfills: those that the UI launches."""
 
 METRICS_OF_RUN = "metrics_of_run"
 """The metadata by which a repeated materialization names the run that did the work."""

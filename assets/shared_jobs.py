@@ -25,9 +25,6 @@ from storage_core.errors import Unavailable
 if TYPE_CHECKING:
     from assets.launcher import Context, JobName, Report
 
-TABLES = "tidemark/tables"
-"""The tag of a run of several small tables: how many. Their jobs share a process."""
-
 IDLE_SECONDS = 60.0
 STOP_SECONDS = 20.0
 """So long a job that is to stop may take to release its leases."""

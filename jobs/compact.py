@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from jobs.reports.metrics import Metrics
@@ -22,14 +21,10 @@ from jobs.running.run import JobRun
 from jobs.running.window_groups import GroupsOutcome, compact_groups
 from jobs.spark.spark import Spark
 from storage_core.clock import Clock
-from storage_core.compaction import next_pieces, planner
-from storage_core.compaction import rewindow as rewindowing
 from storage_core.compaction.debt import next_runs, together
 from storage_core.compaction.merge_parts import is_too_large
-from storage_core.compaction.merges import MOST_INPUTS
-from storage_core.compaction.planner import Chosen
+from storage_core.compaction.next_run import Pieces, owed, window_starts
 from storage_core.compaction.policy import Mode
-from storage_core.compaction.rewindow import RewindowTask
 from storage_core.errors import TidemarkError
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
@@ -60,7 +55,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     wanted.require_fits(job.before.config.window_seconds, job.before.config.other_windows)
     resource = resource_of(wanted, job.before.config.window_seconds)
     with job.leased(partial(_plan, request, job.table.log.clock), [resource]) as work:
-        runs = next_runs(work.merges, work.rewindowed)
+        runs = next_runs(work)
         by_window = {window: Prediction.of_compaction(run) for window, run in runs.items()}
         job.predict(Prediction.of_compaction(together(runs.values())), by_window)
         if not work:
@@ -81,38 +76,17 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return report
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a run does: splits that it writes in windows of another duration, and merges of windows without such."""
-
-    rewindowed: Sequence[RewindowTask]
-    merges: Chosen
-
-    def __len__(self) -> int:
-        """Return how many pieces it is."""
-        return len(self.rewindowed) + len(self.merges)
-
-
-def _plan(request: JobRequest, clock: Clock, snapshot: Snapshot) -> _Work:
-    wanted, mode = request.windows, request.mode
-    now_ms, starts = clock.now_ms(), wanted.select(_window_starts(snapshot))
-    rewindowed: list[RewindowTask] = []
-    if mode is not Mode.FINALIZE:
-        windows = None if wanted == EVERY_WINDOW else starts
-        is_scheduled = mode is Mode.POLICY
-        rewindowed = rewindowing.plan(snapshot, windows=windows, now_ms=now_ms, joined_only=is_scheduled)
-    begun = (add.windowStart for task in rewindowed for add in task.inputs)
-    others = set[int | None]() if mode is Mode.REWINDOW else {*starts}.difference(begun)
-    by_name = wanted != EVERY_WINDOW and mode is Mode.FINALIZE
-    chosen = planner.choose(snapshot, windows=others, now_ms=now_ms, mode=mode, retry_skipped=by_name)
-    if mode is Mode.POLICY:
-        rewindowed = rewindowing.bounded(rewindowed, MOST_INPUTS)
-    return _Work(*next_pieces.bounded(rewindowed, chosen.first(MOST_INPUTS), request.most_bytes))
-
-
-def _window_starts(snapshot: Snapshot) -> list[int | None]:
-    found: list[int | None] = snapshot.splits.table().column("windowStart").unique().to_pylist()
-    return found
+def _plan(request: JobRequest, clock: Clock, snapshot: Snapshot) -> Pieces:
+    wanted = request.windows
+    is_every = wanted == EVERY_WINDOW
+    found = owed(
+        snapshot,
+        now_ms=clock.now_ms(),
+        mode=request.mode,
+        windows=None if is_every else wanted.select(window_starts(snapshot)),
+        retry_skipped=not is_every and request.mode is Mode.FINALIZE,
+    )
+    return found.first().within(request.most_bytes)
 
 
 def _report(job: JobRun, outcome: GroupsOutcome) -> JobReport:

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 
+from jobs.process.holder import holder_of, is_dead
 from jobs.reports.metrics import Metrics
 from jobs.reports.report import JobReport, with_report
 from jobs.requests.distribute import DistributeRequest, parse, parser
 from jobs.running.command import command, on_spark
 from jobs.running.costs import RunCosts
 from jobs.running.distribute_tables import DistributeTables
-from jobs.running.holder import holder_of, is_dead
 from jobs.spark import tasks
 from jobs.spark.spark import Answer, Spark
 from storage_core.clock import SystemClock

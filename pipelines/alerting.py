@@ -21,6 +21,7 @@ from dagster import (
     run_failure_sensor,
 )
 
+from assets.run_tags import WILL_RETRY
 from pipelines.alert_delivery import Alert, deliver
 from pipelines.alert_receivers import ALERTS, AlertsDeclaration, read_alerts
 from pipelines.failed_runs import said_by, tables_of
@@ -37,7 +38,6 @@ MOST_MS = 30_000
 """After so long a tick begins to look at no other table."""
 
 _BAD = frozenset({State.BEHIND, State.FAILED})
-_WILL_RETRY = "dagster/will_retry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _failed_runs(declared: DeclaredTables) -> SensorDefinition:
     @run_failure_sensor(name=FAILED_RUNS, description=f"Tells the receivers in {ALERTS} of each run that failed.")
     def failed(context: RunFailureSensorContext) -> None:  # a reason to skip would fail a tick of several runs
         run, receivers = context.dagster_run, read_alerts(declared.root)
-        if run.tags.get(_WILL_RETRY) == "true" or not receivers.receivers:
+        if run.tags.get(WILL_RETRY) == "true" or not receivers.receivers:
             return
         events = list(context.get_step_failure_events()) or [context.failure_event]
         at = SystemClock().now_ms()

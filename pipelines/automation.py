@@ -16,7 +16,7 @@ from typing import Literal
 
 from dagster import DefaultScheduleStatus, DefaultSensorStatus
 
-from assets.shown import Automated
+from assets.definition_metadata import Automated
 from pipelines.tables import Problem
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_automation import AUTOMATION, AutomationDeclaration, read_automation

@@ -16,11 +16,12 @@ from assets.factory import asset_key, steps_of
 from assets.launcher import Launcher, PipesLauncher
 from assets.partitions import Span, contiguous, partition_key, span_of
 from assets.partly_done import FAILED_PARTITIONS
+from assets.run_tags import TABLE
 from jobs.requests.window_range import window_start
 from pipelines.catalog import build_definitions
 from pipelines.dead_runs import end_dead_runs, process_tags
 from pipelines.jobs import BACKFILL
-from pipelines.run_requests import TABLE, range_tags
+from pipelines.run_requests import range_tags
 from pipelines.tables import DeclaredTable, DeclaredTables, tables_folder
 from pipelines.unfinished import unfinished
 from storage_core.declaration import TableDeclaration

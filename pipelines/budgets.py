@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.quantities import size
-from storage_core.compaction.next_pieces import within
+from storage_core.compaction.next_run import within
 from storage_core.declaration_file import load_optional
 from storage_core.declaration_upkeep import Budgeted, UpkeepOfAllDeclaration
 from storage_core.wording import counted, first_of
 
 if TYPE_CHECKING:
-    from pipelines.upkeep import Wanted
+    from pipelines.wanted import Wanted
 
 UPKEEP = "upkeep.yaml"
 ALL = "all tables"

@@ -8,11 +8,11 @@ from pathlib import Path
 from dagster import AssetsDefinition, AssetSpec, Definitions, in_process_executor
 
 from assets.checks import build_table_checks
+from assets.definition_metadata import Project
 from assets.distribution import distributed_key
 from assets.factory import build_table_assets
 from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
-from assets.shown import Project
 from pipelines.automation import Automation, load_automation
 from pipelines.cataloguing import build_catalog
 from pipelines.distribution import build_raw_log_assets

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.running.stop_signals import heard_once
+from jobs.process.stop_signals import heard_once
 from pipelines.commands import (
     altering,
     caching,

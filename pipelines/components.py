@@ -21,9 +21,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from assets.checks import build_table_checks
+from assets.definition_metadata import Project
 from assets.launcher import LAUNCHER, PipesLauncher
 from assets.names import identifier
-from assets.shown import Project
 from jobs.requests.distribute import DistributeRequest
 from pipelines.automation import Automation
 from pipelines.catalog import build_assets, build_once

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dagster import DagsterInstance, DagsterRun, RunsFilter
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
-from assets.launcher import COMMITS_STAY, PROCESS
-from jobs.running.holder import holder_of, is_dead, process_in
+from assets.launcher import COMMITS_STAY
+from assets.run_tags import PROCESS
+from jobs.process.holder import holder_of, is_dead, process_in
 
 _REPOSITORY = {".dagster/repository": "__repository__@tidemark"}
 
@@ -38,7 +39,7 @@ def process_tags() -> Mapping[str, str]:
 
 
 def process_of(run: DagsterRun) -> str:
-    """Return the process that the run says it is in, as `jobs.running.holder` does; empty where it says none.
+    """Return the process that the run says it is in, as `jobs.process.holder` does; empty where it says none.
 
     A run in the place of one that failed has the tags of that, which name a dead process until it names its own.
     """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assets.names import identifier
+from assets.run_tags import TABLE
 from storage_core.foreign_text import shortened
 
 if TYPE_CHECKING:
@@ -161,7 +162,6 @@ def tables_of(run: DagsterRun, step: str | None, tables: Collection[str]) -> lis
 
 def _about(run: DagsterRun) -> Collection[str]:
     from pipelines.run_assets import assets_of
-    from pipelines.run_requests import TABLE
 
     return {run.tags[TABLE]} if TABLE in run.tags else {key.path[0] for key in assets_of(run)}
 

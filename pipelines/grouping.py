@@ -7,17 +7,14 @@ In a run each table's step fails by itself (decision 0168).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from dagster import RunRequest
 
 from assets.granted import bytes_tag
 from assets.launcher import JobName
 from pipelines.run_requests import run_request
+from pipelines.wanted import Wanted
 from storage_core.wording import counted
-
-if TYPE_CHECKING:
-    from pipelines.upkeep import Wanted
 
 SMALL_BYTES = 64 * 2**20
 """What reads more has a run of its own."""
@@ -30,7 +27,7 @@ MOST_TABLES = 100
 _ITEM_BYTES: Mapping[JobName, int] = {"merge": 8 * 2**20, "sort": 8 * 2**20, "catch_up": 8 * 2**20}
 _OF_THE_LOG = 2**16
 
-Group = list["Wanted"]
+Group = list[Wanted]
 """What one run does: one step of one table, or the same step of several."""
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from jobs.running.stop_signals import STOP_SIGNALS
+from jobs.process.stop_signals import STOP_SIGNALS
 
 
 @contextmanager

@@ -26,12 +26,13 @@ from dagster._core.definitions.executor_definition import ExecutorDefinition
 from dagster._core.definitions.resource_definition import ResourceDefinition
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from assets.checks import AUDIT_ALL, AUDIT_TAG, check_keys
+from assets.checks import check_keys
 from assets.distribution import distributed_key
 from assets.factory import asset_key, steps_of
 from assets.launcher import JobName
 from assets.names import identifier
 from assets.raw_upkeep import raw_key, raw_steps
+from assets.run_tags import AUDIT_ALL, AUDIT_TAG
 from storage_core.declaration import TableDeclaration
 from storage_core.raw_declaration import RawLogDeclaration
 

@@ -6,21 +6,23 @@ from collections.abc import Mapping, Sequence
 
 from dagster import AssetKey, RunRequest
 
-from assets.factory import MODE_TAG
 from assets.launcher import JobName
-from assets.partitions import ALL_WINDOWS, WINDOWS_TAG
-from assets.shared_jobs import TABLES
+from assets.run_tags import (
+    ALL_WINDOWS,
+    MODE_TAG,
+    PARTITION,
+    PRIORITY,
+    RANGE_END,
+    RANGE_START,
+    REASON,
+    TABLE,
+    TABLES,
+    WINDOWS_TAG,
+)
 from storage_core.compaction.policy import Mode
 from storage_core.declaration_upkeep import USUAL_PRIORITY
 from storage_core.foreign_text import fitted
 
-# Dagster's tags of a run of one partition, and of a ranged run. Its own single-run backfills are made of them.
-PARTITION = "dagster/partition"
-RANGE_START = "dagster/asset_partition_range_start"
-RANGE_END = "dagster/asset_partition_range_end"
-REASON = "tidemark/reason"
-TABLE = "tidemark/table"
-PRIORITY = "dagster/priority"
 _LONGEST_REASON = 60
 
 FRESH = 10

@@ -26,19 +26,19 @@ from assets.checks import check_keys
 from assets.distribution import distributed_key
 from assets.launcher import JobName
 from assets.raw_upkeep import raw_key, raw_steps
+from assets.run_tags import PRIORITY, TABLE, VERSION
 from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
 from pipelines.automation import Automation
 from pipelines.distribution import waiting_chunks
 from pipelines.jobs import CHECK, step_assets
 from pipelines.raw_logs import DeclaredRawLog
-from pipelines.run_requests import PRIORITY, TABLE, USUAL, reason_tags, run_request
+from pipelines.run_requests import USUAL, reason_tags, run_request
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.raw_declaration import RawLogDeclaration
 from storage_core.table import Table, exists
 
-VERSION = "tidemark/version"
 CHECKED_AT_ONCE = 50
 """Tables that one tick may open: on a remote store that takes seconds, and a tick has a minute."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
-from pipelines.beside_log import BesideLog
+from pipelines.external_debt import ExternalLook
 from pipelines.tables import DeclaredTables
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import NotFound, TidemarkError, as_tidemark_error
@@ -92,7 +92,7 @@ def look_at_all(places: Sequence[Place], clock: Clock | None = None) -> Iterator
 
 
 def look(place: Place, clock: Clock) -> Looked:
-    """Return how one table is. Requests: those of opening it, of `beside_log` and of `read.status`."""
+    """Return how one table is. Requests: those of opening it, of `external_debt` and of `read.status`."""
     none: dict[str, int] = {}
     try:
         table = Table.open(place.uri)
@@ -109,7 +109,7 @@ def look(place: Place, clock: Clock) -> Looked:
 def look_into(table: Table, place: Place, clock: Clock) -> Looked:
     """Return how an opened table is; raises what `read.status` raises."""
     now_ms = clock.now_ms()
-    others = BesideLog(table, place.landing, now_ms)
-    beside = others.look()
-    found = status(table.store, table.snapshot, now_ms=now_ms, freshness_ms=place.freshness_ms, beside=beside)
+    others = ExternalLook(table, place.landing, now_ms)
+    external = others.look()
+    found = status(table.store, table.snapshot, now_ms=now_ms, freshness_ms=place.freshness_ms, external=external)
     return Looked(place=place, status=found, requests=add_requests(table.store.requests, {"list": others.lists}))

@@ -14,8 +14,8 @@ from dagster import (
     RunsFilter,
 )
 
+from assets.run_tags import PARTITION, RANGE_END, RANGE_START, TABLE
 from pipelines.jobs import BACKFILL
-from pipelines.run_requests import PARTITION, RANGE_END, RANGE_START, TABLE
 from storage_core.errors import Held
 
 _BAD_ENDS = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)

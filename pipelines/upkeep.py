@@ -14,20 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from dagster import (
-    AssetKey,
-    DagsterRun,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-    SkipReason,
-)
+from dagster import AssetKey, DagsterRun, SensorDefinition, SensorEvaluationContext, SensorResult, SkipReason
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
 from assets.due_runs import DueRun, TableInputs, outlook
 from assets.factory import asset_key, index_asset
 from assets.launcher import JobName
-from assets.partitions import partition_key, span_of
+from assets.run_tags import SENSOR
 from assets.seen import Seen
 from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
@@ -36,6 +29,7 @@ from pipelines.budgets import Choice, choose, read_upkeep_of_all
 from pipelines.grouping import MOST_TABLES, Group, grouped, request_of
 from pipelines.jobs import Job, jobs_of, step_assets
 from pipelines.spent import spent_bytes
+from pipelines.wanted import Wanted
 from storage_core.clock import Clock, SystemClock
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_upkeep import UpkeepOfAllDeclaration
@@ -53,12 +47,6 @@ WHOLE_LOOK_SECONDS = 900
 
 Before it where a look found out when that is, as of the rows of a writer that will be silent for long enough."""
 
-LATE_SECONDS = 3600
-"""Work that has waited so long goes with fresh data."""
-
-# What a run costs beside what it reads: so many bytes could be read while it starts.
-_START_BYTES = 64 * 2**20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
@@ -72,46 +60,6 @@ class Bounds:
     waiting: int = 20
     tables: int = MOST_TABLES
     hour_seconds: float = 3600
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A step of a table that could run now, and how many bytes a budget grants it; None where there is no budget."""
-
-    declaration: TableDeclaration
-    job: JobName
-    due: DueRun
-    assets: Sequence[AssetKey]
-    late_seconds: float
-    granted_bytes: int | None = None
-
-    @property
-    def is_fresh_data(self) -> bool:
-        """Whether it makes new rows visible."""
-        return self.job in ("ingest", "merge")
-
-    @property
-    def is_late(self) -> bool:
-        """Whether it has waited too long."""
-        return self.late_seconds >= LATE_SECONDS
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether it goes before the rest: fresh data, and what is late."""
-        return self.is_late or self.is_fresh_data
-
-    @property
-    def rank(self) -> tuple[int, int, float]:
-        """What sorts the most urgent first: fresh data and what is late, by priority, by gain per cost and lateness."""
-        gain = self.due.items / (_START_BYTES + self.due.bytes) * (1 + self.late_seconds / LATE_SECONDS)
-        return (-int(self.is_urgent), -self.declaration.upkeep.priority, -gain)
-
-    @property
-    def partition(self) -> str | None:
-        """The partition that Dagster wants to know of a run of all windows: the newest that it is about."""
-        span = span_of(self.declaration) if self.job == "compact" else None
-        window = None if span is None else span.partition_of(self.due.newest)
-        return None if span is None else partition_key(span.newest if window is None else window)
 
 
 class Upkeep:
@@ -283,7 +231,7 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
 
 def _own(runs: Sequence[DagsterRun]) -> int:
     """How many of the runs the sensor asked for."""
-    return sum(run.tags.get("dagster/sensor_name") == NAME for run in runs)
+    return sum(run.tags.get(SENSOR) == NAME for run in runs)
 
 
 def _requests_of(inputs: TableInputs) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from jobs.running.holder import holder_of, is_dead
+from jobs.process.holder import holder_of, is_dead
 from jobs.spark.code_archive import first_on_path
 from jobs.spark.java import require_java
 from jobs.spark.java_archive import QUICK, make, no_settings, options, spark_home, work

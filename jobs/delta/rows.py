@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from jobs.spark.delta_frames import COUNT
-from jobs.spark.tasks import Answer, Item, as_text
+from jobs.spark.tasks import as_text
 from storage_core.clock import SystemClock
 from storage_core.distribution.parts import Part, write_part
 from storage_core.distribution.work import Divided
@@ -37,6 +38,9 @@ from storage_core.settings.region_fields import Region
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
 from storage_core.split.write import sort_and_write
+
+if TYPE_CHECKING:
+    from jobs.spark.spark import Answer, Item
 
 
 def append_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:

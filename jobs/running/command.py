@@ -16,11 +16,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from jobs.process.parent import ending_with_parent
+from jobs.process.stop_signals import heard_once
 from jobs.reports.pipes import report_to_dagster
 from jobs.reports.report import JobReport, report_of
 from jobs.requests.request import JobRequest, parse, parser
-from jobs.running.parent import ending_with_parent
-from jobs.running.stop_signals import heard_once
 from jobs.spark.small_work import SPARK, SmallWork
 from jobs.spark.spark import Spark
 from storage_core.errors import Interrupted, TidemarkError, as_tidemark_error

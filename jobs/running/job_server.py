@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TextIO
 
+from jobs.process.parent import ending_with_parent
+from jobs.process.stop_signals import heard_once
 from jobs.requests import audit, request
 from jobs.running.command import failure_of, log_to_stderr
-from jobs.running.parent import ending_with_parent
-from jobs.running.stop_signals import heard_once
 from jobs.spark.spark import Spark
 from storage_core.errors import Interrupted, TidemarkError, Unavailable, as_tidemark_error
 

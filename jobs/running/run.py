@@ -11,12 +11,12 @@ from typing import Protocol, TypeVar
 
 from pyarrow import RecordBatch
 
+from jobs.process.holder import holder_of, is_dead
 from jobs.reports.metrics import NO_METRICS, Metrics
 from jobs.reports.prediction import Prediction
 from jobs.reports.report import JobReport, Status
 from jobs.running.as_completed import as_completed
 from jobs.running.costs import RunCosts
-from jobs.running.holder import holder_of, is_dead
 from jobs.running.shared_place import require_shared
 from jobs.spark.spark import Answer, Item, Spark
 from storage_core.errors import CommitConflict, Held, TidemarkError

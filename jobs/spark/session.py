@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from jobs.running.stop_signals import handlers_kept
+from jobs.process.stop_signals import handlers_kept
 from jobs.spark import code_archive, java_archive
 from jobs.spark.code_archive import ROOT
 from jobs.spark.java import require_java

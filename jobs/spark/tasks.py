@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -38,10 +37,10 @@ from storage_core.region import sorting
 from storage_core.region.merge_work import MergeWork
 from storage_core.split.context import SplitContext
 
-LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from jobs.spark.spark import Answer, Item
 
-Item = Mapping[str, Any]
-Answer = dict[str, Any]
+LOG = logging.getLogger(__name__)
 
 
 def compact(item: Item) -> Answer:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.running.holder import is_dead
+from jobs.process.holder import is_dead
 from jobs.spark.code_archive import ROOT, modules
 from jobs.spark.errors import spark_errors
 from jobs.spark.java import java_home
@@ -49,7 +49,7 @@ _READ_BY_TASKS = ("AWS_", "TIDEMARK_S3", "TIDEMARK_CACHE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmServer:
-    """Where a server is: its process as `jobs.running.holder` names it, and the port and token of its sessions.
+    """Where a server is: its process as `jobs.process.holder` names it, and the port and token of its sessions.
 
     `made_of` says of which code and Java it was started, `environment` what its tasks read of theirs.
     """

@@ -36,7 +36,7 @@ def leases(
 
 
 def _break(table: Table, resource: str, *, as_json: bool) -> None:
-    from jobs.running.holder import holder_of
+    from jobs.process.holder import holder_of
     from storage_core.leases.lease import break_lease
 
     table.require_capable()
@@ -48,7 +48,7 @@ def _break(table: Table, resource: str, *, as_json: bool) -> None:
 
 
 def _show(table: Table, *, as_json: bool) -> None:
-    from jobs.running.holder import is_dead
+    from jobs.process.holder import is_dead
     from storage_core.clock import SystemClock
     from storage_core.leases.stored import stored_leases
 

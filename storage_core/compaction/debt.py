@@ -1,20 +1,21 @@
 """Debt: what there is to do in each window, why, and what the next run costs (decision 0074).
 
-It is made of what the jobs themselves plan: a compaction (`planner`), cold windows that it joins (`rewindow`), the
-retention (`expiry`), and what a compaction leaves out for a while because it failed (`mergeskip`).
+It is made of what the jobs themselves plan: a compaction (`next_run`), the retention (`expiry`), and what a compaction
+leaves out for a while because it failed (`mergeskip`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 import numpy as np
 
-from storage_core.compaction import expiry, planner, rewindow
-from storage_core.compaction.merges import MOST_INPUTS, REASONS, Reason, outputs_of
+from storage_core.compaction import expiry
+from storage_core.compaction.merges import REASONS, Reason, outputs_of
+from storage_core.compaction.next_run import Pieces, owed
 from storage_core.compaction.planner import Chosen
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.rewindow import RewindowTask
@@ -51,7 +52,7 @@ class WindowDebt:
     live_bytes: int
     merges: int
     outputs: int
-    reasons: tuple[Reason, ...]
+    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +105,23 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
     """
     leaving = expiry.plan(snapshot, retention_ms=snapshot.config.retention_ms, now_ms=now_ms)
     skipped = _skipped(snapshot, now_ms)
-    coarsened = _coarsened(snapshot, now_ms, skipped) if mode is Mode.POLICY else []
-    joined = {each.window_start for each in coarsened}
-    merged = _compacted(snapshot, now_ms, mode, skipped)
-    compacted = [*coarsened, *(each for each in merged if each.window_start not in joined)]
+    pieces = owed(snapshot, now_ms=now_ms, mode=mode)
+    runs = next_runs(pieces.first())
+    compacted = [
+        Debt(
+            window_start=each.window_start,
+            task=Task.COMPACT,
+            reasons=each.reasons,
+            splits=each.splits,
+            rows=each.rows,
+            bytes=each.bytes,
+            merges=each.merges,
+            outputs=each.outputs,
+            next_run=runs.get(each.window_start, NextRun()),
+            skipped=tuple(about for _, about in skipped.get(each.window_start, ())),
+        )
+        for each in _by_window(pieces)
+    ]
     deleted = {each.window_start for each in leaving.windows}
     seen = deleted | {each.window_start for each in compacted}
     waiting = [_waiting(window, found) for window, found in skipped.items() if window not in seen]
@@ -140,12 +154,14 @@ def window_debts(chosen: Chosen) -> list[WindowDebt]:
     return [WindowDebt(*each) for each in zip(*columns, strict=True)]
 
 
-def next_runs(chosen: Chosen, tasks: Sequence[RewindowTask]) -> dict[int | None, NextRun]:
-    """Return what a run of these merges, and of these splits that it writes for other windows, does in each window."""
-    found = {each.window_start: _cost(each) for each in window_debts(chosen)}
-    for add, outputs in _joined(tasks):
-        found[add.windowStart] = _with(found.get(add.windowStart, NextRun()), add, outputs)
-    return found
+def next_runs(pieces: Pieces) -> dict[int | None, NextRun]:
+    """Return what a run of these pieces does in each window."""
+    return {
+        each.window_start: NextRun(
+            splits=each.splits, outputs=each.outputs, read_bytes=each.bytes, written_bytes=each.live_bytes
+        )
+        for each in _by_window(pieces)
+    }
 
 
 def together(runs: Iterable[NextRun]) -> NextRun:
@@ -172,77 +188,27 @@ def _skipped(snapshot: Snapshot, now_ms: int) -> Mapping[int | None, _Found]:
     return found
 
 
-def _compacted(snapshot: Snapshot, now_ms: int, mode: Mode, skipped: Mapping[int | None, _Found]) -> list[Debt]:
-    chosen = planner.choose(snapshot, now_ms=now_ms, mode=mode)
-    owed = window_debts(chosen)
-    now = owed if len(chosen.merges.rows) <= MOST_INPUTS else window_debts(chosen.first(MOST_INPUTS))
-    next_run = {each.window_start: each for each in now}
-    return [
-        Debt(
-            window_start=each.window_start,
-            task=Task.COMPACT,
-            reasons=each.reasons,
-            splits=each.splits,
-            rows=each.rows,
-            bytes=each.bytes,
-            merges=each.merges,
-            outputs=each.outputs,
-            next_run=_cost(next_run.get(each.window_start)),
-            skipped=tuple(about for _, about in skipped.get(each.window_start, ())),
-        )
-        for each in owed
-    ]
+def _by_window(pieces: Pieces) -> list[WindowDebt]:
+    return [*window_debts(pieces.merges), *_rewindowed(pieces.rewindowed)]
 
 
-def _coarsened(snapshot: Snapshot, now_ms: int, skipped: Mapping[int | None, _Found]) -> list[Debt]:
-    """The windows that a scheduled run joins to longer ones (decision 0148), which it does before it merges others.
+def _rewindowed(tasks: Sequence[RewindowTask]) -> Iterator[WindowDebt]:
+    """What is written in windows of another duration (decision 0148), by the windows that it is in now.
 
     What is written for a longer window is counted for the first window that joins it.
     """
-    tasks = rewindow.plan(snapshot, windows=None, now_ms=now_ms, joined_only=True)
-    now = sum(len(task.inputs) for task in rewindow.bounded(tasks, MOST_INPUTS))
-    found: dict[int | None, Debt] = {}
-    for number, (add, outputs) in enumerate(_joined(tasks)):
-        known = found.get(add.windowStart) or _nothing_of(add.windowStart, skipped)
-        found[add.windowStart] = replace(
-            known,
-            splits=known.splits + 1,
-            rows=known.rows + add.visible_rows,
-            bytes=known.bytes + add.size,
-            outputs=known.outputs + outputs,
-            next_run=_with(known.next_run, add, outputs) if number < now else known.next_run,
-        )
-    return [*found.values()]
-
-
-def _joined(tasks: Sequence[RewindowTask]) -> Iterator[tuple[Add, int]]:
-    """Each input, and 1 with the first one of a split that is written."""
+    inputs: defaultdict[int | None, list[Add]] = defaultdict(list)
+    outputs = Counter[int | None]()
     written: set[tuple[int, int]] = set()
     for number, task in enumerate(tasks):
         for add in task.inputs:
+            inputs[add.windowStart].append(add)
             target = (number, (add.windowStart or 0) // (task.context.window_seconds or 1))
-            yield add, int(target not in written)
+            outputs[add.windowStart] += target not in written
             written.add(target)
-
-
-def _nothing_of(window: int | None, skipped: Mapping[int | None, _Found]) -> Debt:
-    about = tuple(about for _, about in skipped.get(window, ()))
-    return Debt(window_start=window, task=Task.COMPACT, reasons=(COARSEN,), splits=0, rows=0, bytes=0, skipped=about)
-
-
-def _with(run: NextRun, add: Add, outputs: int) -> NextRun:
-    return NextRun(
-        splits=run.splits + 1,
-        outputs=run.outputs + outputs,
-        read_bytes=run.read_bytes + add.size,
-        written_bytes=run.written_bytes + add.size,
-    )
-
-
-def _cost(found: WindowDebt | None) -> NextRun:
-    if found is None:
-        return NextRun()
-    return NextRun(splits=found.splits, outputs=found.outputs, read_bytes=found.bytes, written_bytes=found.live_bytes)
+    for window, adds in inputs.items():
+        rows, size = sum(add.visible_rows for add in adds), sum(add.size for add in adds)
+        yield WindowDebt(window, len(adds), rows, size, size, 0, outputs[window], (COARSEN,))
 
 
 def _expired(window: expiry.ExpiredWindow) -> Debt:

@@ -46,7 +46,8 @@ class Chosen:
 
     def first(self, most_inputs: int) -> Chosen:
         """Return the merges that one plan makes (`merges.bounded`)."""
-        return replace(self, merges=bounded(self.merges, most_inputs))
+        is_all = len(self.merges.rows) <= most_inputs
+        return self if is_all else replace(self, merges=bounded(self.merges, most_inputs))
 
     def parts(self) -> Iterator[list[CompactionTask]]:
         """Yield the tasks in parts that read at most `PART_INPUTS` splits, if not one merge does.

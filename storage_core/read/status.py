@@ -32,7 +32,7 @@ class Owed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class ExternalDebt:
     """What others say than the snapshot: of landed files, of mirrors by versions that they lack, of the collector.
 
     `unknown` says of a step why nobody knows.
@@ -44,7 +44,7 @@ class Beside:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-NOT_LOOKED = Beside()
+NOT_LOOKED = ExternalDebt()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +95,9 @@ def status(
     *,
     now_ms: int,
     freshness_ms: int | None = None,
-    beside: Beside = NOT_LOOKED,
+    external: ExternalDebt = NOT_LOOKED,
 ) -> Status:
-    """Return how the table is at `now_ms`, judged by the freshness that is declared for it, with what is `beside` it.
+    """Return how the table is at `now_ms`, judged by the freshness that is declared for it, with its `external` debt.
 
     Requests: the manifests of the state, one LIST, with a freshness one GET for each of the 32 newest versions at most,
     and those of `region.oldest_waiting` for a keyed table.
@@ -124,7 +124,7 @@ def status(
         committed_at=snapshot.timestamp,
         newest_row_at=newest_row_ms(snapshot),
         rows_came_at=came,
-        owed=dict(_in_order(upkeep, beside)),
+        owed=dict(_in_order(upkeep, external)),
         indexes=lags,
         regions=unmerged.regions if unmerged else 0,
         oldest_unmerged_ms=oldest,
@@ -133,8 +133,8 @@ def status(
         freed_bytes=sum(each.bytes for each in debts if each.task is Task.EXPIRE),
         freshness_ms=freshness_ms,
         behind=tuple(is_late),
-        mirrors=beside.mirrors,
-        unknown=beside.unknown,
+        mirrors=external.mirrors,
+        unknown=external.unknown,
     )
 
 
@@ -147,14 +147,14 @@ def _lags(snapshot: Snapshot) -> Iterator[IndexLag]:
             yield IndexLag(name=each.name, versions=snapshot.version - found.watermark, rows=found.uncovered_rows)
 
 
-def _in_order(upkeep: Iterator[tuple[str, Owed]], beside: Beside) -> Iterator[tuple[str, Owed]]:
-    if beside.ingest is not None:
-        yield "ingest", beside.ingest
+def _in_order(upkeep: Iterator[tuple[str, Owed]], external: ExternalDebt) -> Iterator[tuple[str, Owed]]:
+    if external.ingest is not None:
+        yield "ingest", external.ingest
     yield from upkeep
-    if lacking := max(beside.mirrors.values(), default=0):
+    if lacking := max(external.mirrors.values(), default=0):
         yield "publish", Owed(count=lacking, unit="versions")
-    if beside.collect is not None:
-        yield "collect", beside.collect
+    if external.collect is not None:
+        yield "collect", external.collect
 
 
 def _owed(

@@ -12,8 +12,8 @@ from pathlib import Path
 from dagster import Definitions, in_process_executor
 
 from assets.checks import build_table_checks
+from assets.definition_metadata import Project
 from assets.launcher import LAUNCHER, InProcessLauncher, PipesLauncher
-from assets.shown import Project
 from jobs.spark.spark import Spark
 from pipelines.automation import Automation
 from pipelines.catalog import build_assets

@@ -27,7 +27,8 @@ from dagster._grpc.server import wait_for_grpc_server
 
 from assets.granted import granted_bytes
 from pipelines.instance import home
-from storage_core.compaction.next_pieces import next_pieces
+from storage_core.compaction.next_run import owed
+from storage_core.compaction.policy import Mode
 from storage_core.declaration import load
 from storage_core.table import Table
 from tests.support.scale import scaled
@@ -88,7 +89,7 @@ class Backlog:
 
     def debt(self, name: str) -> int:
         table = self._open(name)
-        return sum(next_pieces(table.snapshot, now_ms=table.log.clock.now_ms()).bytes)
+        return sum(owed(table.snapshot, now_ms=table.log.clock.now_ms(), mode=Mode.POLICY).first().bytes)
 
     def debts(self) -> int:
         return sum(map(self.debt, self.names))

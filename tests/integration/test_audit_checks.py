@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from dagster import AssetCheckEvaluation, DagsterInstance, Definitions
 
-from assets.checks import AUDIT_TAG, AUDITED
+from assets.checks import AUDITED
 from assets.launcher import InProcessLauncher, PipesLauncher
+from assets.run_tags import AUDIT_TAG
 from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.tables import read_tables

@@ -15,9 +15,10 @@ from dagster import (
 )
 from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
 
+from assets.run_tags import PARTITION, TABLE
 from pipelines.instance import home, open_instance
 from pipelines.jobs import BACKFILL
-from pipelines.run_requests import PARTITION, TABLE, range_tags
+from pipelines.run_requests import range_tags
 from pipelines.unfinished import unfinished
 from storage_core.errors import Held
 

@@ -18,8 +18,8 @@ from dagster import (
     build_sensor_context,
 )
 
+from assets.definition_metadata import AUTOMATION_TAG, code_version
 from assets.launcher import PipesLauncher
-from assets.shown import AUTOMATION_TAG, code_version
 from pipelines.catalog import build_definitions
 from pipelines.raw_logs import read_raw_logs
 from pipelines.report.written import REPORT_PATH

@@ -25,8 +25,8 @@ from dagster import (
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.utils import make_new_run_id
 
-from assets.launcher import PROCESS
-from jobs.running.holder import holder_of
+from assets.run_tags import PROCESS
+from jobs.process.holder import holder_of
 from pipelines.at_work import AtWork
 from pipelines.failed_runs import said_by
 from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, purge_history
@@ -34,7 +34,7 @@ from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, purge_history
 pytestmark = [pytest.mark.dagster, pytest.mark.parametrize("history", ["sqlite", "postgresql"], indirect=True)]
 
 
-DYING = "import sys; sys.path[:0] = [sys.argv[1]]; from jobs.running.holder import holder_of; print(holder_of(None))"
+DYING = "import sys; sys.path[:0] = [sys.argv[1]]; from jobs.process.holder import holder_of; print(holder_of(None))"
 
 
 @asset

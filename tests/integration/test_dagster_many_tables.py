@@ -35,7 +35,8 @@ from pipelines.schedules import CHECKED_AT_ONCE, build_schedules
 from pipelines.tables import read_tables
 from pipelines.upkeep import NAME, Bounds, Upkeep
 from storage_core.clock import SystemClock
-from storage_core.compaction.next_pieces import next_pieces
+from storage_core.compaction.next_run import owed
+from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration, load
 from storage_core.objectstore.local import LocalStore
 from tests.support.many_tables import declare_tables, land_line
@@ -252,7 +253,9 @@ def test_budgets_hold_for_a_code_server_that_starts_anew_and_what_waits_is_said(
         for number in range(10):
             table.append([{"timestamp": datetime(2026, 2, 1, tzinfo=UTC), "status": number, "message": "m"}])
     debts = {
-        each.name: sum(next_pieces(Table.open(each.uri).snapshot, now_ms=SystemClock().now_ms()).bytes)
+        each.name: sum(
+            owed(Table.open(each.uri).snapshot, now_ms=SystemClock().now_ms(), mode=Mode.POLICY).first().bytes
+        )
         for each in tables
     }
     bounds = tmp_path / "upkeep.yaml"

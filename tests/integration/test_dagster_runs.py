@@ -25,14 +25,13 @@ from dagster import (
     build_sensor_context,
 )
 
-from assets.factory import COMPACT_STATE, MODE_TAG, STATE_TAG
 from assets.index_health import INDEX_METADATA
 from assets.launcher import MOST_DEATHS, InProcessLauncher, PipesLauncher
 from assets.metadata import METADATA, PARTITION_METADATA, PREDICTED, PREDICTED_BYTES, PREDICTED_OF_PARTITION
+from assets.run_tags import COMPACT_STATE, MODE_TAG, RANGE_END, RANGE_START, STATE_TAG
 from jobs.spark.spark import Spark
 from pipelines.backfill import backfill
 from pipelines.catalog import build_definitions
-from pipelines.run_requests import RANGE_END, RANGE_START
 from pipelines.tables import load_tables
 from storage_core.clock import SystemClock
 from storage_core.declaration import load

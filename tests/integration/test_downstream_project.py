@@ -14,7 +14,7 @@ import pytest
 import yaml
 from dagster import AssetKey, DagsterInstance, Definitions, define_asset_job
 
-from pipelines.run_requests import RANGE_END, RANGE_START
+from assets.run_tags import RANGE_END, RANGE_START
 from tidemark import Table
 from tidemark.dagster import TableComponent
 

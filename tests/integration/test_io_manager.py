@@ -42,8 +42,8 @@ from dagster import (
 )
 from pyspark.sql import DataFrame as SparkFrame
 
+from assets.run_tags import RANGE_END, RANGE_START
 from jobs.spark.spark import Spark
-from pipelines.run_requests import RANGE_END, RANGE_START
 from tests.support.s3_server import S3Server
 from tidemark import Table
 from tidemark.dagster import TidemarkIOManager

@@ -35,7 +35,7 @@ from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
 from assets.launcher import MOST_DEATHS, PipesLauncher
 from assets.partitions import partitions_of, span_of
-from assets.shared_jobs import TABLES
+from assets.run_tags import TABLES
 from jobs.requests.request import JobRequest, to_argv
 from pipelines.alerting import failure_alert
 from pipelines.at_work import AtWork

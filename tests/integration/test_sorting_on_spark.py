@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from jobs import merge, sort
+from jobs.process.holder import holder_of
 from jobs.requests.request import JobRequest
-from jobs.running.holder import holder_of
 from jobs.spark.spark import Spark
 from pipelines.cli import main as tidemark
 from storage_core.errors import Held

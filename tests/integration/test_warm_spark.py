@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.running.holder import holder_of
+from jobs.process.holder import holder_of
 from jobs.spark import warm
 from jobs.spark.code_archive import ROOT
 from jobs.spark.warm import WarmServer, made_of, read_by_tasks

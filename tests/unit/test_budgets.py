@@ -14,7 +14,7 @@ from assets.granted import bytes_tag, granted_bytes
 from assets.launcher import JobName
 from pipelines.budgets import Choice, choose
 from pipelines.grouping import request_of
-from pipelines.upkeep import Wanted
+from pipelines.wanted import Wanted
 from storage_core.clock import HOUR_MS
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_file import load_text
@@ -178,7 +178,7 @@ class Simulated:
 
     def begin(self, choice: Choice, now_ms: int, minutes: int) -> None:
         """Let the chosen runs read what they were granted, as the job chooses it, for so many minutes."""
-        from storage_core.compaction.next_pieces import within
+        from storage_core.compaction.next_run import within
 
         for each in choice.chosen:
             name, size = each.declaration.name, each.granted_bytes or each.due.bytes

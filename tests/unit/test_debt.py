@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.compaction import debt as debts
+from storage_core.compaction import next_run
 from storage_core.compaction.debt import Debt, NextRun, Skipped, Task, debt
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.policy import Mode
@@ -138,13 +138,15 @@ def test_cold_windows_that_a_scheduled_run_joins_say_so_and_what_the_next_run_re
     assert _tasks(found[-1:]) == [(2 * HOUR_SECONDS, Task.WAIT, 1)]
     for early in (debt(held, now_ms=DAY_SECONDS * 1000 - 1, mode=Mode.POLICY), debt(held, now_ms=DAY_SECONDS * 1000)):
         assert "coarsen" not in {reason for each in early for reason in each.reasons}, "nor one that was not scheduled"
+    all_of_them = debt(held, now_ms=DAY_SECONDS * 1000, mode=Mode.REWINDOW)
+    assert [(each.reasons, each.splits) for each in all_of_them] == [(("coarsen",), splits) for splits in (2, 1, 1)]
 
 
 def test_debt_of_very_many_cold_windows_says_what_the_next_run_joins() -> None:
     adds = [_add(str(number), number * HOUR_SECONDS) for number in range(60)]
     held = snapshot(adds, config=replace(JOINING, target_split_bytes=5_000))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(debts, "MOST_INPUTS", 12)
+        patch.setattr(next_run, "MOST_INPUTS", 12)
         found = debt(held, now_ms=10**13, mode=Mode.POLICY)
     assert sum(each.splits for each in found) == 60
     assert sum(each.next_run.splits for each in found) == 10, "two tasks of five splits"

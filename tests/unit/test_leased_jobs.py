@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 
 from jobs import checkpoint, collect, compact
+from jobs.process.holder import holder_of, is_dead
 from jobs.reports.metrics import Metrics
 from jobs.requests.request import JobRequest, parse, parser, to_argv
 from jobs.requests.window_range import WindowRange
 from jobs.running.command import table_command
-from jobs.running.holder import holder_of, is_dead
 from jobs.running.run import POLL_MS, JobRun
 from jobs.spark.spark import Spark
 from pipelines.cli import main as tidemark
@@ -254,7 +254,7 @@ def test_a_request_says_how_long_to_wait() -> None:
 # --- who holds
 
 
-HOLDER = "import time\nfrom jobs.running.holder import holder_of\nprint(holder_of('r'), flush=True)\ntime.sleep(600)\n"
+HOLDER = "import time\nfrom jobs.process.holder import holder_of\nprint(holder_of('r'), flush=True)\ntime.sleep(600)\n"
 
 
 def test_a_process_of_this_machine_that_was_killed_is_not_waited_for(uri: str) -> None:

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
+from jobs.process.stop_signals import STOP_SIGNALS, handlers_kept, heard_once
 from jobs.reports.report import JobReport
 from jobs.running.command import command
-from jobs.running.stop_signals import STOP_SIGNALS, handlers_kept, heard_once
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 # Each program writes its process id down and stays.
 KEEPER = """
 import os, sys
-from jobs.running.stop_signals import heard_once
+from jobs.process.stop_signals import heard_once
 from pipelines.supervision import keep_running
 
 program = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'a'), flush=True); time.sleep(600)"

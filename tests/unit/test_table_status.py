@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipelines import beside_log
+from pipelines import external_debt
 from pipelines.table_status import Place, State, look, look_at_all
 from storage_core.clock import HOUR_MS
 from storage_core.compaction.debt import Task
@@ -238,7 +238,7 @@ def test_what_cannot_be_known_of_a_step_is_said_and_hides_no_other(
     assert looked.status is not None
     assert (looked.state, looked.status.rows) == (State.OK, 1)
     assert {step: why.partition(":")[0] for step, why in looked.status.unknown.items()} == {"ingest": "unavailable"}
-    monkeypatch.setattr(beside_log, "MOST_LANDED", 3)
+    monkeypatch.setattr(external_debt, "MOST_LANDED", 3)
     full = look(replace(place, landing=landed(tmp_path / "full", 3)), ManualClock()).status
     assert full is not None
     assert full.unknown["ingest"] == "3 files or more lie in the landing place"

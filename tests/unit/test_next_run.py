@@ -12,8 +12,7 @@ import pytest
 from jobs import compact
 from jobs.requests.request import JobRequest, parse, parser, to_argv
 from jobs.spark.spark import Spark
-from storage_core.compaction import planner, rewindow
-from storage_core.compaction.next_pieces import bounded, next_pieces, within
+from storage_core.compaction.next_run import Pieces, owed, within
 from storage_core.compaction.policy import Mode
 from storage_core.log.snapshot import Snapshot
 from tests.support.events import CONFIG, HOUR_SECONDS, snapshot
@@ -24,14 +23,16 @@ from tidemark import Table
 LATER_MS = 10**13
 
 
+def seen(held: Snapshot) -> Pieces:
+    return owed(held, now_ms=LATER_MS, mode=Mode.POLICY).first()
+
+
 def read_by(held: Snapshot, most_bytes: int | None) -> list[tuple[int | None, int]]:
     """The window and bytes of what a run reads."""
-    tasks = rewindow.plan(held, windows=None, now_ms=LATER_MS, joined_only=True)
-    begun = {add.windowStart for task in tasks for add in task.inputs}
-    chosen = planner.choose(held, now_ms=LATER_MS, mode=Mode.POLICY)
-    assert not begun.intersection(task.window for task in chosen.tasks())
-    joined, merges = bounded(tasks, chosen, most_bytes)
-    inputs = [*(each.inputs for each in joined), *(each.inputs for each in merges.tasks())]
+    pieces = seen(held).within(most_bytes)
+    begun = {add.windowStart for task in pieces.rewindowed for add in task.inputs}
+    assert not begun.intersection(task.window for task in pieces.merges.tasks())
+    inputs = [*(each.inputs for each in pieces.rewindowed), *(each.inputs for each in pieces.merges.tasks())]
     return [(adds[0].windowStart, sum(add.size for add in adds)) for adds in inputs]
 
 
@@ -43,7 +44,7 @@ def test_the_pieces_that_fit_are_taken_and_a_large_one_goes_before_small_ones() 
 
 def test_a_run_reads_the_newest_windows_that_fit_and_what_was_seen_before_it() -> None:
     held = snapshot_of_many(600, 10)
-    pieces = next_pieces(held, now_ms=LATER_MS)
+    pieces = seen(held)
     assert pieces.splits == 600
     assert pieces.newest == 9 * HOUR_SECONDS
     assert sum(pieces.bytes) == 600 * SPLIT_BYTES == sum(size for _, size in read_by(held, None))
@@ -58,7 +59,7 @@ def test_a_run_reads_the_newest_windows_that_fit_and_what_was_seen_before_it() -
 def test_windows_that_are_joined_are_pieces_too() -> None:
     adds = [_add(str(number), number * HOUR_SECONDS) for number in range(60)]
     held = snapshot(adds, config=replace(JOINING, target_split_bytes=5_000))
-    pieces = next_pieces(held, now_ms=LATER_MS)
+    pieces = seen(held)
     assert (pieces.splits, sum(pieces.bytes), max(pieces.bytes)) == (60, 60_000, 5_000)
     found = read_by(held, 11_000)
     assert 6_000 < sum(size for _, size in found) <= 11_000
@@ -66,7 +67,7 @@ def test_windows_that_are_joined_are_pieces_too() -> None:
 
 
 def test_nothing_to_do_is_no_piece() -> None:
-    assert next_pieces(snapshot([_add("a", 0)], config=CONFIG), now_ms=0).bytes == ()
+    assert seen(snapshot([_add("a", 0)], config=CONFIG)).bytes == ()
 
 
 def test_the_job_plans_no_more_than_it_was_granted(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_the_job_plans_no_more_than_it_was_granted(tmp_path: Path) -> None:
     hours = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in range(3)]
     for number in range(10):
         table.append(pa.table({"at": hours, "n": [number] * 3}, schema))
-    pieces = next_pieces(table.snapshot, now_ms=table.log.clock.now_ms())
+    pieces = owed(table.snapshot, now_ms=table.log.clock.now_ms(), mode=Mode.POLICY).first()
     request = JobRequest(table_uri=table.uri, mode=Mode.POLICY, dry_run=True)
     for most, windows in ((None, 3), (sum(pieces.bytes), 3), (sum(pieces.bytes[:2]), 2), (min(pieces.bytes) - 1, 0)):
         report = compact.run(replace(request, most_bytes=most), Spark())  # which a plan does not start

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from storage_core.errors import TidemarkError
 from storage_core.objectstore.contract import PAGE_KEYS
-from storage_core.read.status import Beside, Owed
+from storage_core.read.status import ExternalDebt, Owed
 from storage_core.table import Table
 from storage_core.wording import counted
 
@@ -25,8 +25,8 @@ Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
-class BesideLog:
-    """One look beside the log of a table whose rows land at `landing`, if anywhere.
+class ExternalLook:
+    """One look at what the log does not say, of a table whose rows land at `landing`, if anywhere.
 
     `lists` counts the requests that the landing place was asked, where the table's store counts the others.
     """
@@ -37,12 +37,12 @@ class BesideLog:
     lists: int = 0
     _unknown: dict[str, str] = field(default_factory=dict)
 
-    def look(self) -> Beside:
+    def look(self) -> ExternalDebt:
         """Return what there is to do. Raises no error of what it looks at.
 
         Requests: a LIST per 1,000 entries of the landing place, those of `shown_versions`, and one GET.
         """
-        return Beside(
+        return ExternalDebt(
             ingest=self._known("ingest", self._landed),
             collect=self._known("collect", self._noted),
             mirrors=self._known("publish", self._lacking) or {},
