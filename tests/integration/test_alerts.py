@@ -126,6 +126,26 @@ def test_a_wrong_receiver_is_refused_with_its_line_and_not_repeated(wrong: str, 
     assert CANARY not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("written", "example"),
+    [
+        ("echo hi", '["echo", "hi"]'),
+        ("say 'it is late'", '["say", "it is late"]'),
+        ("say it's late", '["say", "it\'s", "late"]'),
+        ("", '["program", "argument"]'),
+    ],
+)
+def test_a_command_that_is_a_text_is_refused_with_the_list_that_it_would_be(
+    written: str, example: str, tmp_path: Path
+) -> None:
+    (tmp_path / "alerts.yaml").write_text(f'receivers:\n  - command: "{written}"\n')
+    with pytest.raises(InvalidInput) as refused:
+        read_alerts(tmp_path)
+    assert f"field `receivers.0.command`: a command is a list of words, such as {example}; no shell" in str(
+        refused.value
+    )
+
+
 def test_a_file_that_declares_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "alerts.yaml").write_text("- 1\n")
     with pytest.raises(InvalidInput, match="a declaration is a mapping; found"):
