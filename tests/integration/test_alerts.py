@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 import uuid
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,17 @@ def test_broken_receivers_are_named_without_their_place_and_the_others_are_serve
     assert "HTTP Error 302" in done.problems[3]
     assert "ended with 3" in done.problems[6]
     assert CANARY not in "".join(done.problems)
+
+
+def test_a_name_and_password_in_the_url_of_a_webhook_are_sent_and_in_no_message() -> None:
+    web, refusing = Web(), Web(401)
+    with serving(web, refusing):
+        urls = [each.url.replace("//", f"//ann:{CANARY}%40@") for each in (web, refusing)]
+        done = deliver(ALERT, declared(*({"webhook": each} for each in urls)))
+    assert web.authorizations == [f"Basic {b64encode(f'ann:{CANARY}@'.encode()).decode()}"]
+    assert done.problems == ("receiver 2 (webhook): HTTPError: HTTP Error 401: Unauthorized",)
+    silent = deliver(ALERT, declared({"webhook": f"http://ann:{CANARY}@127.0.0.1:9/"}))
+    assert CANARY not in "".join(silent.problems)
 
 
 @pytest.mark.parametrize(
