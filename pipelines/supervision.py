@@ -81,14 +81,17 @@ def keep_running(
     programs: Mapping[str, Sequence[str]],
     environment: Mapping[str, str],
     is_first_ready: Callable[[], bool] = lambda: True,
+    is_up: Callable[[], bool] = lambda: True,
 ) -> None:
     """Run the programs, each by its name, until this process is interrupted; then end them all.
 
-    The others are started when the first is ready, or takes longer than `PATIENCE_SECONDS`.
+    The others are started when the first is ready, or takes longer than `PATIENCE_SECONDS`. `is_up` is asked until it
+    says yes.
     """
     kept: list[Kept] = []
     waiting = list(programs.items())
     patient_until = time.monotonic() + PATIENCE_SECONDS
+    up = False
     try:
         while True:
             while waiting and (not kept or is_first_ready() or time.monotonic() > patient_until):
@@ -97,6 +100,7 @@ def keep_running(
             time.sleep(LOOK_SECONDS)
             for each in kept:
                 each.look()
+            up = up or is_up()
     except KeyboardInterrupt:
         LOG.info("ends: %s", ", ".join(programs))
     finally:

@@ -975,7 +975,7 @@ def test_ui_serves_the_tables_of_any_folder_outlives_its_parts_and_ends_with_its
         (place / name).mkdir()
         (place / name / "__init__.py").write_text("raise SystemExit('the package of the user was imported')\n")
     with subprocess.Popen(
-        [Path(sys.executable).parent / "tidemark", "ui", "--port", str(port), "--json"],
+        [Path(sys.executable).parent / "tidemark", "ui", "--port", str(port)],
         cwd=place,
         env={
             name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DAGSTER_DISABLE_TELEMETRY")
@@ -986,11 +986,13 @@ def test_ui_serves_the_tables_of_any_folder_outlives_its_parts_and_ends_with_its
     ) as process:
         try:
             assert process.stdout is not None
-            about = json.loads(process.stdout.readline())
-            assert about == {"url": f"http://127.0.0.1:{port}", "dagster_home": str((place / ".dagster").resolve())}
-            while not _answers(port):
+            history = (place / ".dagster").resolve()
+            assert process.stdout.readline() == f"Dagster starts (its history is in {history}); end it with Ctrl-C\n"
+            while (
+                process.stdout.readline() != f"Dagster is open on http://127.0.0.1:{port}\n"
+            ):  # Dagster says things too
                 assert process.poll() is None
-                time.sleep(0.5)
+            assert _answers(port)
             answer = _requested(port, _WHAT_IT_SERVES)
             assert ["events", "ingested"] in [each["assetKey"]["path"] for each in answer["assetNodes"]]
             assert answer["workspaceOrError"]["locationEntries"] == [{"id": "tidemark"}]
