@@ -1016,6 +1016,28 @@ def test_ui_serves_the_tables_of_any_folder_outlives_its_parts_and_ends_with_its
     assert not _answers(port)
 
 
+@pytest.mark.dagster
+def test_ui_that_is_interrupted_as_it_starts_ends_without_a_traceback(place: Path, free_port: int) -> None:
+    with subprocess.Popen(
+        [Path(sys.executable).parent / "tidemark", "ui", "--port", str(free_port), "--json"],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        about = json.loads(process.stdout.readline())
+        assert about == {"url": f"http://127.0.0.1:{free_port}", "dagster_home": str((place / ".dagster").resolve())}
+        while "code" not in _parts(process.pid):
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
+        out, err = process.communicate()
+    assert process.returncode == 0
+    assert "Traceback" not in out + err
+
+
 def test_ui_without_a_declaration_says_what_is_missing(tmp_path: Path) -> None:
     code = "import pipelines.tables as t; t.tables_folder = lambda: t.Path('tables'); import sys; "
     code += "from pipelines.cli import main; sys.exit(main(['ui']))"
