@@ -13,7 +13,7 @@ from jobs.reports.metrics import Metrics
 from jobs.reports.prediction import Prediction
 from jobs.reports.report import JobReport, with_report
 from jobs.requests.request import JobRequest
-from jobs.requests.window_range import EVERY_WINDOW, WindowRange
+from jobs.requests.window_range import EVERY_WINDOW, WindowRange, window_name
 from jobs.running.command import table_command
 from jobs.running.merge_in_parts import merge_in_parts
 from jobs.running.rewindow import rewindow
@@ -116,7 +116,7 @@ def _failure(outcome: GroupsOutcome) -> TidemarkError:
     skipped = ", the inputs are skipped for a day" if any(each.lasting for _, each in failed) else ""
     versions = listed([each.version for each in outcome.commits if each.windows])  # not of the skips alone
     others = f"what else there was to do is in version {versions}" if versions else "no window was compacted"
-    which = listed([window for window, _ in failed])
+    which = listed([window_name(window) for window, _ in failed])
     first = failed[0][1].error()
     return first.reworded(f"{first.found}; the windows {which} were not compacted{skipped}; {others}")
 

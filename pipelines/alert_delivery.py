@@ -10,11 +10,13 @@ import subprocess
 import threading
 import time
 import urllib.request
+from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from email.message import EmailMessage
 from typing import Literal
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pipelines.alert_receivers import PASSWORD, AlertsDeclaration, EmailDeclaration, ReceiverDeclaration
 from storage_core.errors import TidemarkError
@@ -106,6 +108,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _post(url: str, alert: Alert, seconds: float) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": "tidemark"}
+    parts = urlsplit(url)
+    if parts.username is not None:  # urllib takes it for a part of the host
+        name, password = unquote(parts.username), unquote(parts.password or "")
+        headers["Authorization"] = f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"
+        url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     asked = urllib.request.Request(url, data=alert.to_json().encode(), headers=headers, method="POST")  # noqa: S310  # http or https: check_url
     with urllib.request.build_opener(_NoRedirect).open(asked, timeout=seconds) as answer:
         answer.read(1)

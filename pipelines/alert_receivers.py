@@ -5,8 +5,10 @@ A value that begins with `$` is the name of an environment variable, for what is
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -17,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from storage_core.declaration_file import load_optional
 from storage_core.declaration_parts import Closed, Milliseconds
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import shortened
 
 ALERTS = "alerts.yaml"
 PASSWORD = "TIDEMARK_SMTP_PASSWORD"  # noqa: S105  # the name of the variable that holds it
@@ -30,6 +33,18 @@ def _url(given: object) -> str:
     if not _VARIABLE.fullmatch(text):
         check_url(text)
     return text
+
+
+def _words(given: object) -> object:
+    """A command is not given to a shell, so a text is refused, and what it would be as words is in the message."""
+    if isinstance(given, str):
+        try:
+            words = shlex.split(given)
+        except ValueError:  # of a quote that does not end
+            words = given.split()
+        example = shortened(json.dumps(words or ["program", "argument"], ensure_ascii=False))
+        raise InvalidInput(f"a command is a list of words, such as {example}; no shell reads it")
+    return given
 
 
 def _receivers(given: object) -> object:
@@ -78,7 +93,7 @@ class ReceiverDeclaration(Closed):
     """One receiver: a `webhook` that gets JSON, a `command` that gets it on standard input, or an `email`."""
 
     webhook: Annotated[str, BeforeValidator(_url)] | None = None
-    command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    command: Annotated[tuple[str, ...] | None, BeforeValidator(_words)] = Field(default=None, min_length=1)
     email: EmailDeclaration | None = None
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 One switch per table (decision 0171): `automation: on` or `off`, else what `automation.yaml` says of all. Where any is
 on, sensor and schedules start by themselves, for those that are on and no others. Where none is, they wait until
-somebody starts them, for all that are not off.
+somebody starts them, for all that are not off. Free of Dagster until somebody asks what its sensor and schedules are.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from dagster import DefaultScheduleStatus, DefaultSensorStatus
-
-from assets.definition_metadata import Automated
 from pipelines.tables import Problem
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_automation import AUTOMATION, AutomationDeclaration, read_automation
 from storage_core.errors import TidemarkError
 from storage_core.raw_declaration import RawLogDeclaration
+
+if TYPE_CHECKING:
+    from dagster import DefaultScheduleStatus, DefaultSensorStatus
+
+    from assets.definition_metadata import Automated
+
+UPKEEP_SENSOR: Final = "upkeep_sensor"
+"""Its name, as Dagster shows and stores it."""
 
 LOG = logging.getLogger(__name__)
 
@@ -42,11 +47,15 @@ class Automation:
     @property
     def sensor_status(self) -> DefaultSensorStatus:
         """What the upkeep sensor is until somebody starts or stops it."""
+        from dagster import DefaultSensorStatus
+
         return DefaultSensorStatus.RUNNING if self.starts_by_itself else DefaultSensorStatus.STOPPED
 
     @property
     def schedule_status(self) -> DefaultScheduleStatus:
         """What the schedules of upkeep are until somebody starts or stops them."""
+        from dagster import DefaultScheduleStatus
+
         return DefaultScheduleStatus.RUNNING if self.starts_by_itself else DefaultScheduleStatus.STOPPED
 
     @property

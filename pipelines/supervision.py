@@ -1,5 +1,8 @@
 """Keeps programs running: one that ends is started again, and none of the others notices.
 
+Each program has a process group of its own, so that Ctrl-C in a terminal reaches this process alone: a program that is
+loading would answer it with a traceback. Once all are up it is handed on, also to runs and their jobs.
+
 On Linux the programs end with the process that keeps them, also when it is killed. On macOS they stay then, and have to
 be ended by hand.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -33,7 +37,7 @@ class Kept:
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start it."""
         self._name, self._command, self._environment = name, command, environment
-        self._process = started(command, environment)
+        self._process = started(command, environment, process_group=0)
         self._started_at, self._pause = time.monotonic(), 0.0
         self._starts_at: float | None = None
 
@@ -42,7 +46,7 @@ class Kept:
         now = time.monotonic()
         if self._starts_at is not None:
             if now >= self._starts_at:
-                self._process = started(self._command, self._environment)
+                self._process = started(self._command, self._environment, process_group=0)
                 self._started_at, self._starts_at = now, None
             return
         if (code := self._process.poll()) is None:
@@ -51,6 +55,11 @@ class Kept:
         self._pause = 0.0 if steady else min(max(1.0, 2 * self._pause), LONGEST_PAUSE_SECONDS)
         self._starts_at = now + self._pause
         LOG.warning("%s has ended with %d; it is started again in %.0f s", self._name, code, self._pause)
+
+    def interrupt(self) -> None:
+        """Do to the program, and to all that it started, what Ctrl-C in a terminal does."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGINT)
 
     def terminate(self) -> None:
         """Ask the program to end."""
@@ -67,28 +76,36 @@ class Kept:
 
 
 def started(
-    command: Sequence[str], environment: Mapping[str, str], at_our_end: signal.Signals = signal.SIGTERM
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    at_our_end: signal.Signals = signal.SIGTERM,
+    process_group: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a program that gets the signal when this process ends, where the system can do that.
 
-    No other thread may run.
+    It is in our process group, or in the one that is given; 0 is one of its own. No other thread may run.
     """
     asked = _end_with_parent(at_our_end)
-    return subprocess.Popen(command, env=environment, preexec_fn=asked)  # noqa: PLW1509  # no thread
+    return subprocess.Popen(command, env=environment, preexec_fn=asked, process_group=process_group)  # noqa: PLW1509  # no thread
 
 
 def keep_running(
     programs: Mapping[str, Sequence[str]],
     environment: Mapping[str, str],
     is_first_ready: Callable[[], bool] = lambda: True,
+    is_up: Callable[[], bool] = lambda: True,
 ) -> None:
     """Run the programs, each by its name, until this process is interrupted; then end them all.
 
-    The others are started when the first is ready, or takes longer than `PATIENCE_SECONDS`.
+    The others are started when the first is ready, or takes longer than `PATIENCE_SECONDS`. `is_up` is asked until it
+    says yes.
     """
     kept: list[Kept] = []
     waiting = list(programs.items())
     patient_until = time.monotonic() + PATIENCE_SECONDS
+    up = False
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that is closed tells this process alone
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGINT))
     try:
         while True:
             while waiting and (not kept or is_first_ready() or time.monotonic() > patient_until):
@@ -97,8 +114,12 @@ def keep_running(
             time.sleep(LOOK_SECONDS)
             for each in kept:
                 each.look()
-    except KeyboardInterrupt:
+            up = up or is_up()
+    except KeyboardInterrupt as heard:
         LOG.info("ends: %s", ", ".join(programs))
+        if up and signal.SIGTERM not in heard.args:
+            for each in kept:
+                each.interrupt()
     finally:
         for each in kept:
             each.terminate()

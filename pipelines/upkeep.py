@@ -24,7 +24,7 @@ from assets.run_tags import SENSOR
 from assets.seen import Seen
 from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
-from pipelines.automation import Automation
+from pipelines.automation import UPKEEP_SENSOR, Automation
 from pipelines.budgets import Choice, choose, read_upkeep_of_all
 from pipelines.grouping import MOST_TABLES, Group, grouped, request_of
 from pipelines.jobs import Job, jobs_of, step_assets
@@ -36,7 +36,6 @@ from storage_core.declaration_upkeep import UpkeepOfAllDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.wording import counted
 
-NAME = "upkeep_sensor"
 STEPS: frozenset[JobName] = frozenset(
     {"ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "publish"}
 )
@@ -219,7 +218,7 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
     """Return the sensor. `jobs` are those that it may ask for; `upkeep` is of the tables that it looks after."""
     left_out = sum(not automation.looks_after(each) for each in automation.tables)
     return SensorDefinition(
-        name=NAME,
+        name=UPKEEP_SENSOR,
         evaluation_fn=upkeep.tick,
         jobs=list(jobs),
         minimum_interval_seconds=automation.interval_seconds,
@@ -231,7 +230,7 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
 
 def _own(runs: Sequence[DagsterRun]) -> int:
     """How many of the runs the sensor asked for."""
-    return sum(run.tags.get(SENSOR) == NAME for run in runs)
+    return sum(run.tags.get(SENSOR) == UPKEEP_SENSOR for run in runs)
 
 
 def _requests_of(inputs: TableInputs) -> int:

@@ -6,8 +6,10 @@ import re
 
 from storage_core.wording import counted
 
+# Words of ours, such as advice has: a scheme alone, and what is left out already.
+_OURS = r"/{0,2}(?:bucket/prefix|…@?…?[),:;]*)?(?:[\s'\"]|$)"
 _LOCATION = re.compile(
-    r"([A-Za-z][A-Za-z0-9+.-]{0,20}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))(?!/{0,2}…@?[,:;]?(?:\s|$))[^\s'\"]*"
+    rf"([A-Za-z][A-Za-z0-9+.-]{{0,20}}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))(?!{_OURS})[^\s'\"]*"
 )
 
 
@@ -52,7 +54,7 @@ def escaped(text: str, *, keep: str = "") -> str:
 def without_locations(text: str) -> str:
     """Return the text with all that follows the scheme of a URI left out: there may be a secret in it.
 
-    What is left out already, as in `s3://…`, stays as it is.
+    What is left out already, as in `s3://…`, and what advice names, as in `s3://bucket/prefix`, stays as it is.
     """
     return _LOCATION.sub(r"\1…", text)
 

@@ -20,15 +20,16 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def heard_once() -> Iterator[None]:
     """While the block runs, the first SIGINT or SIGTERM raises `KeyboardInterrupt`; those after it do nothing.
 
-    In a thread other than the main one, to which no signal comes, nothing is changed.
+    The argument of what is raised is the number of the signal. In a thread other than the main one, to which no signal
+    comes, nothing is changed.
     """
     heard = False
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
         nonlocal heard
         if not heard:
             heard = True
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
 
     with handlers_kept():
         if threading.current_thread() is threading.main_thread():

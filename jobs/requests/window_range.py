@@ -43,8 +43,8 @@ class WindowRange:
         if one and window_seconds is not None and all(bounds[0] % each for each in (window_seconds, *former)):
             holder = bounds[0] - bounds[0] % window_seconds
             raise InvalidInput(
-                f"no window starts at {_instant(bounds[0])}; the one that holds it is {_instant(holder)} "
-                f"({holder}): windows of this table are {window_seconds} s long",
+                f"no window starts at {window_name(bounds[0])}; the one that holds it is {window_name(holder)}: "
+                f"windows of this table are {window_seconds} s long",
                 window=holder,
             )
 
@@ -92,11 +92,15 @@ def window_range(window: str | None, start: str | None = None, end: str | None =
     )
 
 
-def _instant(seconds: int) -> str:
+def window_name(window: int | None) -> str:
+    """Return what people call a window, by its start: the UTC time that `window_start` reads, or `null`."""
+    if window is None:
+        return NULL_WINDOW
     try:
-        return f"{dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
+        start = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=window)
     except OverflowError:
-        return str(seconds)
+        return f"{window} s"  # tables of older releases may hold times that no calendar has
+    return f"{start:%Y-%m-%dT%H:%M:%S}".removesuffix(":00")
 
 
 def window_start(text: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs.reports.failure import Failed
 from jobs.reports.metrics import Metrics
+from jobs.requests.window_range import window_name
 from jobs.running.group_plan import GROUP_LIMITS, GroupLimits, bundled, bytes_of, grouped
 from jobs.running.run import JobRun
 from jobs.spark import tasks
@@ -106,7 +107,7 @@ def compact_groups(job: JobRun, planned: Sequence[CompactionTask], limits: Group
                 merges = [Executed(task, answer) for task, answer in zip(group, single, strict=True)]
                 settle(job, merges, outcome)
     for window, failed in outcome.failed.items():
-        LOG.warning("window %s was not compacted: %s: %s", window, failed.kind, failed.message)
+        LOG.warning("window %s was not compacted: %s: %s", window_name(window), failed.kind, failed.message)
     return outcome
 
 

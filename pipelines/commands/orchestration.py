@@ -57,6 +57,10 @@ def backfill(
             require_complete(ended, only_failed=failed)
         if stopped():
             require_complete(ended, only_failed=failed)
+    if failed and not ended and not as_json:
+        output.line(
+            f"nothing to do: of no window from {start} to {end} the last run failed, was cancelled or was killed"
+        )
     bad = [each for each in ended if each.error is not None]
     if bad:
         raise TidemarkError(

@@ -243,12 +243,9 @@ def number(value: object) -> str:
 
 def window(value: object) -> str:
     """Return a window's start, in seconds since the epoch, as the UTC time that options take."""
-    if not isinstance(value, int):
-        return "null"
-    try:
-        return f"{_instant(value):%Y-%m-%dT%H:%M}"
-    except OverflowError:
-        return f"{value} s"  # tables of older releases may hold times that no calendar has
+    from jobs.requests.window_range import window_name
+
+    return window_name(value if isinstance(value, int) else None)
 
 
 def instant_ms(value: object) -> str:

@@ -14,7 +14,7 @@ from pipelines.commands.arguments import Json
 from pipelines.commands.output import cell, number
 from pipelines.commands.target import declared, resolve
 from storage_core.errors import InvalidInput, Unavailable
-from storage_core.wording import counted
+from storage_core.wording import counted, listed
 
 if TYPE_CHECKING:
     from pipelines.failed_runs import LastFailure
@@ -50,8 +50,9 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
             output.json_line({**record_of(each, failures.get(name)), "upkeep_waits_for": waits.get(name)})
     else:
         _show(found, failures)
-        for name, why in waits.items():
-            output.line(output.printable(f"{name}: upkeep waits: {why}"))
+        for why in dict.fromkeys(waits.values()):
+            names = listed([name for name, each in waits.items() if each == why])
+            output.line(output.printable(f"{names}: upkeep waits: {why}"))
     require_sound([*chosen.problems, *problems_of_all(chosen.root)])
     for each in found:
         if each.error is not None:
@@ -217,7 +218,7 @@ def _held_back(root: Path, found: Sequence[Looked]) -> Mapping[str, str]:
     tables = [each.declaration for each in declared().tables]
     try:
         return held_back(found, tables, root, now_ms=SystemClock().now_ms())
-    except InvalidInput:  # of upkeep.yaml, which is said below the tables
+    except InvalidInput:  # of upkeep.yaml or automation.yaml, which is said below the tables
         return {}
     except Exception as error:  # noqa: BLE001  # as of the failures
         output.warning(f"what upkeep waits for is not known: the history of Dagster cannot be read: {error}")

@@ -45,8 +45,18 @@ def ui(
     if as_json:
         output.json_line({"url": url, "dagster_home": str(place)})
     else:
-        output.line(f"Dagster opens on {url} (its history is in {place}); end it with Ctrl-C")
+        output.line(f"Dagster starts (its history is in {place}); end it with Ctrl-C")
     sys.stdout.flush()
+
+    def is_open() -> bool:
+        """Whether the webserver answers; says it to people."""
+        with socket.socket() as probe:
+            answers = probe.connect_ex((_LOOPBACK, port)) == 0
+        if answers and not as_json:
+            output.line(f"Dagster is open on {url}")
+            sys.stdout.flush()
+        return answers
+
     # Only this user gets into the folder, for who reaches the code server runs code as this user.
     with tempfile.TemporaryDirectory(prefix="tidemark-ui-") as folder:
         code = Address(socket=str(listening := Path(folder) / "code"))
@@ -57,7 +67,7 @@ def ui(
         if warm:
             programs["spark"] = [sys.executable, "-m", "pipelines.cli", "spark", "up", "--foreground"]
         watched = [sys.executable, "-m", "pipelines.cli", "serve", Service.CODE.value, "--code", str(code.socket)]
-        keep_running({Service.CODE.value: watched, **programs}, environment, listening.exists)
+        keep_running({Service.CODE.value: watched, **programs}, environment, listening.exists, is_open)
 
 
 def serve(

@@ -13,6 +13,7 @@ import pytest
 
 from jobs import catch_up, checkpoint, collect, compact, ingest, merge
 from jobs.requests.request import JobRequest
+from jobs.requests.window_range import window_name
 from jobs.spark.spark import Spark
 from storage_core.errors import Corrupt
 from tidemark import Table
@@ -128,7 +129,10 @@ def test_a_split_cut_in_half_fails_the_jobs_that_read_it_and_no_other_window(
     events: Table, cut: tuple[str, int], spark: Spark
 ) -> None:
     key, window = cut
-    for job, version, also in ((catch_up, 2, ""), (compact, 3, f"the windows {window} were not compacted")):
+    for job, version, also in (
+        (catch_up, 2, ""),
+        (compact, 3, f"the windows {window_name(window)} were not compacted"),
+    ):
         with pytest.raises(Corrupt) as refused:  # raised in a Spark task, and the same error on the driver
             job.run(JobRequest(table_uri=events.uri), spark)
         assert key in str(refused.value)

@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 import uuid
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,17 @@ def test_broken_receivers_are_named_without_their_place_and_the_others_are_serve
     assert CANARY not in "".join(done.problems)
 
 
+def test_a_name_and_password_in_the_url_of_a_webhook_are_sent_and_in_no_message() -> None:
+    web, refusing = Web(), Web(401)
+    with serving(web, refusing):
+        urls = [each.url.replace("//", f"//ann:{CANARY}%40@") for each in (web, refusing)]
+        done = deliver(ALERT, declared(*({"webhook": each} for each in urls)))
+    assert web.authorizations == [f"Basic {b64encode(f'ann:{CANARY}@'.encode()).decode()}"]
+    assert done.problems == ("receiver 2 (webhook): HTTPError: HTTP Error 401: Unauthorized",)
+    silent = deliver(ALERT, declared({"webhook": f"http://ann:{CANARY}@127.0.0.1:9/"}))
+    assert CANARY not in "".join(silent.problems)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -124,6 +136,26 @@ def test_a_wrong_receiver_is_refused_with_its_line_and_not_repeated(wrong: str, 
     with pytest.raises(InvalidInput, match=r"alerts\.yaml:\d+: field") as refused:
         read_alerts(tmp_path)
     assert CANARY not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "example"),
+    [
+        ("echo hi", '["echo", "hi"]'),
+        ("say 'it is late'", '["say", "it is late"]'),
+        ("say it's late", '["say", "it\'s", "late"]'),
+        ("", '["program", "argument"]'),
+    ],
+)
+def test_a_command_that_is_a_text_is_refused_with_the_list_that_it_would_be(
+    written: str, example: str, tmp_path: Path
+) -> None:
+    (tmp_path / "alerts.yaml").write_text(f'receivers:\n  - command: "{written}"\n')
+    with pytest.raises(InvalidInput) as refused:
+        read_alerts(tmp_path)
+    assert f"field `receivers.0.command`: a command is a list of words, such as {example}; no shell" in str(
+        refused.value
+    )
 
 
 def test_a_file_that_declares_nothing_is_refused(tmp_path: Path) -> None:

@@ -839,8 +839,8 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["compact", "events", "--all", "--window", "2015-05-17T10:00"], "not both"),
         (["compact", "events", "--from", "2015-05-17T11:00", "--to", "2015-05-17T10:00"], "not after"),
         (["compact", "events", "--window", "noon"], "noon"),
-        (["compact", "events", "--window", "2026-01-01T10:07"], "the one that holds it is 2026-01-01T10:00:00"),
-        (["ingest", "events", "--window", "2026-01-01T10:07"], "the one that holds it is 2026-01-01T10:00:00"),
+        (["compact", "events", "--window", "2026-01-01T10:07"], "the one that holds it is 2026-01-01T10:00: windows"),
+        (["ingest", "events", "--window", "2026-01-01T10:07"], "the one that holds it is 2026-01-01T10:00: windows"),
         (["merge", "memory://here"], "memory"),
         (["checkpoint", "nowhere"], "nowhere"),
         (["catch-up", "events", "--index", "nope"], "nope"),
@@ -975,7 +975,7 @@ def test_ui_serves_the_tables_of_any_folder_outlives_its_parts_and_ends_with_its
         (place / name).mkdir()
         (place / name / "__init__.py").write_text("raise SystemExit('the package of the user was imported')\n")
     with subprocess.Popen(
-        [Path(sys.executable).parent / "tidemark", "ui", "--port", str(port), "--json"],
+        [Path(sys.executable).parent / "tidemark", "ui", "--port", str(port)],
         cwd=place,
         env={
             name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DAGSTER_DISABLE_TELEMETRY")
@@ -986,11 +986,13 @@ def test_ui_serves_the_tables_of_any_folder_outlives_its_parts_and_ends_with_its
     ) as process:
         try:
             assert process.stdout is not None
-            about = json.loads(process.stdout.readline())
-            assert about == {"url": f"http://127.0.0.1:{port}", "dagster_home": str((place / ".dagster").resolve())}
-            while not _answers(port):
+            history = (place / ".dagster").resolve()
+            assert process.stdout.readline() == f"Dagster starts (its history is in {history}); end it with Ctrl-C\n"
+            while (
+                process.stdout.readline() != f"Dagster is open on http://127.0.0.1:{port}\n"
+            ):  # Dagster says things too
                 assert process.poll() is None
-                time.sleep(0.5)
+            assert _answers(port)
             answer = _requested(port, _WHAT_IT_SERVES)
             assert ["events", "ingested"] in [each["assetKey"]["path"] for each in answer["assetNodes"]]
             assert answer["workspaceOrError"]["locationEntries"] == [{"id": "tidemark"}]
@@ -1012,6 +1014,28 @@ def test_ui_serves_the_tables_of_any_folder_outlives_its_parts_and_ends_with_its
             process.send_signal(signal.SIGINT)
         assert process.wait() is not None
     assert not _answers(port)
+
+
+@pytest.mark.dagster
+def test_ui_that_is_interrupted_as_it_starts_ends_without_a_traceback(place: Path, free_port: int) -> None:
+    with subprocess.Popen(
+        [Path(sys.executable).parent / "tidemark", "ui", "--port", str(free_port), "--json"],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        about = json.loads(process.stdout.readline())
+        assert about == {"url": f"http://127.0.0.1:{free_port}", "dagster_home": str((place / ".dagster").resolve())}
+        while "code" not in _parts(process.pid):
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
+        out, err = process.communicate()
+    assert process.returncode == 0
+    assert "Traceback" not in out + err
 
 
 def test_ui_without_a_declaration_says_what_is_missing(tmp_path: Path) -> None:

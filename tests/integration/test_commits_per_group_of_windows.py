@@ -17,7 +17,7 @@ import pytest
 from jobs import compact
 from jobs.reports.report import report_of
 from jobs.requests.request import JobRequest
-from jobs.requests.window_range import WindowRange
+from jobs.requests.window_range import WindowRange, window_name
 from jobs.running.group_plan import GroupLimits, grouped
 from jobs.running.run import JobRun
 from jobs.running.window_groups import Executed, GroupsOutcome, compact_groups, settle
@@ -156,7 +156,7 @@ def test_a_plan_in_parts_is_one_run_with_one_report(
 ) -> None:
     monkeypatch.setattr(planner, "PART_INPUTS", 4)
     expected, file = rows_of(table), halve_split(table, WINDOWS[1])
-    with pytest.raises(Corrupt, match=f"the windows {WINDOWS[1]} were not compacted") as refused:
+    with pytest.raises(Corrupt, match=f"the windows {window_name(WINDOWS[1])} were not compacted") as refused:
         compact.run(JobRequest(table_uri=table.uri), spark)
     repair(file)
     report = report_of(refused.value)
@@ -175,7 +175,7 @@ def test_a_request_that_names_a_skipped_window_tries_it_again_and_a_repaired_one
     expected = rows_of(table)
     file = halve_split(table, WINDOWS[1])
     every = JobRequest(table_uri=table.uri)
-    with pytest.raises(Corrupt, match=f"the windows {WINDOWS[1]} were not compacted") as refused:
+    with pytest.raises(Corrupt, match=f"the windows {window_name(WINDOWS[1])} were not compacted") as refused:
         compact.run(every, spark)
     report = report_of(refused.value)
     assert report is not None

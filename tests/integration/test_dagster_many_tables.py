@@ -27,13 +27,13 @@ from assets.granted import granted_bytes
 from assets.launcher import InProcessLauncher, PipesLauncher
 from jobs.spark.spark import Spark
 from pipelines.at_work import AtWork
-from pipelines.automation import Automation
+from pipelines.automation import UPKEEP_SENSOR, Automation
 from pipelines.catalog import build_definitions
 from pipelines.grouping import MOST_TABLES, SMALL_BYTES
 from pipelines.jobs import assets_of_jobs
 from pipelines.schedules import CHECKED_AT_ONCE, build_schedules
 from pipelines.tables import read_tables
-from pipelines.upkeep import NAME, Bounds, Upkeep
+from pipelines.upkeep import Bounds, Upkeep
 from storage_core.clock import SystemClock
 from storage_core.compaction.next_run import owed
 from storage_core.compaction.policy import Mode
@@ -266,7 +266,9 @@ def test_budgets_hold_for_a_code_server_that_starts_anew_and_what_waits_is_said(
     tags, assets = first.requests[0].tags, first.requests[0].asset_selection
     assert granted_bytes(tags) == {name: debts[name] + debts[name] // 4}
     run = instance.add_run(
-        DagsterRun("compact", tags={**tags, "dagster/sensor_name": NAME}, asset_selection=frozenset(assets or ()))
+        DagsterRun(
+            "compact", tags={**tags, "dagster/sensor_name": UPKEEP_SENSOR}, asset_selection=frozenset(assets or ())
+        )
     )
 
     again = Ticks(instance, tables, root=tmp_path)

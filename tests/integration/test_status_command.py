@@ -28,6 +28,12 @@ from dagster import (
 )
 from dagster._core.events import EngineEventData
 from dagster._core.execution.plan.objects import StepSuccessData
+from dagster._core.remote_origin import (
+    GrpcServerCodeLocationOrigin,
+    RemoteInstigatorOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, InstigatorType
 from dagster_shared.error import SerializableErrorInfo
 
 from assets.freshness import freshness_policy
@@ -69,6 +75,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tables").mkdir()
     for name, text in (("events", EVENTS + LANDED), ("web-people", PEOPLE), ("later", LATER)):
         (tmp_path / "tables" / f"{name}.yaml").write_text(text)
+    (tmp_path / "automation.yaml").write_text("default: on\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     for name in ("events", "web-people"):
@@ -83,6 +90,12 @@ def looked(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) ->
     assert main(["status", *arguments, "--json"]) == code, capfd.readouterr()
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     return {each["name"]: each for each in lines if "name" in each}
+
+
+def sensor_state(name: str, status: InstigatorStatus) -> InstigatorState:
+    """What Dagster stores when somebody switches a sensor on or off."""
+    repository = RemoteRepositoryOrigin(GrpcServerCodeLocationOrigin(host="here", port=1), "__repository__")
+    return InstigatorState(RemoteInstigatorOrigin(repository, name), InstigatorType.SENSOR, status)
 
 
 def declared(text: str) -> TableDeclaration:
@@ -144,6 +157,34 @@ def test_what_upkeep_waits_for_is_said(
     for name in ("upkeep.yaml", "automation.yaml", "alerts.yaml"):
         (place / name).write_text("# nothing yet\n\n")
     assert main(["status"]) == 0, "a file that says nothing is none"
+
+
+def test_that_nothing_starts_what_is_owed_is_said_with_what_to_do(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    not_on = "no sensor is on here that starts it; switch on upkeep_sensor in `tidemark ui`"
+    or_declare = f"{not_on}, or declare `automation: on`"
+    off = "automation is off, so no sensor starts it; declare `automation: on`"
+
+    def said(of_all: str = "") -> list[str | None]:
+        (place / "automation.yaml").write_text(of_all)
+        found = looked(capfd)
+        return [found[name]["upkeep_waits_for"] for name in ("events", "web-people")]
+
+    assert [said(), said("default: on"), said("default: off")] == [[None, or_declare], [None, None], [None, off]]
+    with open_instance(home(place, {})) as instance:
+        assert [said(), said("default: on")] == [[None, or_declare], [None, None]]
+        state = sensor_state("upkeep_sensor", InstigatorStatus.RUNNING)
+        instance.add_instigator_state(state)
+        assert [said(), said("default: off")] == [[None, None], [None, off]]
+        instance.update_instigator_state(state.with_status(InstigatorStatus.STOPPED))
+        assert [said(), said("default: on")] == [[None, or_declare], [None, not_on]]
+    Table.open("warehouse/events").append({"time": NOON, "n": 2})
+    (place / "landing").mkdir()
+    (place / "landing" / "1.ndjson").write_text(json.dumps({"time": NOON.isoformat(), "n": 1}))
+    (place / "automation.yaml").unlink()
+    assert main(["status"]) == 0
+    assert f"\nevents, web-people: upkeep waits: {or_declare}\n" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("place")

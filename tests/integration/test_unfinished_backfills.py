@@ -15,6 +15,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 from assets.launcher import Context, InProcessLauncher, JobName, Launcher, Report, Request
 from jobs.spark.spark import Spark
 from pipelines.backfill import ChunkDone, backfill
+from pipelines.cli import main
 from pipelines.instance import home, open_instance
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import Held
@@ -96,6 +97,17 @@ def test_the_windows_of_a_killed_run_are_done_again_at_once_and_only_these(
     assert ended is not None
     assert ended.status is DagsterRunStatus.FAILURE
     assert fill(declaration, instance, only_failed=True) == []
+
+
+@pytest.mark.usefixtures("declaration")
+def test_that_no_window_failed_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["backfill", "--table", "ticks", "--from", START, "--to", END, "--failed"]
+    said = []
+    for arguments in (command, [*command, "--json"]):
+        assert main(arguments) == 0
+        said.append(capfd.readouterr().out)
+    nothing = f"nothing to do: of no window from {START} to {END} the last run failed, was cancelled or was killed\n"
+    assert said == [nothing, ""]
 
 
 def test_windows_in_work_are_waited_for_and_those_of_a_stopped_run_are_done_again(

@@ -12,11 +12,12 @@ from typing import Any
 
 
 class Web(ThreadingHTTPServer):
-    """Answers every POST with `status`; `taken` are the objects that came."""
+    """Answers every POST with `status`; `taken` are the objects that came, `authorizations` what came with them."""
 
     def __init__(self, status: int = 204, headers: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(("127.0.0.1", 0), _Post)
         self.status, self.headers, self.taken = status, headers, list[dict[str, Any]]()
+        self.authorizations = list[str | None]()
 
     @property
     def url(self) -> str:
@@ -29,6 +30,7 @@ class _Post(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.server.taken.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.server.authorizations.append(self.headers["Authorization"])
         self.send_response(self.server.status)
         for name, value in self.server.headers:
             self.send_header(name, value)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.foreign_text import escaped, fitted, quoted, shortened
+from storage_core.errors import InvalidInput
+from storage_core.foreign_text import escaped, fitted, quoted, shortened, without_locations
+from storage_core.objectstore.resolve import check_location
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
@@ -49,6 +51,28 @@ def test_values_are_quoted_without_a_walk_through_them() -> None:
 
 def test_a_kept_character_is_not_escaped() -> None:
     assert escaped("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["s3:/bucket/x", "gs://a/b", " s3://b/x", "file://b/x", "memory://a b", "s3://k:s@b/x", "s3://b/x", "n:s@x"],
+)
+def test_what_is_wrong_with_a_location_is_said_whole_where_locations_are_left_out(location: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check_location(location)
+    assert without_locations(str(refused.value)) == str(refused.value)
+
+
+def test_of_a_location_nothing_but_its_scheme_is_shown() -> None:
+    for written in (
+        "s3://bucket/prefix?key=secret",
+        "s3://…secret",
+        "//secret",
+        "https://…@secret)",
+        "s3://bucket/prefixsecret",
+    ):
+        assert "secret" not in without_locations(f"found {written}, which is wrong")
+        assert "secret" not in without_locations(written)
 
 
 def test_no_other_module_cuts_what_it_quotes() -> None:

@@ -65,6 +65,55 @@ def test_a_program_that_is_killed_is_started_again_and_the_other_stays(
     assert all(map(is_gone, [*started(one), *started(other)]))
 
 
+# Its program writes down each signal that it hears, and ends by SIGTERM.
+INTERRUPTED = """
+import os, pathlib, sys
+from jobs.process.stop_signals import heard_once
+from pipelines.supervision import keep_running
+
+program = '''
+import signal, sys, time
+def hear(number, _):
+    print(signal.Signals(number).name, file=open("heard", "a"), flush=True)
+    if number == signal.SIGTERM:
+        sys.exit()
+for each in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(each, hear)
+open("heard", "a").close()
+while True:
+    time.sleep(0.05)
+'''
+def is_up():
+    up = pathlib.Path("heard").exists() and sys.argv[1] == "up"
+    if up:
+        pathlib.Path("up").touch()
+    return up
+with heard_once():
+    keep_running({"one": [sys.executable, "-c", program]}, os.environ, is_up=is_up)
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "sent", "heard"),
+    [
+        ("starting", signal.SIGINT, ["SIGTERM"]),
+        ("up", signal.SIGINT, ["SIGINT", "SIGTERM"]),
+        ("up", signal.SIGHUP, ["SIGINT", "SIGTERM"]),
+        ("up", signal.SIGTERM, ["SIGTERM"]),
+    ],
+)
+def test_an_interrupt_of_a_terminal_reaches_the_programs_once_they_are_up(
+    tmp_path: Path, state: str, sent: signal.Signals, heard: list[str]
+) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, state]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as process:
+        wait_until((tmp_path / ("up" if state == "up" else "heard")).exists)
+        os.killpg(process.pid, sent)
+        assert process.wait() == 0
+    assert (tmp_path / "heard").read_text().split() == heard
+
+
 def test_the_programs_end_with_a_killed_keeper_on_linux_and_stay_elsewhere(
     keeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
