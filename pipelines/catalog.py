@@ -15,6 +15,7 @@ from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
 from pipelines.automation import Automation, load_automation
 from pipelines.cataloguing import build_catalog
+from pipelines.declared_now import DeclaredNow
 from pipelines.distribution import build_raw_log_assets
 from pipelines.housekeeping import build_housekeeping
 from pipelines.jobs import assets_of_jobs, build_jobs
@@ -65,7 +66,7 @@ def build_definitions(
         ],
         asset_checks=[check for table in declared.tables for check in build_table_checks(table.declaration)],
     )
-    once = build_once(known, fed_by, clock, automation, root=declared.root)
+    once = build_once(known, fed_by, clock, automation, root=declared.root, folder=declared.folder)
     return Definitions.merge(own, once, *([build_catalog(declared.tables)] if catalog else []))
 
 
@@ -89,22 +90,23 @@ def build_once(
     automation: Automation,
     *,
     root: Path | None = None,
+    folder: Path | None = None,
 ) -> Definitions:
     """Return what there is once for all tables and raw logs: jobs, schedules, the upkeep sensor, and housekeeping.
 
-    The sensor reads from `root` what is declared of the upkeep of all tables.
+    The sensor reads from `root` what is declared of the upkeep of all tables, and from `folder` what is of each.
     """
     declared = [each.declaration for each in raw_logs]
     jobs, assets = build_jobs(tables, declared), assets_of_jobs(tables, declared)
     watched = [job for job in jobs if job.name in STEPS]
     looked_after = [each for each in tables if automation.looks_after(each)]
     feeding = [(table, [each.request for each in _feeding(table, raw_logs)]) for table in tables]
+    now = DeclaredNow(folder) if folder else None
+    upkeep = Upkeep(looked_after, assets, clock, root=root, declared_now=now)
     own = Definitions(
         jobs=[*jobs, *([build_forget_job(feeding)] if tables else [])],
         schedules=build_schedules(tables, raw_logs, assets, automation),
-        sensors=[build_upkeep_sensor(watched, Upkeep(looked_after, assets, clock, root=root), automation)]
-        if watched
-        else [],
+        sensors=[build_upkeep_sensor(watched, upkeep, automation)] if watched else [],
     )
     return Definitions.merge(own, build_housekeeping())
 

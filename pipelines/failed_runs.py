@@ -120,7 +120,7 @@ def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
 
 
 def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent) -> str:
-    """What `said_by` does; of a run that Dagster ended by itself what it noted before, which is the cause."""
+    """What `said_by` does; of a run that Dagster ended by itself what it noted of it: an error, or the last thing."""
     from dagster import DagsterEventType
 
     from assets.launcher import COMMITS_STAY
@@ -129,7 +129,9 @@ def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent)
         return said_by(event)
     noted = instance.all_logs(run.run_id, of_type=DagsterEventType.ENGINE_EVENT)
     causes = [each.dagster_event for each in noted if each.dagster_event]
-    return f"{said_by(causes[-1] if causes else event).removesuffix('.')}; {COMMITS_STAY}"
+    errors = [each for each in causes if getattr(each.event_specific_data, "error", None)]
+    cause = [event, *causes, *errors][-1]
+    return f"{said_by(cause).removesuffix('.')}; {COMMITS_STAY}"
 
 
 def said_by(event: DagsterEvent) -> str:

@@ -36,7 +36,7 @@ def grouped(chosen: Iterable[Wanted], *, most_tables: int = MOST_TABLES) -> list
     groups: list[Group] = []
     open_groups: dict[object, Group] = {}
     for each in chosen:
-        if not _is_small(each):
+        if each.is_alone or not _is_small(each):
             groups.append([each])
             continue
         kind = (each.job, each.is_urgent, each.declaration.upkeep.priority, each.partition)

@@ -50,7 +50,7 @@ _OF_A_TABLE: Final = (
 def metrics_text(found: Iterable[Looked], failures: Mapping[str, LastFailure]) -> str:
     """Return what looks at tables found as OpenMetrics text. Tables must have names that differ."""
     looked = list(found)
-    lines = list(_states(looked))
+    lines = list(_states({each.place.name: each.state_after(failures.get(each.place.name)) for each in looked}))
     values = {each.place.name: _values(each.status) for each in looked if each.status is not None}
     for number, family in enumerate(_OF_A_TABLE):
         lines += _family(family, (({"table": table}, own[number]) for table, own in values.items()))
@@ -68,12 +68,10 @@ def metrics_text(found: Iterable[Looked], failures: Mapping[str, LastFailure]) -
     return "\n".join([*lines, "# EOF", ""])
 
 
-def _states(looked: Iterable[Looked]) -> Iterator[str]:
+def _states(states: Mapping[str, State]) -> Iterator[str]:
     name = "tidemark_table_state"
     samples = (
-        ({"table": each.place.name, name: state.value}, float(each.state is state))
-        for each in looked
-        for state in State
+        ({"table": table, name: each.value}, float(state is each)) for table, state in states.items() for each in State
     )
     yield from _family(_Family("table_state", "Which of these the table is.", kind="stateset"), samples)
 

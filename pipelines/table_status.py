@@ -17,6 +17,7 @@ from storage_core.read.status import Status, status
 from storage_core.table import Table
 
 if TYPE_CHECKING:
+    from pipelines.failed_runs import LastFailure
     from storage_core.declaration import TableDeclaration
     from storage_core.ingest.landing import LandingSpec
 
@@ -49,10 +50,11 @@ class Place:
 
 
 class State(StrEnum):
-    """What one look found."""
+    """What one look found: failing is a table with a step that failed last, failed is one that cannot be read."""
 
     OK = "ok"
     BEHIND = "behind"
+    FAILING = "failing"
     FAILED = "failed"
     NOT_MADE = "not_made"
 
@@ -69,9 +71,13 @@ class Looked:
     error: TidemarkError | None = None
     requests: Mapping[str, int]
 
+    def state_after(self, failure: LastFailure | None) -> State:
+        """Return the state in a word, where this was the last failure of the table."""
+        return self.state if self.status is None or failure is None or failure.is_over else State.FAILING
+
     @property
     def state(self) -> State:
-        """The state in a word."""
+        """The state in a word, whatever its runs did."""
         if self.error is not None:
             return State.FAILED
         if self.status is None:

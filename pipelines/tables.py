@@ -53,6 +53,7 @@ class DeclaredTables:
     root: Path
     tables: tuple[DeclaredTable, ...]
     problems: tuple[Problem, ...] = ()
+    folder: Path | None = None
 
     def named(self, name: str) -> DeclaredTable | None:
         """Return the table of this name, or None."""
@@ -104,7 +105,7 @@ def read_tables(folder: Path) -> DeclaredTables:
             tables.append(DeclaredTable(declaration, file))
         except TidemarkError as error:
             problems.append(Problem(file, str(error)))
-    return DeclaredTables(root, tuple(tables), tuple(problems))
+    return DeclaredTables(root, tuple(tables), tuple(problems), folder)
 
 
 def load_tables(folder: Path) -> DeclaredTables:

@@ -26,6 +26,7 @@ from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
 from pipelines.automation import UPKEEP_SENSOR, Automation
 from pipelines.budgets import Choice, choose, read_upkeep_of_all
+from pipelines.declared_now import DeclaredNow
 from pipelines.grouping import MOST_TABLES, Group, grouped, request_of
 from pipelines.jobs import Job, jobs_of, step_assets
 from pipelines.spent import spent_bytes
@@ -47,6 +48,9 @@ WHOLE_LOOK_SECONDS = 900
 Before it where a look found out when that is, as of the rows of a writer that will be silent for long enough."""
 
 
+_NOT_DECLARED = "no file declares it soundly any more, so no run of it could begin; see `tidemark tables`"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     """What a tick may do: requests to storage, seconds, and runs of it that wait at once, of so many small tables.
@@ -64,7 +68,8 @@ class Bounds:
 class Upkeep:
     """Looks at tables for one sensor, and remembers of each what it saw, since when steps wait, and what it asked for.
 
-    For one thread. `requests` counts what the looks cost. Each tick reads in `root` what is declared of all tables.
+    For one thread. `requests` counts what the looks cost. Each tick reads in `root` what is declared of all tables, and
+    which of them are `declared_now`, if that is given.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Upkeep:
         bounds: Bounds | None = None,
         *,
         root: Path | None = None,
+        declared_now: DeclaredNow | None = None,
     ) -> None:
         self._declarations = {each.name: each for each in declarations}
         self._assets_of_jobs = assets_of_jobs
@@ -86,6 +92,7 @@ class Upkeep:
         self._asked_ms: dict[tuple[str, JobName], int] = {}
         self._not_yet: dict[str, list[JobName]] = {}
         self._root = root
+        self._declared_now = declared_now
         self._large_since_ms: dict[str, int] = {}
         self.requests = 0
 
@@ -106,10 +113,16 @@ class Upkeep:
         at_work = AtWork.of(context.instance, self._assets_of_jobs, now_ms=self._clock.now_ms())
         wanted: list[Wanted] = []
         problems: list[str] = []
+        now = self._declarations if self._declared_now is None else self._declared_now.read()
         names, done = self._from(context.cursor), 0
         for done, name in enumerate(names, start=1):  # noqa: B007  # how many is asked below
+            loaded = self._declarations[name]
+            if name not in now:
+                problems.append(f"{name}: {_NOT_DECLARED}")
+                continue
             try:
-                wanted += self._look(self._declarations[name], at_work)
+                found = self._look(loaded, at_work)
+                wanted += found if now[name] == loaded else [replace(each, is_alone=True) for each in found]
             except TidemarkError as error:
                 problems.append(_problem(name, Failed.of(error)))
             if self.requests - spent >= self._bounds.requests or monotonic() - began >= self._bounds.seconds:

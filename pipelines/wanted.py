@@ -21,7 +21,10 @@ _START_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A step of a table that could run now, and how many bytes a budget grants it; None where there is no budget."""
+    """A step of a table that could run now, and how many bytes a budget grants it; None where there is no budget.
+
+    One that `is_alone` shares its run with no other table.
+    """
 
     declaration: TableDeclaration
     job: JobName
@@ -29,6 +32,7 @@ class Wanted:
     assets: Sequence[AssetKey]
     late_seconds: float
     granted_bytes: int | None = None
+    is_alone: bool = False
 
     @property
     def is_fresh_data(self) -> bool:

@@ -190,7 +190,8 @@ def places_of(words: Sequence[str]) -> Chosen:
 
 def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
     """Return the line of `status --json` (`docs/spec.md`)."""
-    about: dict[str, object] = {"name": found.place.name, "uri": found.place.uri, "status": found.state.value}
+    state = found.state_after(failure).value
+    about: dict[str, object] = {"name": found.place.name, "uri": found.place.uri, "status": state}
     if found.status is not None:
         about |= asdict(found.status)
     if found.error is not None:
@@ -248,7 +249,7 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
 
     now_ms = SystemClock().now_ms()
     nothing = "no table is declared here; run this in a folder with tables/*.yaml, or name one"
-    lines = [_line(each, now_ms) for each in found]
+    lines = [_line(each, failures.get(each.place.name), now_ms) for each in found]
     output.records(lines, _COLUMNS, as_json=False, nothing=nothing, most=None, optional=_OPTIONAL)
     for each in found:
         if each.error is not None:
@@ -260,15 +261,17 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
             output.line(output.printable(f"{each.place.name}: {failure.step} failed: {failure.message}"))
 
 
-def _line(found: Looked, now_ms: int) -> dict[str, object]:
+def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, object]:
     from pipelines.quantities import age, duration, size
     from pipelines.status_words import index_lag, next_run
 
-    about: dict[str, object] = {"table": found.place.name, "status": found.state.value.replace("_", " ")}
+    state = found.state_after(failure).value
+    about: dict[str, object] = {"table": found.place.name, "status": state.replace("_", " ")}
     if (status := found.status) is None:
         return about
     if status.behind:
-        about["status"] = f"behind: {', '.join(status.behind).replace('_', ' ')}"
+        late = f"behind: {', '.join(status.behind).replace('_', ' ')}"
+        about["status"] = late if state == "behind" else f"{state}, {late}"
     owed = {step: f"{each.count:,}" for step, each in status.owed.items()} | dict.fromkeys(status.unknown, "?")
     return {
         **about,

@@ -28,7 +28,7 @@ h2{border-top:1px solid #cfd8e0;padding-top:1rem}h3{margin-bottom:.3rem}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 td,th{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top}td{overflow-wrap:anywhere}
 th{font-weight:600;border-bottom:1px solid #cfd8e0}
-.ok{color:#1a7f4b}.behind,.failed{color:#b3261e;font-weight:600}p{max-width:70ch}
+.ok{color:#1a7f4b}.behind,.failing,.failed{color:#b3261e;font-weight:600}p{max-width:70ch}
 svg{max-width:100%;height:auto;font-size:11px}.cell{fill:#0b5fa5}.before{fill:#9fb3c4}.after{fill:#0b5fa5}
 .line{fill:none;stroke:#0b5fa5;stroke-width:1.5}.point{fill:#0b5fa5}.axis{fill:none;stroke:#cfd8e0}
 """
@@ -60,7 +60,7 @@ def page(
 
 def _line(content: Content, failure: LastFailure | None, now_ms: int) -> list[str]:
     looked = content.looked
-    state = looked.state.value.replace("_", " ")
+    state = looked.state_after(failure).value.replace("_", " ")
     shown = [f'<a href="#{_anchor(content)}">{text(looked.place.name)}</a>', f'<span class="{state}">{state}</span>']
     if (status := looked.status) is None:
         shown += ["", "", "", "", *("" for _ in _OWED)]

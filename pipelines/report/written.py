@@ -53,5 +53,6 @@ def write_report(
     contents = [content_of(each, now, most_commits=most_commits, recall=recall) for each in places]
     text = page(contents, now_ms=now.now_ms(), prices=prices or Prices(), failures=failures)
     write_whole(file, text)
-    states = {each.looked.place.name: each.looked.state.value for each in contents}
+    looked = {each.looked.place.name: each.looked for each in contents}
+    states = {name: each.state_after(failures.get(name)).value for name, each in looked.items()}
     return WrittenReport(bytes=len(text.encode()), states=states)

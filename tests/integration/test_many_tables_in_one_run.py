@@ -40,6 +40,7 @@ from jobs.requests.request import JobRequest, to_argv
 from pipelines.alerting import failure_alert
 from pipelines.at_work import AtWork
 from pipelines.catalog import build_definitions
+from pipelines.declared_now import DeclaredNow
 from pipelines.failed_runs import last_failures_in, said_by
 from pipelines.jobs import assets_of_jobs
 from pipelines.run_assets import assets_of
@@ -89,10 +90,12 @@ def owe_a_compaction(tables: Sequence[TableDeclaration]) -> None:
             table.append([{"timestamp": AT, "status": status, "message": "m"}])
 
 
-def compactions(instance: DagsterInstance, tables: Sequence[TableDeclaration]) -> list[RunRequest]:
+def compactions(
+    instance: DagsterInstance, tables: Sequence[TableDeclaration], now: DeclaredNow | None = None
+) -> list[RunRequest]:
     """What a tick asks for."""
     with build_sensor_context(instance) as context:
-        found = Upkeep(tables, assets_of_jobs(tables)).tick(context).run_requests or []
+        found = Upkeep(tables, assets_of_jobs(tables), declared_now=now).tick(context).run_requests or []
     return [each for each in found if each.job_name == "compact"]
 
 
@@ -305,3 +308,28 @@ def read(file: Path) -> str:
     with suppress(OSError):
         return file.read_text()
     return ""
+
+
+def test_a_file_that_is_changed_or_gone_while_a_code_server_runs_holds_back_no_other_table(
+    instance: DagsterInstance,
+) -> None:
+    tables = declared(5)
+    names = [each.name for each in tables]
+    owe_a_compaction(tables)
+    now = DeclaredNow(Path("tables"))
+    files = [Path("tables", f"{name}.yaml") for name in names]
+    files[0].write_text("# what is declared is the same\n" + files[0].read_text())
+    assert tables_of(compactions(instance, tables, now)) == [set(names)]
+    files[1].unlink()
+    files[2].write_text(files[2].read_text().replace("window:", "windw:"))
+    files[3].write_text(files[3].read_text() + "indexes: [{name: words, kind: fulltext, columns: [message]}]\n")
+
+    requests = compactions(instance, tables, now)
+
+    assert sorted(tables_of(requests), key=len) == [{names[3]}, {names[0], names[4]}]
+    assert [execute(instance, each).status for each in requests] == [DagsterRunStatus.SUCCESS] * 2
+    with build_sensor_context(instance) as context:
+        said = Upkeep(tables[1:3], {}, declared_now=now).tick(context).skip_reason
+    why = "no file declares it soundly any more, so no run of it could begin; see `tidemark tables`"
+    assert said is not None
+    assert str(said.skip_message).endswith(f"; {names[1]}: {why}; {names[2]}: {why}")

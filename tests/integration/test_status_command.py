@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -311,6 +312,7 @@ def test_an_interrupted_run_says_what_happened_and_what_comes_next(
     assert main(["status"]) == 0
     said = "web_people__merged failed: it was interrupted, as when the UI or the machine is stopped; "
     shown = capfd.readouterr().out
+    assert re.search(r"^ *web-people +failing ", shown, re.MULTILINE)
     assert f"{said}what it committed stays, and the next run does the rest\n" in shown
     assert "Dagster" not in shown
 
@@ -387,6 +389,8 @@ def test_of_a_run_that_was_not_started_the_cause_is_told_and_what_comes_next(ins
         instance.report_engine_event("Launching the run", run)
         data = EngineEventData.engine_error(SerializableErrorInfo(error, [], "Error")) if error else None
         instance.report_engine_event(message, run, data)
+        if error:
+            instance.report_engine_event("Process for run exited", run)
         instance.report_run_failed(run)
         return last_failures_in(instance, ["web"])["web"].message
 
@@ -418,6 +422,6 @@ def test_the_report_of_all_tables_is_an_asset_with_a_link(place: Path) -> None:
     file = report_file(place, {})
     assert (made.metadata["report"].value, made.metadata["path"].value) == (REPORT_PATH, str(file))
     assert made.metadata["bytes"].value == len(file.read_bytes())
-    counts = {name: made.metadata[f"tables_{name}"].value for name in ("ok", "behind", "failed", "not_made")}
-    assert counts == {"ok": 2, "behind": 0, "failed": 0, "not_made": 1}
+    counts = {name: made.metadata[f"tables_{name}"].value for name in ("ok", "behind", "failing", "failed", "not_made")}
+    assert counts == {"ok": 2, "behind": 0, "failing": 0, "failed": 0, "not_made": 1}
     assert report_file(place, {REPORT: "/srv/tidemark.html"}) == Path("/srv/tidemark.html")
