@@ -109,8 +109,10 @@ def is_idle(ticks: Sequence[InstigatorTick]) -> bool:
 
 
 def assets_of(run: DagsterRun) -> frozenset[AssetKey]:
-    """Return the assets that a run is about."""
-    return frozenset(run.asset_selection or ())
+    """Return the assets that a run makes: of a retry those whose steps it tries again, none if these are of checks."""
+    steps = run.step_keys_to_execute
+    made = run.asset_selection or ()
+    return frozenset(key for key in made if steps is None or key.to_python_identifier() in steps)
 
 
 def spread(seconds: Collection[float]) -> str:
