@@ -140,6 +140,8 @@ def test_the_command_lists_receivers_and_tries_them(
     (tmp_path / "tables").mkdir()
     assert main(["alerts"]) == 0
     assert "declares no receiver" in capfd.readouterr().out
+    assert main(["alerts", "--test"]) == 2
+    assert f"nobody would be told; write one into {tmp_path / 'alerts.yaml'}" in capfd.readouterr().err
     web = Web()
     monkeypatch.setenv("HOOK", web.url)
     (tmp_path / "alerts.yaml").write_text("receivers: [{webhook: $HOOK}]\n")
