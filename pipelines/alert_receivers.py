@@ -108,9 +108,12 @@ class ReceiverDeclaration(Closed):
         return "webhook" if self.webhook else "command" if self.command else "email"
 
     def url(self, environment: Mapping[str, str] = os.environ) -> str:
-        """Return where the webhook is. Raises `InvalidInput` when the variable that it names holds no URL."""
-        written = self.webhook or ""
-        found = environment.get(written[1:], "") if written.startswith("$") else written
+        """Return where the webhook is. Raises `InvalidInput` when the variable that it names is not set, or no URL."""
+        found = written = self.webhook or ""
+        if written.startswith("$"):
+            found = environment.get(variable := written[1:], "")
+            if not found:
+                raise InvalidInput(f"the environment variable {variable} is not set; set it to the URL of the webhook")
         check_url(found)
         return found
 

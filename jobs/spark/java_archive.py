@@ -97,10 +97,16 @@ def work(item: object) -> dict[str, object]:
 
 
 def make() -> Path | None:
-    """Return the archive, made where there is none; None where this Java makes none. Raises `Unavailable`."""
+    """Return the archive, made where there is none; None where this Java makes none. Raises `Unavailable`.
+
+    That it is made is a line on standard error, before: it takes long.
+    """
     found = archive()
     if found is None or found.exists():
         return found
+    sys.stderr.write(
+        "Spark's classes are left in an archive, for each Java that is started later; this takes half a minute, once\n"
+    )
     half = found.with_suffix(f".{os.getpid()}")
     given = f'{QUICK} "-XX:ArchiveClassesAtExit={half}" -Xlog:disable "-Dlog4j2.configurationFile={MESSAGES}"'
     environment = {**os.environ, **first_on_path(os.environ), **submitting(given)}
@@ -115,5 +121,4 @@ def make() -> Path | None:
 
 
 if __name__ == "__main__":
-    sys.stderr.write("Spark's classes are left in an archive, for each Java that is started later\n")
     make()

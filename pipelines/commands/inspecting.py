@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -11,6 +11,7 @@ from pipelines.commands import output
 from pipelines.commands.arguments import At, Everything, Json, Policy, Uri
 from pipelines.commands.output import cell, instant_ms, number, window
 from pipelines.commands.target import declared, open_table
+from storage_core.errors import TidemarkError, as_tidemark_error
 
 if TYPE_CHECKING:
     from pipelines.tables import DeclaredTables
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
 _MOST_DESCRIBED = 10
 _APART = ("sort_schema", "indexes")
 _METRICS = {"rows": number, "bytes": number}
+_NOT_MADE: Final = {"exists": False, "version": None, "live_splits": 0, "rows": 0, "bytes": 0}
 
 
 def tables(*, as_json: Json = False) -> None:
-    """List the tables declared in tables/*.yaml."""
+    """List the tables declared in tables/*.yaml.
+
+    Ends with 2 when a declaration is not sound, or a file of all tables, else as the error of a table says that cannot
+    be read.
+    """
     from pipelines.files_of_all import problems_of_all
     from pipelines.tables import require_sound
 
@@ -30,22 +36,36 @@ def tables(*, as_json: Json = False) -> None:
     nothing = "no table is declared here; run this in a folder with tables/*.yaml"
     if known.problems:
         nothing = "no declaration here is sound"
-    output.records(_tables(known), shown, as_json=as_json, nothing=nothing)
+    failed: dict[str, TidemarkError] = {}
+    output.records(_tables(known, failed), shown, as_json=as_json, nothing=nothing)
+    for name, error in ({} if as_json else failed).items():
+        output.line(output.printable(f"{name}: {error.kind}: {error}"))
     require_sound([*known.problems, *problems_of_all(known.root)])
+    for name, error in failed.items():
+        raise error.reworded(f"{name}: {error.found}")
 
 
-def _tables(known: DeclaredTables) -> Iterator[output.Record]:
-    from storage_core.table import Table, exists
-
+def _tables(known: DeclaredTables, failed: dict[str, TidemarkError]) -> Iterator[output.Record]:
+    """A record per table; the error of one that cannot be read is in its record, and added to `failed`."""
     for table in known.tables:
         name, uri, kind = table.declaration.name, table.declaration.uri, table.declaration.config().kind
         about: dict[str, object] = {"name": name, "uri": uri, "file": str(table.file), "kind": kind}
-        if exists(uri):
-            snapshot = Table.open(uri).snapshot
-            metrics = {"live_splits": len(snapshot.splits), "rows": snapshot.rows, "bytes": snapshot.bytes}
-            yield {**about, "exists": True, "version": snapshot.version, **metrics}
-        else:
-            yield {**about, "exists": False, "version": None, "live_splits": 0, "rows": 0, "bytes": 0}
+        try:
+            found = _metrics_of(uri)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
+            failed[name] = typed = as_tidemark_error(error)
+            found = {**dict.fromkeys(_NOT_MADE), "error": typed.kind, "message": str(typed)}
+        yield {**about, **found}
+
+
+def _metrics_of(uri: str) -> output.Record:
+    from storage_core.table import Table, exists
+
+    if not exists(uri):
+        return _NOT_MADE
+    snapshot = Table.open(uri).snapshot
+    metrics = {"live_splits": len(snapshot.splits), "rows": snapshot.rows, "bytes": snapshot.bytes}
+    return {"exists": True, "version": snapshot.version, **metrics}
 
 
 def describe(

@@ -13,7 +13,7 @@ from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from pipelines.commands.output import cell, number
 from pipelines.commands.target import declared, resolve
-from storage_core.errors import InvalidInput, Unavailable
+from storage_core.errors import InvalidInput, NotFound, Unavailable
 from storage_core.wording import counted, listed
 
 if TYPE_CHECKING:
@@ -139,18 +139,22 @@ def alerts(
 ) -> None:
     """List who is told of failures and late tables, or try it.
 
-    The receivers are those of alerts.yaml beside tables/. With --test it ends with 5 when one did not take the alert.
+    The receivers are those of alerts.yaml beside tables/. With --test it ends with 5 when one did not take the alert,
+    and with 2 when there is none.
     """
     from pipelines.alert_delivery import Alert, deliver
-    from pipelines.alert_receivers import read_alerts
+    from pipelines.alert_receivers import ALERTS, read_alerts
     from storage_core.clock import SystemClock
 
-    known = read_alerts(declared().root)
+    root = declared().root
+    known = read_alerts(root)
+    if test and not known.receivers:
+        raise NotFound(f"no receiver is declared, so nobody would be told; write one into {root / ALERTS}")
     found = [{"receiver": place, "kind": each.kind} for place, each in enumerate(known.receivers, 1)]
     output.records(
         found, {"receiver": number, "kind": cell}, as_json=as_json, nothing="alerts.yaml declares no receiver"
     )
-    if test and found:
+    if test:
         alert = Alert(kind="test", tables=(), text="this is a test of Tidemark's alerts", at=SystemClock().now_ms())
         done = deliver(alert, known)
         if done.problems:

@@ -61,7 +61,7 @@ class S3Store:
     def get(self, key: str) -> Blob:
         """Return the whole object and the ETag of exactly these bytes. One GET. Raises `NotFound`."""
         place = self._place(key)
-        return self._answer(key, lambda client: _blob(client.get_object(**place)))
+        return self._answer(lambda client: _blob(client.get_object(**place)), key)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Return bytes `start` to `end` (exclusive). One GET, for an empty range one HEAD.
@@ -75,7 +75,7 @@ class S3Store:
         place = self._place(key)
         found = self._calls.read(lambda client: _ranged(client.get_object(**place, Range=f"bytes={start}-{end - 1}")))
         if isinstance(found, Failure):
-            raise _short(key, (start, end), "") if found.trouble is Trouble.RANGE else found.error(key)
+            raise _short(key, (start, end), "") if found.trouble is Trouble.RANGE else found.error(self.uri, key)
         if found is None or len(found) > end - start:
             raise Unsupported(f"{key}: {self.uri} does not serve byte ranges; use a server that does", key=key)
         if len(found) < end - start:
@@ -86,7 +86,7 @@ class S3Store:
         """Return the metadata of the object. One HEAD. Raises `NotFound`."""
         found = self._stored(self._name(key))
         if isinstance(found, Failure):
-            raise found.error(key)
+            raise found.error(self.uri, key)
         return ObjectInfo(
             key, found.size, found.etag, found.last_modified_ms, write_id=found.write_id, age_ms=found.age_ms
         )
@@ -100,7 +100,7 @@ class S3Store:
         """
         name = self._name(key)
         write_id = self._ids.uuid()
-        target = Target(key=key, bucket=self._location.bucket, name=name, mode=mode, write_id=write_id)
+        target = Target(uri=self.uri, key=key, bucket=self._location.bucket, name=name, mode=mode, write_id=write_id)
         upload: SinglePut | MultipartPut
         if memoryview(data).nbytes > self._part_bytes:
             upload = MultipartPut(self._calls, target, memoryview(data).cast("B"), self._part_bytes)
@@ -158,15 +158,15 @@ class S3Store:
     def _stored(self, name: str) -> Stored | Failure:
         return head(self._calls, self._location.bucket, name)
 
-    def _answer(self, subject: str, act: Callable[[Any], T]) -> T:
+    def _answer(self, act: Callable[[Any], T], key: str = "") -> T:
         found = self._calls.read(act)
         if isinstance(found, Failure):
-            raise found.error(subject)
+            raise found.error(self.uri, key)
         return found
 
     def _page(self, query: Mapping[str, Any]) -> tuple[Sequence[ObjectInfo | Unnamed], str | None]:
         """One page, and where the next one begins. What is no listing, such as a proxy's own page, is no answer."""
-        found, token = self._answer(self.uri, lambda client: self._listed(client.list_objects_v2(**query)))
+        found, token = self._answer(lambda client: self._listed(client.list_objects_v2(**query)))
         if token is not None and token == query.get("ContinuationToken"):
             raise Unavailable(f"{self.uri}: the server lists the same page for ever; try again later", key=self.uri)
         return found, token

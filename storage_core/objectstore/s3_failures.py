@@ -69,6 +69,9 @@ _MEANINGS: Mapping[Trouble, tuple[type[TidemarkError], str]] = {
 }
 """The error of a failure, and what to do about it; of any other, that it passes."""
 
+_OF_ONE_OBJECT = frozenset({Trouble.ABSENT, Trouble.NO_UPLOAD, Trouble.PRECONDITION, Trouble.CONTENTION, Trouble.RANGE})
+"""What says nothing about the rest of the store."""
+
 RETRIED = frozenset({Trouble.NOT_SENT, Trouble.BUSY, Trouble.CONTENTION})
 
 
@@ -82,10 +85,14 @@ class Failure:
     def __str__(self) -> str:
         return f"{self.trouble} ({self.detail})"
 
-    def error(self, subject: str) -> TidemarkError:
-        """Return the error that says so of a key or a store, and what to do."""
+    def error(self, uri: str, key: str = "") -> TidemarkError:
+        """Return the error that says so of a key, or of the whole store, and what to do.
+
+        It names the store unless only the object is concerned: a key alone does not tell which bucket does not answer.
+        """
         kind, advice = _MEANINGS.get(self.trouble, (Unavailable, "; try again later"))
-        return kind(f"{subject}: {self}{advice}", key=subject)
+        subject = uri if not key else key if self.trouble in _OF_ONE_OBJECT else f"{key} in {uri}"
+        return kind(f"{subject}: {self}{advice}", key=key or uri)
 
 
 def printable_code(code: object) -> str:

@@ -50,8 +50,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a put goes and as which write: the table's key, bucket and name in it, condition, and the write id."""
+    """Where a put goes and as which write: store and key, bucket and name in it, condition, and the write id."""
 
+    uri: str
     key: str
     bucket: str
     name: str
@@ -127,7 +128,7 @@ def put_once(calls: S3Calls, upload: Upload, target: Target, look: Callable[[], 
     finally:
         upload.give_up()
     if doubt is None and failure is not None:
-        raise failure.error(target.key)
+        raise failure.error(target.uri, target.key)
     return OutcomeUnknown(f"{doubt}, and the object does not show whether the write took effect")
 
 

@@ -82,7 +82,7 @@ def test_broken_receivers_are_named_without_their_place_and_the_others_are_serve
                 {"webhook": f"http://127.0.0.1:9/{CANARY}"},
                 {"webhook": f"{failing.url}?key={CANARY}"},
                 {"webhook": moved.url},
-                {"webhook": f"$NO_{CANARY}"},
+                {"webhook": "$NO_SUCH_HOOK"},
                 {"command": [sys.executable, "-c", "import time; time.sleep(600)"]},
                 {"command": [sys.executable, "-c", "raise SystemExit(3)"]},
                 {"command": ["/no/such/program"]},
@@ -99,6 +99,7 @@ def test_broken_receivers_are_named_without_their_place_and_the_others_are_serve
     ]
     assert "HTTP Error 500" in done.problems[2]
     assert "HTTP Error 302" in done.problems[3]
+    assert "the environment variable NO_SUCH_HOOK is not set" in done.problems[4]
     assert "ended with 3" in done.problems[6]
     assert CANARY not in "".join(done.problems)
 
@@ -171,6 +172,8 @@ def test_the_command_lists_receivers_and_tries_them(
     (tmp_path / "tables").mkdir()
     assert main(["alerts"]) == 0
     assert "declares no receiver" in capfd.readouterr().out
+    assert main(["alerts", "--test"]) == 2
+    assert f"nobody would be told; write one into {tmp_path / 'alerts.yaml'}" in capfd.readouterr().err
     web = Web()
     monkeypatch.setenv("HOOK", web.url)
     (tmp_path / "alerts.yaml").write_text("receivers: [{webhook: $HOOK}]\n")

@@ -312,6 +312,28 @@ def test_init_says_when_it_changes_a_table_that_exists(place: Path, run: Run) ->
     assert "its settings are changed, at version 2" in run("init", "events").out
 
 
+def test_tables_shows_a_table_that_cannot_be_read_as_a_line_with_its_reason_among_the_others(
+    events: str, place: Path, run: Run
+) -> None:
+    (place / "warehouse" / "people").rename(place / "moved")
+    (place / "warehouse" / "people").write_text("no folder")
+    later = (place / "tables" / "people.yaml").read_text().replace("people", "later")
+    (place / "tables" / "later.yaml").write_text(later)
+    ended = run("tables", "--json")
+    *lines, error = ended.lines
+    found = {line["name"]: line for line in lines}
+    assert (found[events]["rows"], found["later"]["exists"]) == (6, False)
+    reason = found["people"].pop("message")
+    assert (ended.code, error["error"]) == (2, found["people"].pop("error")) == (2, "invalid_input")
+    assert found["people"].keys() == found[events].keys()
+    assert (found["people"]["file"], found["people"]["exists"]) == ("tables/people.yaml", None)
+    assert error["message"] == f"people: {reason}"
+    (place / "tables" / "broken.yaml").write_text("name: broken\n")
+    text = run("tables")
+    assert (text.code, f"people: invalid_input: {reason}" in text.out) == (2, True)
+    assert "tables/broken.yaml" in text.err
+
+
 def test_tables_does_not_say_that_none_is_declared_where_one_is_broken(place: Path, run: Run) -> None:
     for file in (place / "tables").glob("*.yaml"):
         file.write_text("name: broken\n")

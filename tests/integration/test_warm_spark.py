@@ -99,6 +99,26 @@ def test_status_ends_with_5_where_jobs_would_start_their_own(
     assert capfd.readouterr().out == "no warm Spark was started; `tidemark spark up` does\n"
 
 
+def test_up_says_on_standard_error_that_it_makes_an_archive_before_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    java = tmp_path / "java"
+    for name, text in {
+        "bin/java": "#!/bin/sh\nexit 1\n",
+        "lib/server/classes.jsa": "",
+        "release": str(tmp_path),
+    }.items():
+        (java / name).parent.mkdir(parents=True, exist_ok=True)
+        (java / name).write_text(text, encoding="utf-8")
+    (java / "bin" / "java").chmod(0o700)
+    monkeypatch.setenv("JAVA_HOME", str(java))
+    monkeypatch.setenv("TIDEMARK_SPARK_SERVER", str(tmp_path / "spark" / "server.json"))
+    assert main(["spark", "up"]) == 5
+    said = capfd.readouterr().err
+    assert said.startswith("Spark's classes are left in an archive")
+    assert said.count("half a minute") == 1
+
+
 def tidemark(*arguments: str, environment: Mapping[str, str], ends_with: int = 0) -> dict[str, Any]:
     command = [sys.executable, "-m", "pipelines.cli", *arguments, "--json"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
