@@ -109,7 +109,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _post(url: str, alert: Alert, seconds: float) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": "tidemark"}
     parts = urlsplit(url)
-    if parts.username is not None:  # urllib takes it for a part of the host
+    if parts.username is not None:  # urllib would take it for a part of the host
         name, password = unquote(parts.username), unquote(parts.password or "")
         headers["Authorization"] = f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"
         url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -5,10 +5,8 @@ A value that begins with `$` is the name of an environment variable, for what is
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -19,11 +17,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from storage_core.declaration_file import load_optional
 from storage_core.declaration_parts import Closed, Milliseconds
 from storage_core.errors import InvalidInput
-from storage_core.foreign_text import shortened
 
 ALERTS = "alerts.yaml"
 PASSWORD = "TIDEMARK_SMTP_PASSWORD"  # noqa: S105  # the name of the variable that holds it
 _ADDRESS = re.compile(r"[^@\s<>]+@[^@\s<>]+")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -36,14 +34,9 @@ def _url(given: object) -> str:
 
 
 def _words(given: object) -> object:
-    """A command is not given to a shell, so a text is refused, and what it would be as words is in the message."""
+    """A command is not given to a shell, so a text is refused. It may hold a secret, so no message repeats it."""
     if isinstance(given, str):
-        try:
-            words = shlex.split(given)
-        except ValueError:  # of a quote that does not end
-            words = given.split()
-        example = shortened(json.dumps(words or ["program", "argument"], ensure_ascii=False))
-        raise InvalidInput(f"a command is a list of words, such as {example}; no shell reads it")
+        raise InvalidInput('a command is a list of words, such as ["program", "argument"]; no shell reads it')
     return given
 
 
@@ -68,6 +61,8 @@ def check_url(text: str) -> None:
         is_sound = False
     if not is_sound or not text.isascii() or not text.isprintable() or " " in text:
         raise InvalidInput("a webhook is a URL, https://…, or $NAME for the environment variable that holds it")
+    if parts.username is not None and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        raise InvalidInput("a webhook with a name and a password is https://…, so that these are not sent in the clear")
 
 
 class EmailDeclaration(Closed):
@@ -109,9 +104,10 @@ class ReceiverDeclaration(Closed):
 
     def url(self, environment: Mapping[str, str] = os.environ) -> str:
         """Return where the webhook is. Raises `InvalidInput` when the variable that it names is not set, or no URL."""
-        found = written = self.webhook or ""
-        if written.startswith("$"):
-            found = environment.get(variable := written[1:], "")
+        found = self.webhook or ""
+        if found.startswith("$"):
+            variable = found[1:]
+            found = environment.get(variable, "")
             if not found:
                 raise InvalidInput(f"the environment variable {variable} is not set; set it to the URL of the webhook")
         check_url(found)

@@ -1,7 +1,7 @@
-"""What files declare now: a run loads them anew, and cannot begin where one of its assets is none any more.
+"""What files declare now: a run loads them anew, and cannot begin if one of its assets is no longer declared.
 
 So where somebody changes files while a code server runs, the upkeep sensor asks for no run of a table that no file
-declares now, and one that is declared otherwise than as it was loaded shares no run, which would not begin for others.
+declares now, and one whose assets are other ones than were loaded shares no run, which would not begin for others.
 """
 
 from __future__ import annotations
@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from assets.partitions import span_of
+from pipelines.jobs import assets_of_jobs
 from pipelines.tables import read_tables
 from storage_core.declaration import TableDeclaration
+
+
+def has_same_assets(one: TableDeclaration, other: TableDeclaration) -> bool:
+    """Return whether two declarations of a table are of the same assets and partitions."""
+    return one == other or (assets_of_jobs([one]) == assets_of_jobs([other]) and span_of(one) == span_of(other))
+
 
 _Stamps = Mapping[Path, tuple[int, int]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,8 @@ _ASSET = re.compile(r"[a-z]+|index_.+")
 class LastFailure:
     """The newest failure of a step of a table: when (ms), in which run, and what it said.
 
-    `is_over` where the asset was materialized or observed since, which a run with nothing to do does.
+    `is_over` where the asset was materialized or observed since, which a run with nothing to do does, or what failed
+    were checks, and they were made again.
     """
 
     at: int
@@ -79,6 +80,8 @@ def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collectio
     """Of each table the failed step of this run; where none failed, the job, of those whose steps did not end well."""
     from dagster import DagsterEventType
 
+    from pipelines.run_assets import assets_of
+
     run = record.dagster_run
     kinds = {DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE}
     records = instance.get_records_for_run(run.run_id, of_type=kinds).records
@@ -94,7 +97,7 @@ def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collectio
                 run_id=run.run_id,
                 step=event.step_key or run.job_name,
                 message=_message_of(instance, run, event),
-                is_over=bool(assets) and all(_is_done_since(instance, key, at) for key in assets),
+                is_over=_is_over(instance, event.step_key, assets, at) if assets else bool(assets_of(run)),
             )
     return found
 
@@ -111,6 +114,23 @@ def _failed_by(
     undone = not_done(instance, run, assets_of(run))
     found = {table: [key for key in undone if key.path[0] == table] for table in tables_of(run, None, tables)}
     return {table: keys for table, keys in found.items() if keys or len(_about(run)) == 1}
+
+
+def _is_over(instance: DagsterInstance, step: str | None, assets: Sequence[AssetKey], at: float) -> bool:
+    """Whether what a failure left undone was done since; of a step of checks, whether they were made again."""
+    is_of_checks = step is not None and step != assets[0].to_python_identifier()
+    done_since = _is_checked_since if is_of_checks else _is_done_since
+    return all(done_since(instance, key, at) for key in assets)
+
+
+def _is_checked_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
+    from dagster import AssetCheckKey
+
+    from assets.checks import AUDITED
+
+    checks = [AssetCheckKey(key, name) for name, _ in AUDITED.values()]
+    known = instance.event_log_storage.get_latest_asset_check_execution_by_key(checks)
+    return any(each.event is not None and each.event.timestamp > at for each in known.values())
 
 
 def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
@@ -130,8 +150,7 @@ def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent)
     noted = instance.all_logs(run.run_id, of_type=DagsterEventType.ENGINE_EVENT)
     causes = [each.dagster_event for each in noted if each.dagster_event]
     errors = [each for each in causes if getattr(each.event_specific_data, "error", None)]
-    cause = [event, *causes, *errors][-1]
-    return f"{said_by(cause).removesuffix('.')}; {COMMITS_STAY}"
+    return f"{said_by((errors or causes or [event])[-1]).removesuffix('.')}; {COMMITS_STAY}"
 
 
 def said_by(event: DagsterEvent) -> str:

@@ -20,13 +20,16 @@ _NOT_HELD = frozenset({"ingest", "merge", "collect", "wait"})
 """Fresh data, and what schedules request: no budget holds them back."""
 _NOT_STARTED_BY_IT = frozenset({"collect", "wait"})
 """What the upkeep sensor requests no run for."""
-_OFF = "automation is off, so no sensor starts it; declare `automation: on`"
+_OFF = "automation is off, so no sensor starts it; declare `automation: on` and reload the definitions"
 
 
 def held_back(
     found: Sequence[Looked], declared: Sequence[TableDeclaration], root: Path, *, now_ms: int
 ) -> dict[str, str]:
-    """Return by name what tables wait for that owe something. Reads Dagster's history, but for quiet hours."""
+    """Return by name what tables wait for that owe something.
+
+    Reads Dagster's history for bytes used, and for whether the sensor is on.
+    """
     of_all, own = read_upkeep_of_all(root), {each.name: each.upkeep for each in declared}
     owing = [each for each in found if each.place.name in own and _owes(each, _NOT_HELD)]
     budgets = [of_all, *(own[each.place.name] for each in owing)]
@@ -40,8 +43,8 @@ def held_back(
     return {name: why for name, why in waits.items() if why} | _not_started(found, declared, root)
 
 
-def _owes(found: Looked, but: Collection[str]) -> bool:
-    return found.status is not None and any(step not in but for step in found.status.owed)
+def _owes(found: Looked, except_for: Collection[str]) -> bool:
+    return found.status is not None and any(step not in except_for for step in found.status.owed)
 
 
 def _not_started(found: Sequence[Looked], declared: Sequence[TableDeclaration], root: Path) -> dict[str, str]:
@@ -51,7 +54,7 @@ def _not_started(found: Sequence[Looked], declared: Sequence[TableDeclaration], 
     switches = {each.name: automation.of(each) for each in declared if each.name in owing}
     if all(each == "off" for each in switches.values()) or _sensor_is_on(root, automation):
         return {name: _OFF for name, switch in switches.items() if switch == "off"}
-    declare = "" if automation.starts_by_itself else ", or declare `automation: on`"
+    declare = "" if automation.starts_by_itself else ", or declare `automation: on` and reload the definitions"
     why = f"no sensor is on here that starts it; switch on {UPKEEP_SENSOR} in `tidemark ui`{declare}"
     return {name: _OFF if switch == "off" else why for name, switch in switches.items()}
 

@@ -1,7 +1,7 @@
 """Keeps programs running: one that ends is started again, and none of the others notices.
 
 Each program has a process group of its own, so that Ctrl-C in a terminal reaches this process alone: a program that is
-loading would answer it with a traceback. Once all are up it is handed on, also to runs and their jobs.
+loading would answer it with a traceback. Once they are up (`is_up`) it is handed on, also to runs and their jobs.
 
 On Linux the programs end with the process that keeps them, also when it is killed. On macOS they stay then, and have to
 be ended by hand.
@@ -37,7 +37,8 @@ class Kept:
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start it."""
         self._name, self._command, self._environment = name, command, environment
-        self._process = started(command, environment, process_group=0)
+        self._groups: list[int] = []
+        self._process = self._start()
         self._started_at, self._pause = time.monotonic(), 0.0
         self._starts_at: float | None = None
 
@@ -46,7 +47,7 @@ class Kept:
         now = time.monotonic()
         if self._starts_at is not None:
             if now >= self._starts_at:
-                self._process = started(self._command, self._environment, process_group=0)
+                self._process = self._start()
                 self._started_at, self._starts_at = now, None
             return
         if (code := self._process.poll()) is None:
@@ -57,9 +58,15 @@ class Kept:
         LOG.warning("%s has ended with %d; it is started again in %.0f s", self._name, code, self._pause)
 
     def interrupt(self) -> None:
-        """Do to the program, and to all that it started, what Ctrl-C in a terminal does."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGINT)
+        """Do to the program, and to all that it started before and after a restart, what Ctrl-C in a terminal does."""
+        for group in self._groups:
+            _signal(group, signal.SIGINT)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start the program in a group of its own; what is left of its former ones is kept in mind."""
+        process = started(self._command, self._environment, process_group=0)
+        self._groups = [*filter(_signal, self._groups), process.pid]
+        return process
 
     def terminate(self) -> None:
         """Ask the program to end."""
@@ -104,7 +111,8 @@ def keep_running(
     waiting = list(programs.items())
     patient_until = time.monotonic() + PATIENCE_SECONDS
     up = False
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that is closed tells this process alone
+    hung_up = signal.getsignal(signal.SIGHUP)
+    if hung_up is signal.SIG_DFL:  # a terminal that is closed tells this process alone
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGINT))
     try:
         while True:
@@ -126,6 +134,16 @@ def keep_running(
         until = time.monotonic() + END_SECONDS
         for each in kept:
             each.end(until)
+        signal.signal(signal.SIGHUP, hung_up or signal.SIG_DFL)
+
+
+def _signal(group: int, number: int = 0) -> bool:
+    """Send the signal, or none, to the process group; return whether there is one."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):  # macOS says the latter of a group that has ended
+        return False
+    return True
 
 
 def _end_with_parent(number: signal.Signals) -> Callable[[], None] | None:

@@ -50,7 +50,7 @@ class Place:
 
 
 class State(StrEnum):
-    """What one look found: failing is a table with a step that failed last, failed is one that cannot be read."""
+    """How a table is. Failing is one with a step that failed last, failed is one that cannot be read."""
 
     OK = "ok"
     BEHIND = "behind"
@@ -72,8 +72,9 @@ class Looked:
     requests: Mapping[str, int]
 
     def state_after(self, failure: LastFailure | None) -> State:
-        """Return the state in a word, where this was the last failure of the table."""
-        return self.state if self.status is None or failure is None or failure.is_over else State.FAILING
+        """Return the state in a word, given the last failure of the table, which is told of one behind as well."""
+        is_told = self.state in (State.OK, State.NOT_MADE) and failure is not None and not failure.is_over
+        return State.FAILING if is_told else self.state
 
     @property
     def state(self) -> State:

@@ -26,7 +26,7 @@ from jobs.reports.failure import Failed
 from pipelines.at_work import AtWork
 from pipelines.automation import UPKEEP_SENSOR, Automation
 from pipelines.budgets import Choice, choose, read_upkeep_of_all
-from pipelines.declared_now import DeclaredNow
+from pipelines.declared_now import DeclaredNow, has_same_assets
 from pipelines.grouping import MOST_TABLES, Group, grouped, request_of
 from pipelines.jobs import Job, jobs_of, step_assets
 from pipelines.spent import spent_bytes
@@ -35,7 +35,7 @@ from storage_core.clock import Clock, SystemClock
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_upkeep import UpkeepOfAllDeclaration
 from storage_core.errors import TidemarkError
-from storage_core.wording import counted
+from storage_core.wording import counted, listed
 
 STEPS: frozenset[JobName] = frozenset(
     {"ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "publish"}
@@ -48,7 +48,7 @@ WHOLE_LOOK_SECONDS = 900
 Before it where a look found out when that is, as of the rows of a writer that will be silent for long enough."""
 
 
-_NOT_DECLARED = "no file declares it soundly any more, so no run of it could begin; see `tidemark tables`"
+_NOT_DECLARED = "no sound file declares it any more; correct the file, or reload the definitions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +114,14 @@ class Upkeep:
         wanted: list[Wanted] = []
         problems: list[str] = []
         now = self._declarations if self._declared_now is None else self._declared_now.read()
-        names, done = self._from(context.cursor), 0
+        if gone := sorted(self._declarations.keys() - now.keys()):
+            problems.append(f"{listed(gone)}: {_NOT_DECLARED}")
+        names, done = [each for each in self._from(context.cursor) if each in now], 0
         for done, name in enumerate(names, start=1):  # noqa: B007  # how many is asked below
             loaded = self._declarations[name]
-            if name not in now:
-                problems.append(f"{name}: {_NOT_DECLARED}")
-                continue
             try:
-                found = self._look(loaded, at_work)
-                wanted += found if now[name] == loaded else [replace(each, is_alone=True) for each in found]
+                is_alone = not has_same_assets(now[name], loaded)
+                wanted += [replace(each, is_alone=is_alone) for each in self._look(loaded, at_work)]
             except TidemarkError as error:
                 problems.append(_problem(name, Failed.of(error)))
             if self.requests - spent >= self._bounds.requests or monotonic() - began >= self._bounds.seconds:

@@ -93,14 +93,17 @@ def window_range(window: str | None, start: str | None = None, end: str | None =
 
 
 def window_name(window: int | None) -> str:
-    """Return what people call a window, by its start: the UTC time that `window_start` reads, or `null`."""
+    """Return what people call a window, by its start: a UTC time as `window_start` reads it, or `null`.
+
+    Of a time that no calendar has, the seconds.
+    """
     if window is None:
         return NULL_WINDOW
     try:
         start = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=window)
     except OverflowError:
         return f"{window} s"  # tables of older releases may hold times that no calendar has
-    return f"{start:%Y-%m-%dT%H:%M:%S}".removesuffix(":00")
+    return start.replace(tzinfo=None).isoformat(timespec="seconds" if start.second else "minutes")
 
 
 def window_start(text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -14,7 +13,7 @@ from pipelines.commands.target import declared, open_table
 from storage_core.errors import TidemarkError, as_tidemark_error
 
 if TYPE_CHECKING:
-    from pipelines.tables import DeclaredTables
+    from pipelines.tables import DeclaredTable
 
 _MOST_DESCRIBED = 10
 _APART = ("sort_schema", "indexes")
@@ -29,33 +28,36 @@ def tables(*, as_json: Json = False) -> None:
     be read.
     """
     from pipelines.files_of_all import problems_of_all
+    from pipelines.table_status import PARALLEL_TABLES
     from pipelines.tables import require_sound
+    from storage_core.objectstore.prefetch import all_of
 
     known = declared()
     shown = {"name": cell, "kind": cell, "version": number, "live_splits": number, **_METRICS, "uri": cell}
     nothing = "no table is declared here; run this in a folder with tables/*.yaml"
     if known.problems:
         nothing = "no declaration here is sound"
-    failed: dict[str, TidemarkError] = {}
-    output.records(_tables(known, failed), shown, as_json=as_json, nothing=nothing)
-    for name, error in ({} if as_json else failed).items():
+    found = all_of(_found, known.tables, PARALLEL_TABLES)
+    output.records([record for record, _ in found], shown, as_json=as_json, nothing=nothing)
+    failed = [(record["name"], error) for record, error in found if error is not None]
+    for name, error in () if as_json else failed:
         output.line(output.printable(f"{name}: {error.kind}: {error}"))
     require_sound([*known.problems, *problems_of_all(known.root)])
-    for name, error in failed.items():
+    if failed:
+        name, error = failed[0]
         raise error.reworded(f"{name}: {error.found}")
 
 
-def _tables(known: DeclaredTables, failed: dict[str, TidemarkError]) -> Iterator[output.Record]:
-    """A record per table; the error of one that cannot be read is in its record, and added to `failed`."""
-    for table in known.tables:
-        name, uri, kind = table.declaration.name, table.declaration.uri, table.declaration.config().kind
-        about: dict[str, object] = {"name": name, "uri": uri, "file": str(table.file), "kind": kind}
-        try:
-            found = _metrics_of(uri)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
-            failed[name] = typed = as_tidemark_error(error)
-            found = {**dict.fromkeys(_NOT_MADE), "error": typed.kind, "message": str(typed)}
-        yield {**about, **found}
+def _found(table: DeclaredTable) -> tuple[output.Record, TidemarkError | None]:
+    """The record of a table, and the error of one that cannot be read."""
+    name, uri, kind = table.declaration.name, table.declaration.uri, table.declaration.config().kind
+    about: dict[str, object] = {"name": name, "uri": uri, "file": str(table.file), "kind": kind}
+    try:
+        return {**about, **_metrics_of(uri)}, None
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
+        typed = as_tidemark_error(error)
+        about |= {**dict.fromkeys(_NOT_MADE), "error": typed.kind, "message": str(typed)}
+        return about, typed
 
 
 def _metrics_of(uri: str) -> output.Record:

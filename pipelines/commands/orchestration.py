@@ -58,9 +58,7 @@ def backfill(
         if stopped():
             require_complete(ended, only_failed=failed)
     if failed and not ended and not as_json:
-        output.line(
-            f"nothing to do: of no window from {start} to {end} the last run failed, was cancelled or was killed"
-        )
+        output.line(f"nothing to do: no window from {start} to {end} had a last run that failed or was ended")
     bad = [each for each in ended if each.error is not None]
     if bad:
         raise TidemarkError(

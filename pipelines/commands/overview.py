@@ -274,8 +274,7 @@ def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, 
     if (status := found.status) is None:
         return about
     if status.behind:
-        late = f"behind: {', '.join(status.behind).replace('_', ' ')}"
-        about["status"] = late if state == "behind" else f"{state}, {late}"
+        about["status"] = f"behind: {', '.join(status.behind).replace('_', ' ')}"
     owed = {step: f"{each.count:,}" for step, each in status.owed.items()} | dict.fromkeys(status.unknown, "?")
     return {
         **about,

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,8 +54,9 @@ def ui(
         with socket.socket() as probe:
             answers = probe.connect_ex((_LOOPBACK, port)) == 0
         if answers and not as_json:
-            output.line(f"Dagster is open on {url}")
-            sys.stdout.flush()
+            with suppress(output.OutputClosedError, BrokenPipeError):  # who looks no more wants it to go on
+                output.line(f"Dagster is open on {url}")
+                sys.stdout.flush()
         return answers
 
     # Only this user gets into the folder, for who reaches the code server runs code as this user.

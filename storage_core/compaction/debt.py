@@ -208,7 +208,16 @@ def _rewindowed(tasks: Sequence[RewindowTask]) -> Iterator[WindowDebt]:
             written.add(target)
     for window, adds in inputs.items():
         rows, size = sum(add.visible_rows for add in adds), sum(add.size for add in adds)
-        yield WindowDebt(window, len(adds), rows, size, size, 0, outputs[window], (COARSEN,))
+        yield WindowDebt(
+            window_start=window,
+            splits=len(adds),
+            rows=rows,
+            bytes=size,
+            live_bytes=size,
+            merges=0,
+            outputs=outputs[window],
+            reasons=(COARSEN,),
+        )
 
 
 def _expired(window: expiry.ExpiredWindow) -> Debt:

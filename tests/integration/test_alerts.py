@@ -26,7 +26,7 @@ from dagster import (
 
 from pipelines import alerting
 from pipelines.alert_delivery import Alert, deliver
-from pipelines.alert_receivers import AlertsDeclaration, read_alerts
+from pipelines.alert_receivers import AlertsDeclaration, check_url, read_alerts
 from pipelines.alerting import FAILED_RUNS, LATE_TABLES, Cursor, build_alerts, look_for_late
 from pipelines.cli import main
 from pipelines.table_status import Place
@@ -139,24 +139,22 @@ def test_a_wrong_receiver_is_refused_with_its_line_and_not_repeated(wrong: str, 
     assert CANARY not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("written", "example"),
-    [
-        ("echo hi", '["echo", "hi"]'),
-        ("say 'it is late'", '["say", "it is late"]'),
-        ("say it's late", '["say", "it\'s", "late"]'),
-        ("", '["program", "argument"]'),
-    ],
-)
-def test_a_command_that_is_a_text_is_refused_with_the_list_that_it_would_be(
-    written: str, example: str, tmp_path: Path
-) -> None:
-    (tmp_path / "alerts.yaml").write_text(f'receivers:\n  - command: "{written}"\n')
+def test_a_command_that_is_a_text_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    (tmp_path / "alerts.yaml").write_text(f"receivers:\n  - command: curl -u ann:{CANARY} example.com\n")
     with pytest.raises(InvalidInput) as refused:
         read_alerts(tmp_path)
-    assert f"field `receivers.0.command`: a command is a list of words, such as {example}; no shell" in str(
-        refused.value
+    said = (
+        'field `receivers.0.command`: a command is a list of words, such as ["program", "argument"]; no shell reads it'
     )
+    assert said in str(refused.value)
+    assert CANARY not in str(refused.value)
+
+
+def test_a_name_and_password_are_not_sent_in_the_clear_to_another_machine() -> None:
+    with pytest.raises(InvalidInput, match="not sent in the clear") as refused:
+        check_url(f"http://ann:{CANARY}@example.com/")
+    assert CANARY not in str(refused.value)
+    check_url(f"https://ann:{CANARY}@example.com/")
 
 
 def test_a_file_that_declares_nothing_is_refused(tmp_path: Path) -> None:

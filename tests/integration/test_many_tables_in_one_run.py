@@ -330,6 +330,6 @@ def test_a_file_that_is_changed_or_gone_while_a_code_server_runs_holds_back_no_o
     assert [execute(instance, each).status for each in requests] == [DagsterRunStatus.SUCCESS] * 2
     with build_sensor_context(instance) as context:
         said = Upkeep(tables[1:3], {}, declared_now=now).tick(context).skip_reason
-    why = "no file declares it soundly any more, so no run of it could begin; see `tidemark tables`"
+    why = "no sound file declares it any more; correct the file, or reload the definitions"
     assert said is not None
-    assert str(said.skip_message).endswith(f"; {names[1]}: {why}; {names[2]}: {why}")
+    assert str(said.skip_message).endswith(f"; {names[1]}, {names[2]}: {why}")

@@ -164,8 +164,8 @@ def test_that_nothing_starts_what_is_owed_is_said_with_what_to_do(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     not_on = "no sensor is on here that starts it; switch on upkeep_sensor in `tidemark ui`"
-    or_declare = f"{not_on}, or declare `automation: on`"
-    off = "automation is off, so no sensor starts it; declare `automation: on`"
+    or_declare = f"{not_on}, or declare `automation: on` and reload the definitions"
+    off = "automation is off, so no sensor starts it; declare `automation: on` and reload the definitions"
 
     def said(of_all: str = "") -> list[str | None]:
         (place / "automation.yaml").write_text(of_all)

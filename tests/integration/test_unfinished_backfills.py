@@ -106,7 +106,7 @@ def test_that_no_window_failed_is_said(capfd: pytest.CaptureFixture[str]) -> Non
     for arguments in (command, [*command, "--json"]):
         assert main(arguments) == 0
         said.append(capfd.readouterr().out)
-    nothing = f"nothing to do: of no window from {START} to {END} the last run failed, was cancelled or was killed\n"
+    nothing = f"nothing to do: no window from {START} to {END} had a last run that failed or was ended\n"
     assert said == [nothing, ""]
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.supervision import Kept
+
 REPOSITORY = Path(__file__).parents[2]
 
 # Each program writes its process id down and stays.
@@ -112,6 +114,30 @@ def test_an_interrupt_of_a_terminal_reaches_the_programs_once_they_are_up(
         os.killpg(process.pid, sent)
         assert process.wait() == 0
     assert (tmp_path / "heard").read_text().split() == heard
+
+
+def test_an_interrupt_reaches_also_what_a_program_left_behind_that_was_started_again(tmp_path: Path) -> None:
+    left = "import pathlib, signal, time\nsignal.signal(signal.SIGINT, lambda *_: pathlib.Path('heard').touch())\n"
+    left += "pathlib.Path('ready').touch()\nwhile not pathlib.Path('heard').exists(): time.sleep(0.05)"
+    program = f"""
+import os, pathlib, subprocess, sys
+os.chdir({str(tmp_path)!r})
+if pathlib.Path("ready").exists():
+    pathlib.Path("again").touch()
+else:
+    subprocess.Popen([sys.executable, "-c", {left!r}])
+"""
+    kept = Kept("one", [sys.executable, "-c", program], os.environ)
+    wait_until((tmp_path / "ready").exists)
+
+    def is_started_again() -> bool:
+        kept.look()
+        return (tmp_path / "again").exists()
+
+    wait_until(is_started_again)
+    kept.interrupt()
+    wait_until((tmp_path / "heard").exists)
+    kept.end(0)
 
 
 def test_the_programs_end_with_a_killed_keeper_on_linux_and_stay_elsewhere(
