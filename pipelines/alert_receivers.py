@@ -58,7 +58,7 @@ def check_url(text: str) -> None:
         parts = urlsplit(text)
         is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_sound = False
+        parts, is_sound = urlsplit(""), False
     if not is_sound or not text.isascii() or not text.isprintable() or " " in text:
         raise InvalidInput("a webhook is a URL, https://…, or $NAME for the environment variable that holds it")
     if parts.username is not None and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
