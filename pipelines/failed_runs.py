@@ -80,8 +80,6 @@ def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collectio
     """Of each table the failed step of this run; where none failed, the job, of those whose steps did not end well."""
     from dagster import DagsterEventType
 
-    from pipelines.run_assets import assets_of
-
     run = record.dagster_run
     kinds = {DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE}
     records = instance.get_records_for_run(run.run_id, of_type=kinds).records
@@ -92,12 +90,13 @@ def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collectio
         if event is None or (has_failed_step and event.step_key is None):
             continue
         for table, assets in _failed_by(instance, run, event.step_key, tables).items():
+            over = _is_over(instance, event.step_key, assets, at) if assets else _is_nothing_left(instance, run, at)
             found[table] = LastFailure(
                 at=round(at * 1000),
                 run_id=run.run_id,
                 step=event.step_key or run.job_name,
-                message=_message_of(instance, run, event),
-                is_over=_is_over(instance, event.step_key, assets, at) if assets else bool(assets_of(run)),
+                message=_message_of(instance, run, event, at),
+                is_over=over,
             )
     return found
 
@@ -123,6 +122,14 @@ def _is_over(instance: DagsterInstance, step: str | None, assets: Sequence[Asset
     return all(done_since(instance, key, at) for key in assets)
 
 
+def _is_nothing_left(instance: DagsterInstance, run: DagsterRun, at: float) -> bool:
+    """Whether a run that failed without a step had made all its assets; of a run of checks alone, as `_is_over`."""
+    from pipelines.run_assets import assets_of
+
+    checked = {*(run.asset_selection or ()), *(each.asset_key for each in run.asset_check_selection or ())}
+    return bool(assets_of(run)) or (bool(checked) and all(_is_checked_since(instance, key, at) for key in checked))
+
+
 def _is_checked_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
     from dagster import AssetCheckKey
 
@@ -139,8 +146,8 @@ def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
     return max(made.timestamp if made else 0, *(each.timestamp for each in observed), 0) > at
 
 
-def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent) -> str:
-    """What `said_by` does; of a run that Dagster ended by itself what it noted of it: an error, or the last thing."""
+def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent, at: float) -> str:
+    """What `said_by` does; of a run that Dagster ended by itself what it noted until then: an error, or the last."""
     from dagster import DagsterEventType
 
     from assets.launcher import COMMITS_STAY
@@ -148,7 +155,7 @@ def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent)
     if not (event.message or "").startswith(_ENDED_BY_DAGSTER):
         return said_by(event)
     noted = instance.all_logs(run.run_id, of_type=DagsterEventType.ENGINE_EVENT)
-    causes = [each.dagster_event for each in noted if each.dagster_event]
+    causes = [each.dagster_event for each in noted if each.dagster_event and each.timestamp <= at]
     errors = [each for each in causes if getattr(each.event_specific_data, "error", None)]
     return f"{said_by((errors or causes or [event])[-1]).removesuffix('.')}; {COMMITS_STAY}"
 

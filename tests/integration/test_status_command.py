@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from dagster import (
+    AssetCheckKey,
+    AssetCheckResult,
     AssetKey,
     AssetObservation,
     AssetsDefinition,
@@ -20,9 +22,11 @@ from dagster import (
     DagsterEventType,
     DagsterExecutionInterruptedError,
     DagsterInstance,
+    DagsterRun,
     Definitions,
     MaterializeResult,
     asset,
+    asset_check,
     define_asset_job,
     job,
     materialize,
@@ -40,6 +44,7 @@ from dagster_shared.error import SerializableErrorInfo
 from assets.freshness import freshness_policy
 from assets.granted import bytes_tag
 from assets.launcher import PipesLauncher
+from assets.run_tags import TABLE
 from pipelines.alerting import failure_alert
 from pipelines.catalog import build_definitions
 from pipelines.cli import main
@@ -378,6 +383,37 @@ def test_a_run_that_fails_without_a_step_is_told_of_the_tables_that_it_did_not_d
         assert {*last_failures_in(instance, [name])} == {name} & {"left"}
 
 
+def test_a_run_that_was_killed_in_its_checks_is_over_and_a_retry_of_these_alone_once_they_were_made(
+    instance: DagsterInstance,
+) -> None:
+    key = AssetKey(["web", "compacted"])
+    made = asset(key=key)(lambda: 1)
+    check = AssetCheckKey(key, "tw_windows")
+
+    @asset_check(asset=key, name=check.name)
+    def checked() -> AssetCheckResult:
+        return AssetCheckResult(passed=True)
+
+    defs = Definitions(assets=[made], asset_checks=[checked], jobs=[define_asset_job("compact")])
+    job = defs.resolve_job_def("compact")
+    run = instance.create_run_for_job(job, asset_selection=frozenset([key]), tags={TABLE: "web"})
+    done = StepSuccessData(duration_ms=1.0)  # type: ignore[no-untyped-call]  # of Dagster
+    step = DagsterEventType.STEP_SUCCESS.value
+    event = DagsterEvent(step, "compact", step_key="web__compacted", event_specific_data=done)
+    instance.report_dagster_event(event, run.run_id)
+    instance.report_run_failed(run)
+    assert last_failures_in(instance, ["web"])["web"].is_over
+    steps = ["web__compacted_tw_windows"]
+    only_checks = DagsterRun(
+        "compact", asset_selection=frozenset([key]), step_keys_to_execute=steps, tags={TABLE: "web"}
+    )
+    instance.add_run(only_checks)
+    instance.report_run_failed(only_checks)
+    assert not last_failures_in(instance, ["web"])["web"].is_over
+    assert job.execute_in_process(instance=instance).success
+    assert last_failures_in(instance, ["web"])["web"].is_over
+
+
 def test_of_a_run_that_was_not_started_the_cause_is_told_and_what_comes_next(instance: DagsterInstance) -> None:
     """As Dagster's queue and code server end runs: the cause in an event before, and none in the failure."""
     key = AssetKey(["web", "compacted"])
@@ -392,6 +428,7 @@ def test_of_a_run_that_was_not_started_the_cause_is_told_and_what_comes_next(ins
         if error:
             instance.report_engine_event("Process for run exited", run)
         instance.report_run_failed(run)
+        instance.report_engine_event("a sensor acted on the failure of the run", run)
         return last_failures_in(instance, ["web"])["web"].message
 
     stay = "; what it committed stays, and the next run does the rest"
