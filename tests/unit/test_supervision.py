@@ -69,10 +69,11 @@ def test_a_program_that_is_killed_is_started_again_and_the_other_stays(
 
 # Its program writes down each signal that it hears, and ends by SIGTERM.
 INTERRUPTED = """
-import os, pathlib, sys
+import os, pathlib, signal, sys
 from jobs.process.stop_signals import heard_once
 from pipelines.supervision import keep_running
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests may ignore it, as nohup does
 program = '''
 import signal, sys, time
 def hear(number, _):
