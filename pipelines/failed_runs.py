@@ -131,13 +131,15 @@ def _is_nothing_left(instance: DagsterInstance, run: DagsterRun, at: float) -> b
 
 
 def _is_checked_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
-    from dagster import AssetCheckKey
+    from dagster import AssetCheckKey, DagsterEventType
 
     from assets.checks import AUDITED
 
     checks = [AssetCheckKey(key, name) for name, _ in AUDITED.values()]
-    known = instance.event_log_storage.get_latest_asset_check_execution_by_key(checks)
-    return any(each.event is not None and each.event.timestamp > at for each in known.values())
+    known = instance.event_log_storage.get_latest_asset_check_execution_by_key(checks).values()
+    events = [each.event for each in known if each.event is not None]  # of a run that waits: that it is planned
+    made = DagsterEventType.ASSET_CHECK_EVALUATION
+    return any(each.dagster_event_type is made and each.timestamp > at for each in events)
 
 
 def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:

@@ -409,6 +409,7 @@ def test_a_run_that_was_killed_in_its_checks_is_over_and_a_retry_of_these_alone_
     )
     instance.add_run(only_checks)
     instance.report_run_failed(only_checks)
+    instance.create_run_for_job(job, asset_selection=frozenset([key]))  # plans to check
     assert not last_failures_in(instance, ["web"])["web"].is_over
     assert job.execute_in_process(instance=instance).success
     assert last_failures_in(instance, ["web"])["web"].is_over
