@@ -61,7 +61,8 @@ def measure(*, small: bool) -> Iterator[Metric]:
 @contextmanager
 def _instance(folder: Path, url: str | None) -> Iterator[DagsterInstance]:
     """An instance with the settings of the package, in the database at the URL, else in SQLite."""
-    from pipelines.instance import DAGSTER_HOME, POSTGRES, home, open_instance
+    from pipelines.environment import DAGSTER_HOME, POSTGRES
+    from pipelines.instance import home, open_instance
 
     environment = {POSTGRES: url} if url else {}
     kept = {name: os.environ.pop(name, None) for name in (POSTGRES, DAGSTER_HOME)}
@@ -187,7 +188,7 @@ def _listed(instance: DagsterInstance, queries: Queries, pages: list[Page], name
 
 def _purged(instance: DagsterInstance, name: str) -> Iterator[Metric]:
     """Yield what the job that purges takes for runs of any age, and how many runs it leaves."""
-    from pipelines.purge import purge
+    from pipelines.runs.purge import purge
     from storage_core.clock import SystemClock
 
     yield Metric(name=f"{name}, runs", value=instance.get_runs_count(), unit="runs")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from benchmarks.metrics import Metric, command
 
 if TYPE_CHECKING:
-    from pipelines.upkeep import Upkeep
+    from pipelines.upkeep.sensor import Upkeep
     from storage_core.declaration import TableDeclaration
 
 FULL, SMALL = 500, 20
@@ -38,7 +38,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
     from pipelines.catalog import build_definitions
     from pipelines.jobs import assets_of_jobs
     from pipelines.tables import read_tables
-    from pipelines.upkeep import Upkeep
+    from pipelines.upkeep.sensor import Upkeep
     from tests.support.many_tables import declare_tables, land_line
 
     count = SMALL if small else FULL

@@ -29,7 +29,7 @@ from pipelines.catalog import build_definitions
 from pipelines.instance import open_instance
 from pipelines.jobs import CHECK
 from pipelines.raw_logs import read_raw_logs
-from pipelines.run_requests import range_tags
+from pipelines.runs.requests import range_tags
 from pipelines.tables import load_tables, tables_folder
 from storage_core.declaration import load
 from storage_core.quarantine import read_entries

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from examples.narrator import Narrator
 from pipelines.report.written import write_report
-from pipelines.table_status import look_at_all, places_of
+from pipelines.status.table_status import look_at_all, places_of
 from pipelines.tables import load_tables, tables_folder
 
 REPORT = Path("report.html")

@@ -9,16 +9,16 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from jobs.compacting.merge_in_parts import merge_in_parts
+from jobs.compacting.rewindow import rewindow
+from jobs.compacting.window_groups import GroupsOutcome, compact_groups
 from jobs.reports.metrics import Metrics
 from jobs.reports.prediction import Prediction
 from jobs.reports.report import JobReport, with_report
 from jobs.requests.request import JobRequest
 from jobs.requests.window_range import EVERY_WINDOW, WindowRange, window_name
 from jobs.running.command import table_command
-from jobs.running.merge_in_parts import merge_in_parts
-from jobs.running.rewindow import rewindow
 from jobs.running.run import JobRun
-from jobs.running.window_groups import GroupsOutcome, compact_groups
 from jobs.spark.spark import Spark
 from storage_core.clock import Clock
 from storage_core.compaction.debt import next_runs, together

@@ -19,11 +19,11 @@ from assets.partly_done import FAILED_PARTITIONS
 from assets.run_tags import TABLE
 from jobs.requests.window_range import window_start
 from pipelines.catalog import build_definitions
-from pipelines.dead_runs import end_dead_runs, process_tags
 from pipelines.jobs import BACKFILL
-from pipelines.run_requests import range_tags
+from pipelines.runs.dead import end_dead_runs, process_tags
+from pipelines.runs.requests import range_tags
+from pipelines.runs.unfinished import unfinished
 from pipelines.tables import DeclaredTable, DeclaredTables, tables_folder
-from pipelines.unfinished import unfinished
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Interrupted, InvalidInput
 from storage_core.rows.windows import parse_duration

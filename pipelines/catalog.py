@@ -15,14 +15,14 @@ from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
 from pipelines.automation import Automation, load_automation
 from pipelines.cataloguing import build_catalog
-from pipelines.declared_now import DeclaredNow
 from pipelines.distribution import build_raw_log_assets
 from pipelines.housekeeping import build_housekeeping
 from pipelines.jobs import assets_of_jobs, build_jobs
 from pipelines.raw_logs import DeclaredRawLog, DeclaredRawLogs
 from pipelines.schedules import build_schedules
 from pipelines.tables import DeclaredTable, DeclaredTables, Problem
-from pipelines.upkeep import STEPS, Upkeep, build_upkeep_sensor
+from pipelines.upkeep.declared_now import DeclaredNow
+from pipelines.upkeep.sensor import STEPS, Upkeep, build_upkeep_sensor
 from storage_core.clock import Clock
 from storage_core.declaration import TableDeclaration
 

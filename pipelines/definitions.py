@@ -11,7 +11,7 @@ from dagster import Definitions
 
 from assets.launcher import PipesLauncher
 from jobs.requests.catalog import CATALOG_URL
-from pipelines.alerting import build_alerts
+from pipelines.alerts.sensors import build_alerts
 from pipelines.catalog import build_definitions
 from pipelines.files_of_all import problems_of_all
 from pipelines.raw_logs import read_raw_logs

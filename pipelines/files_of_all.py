@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from pipelines.alert_receivers import ALERTS, read_alerts
-from pipelines.budgets import UPKEEP, read_upkeep_of_all
+from pipelines.alerts.receivers import ALERTS, read_alerts
 from pipelines.tables import Problem
+from pipelines.upkeep.budgets import UPKEEP, read_upkeep_of_all
 from storage_core.declaration_automation import AUTOMATION, read_automation
 from storage_core.errors import TidemarkError
 

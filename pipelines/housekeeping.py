@@ -17,8 +17,8 @@ from dagster import (
     op,
 )
 
-from pipelines.dead_runs import end_dead_runs
-from pipelines.purge import old_runs, purge
+from pipelines.runs.dead import end_dead_runs
+from pipelines.runs.purge import old_runs, purge
 from storage_core.clock import SystemClock
 from storage_core.rows.windows import parse_milliseconds
 from storage_core.wording import counted

@@ -12,14 +12,11 @@ from pathlib import Path
 
 from dagster import DagsterInstance
 
+from pipelines.environment import DAGSTER_HOME, POSTGRES
 from pipelines.tables import tables_folder
 from storage_core.errors import InvalidInput
 from storage_core.extras import POSTGRES as EXTRA
 from storage_core.extras import needs
-
-DAGSTER_HOME = "DAGSTER_HOME"
-POSTGRES = "TIDEMARK_DAGSTER_POSTGRES"
-"""The variable with the URL of the database, in every process of Dagster."""
 
 SETTINGS = Path(__file__).resolve().with_name("dagster.yaml")
 

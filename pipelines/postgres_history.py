@@ -14,7 +14,7 @@ from dagster._config.config_schema import UserConfigSchema
 from dagster._serdes import ConfigurableClassData
 from dagster_postgres import DagsterPostgresStorage
 
-from pipelines.instance import POSTGRES
+from pipelines.environment import POSTGRES
 from storage_core.errors import InvalidInput
 
 _SCHEMES = ("postgresql", "postgres", "postgresql+psycopg2")

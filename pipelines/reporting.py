@@ -13,10 +13,10 @@ from dagster import (
 )
 
 from assets.factory import asset_key
-from pipelines.failed_runs import last_failures_in
 from pipelines.jobs import scheduled
 from pipelines.report.written import REPORT_PATH, report_file, write_report
-from pipelines.table_status import State, places_of
+from pipelines.runs.failed import last_failures_in
+from pipelines.status.table_status import State, places_of
 from pipelines.tables import DeclaredTables
 from tidemark.io_manager.failures import typed_failures
 

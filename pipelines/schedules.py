@@ -28,12 +28,12 @@ from assets.launcher import JobName
 from assets.raw_upkeep import raw_key, raw_steps
 from assets.run_tags import PRIORITY, TABLE, VERSION
 from jobs.reports.failure import Failed
-from pipelines.at_work import AtWork
 from pipelines.automation import Automation
 from pipelines.distribution import waiting_chunks
 from pipelines.jobs import CHECK, step_assets
 from pipelines.raw_logs import DeclaredRawLog
-from pipelines.run_requests import USUAL, reason_tags, run_request
+from pipelines.runs.at_work import AtWork
+from pipelines.runs.requests import USUAL, reason_tags, run_request
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.raw_declaration import RawLogDeclaration

@@ -28,7 +28,7 @@ def tables(*, as_json: Json = False) -> None:
     be read.
     """
     from pipelines.files_of_all import problems_of_all
-    from pipelines.table_status import PARALLEL_TABLES
+    from pipelines.status.table_status import PARALLEL_TABLES
     from pipelines.tables import require_sound
     from storage_core.objectstore.prefetch import all_of
 

@@ -17,8 +17,8 @@ from storage_core.errors import InvalidInput, NotFound, Unavailable
 from storage_core.wording import counted, listed
 
 if TYPE_CHECKING:
-    from pipelines.failed_runs import LastFailure
-    from pipelines.table_status import Looked, Place
+    from pipelines.runs.failed import LastFailure
+    from pipelines.status.table_status import Looked, Place
     from pipelines.tables import Problem
 
 BEHIND_EXIT_CODE: Final = 7
@@ -37,7 +37,7 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
     tables.
     """
     from pipelines.files_of_all import problems_of_all
-    from pipelines.table_status import State, look_at_all
+    from pipelines.status.table_status import State, look_at_all
     from pipelines.tables import require_sound
 
     chosen = places_of(uris or [])
@@ -75,8 +75,8 @@ def metrics(
     read is among them as failed. Ends with 2 when a declaration is not sound, or a file of all tables.
     """
     from pipelines.files_of_all import problems_of_all
-    from pipelines.open_metrics import metrics_text
-    from pipelines.table_status import look_at_all
+    from pipelines.status.open_metrics import metrics_text
+    from pipelines.status.table_status import look_at_all
     from pipelines.tables import require_sound
     from pipelines.whole_file import write_whole
 
@@ -142,8 +142,8 @@ def alerts(
     The receivers are those of alerts.yaml beside tables/. With --test it ends with 5 when one did not take the alert,
     and with 2 when there is none.
     """
-    from pipelines.alert_delivery import Alert, deliver
-    from pipelines.alert_receivers import ALERTS, read_alerts
+    from pipelines.alerts.delivery import Alert, deliver
+    from pipelines.alerts.receivers import ALERTS, read_alerts
     from storage_core.clock import SystemClock
 
     root = declared().root
@@ -175,7 +175,7 @@ def places_of(words: Sequence[str]) -> Chosen:
 
     Raises `InvalidInput` where no word names a table and none of the declarations is sound, and as `resolve` does.
     """
-    from pipelines.table_status import Place
+    from pipelines.status.table_status import Place
     from storage_core.objectstore.resolve import name_of
 
     known = declared()
@@ -204,7 +204,7 @@ def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
 
 
 def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
-    from pipelines.failed_runs import history_folder, last_failures
+    from pipelines.runs.failed import history_folder, last_failures
 
     folder = history_folder(chosen.root)
     if folder is None:
@@ -217,7 +217,7 @@ def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
 
 
 def _held_back(root: Path, found: Sequence[Looked]) -> Mapping[str, str]:
-    from pipelines.held_back import held_back
+    from pipelines.status.held_back import held_back
     from storage_core.clock import SystemClock
 
     tables = [each.declaration for each in declared().tables]
@@ -267,7 +267,7 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
 
 def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, object]:
     from pipelines.quantities import age, duration, size
-    from pipelines.status_words import index_lag, next_run
+    from pipelines.status.words import index_lag, next_run
 
     state = found.state_after(failure).value
     about: dict[str, object] = {"table": found.place.name, "status": state.replace("_", " ")}

@@ -37,9 +37,9 @@ def ui(
     """
     place, environment = _settled("the UI of Dagster")
     _require_free(port)
-    from pipelines.one_daemon import require_no_other_daemon
-    from pipelines.services import Address, Service, command_of
-    from pipelines.supervision import keep_running
+    from pipelines.processes.one_daemon import require_no_other_daemon
+    from pipelines.processes.programs import Address, Service, command_of
+    from pipelines.processes.supervision import keep_running
 
     require_no_other_daemon(place)
     url = f"http://{_LOOPBACK}:{port}"
@@ -88,13 +88,13 @@ def serve(
     let in everybody who reaches them.
     """
     place, environment = _settled("a process of Dagster")
-    from pipelines.services import Address, Service, command_of
+    from pipelines.processes.programs import Address, Service, command_of
 
     if service not in (known := [each.value for each in Service]):
         raise InvalidInput(f"{service!r} is no process of Dagster; it is one of {', '.join(known)}")
     address = Address.parse(code)
     if service == Service.DAEMON:
-        from pipelines.one_daemon import require_no_other_daemon
+        from pipelines.processes.one_daemon import require_no_other_daemon
 
         require_no_other_daemon(place)
     command = command_of(Service(service), address, place, host=host, port=port)
@@ -102,7 +102,7 @@ def serve(
         output.json_line({"service": service, "code": code, "dagster_home": str(place)})
     sys.stdout.flush()
     if service == Service.CODE:
-        from pipelines.code_server import run_code_server
+        from pipelines.processes.code_server import run_code_server
 
         run_code_server(command, address, environment)
         return
@@ -114,7 +114,7 @@ def _settled(what: str) -> tuple[Path, Mapping[str, str]]:
     """The home of Dagster, and the environment of its processes. Raises `NotFound` without declarations."""
     with needs(PIPELINE, what):
         from pipelines.instance import home
-    from pipelines.services import environment_of
+    from pipelines.processes.programs import environment_of
     from pipelines.tables import TABLES, tables_folder
 
     folder = tables_folder()
@@ -166,7 +166,7 @@ def spark(
 
 
 def _up(file: Path, *, foreground: bool, as_json: bool) -> None:
-    from pipelines import warm_server
+    from pipelines.processes import warm_server
 
     if foreground:
         warm_server.keep(file, os.environ)
@@ -179,7 +179,7 @@ def _up(file: Path, *, foreground: bool, as_json: bool) -> None:
 
 
 def _down(file: Path, *, as_json: bool) -> None:
-    from pipelines import warm_server
+    from pipelines.processes import warm_server
 
     ended = warm_server.down(file)
     if as_json:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from pipelines.table_status import Looked, Place, look_into
+from pipelines.status.table_status import Looked, Place, look_into
 from storage_core.clock import Clock
 from storage_core.errors import TidemarkError, as_tidemark_error
 from storage_core.log.written import Written, written

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from jobs.reports.prices import Prices
-from pipelines.failed_runs import LastFailure
 from pipelines.quantities import age, duration, size
 from pipelines.report import svg
 from pipelines.report.content import Content, Window
 from pipelines.report.svg import Cell, Pair, Point, minute, text
-from pipelines.status_words import index_lag, next_run
+from pipelines.runs.failed import LastFailure
+from pipelines.status.words import index_lag, next_run
 from storage_core.read.status import Status
 from storage_core.wording import counted
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.reports.prices import Prices
-from pipelines.failed_runs import LastFailure
 from pipelines.report.content import MOST_COMMITS, content_of
 from pipelines.report.page import page
-from pipelines.table_status import Place
+from pipelines.runs.failed import LastFailure
+from pipelines.status.table_status import Place
 from pipelines.whole_file import write_whole
 from storage_core.clock import Clock, SystemClock
 

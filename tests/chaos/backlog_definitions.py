@@ -19,7 +19,7 @@ from pipelines.automation import Automation
 from pipelines.catalog import build_assets
 from pipelines.jobs import assets_of_jobs, build_jobs
 from pipelines.tables import load_tables
-from pipelines.upkeep import STEPS, Bounds, Upkeep, build_upkeep_sensor
+from pipelines.upkeep.sensor import STEPS, Bounds, Upkeep, build_upkeep_sensor
 from storage_core.declaration_automation import AutomationDeclaration
 
 _declared = load_tables(Path("tables").resolve())

@@ -24,12 +24,12 @@ from dagster import (
     materialize,
 )
 
-from pipelines import alerting
-from pipelines.alert_delivery import Alert, deliver
-from pipelines.alert_receivers import AlertsDeclaration, check_url, read_alerts
-from pipelines.alerting import FAILED_RUNS, LATE_TABLES, Cursor, build_alerts, look_for_late
+from pipelines.alerts import sensors
+from pipelines.alerts.delivery import Alert, deliver
+from pipelines.alerts.receivers import AlertsDeclaration, check_url, read_alerts
+from pipelines.alerts.sensors import FAILED_RUNS, LATE_TABLES, Cursor, build_alerts, look_for_late
 from pipelines.cli import main
-from pipelines.table_status import Place
+from pipelines.status.table_status import Place
 from pipelines.tables import DeclaredTables, read_tables
 from storage_core.errors import InvalidInput
 from storage_core.formats import keys
@@ -223,7 +223,7 @@ def test_what_no_receiver_took_is_told_again() -> None:
 
 
 def test_a_tick_looks_at_so_many_tables_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alerting, "MOST_PER_TICK", 2)
+    monkeypatch.setattr(sensors, "MOST_PER_TICK", 2)
     made = place("x")
     places = [replace(made, name=name) for name in "abc"]
     clock, web, cursor = ManualClock(Table.open(made.uri).snapshot.timestamp + 2 * HOUR_MS), Web(), Cursor()

@@ -18,8 +18,8 @@ from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
 from assets.run_tags import PARTITION, TABLE
 from pipelines.instance import home, open_instance
 from pipelines.jobs import BACKFILL
-from pipelines.run_requests import range_tags
-from pipelines.unfinished import unfinished
+from pipelines.runs.requests import range_tags
+from pipelines.runs.unfinished import unfinished
 from storage_core.errors import Held
 
 pytestmark = pytest.mark.dagster

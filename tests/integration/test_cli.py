@@ -1070,7 +1070,7 @@ def test_ui_without_a_declaration_says_what_is_missing(tmp_path: Path) -> None:
 
 
 _WHAT_IT_SERVES = "{assetNodes {assetKey {path}} workspaceOrError {... on Workspace {locationEntries {id}}}}"
-_PROGRAMS = {"code": " api grpc ", "daemon": " dagster._daemon ", "webserver": " pipelines.webserver "}
+_PROGRAMS = {"code": " api grpc ", "daemon": " dagster._daemon ", "webserver": " pipelines.processes.webserver "}
 
 
 def _parts(root: int) -> dict[str, int]:

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 
 from jobs import compact
+from jobs.compacting.group_plan import GroupLimits, grouped
+from jobs.compacting.window_groups import Executed, GroupsOutcome, compact_groups, settle
 from jobs.reports.report import report_of
 from jobs.requests.request import JobRequest
 from jobs.requests.window_range import WindowRange, window_name
-from jobs.running.group_plan import GroupLimits, grouped
 from jobs.running.run import JobRun
-from jobs.running.window_groups import Executed, GroupsOutcome, compact_groups, settle
 from jobs.spark import tasks
 from jobs.spark.spark import Spark
 from storage_core.compaction import planner
@@ -44,8 +44,8 @@ KILLED_JOB = """
 import os, signal, sys
 from functools import partial
 from jobs import compact
-from jobs.running.group_plan import GroupLimits
-from jobs.running.window_groups import compact_groups
+from jobs.compacting.group_plan import GroupLimits
+from jobs.compacting.window_groups import compact_groups
 from storage_core.log.log import TransactionLog
 commit, made = TransactionLog.commit, []
 def killed(self, *arguments, **named):

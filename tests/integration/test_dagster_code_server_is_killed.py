@@ -26,7 +26,7 @@ from dagster._grpc.client import DagsterGrpcClient
 from dagster._grpc.server import wait_for_grpc_server
 
 from pipelines.instance import SETTINGS, home
-from pipelines.services import BACKFILLS_WAIT
+from pipelines.processes.programs import BACKFILLS_WAIT
 from tests.support.postgres import Postgres
 from tidemark import Table
 

@@ -20,17 +20,17 @@ from dagster._core.instance import InstanceRef
 from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._core.utils import make_new_run_id
 
-from assets.due_runs import DueRun, TableInputs, due_run
 from assets.launcher import JobName, PipesLauncher
 from assets.partitions import contiguous, partition_key, partitions_of, span_of
 from assets.run_tags import REASON
 from pipelines.backfill import Chunk, chunks
 from pipelines.catalog import build_definitions
-from pipelines.dead_runs import process_tags
 from pipelines.instance import SETTINGS, home, open_instance
-from pipelines.run_requests import reason_tags
+from pipelines.runs.dead import process_tags
+from pipelines.runs.requests import reason_tags
 from pipelines.tables import load_tables, tables_folder
-from pipelines.upkeep import STEPS
+from pipelines.upkeep.due_runs import DueRun, TableInputs, due_run
+from pipelines.upkeep.sensor import STEPS
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.region.sorting import DEFAULT_TERMS

@@ -27,9 +27,9 @@ from dagster._core.utils import make_new_run_id
 
 from assets.run_tags import PROCESS
 from jobs.process.holder import holder_of
-from pipelines.at_work import AtWork
-from pipelines.failed_runs import said_by
 from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, purge_history
+from pipelines.runs.at_work import AtWork
+from pipelines.runs.failed import said_by
 
 pytestmark = [pytest.mark.dagster, pytest.mark.parametrize("history", ["sqlite", "postgresql"], indirect=True)]
 

@@ -26,14 +26,14 @@ from dagster._core.utils import make_new_run_id
 from assets.granted import granted_bytes
 from assets.launcher import InProcessLauncher, PipesLauncher
 from jobs.spark.spark import Spark
-from pipelines.at_work import AtWork
 from pipelines.automation import UPKEEP_SENSOR, Automation
 from pipelines.catalog import build_definitions
-from pipelines.grouping import MOST_TABLES, SMALL_BYTES
 from pipelines.jobs import assets_of_jobs
+from pipelines.runs.at_work import AtWork
 from pipelines.schedules import CHECKED_AT_ONCE, build_schedules
 from pipelines.tables import read_tables
-from pipelines.upkeep import Bounds, Upkeep
+from pipelines.upkeep.grouping import MOST_TABLES, SMALL_BYTES
+from pipelines.upkeep.sensor import Bounds, Upkeep
 from storage_core.clock import SystemClock
 from storage_core.compaction.next_run import owed
 from storage_core.compaction.policy import Mode

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.instance import POSTGRES, SETTINGS, home
+from pipelines.environment import POSTGRES
+from pipelines.instance import SETTINGS, home
 from pipelines.postgres_history import PostgresHistory, database_url
 from storage_core.errors import InvalidInput
 

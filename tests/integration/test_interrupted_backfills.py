@@ -22,8 +22,8 @@ from assets.factory import asset_key
 from pipelines.backfill import Chunk, ChunkDone
 from pipelines.commands.orchestration import require_complete
 from pipelines.instance import home, open_instance
-from pipelines.interruption import noticed
-from pipelines.unfinished import unfinished
+from pipelines.processes.interruption import noticed
+from pipelines.runs.unfinished import unfinished
 from storage_core.declaration import load
 from storage_core.errors import Interrupted
 from storage_core.formats.lease import RELEASED_MS

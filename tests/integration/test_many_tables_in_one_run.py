@@ -37,15 +37,15 @@ from assets.launcher import MOST_DEATHS, PipesLauncher
 from assets.partitions import partitions_of, span_of
 from assets.run_tags import TABLES
 from jobs.requests.request import JobRequest, to_argv
-from pipelines.alerting import failure_alert
-from pipelines.at_work import AtWork
+from pipelines.alerts.sensors import failure_alert
 from pipelines.catalog import build_definitions
-from pipelines.declared_now import DeclaredNow
-from pipelines.failed_runs import last_failures_in, said_by
 from pipelines.jobs import assets_of_jobs
-from pipelines.run_assets import assets_of
+from pipelines.runs.assets_of import assets_of
+from pipelines.runs.at_work import AtWork
+from pipelines.runs.failed import last_failures_in, said_by
 from pipelines.tables import read_tables
-from pipelines.upkeep import Upkeep
+from pipelines.upkeep.declared_now import DeclaredNow
+from pipelines.upkeep.sensor import Upkeep
 from storage_core.clock import SystemClock
 from storage_core.declaration import TableDeclaration
 from tests.support.many_tables import declare_tables

@@ -45,14 +45,14 @@ from assets.freshness import freshness_policy
 from assets.granted import bytes_tag
 from assets.launcher import PipesLauncher
 from assets.run_tags import TABLE
-from pipelines.alerting import failure_alert
+from pipelines.alerts.sensors import failure_alert
 from pipelines.catalog import build_definitions
 from pipelines.cli import main
-from pipelines.failed_runs import history_folder, last_failures, last_failures_in
 from pipelines.instance import home, open_instance
 from pipelines.report.written import REPORT, REPORT_PATH, report_file
 from pipelines.reporting import WRITTEN, build_report
-from pipelines.run_requests import run_request
+from pipelines.runs.failed import history_folder, last_failures, last_failures_in
+from pipelines.runs.requests import run_request
 from pipelines.tables import read_tables
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput

@@ -21,8 +21,8 @@ from typing import Any
 from uuid import uuid4
 
 from jobs import compact
-from jobs.running.group_plan import GroupLimits
-from jobs.running.window_groups import compact_groups
+from jobs.compacting.group_plan import GroupLimits
+from jobs.compacting.window_groups import compact_groups
 from jobs.spark import tasks
 from storage_core.compaction.work import CompactionTask
 

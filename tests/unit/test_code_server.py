@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from pipelines import code_server
-from pipelines.code_server import run_code_server
-from pipelines.services import Address
+from pipelines.processes import code_server
+from pipelines.processes.code_server import run_code_server
+from pipelines.processes.programs import Address
 from storage_core.errors import Unavailable
 
 # Refuses each who comes, ten times, and ends.
@@ -38,8 +38,8 @@ while not Path("told").exists():
 """
 WATCH = """
 import os, sys
-from pipelines.code_server import run_code_server
-from pipelines.services import Address
+from pipelines.processes.code_server import run_code_server
+from pipelines.processes.programs import Address
 run_code_server([sys.executable, "-c", sys.argv[1]], Address(socket="./code"), os.environ)
 """
 

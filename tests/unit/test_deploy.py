@@ -19,8 +19,8 @@ import typer
 import yaml
 
 from pipelines.cli import build
-from pipelines.instance import POSTGRES
-from pipelines.services import Address, Service
+from pipelines.environment import POSTGRES
+from pipelines.processes.programs import Address, Service
 from scripts.installer import locked_python
 
 ROOT = Path(__file__).parents[2]

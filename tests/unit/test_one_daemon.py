@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.one_daemon import require_no_other_daemon
-from pipelines.services import Address, Service, command_of
+from pipelines.processes.one_daemon import require_no_other_daemon
+from pipelines.processes.programs import Address, Service, command_of
 from storage_core.errors import Held
 
 KEEPER = """
 import os, sys
 from pathlib import Path
-from pipelines.one_daemon import require_no_other_daemon
+from pipelines.processes.one_daemon import require_no_other_daemon
 
 require_no_other_daemon(Path(sys.argv[1]))
 print("kept", flush=True)

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from pipelines.cli import main
-from pipelines.failed_runs import LastFailure
-from pipelines.open_metrics import metrics_text
-from pipelines.table_status import Place, State, look_at_all
+from pipelines.runs.failed import LastFailure
+from pipelines.status.open_metrics import metrics_text
+from pipelines.status.table_status import Place, State, look_at_all
 from storage_core.read.status import status
 from storage_core.table import Table
 

@@ -9,12 +9,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from jobs.reports.prices import Prices, read_prices
-from pipelines.failed_runs import LastFailure
 from pipelines.report import svg
 from pipelines.report.content import Content, Window
 from pipelines.report.page import MOST_ROWS, page
 from pipelines.report.svg import Cell, Pair, Point
-from pipelines.table_status import Looked, Place
+from pipelines.runs.failed import LastFailure
+from pipelines.status.table_status import Looked, Place
 from storage_core.compaction.debt import NextRun
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.read.status import Status

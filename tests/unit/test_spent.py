@@ -9,8 +9,8 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, job
 
 from assets.granted import bytes_tag
-from pipelines import spent
-from pipelines.spent import spent_bytes
+from pipelines.runs import spent
+from pipelines.runs.spent import spent_bytes
 from storage_core.errors import Unavailable
 
 pytestmark = pytest.mark.dagster

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.supervision import Kept
+from pipelines.processes.supervision import Kept
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 KEEPER = """
 import os, sys
 from jobs.process.stop_signals import heard_once
-from pipelines.supervision import keep_running
+from pipelines.processes.supervision import keep_running
 
 program = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'a'), flush=True); time.sleep(600)"
 with heard_once():
@@ -71,7 +71,7 @@ def test_a_program_that_is_killed_is_started_again_and_the_other_stays(
 INTERRUPTED = """
 import os, pathlib, signal, sys
 from jobs.process.stop_signals import heard_once
-from pipelines.supervision import keep_running
+from pipelines.processes.supervision import keep_running
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests may ignore it, as nohup does
 program = '''

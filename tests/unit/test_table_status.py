@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipelines import external_debt
-from pipelines.table_status import Place, State, look, look_at_all
+from pipelines.status import external_debt
+from pipelines.status.table_status import Place, State, look, look_at_all
 from storage_core.clock import HOUR_MS
 from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from jobs.compacting.group_plan import GroupLimits, bundled, grouped
 from jobs.running.as_completed import as_completed
-from jobs.running.group_plan import GroupLimits, bundled, grouped
 from jobs.spark import stopwatch
 from jobs.spark.stopwatch import Stopwatch
 from storage_core.compaction.work import CompactionTask

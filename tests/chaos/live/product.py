@@ -17,7 +17,7 @@ from random import Random
 from typing import IO, Any, Self
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-CODE, DAEMON, WEBSERVER = "api grpc", "dagster._daemon", "pipelines.webserver"
+CODE, DAEMON, WEBSERVER = "api grpc", "dagster._daemon", "pipelines.processes.webserver"
 """Words of the command lines of the processes of Dagster."""
 
 _LOCATION = {"repositoryName": "__repository__", "repositoryLocationName": "tidemark"}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from assets.names import identifier
 from assets.run_tags import TABLE
+from pipelines.environment import DAGSTER_HOME
 from storage_core.foreign_text import shortened
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 MOST_RUNS = 50
 """So many of the newest failed runs are looked into."""
-DAGSTER_HOME = "DAGSTER_HOME"
 _LONGEST_MESSAGE = 400
 _INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 _ENDED_BY_DAGSTER = "This run has been marked as failed from outside the execution context"
@@ -105,7 +105,7 @@ def _failed_by(
     instance: DagsterInstance, run: DagsterRun, step: str | None, tables: Collection[str]
 ) -> dict[str, list[AssetKey]]:
     """The tables of a failed step, or of a run that failed without one, each with the assets that were not done."""
-    from pipelines.run_assets import assets_of, not_done
+    from pipelines.runs.assets_of import assets_of, not_done
 
     if step is not None:
         key = _asset_of(run, step, tables)
@@ -124,7 +124,7 @@ def _is_over(instance: DagsterInstance, step: str | None, assets: Sequence[Asset
 
 def _is_nothing_left(instance: DagsterInstance, run: DagsterRun, at: float) -> bool:
     """Whether a run that failed without a step had made all its assets; of a run of checks alone, as `_is_over`."""
-    from pipelines.run_assets import assets_of
+    from pipelines.runs.assets_of import assets_of
 
     checked = {*(run.asset_selection or ()), *(each.asset_key for each in run.asset_check_selection or ())}
     return bool(assets_of(run)) or (bool(checked) and all(_is_checked_since(instance, key, at) for key in checked))
@@ -171,7 +171,7 @@ def said_by(event: DagsterEvent) -> str:
     while error is not None and error.cause is not None:
         error = error.cause
     if error is not None and error.cls_name in _INTERRUPTIONS:
-        from pipelines.dead_runs import INTERRUPTED
+        from pipelines.runs.dead import INTERRUPTED
 
         return INTERRUPTED
     return _line(event.message or "" if error is None else error.message)
@@ -191,7 +191,7 @@ def tables_of(run: DagsterRun, step: str | None, tables: Collection[str]) -> lis
 
 
 def _about(run: DagsterRun) -> Collection[str]:
-    from pipelines.run_assets import assets_of
+    from pipelines.runs.assets_of import assets_of
 
     return {run.tags[TABLE]} if TABLE in run.tags else {key.path[0] for key in assets_of(run)}
 

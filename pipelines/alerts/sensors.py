@@ -22,10 +22,10 @@ from dagster import (
 )
 
 from assets.run_tags import WILL_RETRY
-from pipelines.alert_delivery import Alert, deliver
-from pipelines.alert_receivers import ALERTS, AlertsDeclaration, read_alerts
-from pipelines.failed_runs import said_by, tables_of
-from pipelines.table_status import Looked, Place, State, look_at_all, places_of
+from pipelines.alerts.delivery import Alert, deliver
+from pipelines.alerts.receivers import ALERTS, AlertsDeclaration, read_alerts
+from pipelines.runs.failed import said_by, tables_of
+from pipelines.status.table_status import Looked, Place, State, look_at_all, places_of
 from pipelines.tables import DeclaredTables
 from storage_core.clock import Clock, SystemClock
 from storage_core.wording import counted, first_of

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from pipelines.automation import UPKEEP_SENSOR, Automation
-from pipelines.budgets import ALL, Limit, quiet, read_upkeep_of_all
-from pipelines.failed_runs import history_folder
-from pipelines.table_status import Looked
+from pipelines.runs.failed import history_folder
+from pipelines.status.table_status import Looked
+from pipelines.upkeep.budgets import ALL, Limit, quiet, read_upkeep_of_all
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_automation import read_automation
 from storage_core.declaration_upkeep import UpkeepDeclaration, UpkeepOfAllDeclaration
@@ -89,7 +89,7 @@ def _spent(root: Path, now_ms: int) -> Mapping[str, int]:
     if folder is None:
         return {}
     from pipelines.instance import open_instance
-    from pipelines.spent import spent_bytes
+    from pipelines.runs.spent import spent_bytes
 
     with open_instance(folder) as instance:
         return spent_bytes(instance, now_ms=now_ms)

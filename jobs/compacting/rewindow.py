@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jobs.compacting.window_groups import CommittedGroup, GroupsOutcome, Window
 from jobs.reports.failure import Failed
 from jobs.reports.metrics import Metrics
 from jobs.running.run import JobRun
-from jobs.running.window_groups import CommittedGroup, GroupsOutcome, Window
 from jobs.spark import tasks as spark_tasks
 from storage_core.compaction.rewindow import OPERATION, RewindowTask
 from storage_core.compaction.skips import skips_of

@@ -18,6 +18,7 @@ from typing import Self
 import yaml
 
 from jobs.spark.code_archive import first_on_path
+from pipelines.environment import DAGSTER_HOME
 from pipelines.tables import TABLES
 from storage_core.errors import InvalidInput
 
@@ -28,7 +29,7 @@ HEARTBEAT_SECONDS = 150
 BACKFILLS_WAIT = {"DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1"}
 """By this a backfill waits while the code server is away. Without it, it takes its assets for removed, and fails."""
 
-_PACKAGES = Path(__file__).resolve().parents[1]
+_PACKAGES = Path(__file__).resolve().parents[2]
 _LONGEST_SOCKET = 100
 """Bytes: systems refuse longer paths of sockets, macOS above 103."""
 
@@ -91,12 +92,12 @@ def command_of(service: Service, address: Address, home: Path, *, host: str, por
     workspace = ["--workspace", str(_workspace(address, home))]
     if service is Service.DAEMON:
         return [*_python("dagster._daemon"), "run", *workspace]
-    return [*_python("pipelines.webserver"), "--host", host, "--port", str(port), *workspace]
+    return [*_python("pipelines.processes.webserver"), "--host", host, "--port", str(port), *workspace]
 
 
 def environment_of(home: Path, tables: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of every service."""
-    ours = {"DAGSTER_HOME": str(home), TABLES: str(tables), "DAGSTER_DISABLE_TELEMETRY": "1"}
+    ours = {DAGSTER_HOME: str(home), TABLES: str(tables), "DAGSTER_DISABLE_TELEMETRY": "1"}
     return {**environment, **first_on_path(environment), **ours, **BACKFILLS_WAIT}
 
 

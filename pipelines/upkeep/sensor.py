@@ -1,9 +1,9 @@
 """The upkeep sensor: one for all tables. It looks at them in turn, and asks for the runs that are worth most.
 
 A step of a table that waits or works is not asked for again, and one that failed not before it rested
-(`pipelines.at_work`); nor is one whose budget is used up (`pipelines.budgets`). A tick is bounded in requests, seconds
-and runs; the next goes on where it ended. What was seen of idle tables is in memory only: a restart looks at all of
-them anew, within the same bounds.
+(`pipelines.runs.at_work`); nor is one whose budget is used up (`pipelines.upkeep.budgets`). A tick is bounded in
+requests, seconds and runs; the next goes on where it ended. What was seen of idle tables is in memory only: a restart
+looks at all of them anew, within the same bounds.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from time import monotonic
 from dagster import AssetKey, DagsterRun, SensorDefinition, SensorEvaluationContext, SensorResult, SkipReason
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from assets.due_runs import DueRun, TableInputs, outlook
 from assets.factory import asset_key, index_asset
 from assets.launcher import JobName
 from assets.run_tags import SENSOR
-from assets.seen import Seen
 from jobs.reports.failure import Failed
-from pipelines.at_work import AtWork
 from pipelines.automation import UPKEEP_SENSOR, Automation
-from pipelines.budgets import Choice, choose, read_upkeep_of_all
-from pipelines.declared_now import DeclaredNow, has_same_assets
-from pipelines.grouping import MOST_TABLES, Group, grouped, request_of
 from pipelines.jobs import Job, jobs_of, step_assets
-from pipelines.spent import spent_bytes
-from pipelines.wanted import Wanted
+from pipelines.runs.at_work import AtWork
+from pipelines.runs.spent import spent_bytes
+from pipelines.upkeep.budgets import Choice, choose, read_upkeep_of_all
+from pipelines.upkeep.declared_now import DeclaredNow, has_same_assets
+from pipelines.upkeep.due_runs import DueRun, TableInputs, outlook
+from pipelines.upkeep.grouping import MOST_TABLES, Group, grouped, request_of
+from pipelines.upkeep.seen import Seen
+from pipelines.upkeep.wanted import Wanted
 from storage_core.clock import Clock, SystemClock
 from storage_core.declaration import TableDeclaration
 from storage_core.declaration_upkeep import UpkeepOfAllDeclaration

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 
-from pipelines.run_assets import assets_of, not_done
+from pipelines.runs.assets_of import assets_of, not_done
 
 REST_SECONDS = 900
 """A step that failed is asked for again after so long."""

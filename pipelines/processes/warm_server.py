@@ -21,7 +21,7 @@ from jobs.spark.java_archive import QUICK, make, no_settings, options, spark_hom
 from jobs.spark.small_work import SmallWork, SparkUse
 from jobs.spark.spark import Spark
 from jobs.spark.warm import WarmServer, made_of, read, read_by_tasks
-from pipelines.supervision import started
+from pipelines.processes.supervision import started
 from storage_core.errors import Unavailable
 from storage_core.extras import CONNECT, needs
 

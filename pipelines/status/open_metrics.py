@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from pipelines.failed_runs import LastFailure
-from pipelines.table_status import Looked, State
+from pipelines.runs.failed import LastFailure
+from pipelines.status.table_status import Looked, State
 from storage_core.foreign_text import escaped
 from storage_core.read.status import Status
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
-from pipelines.external_debt import ExternalLook
+from pipelines.status.external_debt import ExternalLook
 from pipelines.tables import DeclaredTables
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import NotFound, TidemarkError, as_tidemark_error
@@ -17,7 +17,7 @@ from storage_core.read.status import Status, status
 from storage_core.table import Table
 
 if TYPE_CHECKING:
-    from pipelines.failed_runs import LastFailure
+    from pipelines.runs.failed import LastFailure
     from storage_core.declaration import TableDeclaration
     from storage_core.ingest.landing import LandingSpec
 

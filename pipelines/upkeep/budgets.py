@@ -23,7 +23,7 @@ from storage_core.declaration_upkeep import Budgeted, UpkeepOfAllDeclaration
 from storage_core.wording import counted, first_of
 
 if TYPE_CHECKING:
-    from pipelines.wanted import Wanted
+    from pipelines.upkeep.wanted import Wanted
 
 UPKEEP = "upkeep.yaml"
 ALL = "all tables"

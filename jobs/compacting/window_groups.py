@@ -8,10 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from jobs.compacting.group_plan import GROUP_LIMITS, GroupLimits, bundled, bytes_of, grouped
 from jobs.reports.failure import Failed
 from jobs.reports.metrics import Metrics
 from jobs.requests.window_range import window_name
-from jobs.running.group_plan import GROUP_LIMITS, GroupLimits, bundled, bytes_of, grouped
 from jobs.running.run import JobRun
 from jobs.spark import tasks
 from storage_core.compaction.carry_over import CarryOver

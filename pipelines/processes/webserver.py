@@ -1,4 +1,4 @@
-"""Dagster's webserver, and the report of all tables beside its pages: `python -m pipelines.webserver`.
+"""Dagster's webserver, and the report of all tables beside its pages: `python -m pipelines.processes.webserver`.
 
 A browser opens no file that a page of a server links to, so what Dagster shows of `report/written` links here.
 """
@@ -57,7 +57,7 @@ async def _lifespan(_: Starlette) -> AsyncIterator[None]:
 
 def main() -> None:
     """Serve until it is ended. The instance is that of `DAGSTER_HOME`."""
-    parser = argparse.ArgumentParser(prog="python -m pipelines.webserver", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m pipelines.processes.webserver", description=__doc__)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--workspace", required=True, help="the file that says where the code server is")

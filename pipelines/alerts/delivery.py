@@ -18,7 +18,7 @@ from email.message import EmailMessage
 from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from pipelines.alert_receivers import PASSWORD, AlertsDeclaration, EmailDeclaration, ReceiverDeclaration
+from pipelines.alerts.receivers import PASSWORD, AlertsDeclaration, EmailDeclaration, ReceiverDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.foreign_text import escaped, shortened, without_locations
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from subprocess import Popen, TimeoutExpired
 
-from pipelines.services import Address
-from pipelines.supervision import END_SECONDS, started
+from pipelines.processes.programs import Address
+from pipelines.processes.supervision import END_SECONDS, started
 from storage_core.errors import Unavailable
 
 LOOK_SECONDS = 2.0

@@ -12,8 +12,8 @@ from dagster import RunRequest
 
 from assets.granted import bytes_tag
 from assets.launcher import JobName
-from pipelines.run_requests import run_request
-from pipelines.wanted import Wanted
+from pipelines.runs.requests import run_request
+from pipelines.upkeep.wanted import Wanted
 from storage_core.wording import counted
 
 SMALL_BYTES = 64 * 2**20

@@ -7,8 +7,8 @@ from functools import partial
 
 import pyarrow as pa
 
+from jobs.compacting.window_groups import Executed, GroupsOutcome, settle
 from jobs.running.run import JobRun
-from jobs.running.window_groups import Executed, GroupsOutcome, settle
 from jobs.spark import tasks
 from storage_core.compaction.merge_parts import Sample, divide, require_whole
 from storage_core.compaction.work import CompactionTask

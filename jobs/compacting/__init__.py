@@ -1,0 +1,1 @@
+"""Compactions: merges in groups of windows, in parts, and rows in windows of another duration."""

@@ -1,0 +1,5 @@
+"""The environment variables that say where Dagster keeps its history. Free of Dagster."""
+
+DAGSTER_HOME = "DAGSTER_HOME"
+POSTGRES = "TIDEMARK_DAGSTER_POSTGRES"
+"""The variable with the URL of the database, in every process of Dagster."""

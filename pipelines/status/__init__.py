@@ -1,0 +1,1 @@
+"""How tables are: for the terminal, the report, alerts and scrapers alike."""
