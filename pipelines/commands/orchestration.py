@@ -14,8 +14,8 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
+from pipelines.commands.interruption import noticed
 from pipelines.commands.target import declared
-from pipelines.processes.interruption import noticed
 from storage_core.errors import Interrupted, NotFound, TidemarkError
 from storage_core.extras import PIPELINE, needs
 from storage_core.wording import counted, listed

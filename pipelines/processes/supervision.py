@@ -122,7 +122,9 @@ def keep_running(
             time.sleep(LOOK_SECONDS)
             for each in kept:
                 each.look()
-            up = up or is_up()
+            if not up and is_up():
+                up = True
+                LOG.info("up: %s", ", ".join(programs))
     except KeyboardInterrupt as heard:
         LOG.info("ends: %s", ", ".join(programs))
         if up and signal.SIGTERM not in heard.args:

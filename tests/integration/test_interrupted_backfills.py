@@ -20,9 +20,9 @@ from dagster._utils.interrupts import capture_interrupts
 
 from assets.factory import asset_key
 from pipelines.backfill import Chunk, ChunkDone
+from pipelines.commands.interruption import noticed
 from pipelines.commands.orchestration import require_complete
 from pipelines.instance import home, open_instance
-from pipelines.processes.interruption import noticed
 from pipelines.runs.unfinished import unfinished
 from storage_core.declaration import load
 from storage_core.errors import Interrupted

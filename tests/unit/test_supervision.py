@@ -69,10 +69,11 @@ def test_a_program_that_is_killed_is_started_again_and_the_other_stays(
 
 # Its program writes down each signal that it hears, and ends by SIGTERM.
 INTERRUPTED = """
-import os, pathlib, signal, sys
+import logging, os, pathlib, signal, sys
 from jobs.process.stop_signals import heard_once
 from pipelines.processes.supervision import keep_running
 
+logging.basicConfig(filename="log", level=logging.INFO)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests may ignore it, as nohup does
 program = '''
 import signal, sys, time
@@ -86,13 +87,9 @@ open("heard", "a").close()
 while True:
     time.sleep(0.05)
 '''
-def is_up():
-    up = pathlib.Path("heard").exists() and sys.argv[1] == "up"
-    if up:
-        pathlib.Path("up").touch()
-    return up
+hears = pathlib.Path("heard").exists
 with heard_once():
-    keep_running({"one": [sys.executable, "-c", program]}, os.environ, is_up=is_up)
+    keep_running({"one": [sys.executable, "-c", program]}, os.environ, is_up=lambda: sys.argv[1] == "up" and hears())
 """
 
 
@@ -111,7 +108,8 @@ def test_an_interrupt_of_a_terminal_reaches_the_programs_once_they_are_up(
     command = [sys.executable, "-c", INTERRUPTED, state]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as process:
-        wait_until((tmp_path / ("up" if state == "up" else "heard")).exists)
+        wait_until((tmp_path / "heard").exists)
+        wait_until(lambda: state != "up" or "up: one" in (tmp_path / "log").read_text())
         os.killpg(process.pid, sent)
         assert process.wait() == 0
     assert (tmp_path / "heard").read_text().split() == heard
