@@ -76,16 +76,14 @@ from pipelines.processes.supervision import keep_running
 logging.basicConfig(filename="log", level=logging.INFO)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests may ignore it, as nohup does
 program = '''
-import signal, sys, time
-def hear(number, _):
-    print(signal.Signals(number).name, file=open("heard", "a"), flush=True)
-    if number == signal.SIGTERM:
-        sys.exit()
-for each in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(each, hear)
+import signal
+ends = {signal.SIGINT, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # they come one by one: the second cannot end the first's handler
 open("heard", "a").close()
-while True:
-    time.sleep(0.05)
+number = None
+while number != signal.SIGTERM:
+    number = signal.sigwait(ends)
+    print(signal.Signals(number).name, file=open("heard", "a"), flush=True)
 '''
 hears = pathlib.Path("heard").exists
 with heard_once():
