@@ -88,7 +88,7 @@ def test_broken_receivers_are_named_without_their_place_and_the_others_are_serve
                 {"command": ["/no/such/program"]},
                 {"email": {"to": ["ann@example.com"], "host": "127.0.0.1", "port": port}},
                 {"webhook": web.url},
-                timeout=2_000,
+                timeout=10_000,  # a Python has to start and end within it
             ),
         )
     assert len(web.taken) == done.taken == 1

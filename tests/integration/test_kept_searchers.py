@@ -223,7 +223,10 @@ def test_a_copy_of_the_process_by_fork_opens_its_own(table: Table, tmp_path: Pat
     with table._kept.searchers._opening:
         child = os.fork()
         if child == 0:
-            os._exit(0 if found(table) == expected else 1)
+            try:
+                os._exit(0 if found(table) == expected else 1)
+            finally:
+                os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert set(before) <= set(copies(tmp_path))
     assert found(table) == expected

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -136,7 +136,7 @@ def maintain(uri: str, folder: str) -> None:
 def run_all(acts: list[Callable[[], None]]) -> None:
     """Run them side by side; where one fails this program does, at once."""
     with ThreadPoolExecutor(len(acts)) as pool:
-        for each in [pool.submit(act) for act in acts]:
+        for each in as_completed([pool.submit(act) for act in acts]):
             if error := each.exception():
                 print(repr(error), file=sys.stderr, flush=True)  # noqa: T201 -- what the test shows
                 os._exit(1)
