@@ -123,10 +123,10 @@ class RawWriter:
         for each in tickets:
             each.call = tickets
         if tickets:
-            with self._turn:
-                self._require_usable(tickets)
-                self._queue.extend(tickets)
             try:
+                with self._turn:
+                    self._require_usable(tickets)
+                    self._queue.extend(tickets)
                 while batch := self._next_batch(tickets):
                     self._lead(batch, tickets)
             finally:

@@ -125,7 +125,7 @@ def test_a_job_lets_go_of_its_lease_however_many_signals_follow_the_first(
     assert is_released()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_job_of_a_killed_run_ends_and_releases_its_lease(checkout: Path) -> None:
     with begun(checkout, BACKFILL) as process:
         process.kill()  # the process of the run alone: its job is one of its own

@@ -58,8 +58,8 @@ def test_results_come_in_the_order_of_the_keys_and_no_more_are_begun_than_were_a
 
     with closing(prefetch(read, range(100), 4)) as found:
         assert [next(found) for _ in range(10)] == [key * key for key in range(10)]
-    assert sorted(begun) == list(range(len(begun)))
-    assert len(begun) <= 10 + 3
+    assert len(begun) == len(set(begun)) <= 10 + 3
+    assert set(range(10)) <= set(begun) <= set(range(10 + 3))
     assert list(prefetch(str, range(5), 8)) == ["0", "1", "2", "3", "4"]
     assert list(prefetch(str, [], 8)) == []
 

@@ -6,6 +6,8 @@ import ctypes
 import datetime as dt
 import logging
 import threading
+from collections import deque
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -365,6 +367,22 @@ def test_an_interrupted_call_that_waits_is_taken_back_and_holds_nobody_up() -> N
     log.close()
     assert ended == ["interrupted"]
     assert [fields["id"] for _, _, fields in rows(inner)] == [1]
+
+
+def test_a_call_that_is_interrupted_as_it_has_queued_its_records_is_taken_back() -> None:
+    class Interrupted(deque[Any]):
+        def extend(self, more: Iterable[Any]) -> None:
+            super().extend(more)
+            raise KeyboardInterrupt
+
+    a = store()
+    with raw_log(a) as log:
+        log._writer._queue = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            log.append("t", {"id": 1})
+        log._writer._queue = deque(log._writer._queue)
+        log.append("t", {"id": 2})
+    assert [fields["id"] for _, _, fields in rows(a)] == [2]
 
 
 def test_a_closed_writer_takes_nothing() -> None:
