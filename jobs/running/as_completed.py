@@ -14,11 +14,11 @@ Brought = TypeVar("Brought")
 def as_completed(
     calls: Sequence[Callable[[], Brought]], at_once: int
 ) -> Generator[tuple[int, Brought | TidemarkError]]:
-    """Yield the number and the outcome of each call in the order in which they end; they are begun in their own order.
+    """Yield the number and the outcome of each call once it has ended; they are begun in their own order.
 
-    At most `at_once` run at a time. A `TidemarkError` is the outcome of its call and stops no other; anything else is
-    raised. When the caller stops early, calls not begun are not made, and those under way are not waited for. One call
-    runs in this thread.
+    At most `at_once` run at a time; of those that end between two looks of the caller, any may come first. A
+    `TidemarkError` is the outcome of its call and stops no other; anything else is raised. When the caller stops early,
+    calls not begun are not made, and those under way are not waited for. One call runs in this thread.
     """
     if len(calls) == 1:
         yield 0, _outcome(calls[0])
