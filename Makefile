@@ -5,16 +5,22 @@ PYTHON ?= python3
 LOCK ?= dev
 PORT ?= 3000
 PYTEST_ARGS ?=
+DRAW ?= $(or $(TIDEMARK_DRAW),$(shell date +%s))
 SCALE ?= $(or $(TIDEMARK_SCALE),1)
 
 VENV := .venv/bin
 CODE := tidemark storage_core jobs assets pipelines examples benchmarks scripts tests
 
 # Test files are distributed to at most four processes; those of one file stay together, for they share Spark and servers.
-# In the order of their folders: what runs whole pipelines comes first, and short unit tests or simulations fill the end.
+# The longest files start first, by the times in tests/run_times.json, and short ones fill the end.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# Tests try SCALE times as many examples, seeds and kills: 1 is what every change waits for, soak and simulate go on longer.
+# What `make test` runs, and needs beside `setup`. `make check` lets it run the extended tier, too.
+TESTS := not extended and not nightly and not browser
+NEEDS :=
+BROWSER_TESTS := browser
+
+# Tests try SCALE times as many examples, seeds and kills: the check tries half as many, soak and simulate go on longer.
 PYTEST = TIDEMARK_SCALE="$(SCALE)" $(VENV)/python -m pytest
 
 export DAGSTER_DISABLE_TELEMETRY = 1
@@ -23,13 +29,13 @@ export DAGSTER_DISABLE_TELEMETRY = 1
 WITH_JAVA = JAVA_HOME="$$($(PYTHON) -m scripts.find_java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rest java-archive test-postgres test-browser pictures simulate soak check lint format types bench ui proto lock clean
+.PHONY: help setup demo test test-all test-times nightly java-archive test-postgres test-browser pictures simulate soak check lint format types bench ui proto lock clean
 
 help: ## Show this list
 	@echo "Tidemark. Targets (each sets up what it needs first):"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo "Settings: PYTHON=python3.12 (which Python), PORT=3001 (of make ui), PYTEST_ARGS='-k compact' and"
-	@echo "SCALE=10 (of the targets that test: ten times as many examples, seeds and kills)."
+	@echo "SCALE=10 (of the targets that test: ten times as many examples, seeds and kills), DRAW=1234 (of check: which cases)."
 
 setup: ## Make .venv from requirements/dev.lock and find or install Java; quick when nothing changed
 	@$(PYTHON) -m scripts.environment $(LOCK)
@@ -38,14 +44,12 @@ setup: ## Make .venv from requirements/dev.lock and find or install Java; quick 
 demo: setup ## Run the whole pipeline on real data through Dagster and ask it seven questions
 	@$(WITH_JAVA) $(VENV)/python -m examples.demo
 
-test: setup ## Run the tests that speak for the product: some minutes on two cores
-	@$(WITH_JAVA) $(PYTEST) -m "not extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+test: setup $(NEEDS) ## Run the tests that speak for the product: some minutes on two cores
+	@$(WITH_JAVA) $(PYTEST) -m "$(TESTS)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-test-all: setup java-archive ## Run all tests but those that need a browser
-	@$(WITH_JAVA) $(PYTEST) -m "not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
-
-test-rest: setup java-archive ## Run what test-all runs and test does not (tests/tiers.py says which)
-	@$(WITH_JAVA) $(PYTEST) -m "extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+test-all: TESTS := not browser
+test-all: java-archive ## Run all tests but those that need a browser
+	@$(WITH_JAVA) $(PYTEST) -m "$(TESTS)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 java-archive: setup ## Read the classes of Spark once for all Javas that tests start, and fetch Delta Lake; quick when that is done
 	@$(WITH_JAVA) $(VENV)/python -m jobs.spark.java_archive
@@ -57,7 +61,7 @@ test-postgres: setup java-archive ## Run the tests of Dagster with its history i
 
 test-browser: setup ## Install Chromium where it is missing and run the tests of the Dagster UI in it
 	@TIDEMARK_CHROMIUM="$$($(VENV)/python -m scripts.find_browser)" && export TIDEMARK_CHROMIUM && \
-	$(WITH_JAVA) $(PYTEST) -m browser $(PYTEST_ARGS)
+	$(WITH_JAVA) $(PYTEST) -m "$(BROWSER_TESTS)" $(PYTEST_ARGS)
 
 pictures: ## Take the pictures of README and docs/ anew, by the browser tests
 	@TIDEMARK_PICTURES="$(CURDIR)/docs/images" $(MAKE) test-browser
@@ -74,10 +78,19 @@ soak: setup java-archive ## Kill processes for an hour, run simulations of write
 	  tests/integration/test_shared_cache.py \
 	  tests/simulation/test_writers_under_faults.py tests/simulation/test_raw_log_faults.py
 
-check: lint ## Everything that CI runs
-	@$(MAKE) -j 3 types test-browser demo
-	@$(MAKE) test
-	@$(MAKE) test-rest
+check: SCALE := 0.5
+check: lint ## Everything that CI runs; matrices that are too large draw a part of themselves (DRAW=seed repeats it)
+	@$(MAKE) -j 3 types demo test-browser BROWSER_TESTS="browser and not nightly"
+	@TIDEMARK_DRAW="$(DRAW)" $(MAKE) test TESTS="not nightly and not browser" NEEDS=java-archive SCALE="$(SCALE)"
+
+nightly: lint ## Run all tests, with every case of every matrix, the browser's and those on PostgreSQL
+	@$(MAKE) -j 3 types demo test-browser
+	@$(MAKE) test-all
+	@$(MAKE) test-postgres
+
+test-times: export TIDEMARK_TEST_TIMES := tests/run_times.json
+test-times: ## Run all of the check and write down how long each file of tests takes, which balances later runs
+	@$(MAKE) check
 
 lint: setup ## Check style and formatting with ruff
 	@$(VENV)/ruff check $(CODE)

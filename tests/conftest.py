@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import draws
+from tests.run_times import OneSpark, RunTimes, longest_first
 from tests.support import quick_java
-from tests.support.scale import scaled
-from tests.tiers import is_extended, tier_of
+from tests.support.scale import scale
+from tests.tiers import is_extended, is_nightly, tier_of
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
+    from xdist.remote import Producer
 
     from jobs.spark.spark import Spark
     from storage_core.catalog.catalog import Catalog
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-UNIT = REPOSITORY / "tests" / "unit"
 PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
 
 # Below those that systems give to connections: such a one may be given away between its choice and its use.
@@ -45,7 +47,7 @@ Land = Callable[..., Path]
 settings.register_profile(
     "tidemark",
     deadline=None,
-    derandomize=scaled(1) == 1,
+    derandomize=scale() <= 1,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -57,6 +59,24 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the process that reports all tests sum up their times."""
+    if not hasattr(config, "workerinput"):
+        output = os.environ.get("TIDEMARK_TEST_TIMES")
+        config.pluginmanager.register(RunTimes(Path(output) if output else None))
+
+
+def pytest_report_header() -> str:
+    """Name the seed of the matrices, so that the run can be repeated."""
+    seed = draws.seed()
+    return f"matrices: cases drawn by TIDEMARK_DRAW={seed}" if seed else "matrices: all cases"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpark:
+    """Give whole files to the worker processes, and all that use the shared Spark session to one of them."""
+    return OneSpark(config, log)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not load files of which `-m` chooses no test: to load all of them takes each process half a minute."""
     if collection_path.suffix != ".py":
@@ -64,8 +84,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     wanted = config.option.markexpr.split(" and ")[0]
     if wanted == "browser":
         return None if "mark.browser" in collection_path.read_text(encoding="utf-8") else True
-    unwanted = {"not extended": "extended", "extended": "first"}.get(wanted)
-    return True if unwanted and _tier_of(collection_path) == unwanted else None
+    return True if wanted == "not extended" and _tier_of(collection_path) == "extended" else None
 
 
 @cache
@@ -75,17 +94,30 @@ def _tier_of(path: Path) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that `make test` leaves out; fail for one that is not of the tier that its file is known by."""
+    """Mark tests by their tier, draw the cases of matrices, and put the longest files first.
+
+    Fail for a test that is not of the tier that its file is known by.
+    """
     for item in items:
+        file = _file(item)
         needs = {mark.name for mark in item.iter_markers()}
         needs.update(item.fixturenames if isinstance(item, pytest.Function) else ())
-        is_left_out = is_extended(item.path.relative_to(REPOSITORY).as_posix(), item.name, needs)
+        is_left_out = is_extended(file, item.name, needs)
         if is_left_out:
             item.add_marker(pytest.mark.extended)
+        if is_nightly(file, item.name):
+            item.add_marker(pytest.mark.nightly)
         if _tier_of(item.path) == ("first" if is_left_out else "extended"):
             raise pytest.UsageError(f"{item.nodeid} is of another tier than tests/tiers.py takes its whole file for")
-    # Short files fill the end, when a process has nothing more to take: unit tests of the first tier, and simulations.
-    items.sort(key=lambda item: not (item.get_closest_marker("extended") and item.path.is_relative_to(UNIT)))
+    seed = draws.seed()
+    if seed:
+        left_out = draws.left_out((item.nodeid for item in items if item.get_closest_marker("extended")), seed)
+        items[:] = [item for item in items if item.nodeid not in left_out]
+    items.sort(key=lambda item: longest_first(_file(item)))
+
+
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(REPOSITORY).as_posix()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,8 +1,9 @@
-"""Which tests are `extended`: `make test` leaves them to `make test-all` and `make check`.
+"""The three tiers of tests: first (`make test`), extended (`make check` adds it), nightly (`make nightly` runs all).
 
-The rule: what starts Spark or Dagster, simulates, or tries cases that are drawn is extended. So is what goes through a
-matrix of kills, damages, attacks, processes or sizes; `LONG` says which file for which reason. Not extended is what
-speaks for the product to somebody who runs the tests for the first time.
+Extended are tests that start Spark or Dagster, simulate, or try generated cases, and matrices of kills, damages,
+attacks, processes or sizes (`LONG` names them by reason). Nightly are tests of one kind that `make check` runs one
+representative of (`NIGHTLY`). All others are of the first tier: they speak for the product to somebody who runs its
+tests for the first time.
 """
 
 from __future__ import annotations
@@ -100,6 +101,44 @@ LONG = {
     ),
 }
 """Files that are extended for other reasons, which take more than ten seconds each."""
+
+
+NIGHTLY = {
+    "drives a browser": frozenset({"tests/e2e/test_report_in_browser.py", "tests/e2e/test_ui_in_browser.py"}),
+    "needs PostgreSQL": frozenset(
+        {
+            "tests/integration/test_catalogue_places.py[postgresql]",
+            "tests/integration/test_dagster_code_server_is_killed.py",
+            "tests/integration/test_dagster_runs.py[postgresql]",
+            "tests/integration/test_sql_catalogue.py[postgresql]",
+        }
+    ),
+    "runs a benchmark": frozenset({"tests/e2e/test_benchmarks_run.py"}),
+    "installs packages": frozenset({"tests/e2e/test_installed_wheel.py"}),
+}
+"""Files, or with `[postgresql]` their cases, that only `make nightly` runs, by the reason."""
+
+REPRESENTATIVES = frozenset(
+    {
+        "tests/e2e/test_benchmarks_run.py::test_the_small_benchmark_of_the_log_prints_each_step_against_its_peers",
+        "tests/e2e/test_installed_wheel.py::test_the_core_writes_and_reads_tables_without_the_pipeline",
+        "tests/e2e/test_installed_wheel.py::test_the_wheel_holds_the_product_and_nothing_for_tests",
+        (
+            "tests/e2e/test_ui_in_browser.py::test_the_ui_shows_the_asset_graph_a_materialization_with_its_metrics"
+            "_its_checks_and_opens_the_report"
+        ),
+        "tests/integration/test_sql_catalogue.py::test_every_side_answers_the_same_after_every_step",
+    }
+)
+"""Tests of those files that `make check` runs, so that each reason is there once."""
+
+
+def is_nightly(file: str, test: str) -> bool:
+    """Return whether only `make nightly` runs this test; `test` has its case in brackets behind it."""
+    if f"{file}::{test.partition('[')[0]}" in REPRESENTATIVES:
+        return False
+    names = {file, f"{file}[postgresql]"} if "postgresql" in test else {file}
+    return any(not names.isdisjoint(files) for files in NIGHTLY.values())
 
 
 def tier_of(file: str, text: Callable[[], str]) -> str | None:

@@ -1,8 +1,9 @@
 """A process that reads while the machine lacks something: files to open, address space, room on the disk.
 
-`python -m tests.unit.poor_machine CONDITION STEPS` prints a line per step and query: `answered`, or the error. With
-`reads` behind them each line is by a process of its own, which has used nothing yet; one that dies says how. With
-`checkpointed` that process has a checkpoint to read first.
+`python -m tests.unit.poor_machine CONDITION STEPS` prints a line per step and query: `answered`, or the error. STEPS
+are numbers with commas. `LEAST:MOST:WITHIN reads` tries each read at LEAST and MOST, and then halves what lies between
+until the first step that answers is known within so many. Each try is a process of its own, which has used nothing yet,
+and one that dies says how. With `checkpointed` that process has a checkpoint to read first.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tests.support.keyed_table import KeyedTable
 from tests.support.limits import address_space, limited, open_files
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), ("text", pa.string()), ("tag", pa.string())])
+REFUSED = 3
 INDEXES = (IndexDefinition("words", "fulltext", ("text",)), IndexDefinition("tags", "bitmap", ("tag",)))
 QUERIES: dict[str, Callable[[Table], pa.Table]] = {
     "words": lambda table: table.search("ebb", index="words"),
@@ -92,34 +94,47 @@ def keyed(store: ObjectStore) -> None:
 
 
 def main() -> None:
-    condition, steps = CONDITIONS[sys.argv[1]], [int(each) for each in sys.argv[2].split(",")]
+    condition = CONDITIONS[sys.argv[1]]
     with tempfile.TemporaryDirectory() as folder:
         if sys.argv[3:]:
             keyed(LocalStore(Path(folder) / "table"))
             if sys.argv[3] == "checkpointed":
                 table = Table.open(str(Path(folder) / "table"))
                 table.log.checkpoint(table.snapshot)
-            for step in steps:
-                for name, query in READS.items():
-                    alone(f"{step} {name}", str(Path(folder) / "table"), query, partial(condition, step))
+            least, most, within = map(int, sys.argv[2].split(":"))
+            for name, query in READS.items():
+                bisect(partial(alone, name, str(Path(folder) / "table"), query, condition), least, most, within)
             return
         half_indexed(LocalStore(Path(folder) / "table"))
         table = Table.open(str(Path(folder) / "table"))
-        for step in steps:
+        for step in map(int, sys.argv[2].split(",")):
             for name, query in QUERIES.items():
                 say(f"{step} {name} {outcome(table, query, condition(step))}")
 
 
-def alone(what: str, uri: str, query: Callable[[Table], pa.Table], limit: Callable[[], tuple[int, int]]) -> None:
-    """Say what the query ends in, in a process of its own."""
+def bisect(answers: Callable[[int], bool], least: int, most: int, within: int) -> None:
+    """Try `least` and `most`, and then what lies between, until the first step that answers is known."""
+    answers(least)
+    answers(most)
+    while most - least > within:
+        middle = (least + most) // 2
+        least, most = (least, middle) if answers(middle) else (middle, most)
+
+
+def alone(
+    name: str, uri: str, query: Callable[[Table], pa.Table], limit: Callable[[int], tuple[int, int]], step: int
+) -> bool:
+    """Say what the query ends in, in a process of its own; return whether it was answered."""
     child = os.fork()
     if child == 0:
         table = Table.open(uri)
-        say(f"{what} {outcome(table, query, limit())}")
-        os._exit(0)
+        found = outcome(table, query, limit(step))
+        say(f"{step} {name} {found}")
+        os._exit(0 if found == "answered" else REFUSED)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if ended:
-        say(f"{what} died of {ended}")
+    if ended not in (0, REFUSED):
+        say(f"{step} {name} died of {ended}")
+    return ended == 0
 
 
 def outcome(table: Table, query: Callable[[Table], pa.Table], limit: tuple[int, int]) -> str:

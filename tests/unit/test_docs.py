@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,17 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+@cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 def _headings(path: Path) -> list[str]:
-    return HEADING.findall(FENCE.sub("", path.read_text(encoding="utf-8")))
+    return HEADING.findall(FENCE.sub("", _text(path)))
 
 
 def _section(path: Path, heading: str) -> str:
-    text = path.read_text(encoding="utf-8")
+    text = _text(path)
     found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^\1 |\Z)", text, re.MULTILINE | re.DOTALL)
     assert found, f"{_name(path)} has no section {heading!r}"
     return found[2]
@@ -96,32 +102,34 @@ def _cells(line: str) -> list[str]:
 
 def _shell_lines(path: Path) -> Iterator[str]:
     """Every command of the shell examples, without the comments behind it."""
-    for language, block in FENCE.findall(path.read_text(encoding="utf-8")):
+    for language, block in FENCE.findall(_text(path)):
         if language == "sh":
             joined = re.sub(r"\\\n\s*", "", block)
             yield from (found for line in joined.splitlines() if (found := line.strip()))
 
 
-def _written_commands() -> Iterator[tuple[str, list[str]]]:
-    """Where a document shows a command, and its words."""
-    for path in DOCUMENTS:
-        inline = [
-            each for each in INLINE.findall(FENCE.sub("", path.read_text(encoding="utf-8"))) if each != NO_COMMAND
-        ]
-        for text in [*_shell_lines(path), *inline]:
-            if re.match(r"(\.venv/bin/)?(tidemark|dagster|python) ", text) and text.count('"') % 2 == 0:
-                yield _name(path), shlex.split(text.partition(" | ")[0], comments=True)
+def _shown_in(path: Path) -> Iterator[str]:
+    yield from _shell_lines(path)
+    yield from (each for each in INLINE.findall(FENCE.sub("", _text(path))) if each != NO_COMMAND)
 
 
-def _commands_of(program: str) -> list[Any]:
-    found = [(where, words) for where, words in _written_commands() if words[0].removeprefix(".venv/bin/") == program]
+@cache
+def _commands_of(program: str) -> list[tuple[str, list[str]]]:
+    """Where a document shows a command of this program, and the words behind its name."""
+    begins = re.compile(rf"(\.venv/bin/)?{program} ")
+    found = [
+        (_name(path), shlex.split(text.partition(" | ")[0], comments=True)[1:])
+        for path in DOCUMENTS
+        for text in _shown_in(path)
+        if begins.match(text) and text.count('"') % 2 == 0
+    ]
     assert found
-    return [pytest.param(words[1:], id=f"{where}: {' '.join(words)}") for where, words in found]
+    return found
 
 
 def _texts_in_code() -> Iterator[tuple[str, str]]:
     for path in EXAMPLES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(_text(path))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield f"{_name(path)}:{node.lineno}", node.value
 
@@ -137,16 +145,17 @@ def _kinds(error: type[TidemarkError] = TidemarkError) -> dict[str, int]:
 # --- links
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
-def test_every_link_and_image_leads_somewhere(path: Path) -> None:
+def test_every_link_and_image_leads_somewhere() -> None:
+    anchors = {path: {*map(_anchor, _headings(path))} for path in DOCUMENTS}
     broken = []
-    for target in LINK.findall(FENCE.sub("", path.read_text(encoding="utf-8"))):
-        place, _, anchor = target.partition("#")
-        file = (path.parent / place).resolve() if place else path
-        if "://" in target:
-            continue
-        if not file.exists() or (anchor and anchor not in map(_anchor, _headings(file))):
-            broken.append(target)
+    for path in DOCUMENTS:
+        for target in LINK.findall(FENCE.sub("", _text(path))):
+            place, _, anchor = target.partition("#")
+            file = (path.parent / place).resolve() if place else path
+            if "://" in target:
+                continue
+            if not file.exists() or (anchor and anchor not in anchors.get(file, ())):
+                broken.append(f"{_name(path)}: {target}")
     assert broken == []
 
 
@@ -159,8 +168,8 @@ def test_every_section_that_a_message_points_to_exists() -> None:
 
 def test_every_test_that_a_document_names_exists() -> None:
     naming = re.compile(r"((?:tests/[\w/]*)?test_\w+\.py)(?:::(\w+))?")
-    modules = {_name(path): path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
-    named = [(_name(path), *each) for path in DOCUMENTS for each in naming.findall(path.read_text(encoding="utf-8"))]
+    modules = {_name(path): _text(path) for path in (ROOT / "tests").rglob("test_*.py")}
+    named = [(_name(path), *each) for path in DOCUMENTS for each in naming.findall(_text(path))]
     assert named
     missing = []
     for where, file, test in named:
@@ -180,47 +189,53 @@ def test_every_command_that_a_text_in_the_code_names_exists() -> None:
     assert [each for each in named if each[1] not in COMMANDS] == []
 
 
-@pytest.mark.parametrize("words", _commands_of("tidemark"))
-def test_every_tidemark_command_of_the_documents_parses(words: list[str]) -> None:
-    name, *arguments = [each for each in words if each != "-v"]
-    assert name in COMMANDS
-    if arguments:  # a bare name is mentioned, not shown
-        COMMANDS[name].make_context(name, arguments)
+def test_every_tidemark_command_of_the_documents_parses() -> None:
+    for where, words in _commands_of("tidemark"):
+        name, *arguments = [each for each in words if each != "-v"]
+        assert name in COMMANDS, where
+        if arguments:  # a bare name is mentioned, not shown
+            COMMANDS[name].make_context(name, arguments)
 
 
-@pytest.mark.parametrize("words", _commands_of("python"))
-def test_every_job_of_the_documents_parses(words: list[str]) -> None:
-    if words[:1] != ["-m"]:
-        return
-    package, _, job = words[1].partition(".")
-    assert (ROOT / package / f"{job}.py").is_file()
-    if package == "jobs":
-        match job:
-            case "audit":
-                audit_request.parse(audit_request.parser("").parse_args(words[2:]))
-            case "collect_raw" | "heal_raw":
-                raw_log_request.parse(raw_log_request.parser(job, "").parse_args(words[2:]))
-            case "distribute":
-                distribute_request.parse(distribute_request.parser("").parse_args(words[2:]))
-            case _:
-                request.parse(request.parser(job, "").parse_args(words[2:]))
+def test_every_job_of_the_documents_parses() -> None:
+    jobs = [
+        (where, words[1].partition("."), words[2:]) for where, words in _commands_of("python") if words[:1] == ["-m"]
+    ]
+    assert jobs
+    assert [where for where, (package, _, job), _ in jobs if not (ROOT / package / f"{job}.py").is_file()] == []
+    for _, (package, _, job), words in jobs:
+        if package == "jobs":
+            _parse(job, words)
+
+
+def _parse(job: str, words: list[str]) -> None:
+    match job:
+        case "audit":
+            audit_request.parse(audit_request.parser("").parse_args(words))
+        case "collect_raw" | "heal_raw":
+            raw_log_request.parse(raw_log_request.parser(job, "").parse_args(words))
+        case "distribute":
+            distribute_request.parse(distribute_request.parser("").parse_args(words))
+        case _:
+            request.parse(request.parser(job, "").parse_args(words))
 
 
 @pytest.mark.dagster
-@pytest.mark.parametrize("words", _commands_of("dagster"))
-def test_every_dagster_command_of_the_documents_parses(words: list[str]) -> None:
+def test_every_dagster_command_of_the_documents_parses() -> None:
     from dagster._cli import cli
 
-    command: Any = cli
-    while hasattr(command, "commands"):
-        command, words = command.commands[words[0]], words[1:]
-    command.make_context("dagster", list(words))
+    for _, words in _commands_of("dagster"):
+        command: Any = cli
+        arguments = [*words]
+        while hasattr(command, "commands"):
+            command = command.commands[arguments.pop(0)]
+        command.make_context("dagster", arguments)
 
 
 def test_every_make_target_of_the_documents_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for path in DOCUMENTS:
-        code = [*_shell_lines(path), *INLINE.findall(path.read_text(encoding="utf-8"))]
+        code = [*_shell_lines(path), *INLINE.findall(_text(path))]
         assert {found for text in code for found in re.findall(r"(?:^|&& )make ([a-z-]+)", text)} <= targets
 
 
@@ -252,7 +267,7 @@ def test_the_exit_codes_are_those_of_the_errors(path: Path, heading: str, head: 
 
 def test_the_specification_lists_exactly_the_operations_of_the_code() -> None:
     naming = re.compile(r'(?:\boperation(?:: str)? ?= ?|^OPERATION = )"([A-Z][A-Z ]*)"', re.MULTILINE)
-    named = {found for path in SOURCES for found in naming.findall(path.read_text(encoding="utf-8"))}
+    named = {found for path in SOURCES for found in naming.findall(_text(path))}
     rows = _table(_section(SPEC, "2.1 Actions"), "Field", "Rule")
     (rule,) = (rule for field, rule in rows if field == "`commitInfo.operation`")
     assert sorted(INLINE.findall(rule)) == sorted(named)
@@ -319,7 +334,7 @@ def test_the_operations_page_lists_exactly_the_settings_of_compaction_with_their
 
 
 def test_the_page_of_declarations_lists_exactly_the_fields_of_a_table() -> None:
-    cells = re.findall(r"^\| (`[^|]+`) \|", DECLARATIONS.read_text(encoding="utf-8"), re.MULTILINE)
+    cells = re.findall(r"^\| (`[^|]+`) \|", _text(DECLARATIONS), re.MULTILINE)
     assert sorted(name for each in cells for name in INLINE.findall(each)) == sorted(TableDeclaration.model_fields)
 
 
@@ -327,7 +342,7 @@ def test_the_page_of_declarations_lists_exactly_the_fields_of_a_table() -> None:
 
 
 def test_the_operations_page_says_of_every_kind_of_finding_what_it_means() -> None:
-    table = OPERATIONS.read_text(encoding="utf-8").split("| `fsck` says |")[1].split("\n\n")[0]
+    table = _text(OPERATIONS).split("| `fsck` says |")[1].split("\n\n")[0]
     named = [name for row in table.splitlines()[2:] for name in INLINE.findall(row.split("|")[1])]
     meant = {name: {each for each in Kind if fnmatch(each, name.replace("…", "*"))} for name in named}
     assert [name for name, kinds in meant.items() if not kinds] == []
@@ -355,8 +370,9 @@ def test_the_index_of_decisions_lists_every_decision_once_in_the_order_of_its_to
     assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
 
 
-@pytest.mark.parametrize("path", sorted(DECISIONS.glob("0*.md")), ids=lambda path: path.name)
-def test_a_decision_has_its_number_and_its_four_parts(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.startswith(f"# {path.name[:4]} ")
-    assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == ["Problem", "Decision", "Rejected", "Cost"]
+def test_a_decision_has_its_number_and_its_four_parts() -> None:
+    for path in sorted(DECISIONS.glob("0*.md")):
+        text = _text(path)
+        assert text.startswith(f"# {path.name[:4]} "), path.name
+        parts = re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE)
+        assert parts == ["Problem", "Decision", "Rejected", "Cost"], path.name

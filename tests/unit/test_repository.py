@@ -7,16 +7,16 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.tiers import LONG, SPEAK_FOR_THE_PRODUCT
+from tests.tiers import LONG, NIGHTLY, REPRESENTATIVES, SPEAK_FOR_THE_PRODUCT
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
-MOST_LINES = 300
-WHY_LONGER = "More than 300 lines: "
 # Folders that only ever hold what a tool or a run made; .gitignore says the same to git.
 MADE = {".git", ".venv", ".uv", ".java", ".dagster", "warehouse", "landing", "spark-warehouse", "__pycache__", "build"}
 
@@ -40,19 +40,20 @@ def _is_made(path: Path) -> bool:
     return any(part in MADE or part.endswith(("_cache", ".egg-info")) or part == ".hypothesis" for part in path.parts)
 
 
-def _texts() -> Iterator[tuple[str, str]]:
-    """Name and text of every file that is text."""
+@cache
+def _texts() -> dict[str, str]:
+    """The text of every file that is text, by its name."""
+    found = {}
     for path in _files():
-        try:
-            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
+        with suppress(UnicodeDecodeError):
+            found[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
+    return found
 
 
 def _lines_with(pattern: re.Pattern[str]) -> list[str]:
     return [
         f"{name}:{number}: {line.strip()[:100]}"
-        for name, text in _texts()
+        for name, text in _texts().items()
         if name != "tests/unit/test_repository.py"
         for number, line in enumerate(text.splitlines(), start=1)
         if pattern.search(KEEPS_HOSTS_OUT.sub("", line))
@@ -104,7 +105,19 @@ def test_make_help_lists_every_target() -> None:
     phony = re.search(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
     assert phony is not None
     targets = phony.group(1).split()
-    assert {"setup", "demo", "test", "test-browser", "check", "lint", "types", "bench", "ui", "clean"} <= set(targets)
+    assert {
+        "setup",
+        "demo",
+        "test",
+        "test-browser",
+        "check",
+        "nightly",
+        "lint",
+        "types",
+        "bench",
+        "ui",
+        "clean",
+    } <= set(targets)
     command = ["make", "--no-print-directory", "help"]
     shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     explained = dict(re.findall(r"^  make (\S+) +(\S.+)$", shown, re.MULTILINE))
@@ -146,17 +159,6 @@ def test_every_public_module_class_and_function_has_a_docstring() -> None:
     assert [gap for path in modules for gap in _without_docstring(path)] == []
 
 
-def test_a_module_of_more_than_300_lines_says_why_and_no_other_does() -> None:
-    modules = {path: path.read_text(encoding="utf-8") for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")}
-    long = {str(path.relative_to(ROOT)) for path, text in modules.items() if len(text.splitlines()) > MOST_LINES}
-    reasoned = {
-        str(path.relative_to(ROOT))
-        for path, text in modules.items()
-        if WHY_LONGER in " ".join((ast.get_docstring(ast.parse(text)) or "").split())
-    }
-    assert long == reasoned
-
-
 NOT_RUN = {"skip", "skipif", "xfail", "importorskip", "skipIf", "skipUnless", "SkipTest", "expectedFailure"}
 
 
@@ -189,9 +191,9 @@ def test_every_package_ships_its_types() -> None:
 
 
 def test_every_file_that_a_tier_names_exists() -> None:
-    named = SPEAK_FOR_THE_PRODUCT.union(*LONG.values())
+    named = SPEAK_FOR_THE_PRODUCT.union(REPRESENTATIVES, *LONG.values(), *NIGHTLY.values())
     for name in sorted(named):
-        file, _, test = name.partition("::")
+        file, _, test = name.partition("[")[0].partition("::")
         assert (ROOT / file).is_file(), name
         assert f"def {test}" in (ROOT / file).read_text(), name
 

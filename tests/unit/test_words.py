@@ -72,15 +72,20 @@ def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-@pytest.mark.parametrize("pattern", RETIRED)
-def test_no_text_has_a_retired_word(pattern: str) -> None:
+def test_no_text_has_a_retired_word() -> None:
+    any_retired = re.compile("|".join(f"(?:{pattern})" for pattern in RETIRED))
     found = [
-        f"{name}:{number}: {line.strip()[:100]}"
+        f"{name}:{number}: {line.strip()[:100]}: write {_instead(line)}"
         for name, text in _texts()
+        if any_retired.search(text)
         for number, line in enumerate(text.splitlines(), start=1)
-        if re.search(pattern, line) and '"seal"' not in line and "`seal`" not in line  # a key of stored metadata
+        if any_retired.search(line) and '"seal"' not in line and "`seal`" not in line  # a key of stored metadata
     ]
-    assert found == [], f"write {RETIRED[pattern]}"
+    assert found == []
+
+
+def _instead(line: str) -> str:
+    return next(word for pattern, word in RETIRED.items() if re.search(pattern, line))
 
 
 def test_no_name_of_the_product_is_a_retired_word() -> None:
