@@ -29,7 +29,7 @@ export DAGSTER_DISABLE_TELEMETRY = 1
 WITH_JAVA = JAVA_HOME="$$($(PYTHON) -m scripts.find_java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-times nightly java-archive test-postgres test-browser pictures simulate soak check lint format types bench ui proto lock clean
+.PHONY: help setup demo test test-all test-times nightly planted-faults java-archive test-postgres test-browser pictures simulate soak check lint format types bench ui proto lock clean
 
 help: ## Show this list
 	@echo "Tidemark. Targets (each sets up what it needs first):"
@@ -87,6 +87,10 @@ nightly: lint ## Run all tests, with every case of every matrix, the browser's a
 	@$(MAKE) -j 3 types demo test-browser
 	@$(MAKE) test-all
 	@$(MAKE) test-postgres
+	@$(MAKE) planted-faults
+
+planted-faults: setup ## Break one guarantee after the other, and see that a test of the check catches each (DRAW=seed)
+	@$(WITH_JAVA) $(VENV)/python -m tests.planted_faults $(DRAW)
 
 test-times: export TIDEMARK_TEST_TIMES := tests/run_times.json
 test-times: ## Run all of the check and write down how long each file of tests takes, which balances later runs
