@@ -13,10 +13,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import pyarrow as pa
 
+from storage_core.arguments import checked
 from storage_core.cache.pieces import cached_pieces
 from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput
@@ -78,12 +79,19 @@ if TYPE_CHECKING:
     from storage_core.settings.late_data import LateData
     from storage_core.settings.query import QueryLimits
 
+P = ParamSpec("P")
+R = TypeVar("R")
 AUTO = "auto"
 """The window of a table unless it is said: 15 minutes where there is a time column, none elsewhere."""
 _USUAL_WINDOW = "15m"
 
 
 _loading = typed("this process")  # modules and libraries are loaded where they are used, as far as the system lets it
+
+
+def _call(method: Callable[P, R]) -> Callable[P, R]:
+    """A public call: with arguments of the types that it names, and errors of the system that are typed."""
+    return _loading(checked(method))
 
 
 class Table:
@@ -105,7 +113,7 @@ class Table:
         return f"Table({self.uri!r}, version={self.version})"
 
     @staticmethod
-    @_loading
+    @_call
     def create(
         uri: str,
         schema: pa.Schema,
@@ -176,7 +184,7 @@ class Table:
         return Table(store, log, creation.create(log, schema, config))
 
     @staticmethod
-    @_loading
+    @_call
     def declare(declaration: TableDeclaration, uri: str | None = None) -> Table:
         """Open the declared table, creating it first where it does not exist. Idempotent, also under concurrency.
 
@@ -189,7 +197,7 @@ class Table:
         store, log = _log_at(declaration.uri if uri is None else uri)
         return Table(store, log, creation.declare(log, declaration))
 
-    @_loading
+    @_call
     def alter(self, settings: Mapping[str, object]) -> Table:
         """Change settings in one commit, and return the table: `{"gc.retention": "90d", "compaction": {"factor": 12}}`.
 
@@ -205,7 +213,7 @@ class Table:
         return self
 
     @staticmethod
-    @_loading
+    @_call
     def import_from(
         uri: str,
         source: str | Path | ArrowStream | Stream,
@@ -259,7 +267,7 @@ class Table:
         return import_rows(log, given, make, name=name, wanted=wanted)
 
     @staticmethod
-    @_loading
+    @_call
     def open(uri: str, at: At | None = None) -> Table:
         """Open a table at its newest version, or at a version number, a moment (ISO text or datetime, UTC) or a tag.
 
@@ -325,13 +333,13 @@ class Table:
 
         creation.require_capable(self._log)
 
-    @_loading
+    @_call
     def refresh(self) -> Table:
         """Move to the newest version and return the table; a pinned table stays. The GETs of `log.refresh`."""
         self._view.refresh()
         return self
 
-    @_loading
+    @_call
     def append(self, rows: Rows, *, application: tuple[str, int] | None = None) -> Appended:
         """Add rows in one commit; when this returns they are durable and every reader that opens the table sees them.
 
@@ -359,7 +367,7 @@ class Table:
         appended, self._view.snapshot = append(self._log, self.snapshot, pieces, application)
         return appended
 
-    @_loading
+    @_call
     def delete(self, filter: Filter | str, *, limits: QueryLimits | None = None) -> Changed:  # noqa: A002  # as of scan
         """Delete the rows that meet a condition, in one commit; `"true"` for every row.
 
@@ -382,7 +390,7 @@ class Table:
             return statements.delete_by_key(self._log, self.snapshot, matching)
         return self._ran(statements.delete(self._target(limits), filter))
 
-    @_loading
+    @_call
     def update(
         self,
         values: Mapping[str, object],
@@ -409,7 +417,7 @@ class Table:
         matching = self._matching(filter, "update", limits)
         return statements.update_by_key(self._log, self.snapshot, values, matching, limits=limits or QueryLimits())
 
-    @_loading
+    @_call
     def overwrite(
         self,
         rows: Rows,
@@ -429,7 +437,7 @@ class Table:
         statements.require_append_table(self.snapshot, self.uri)
         return self._ran(statements.overwrite(self._target(limits), rows, filter, application))
 
-    @_loading
+    @_call
     def upsert(self, rows: Rows, *, on: str | Sequence[str]) -> Changed:
         """Add rows in the place of those with the same values in the columns `on`, in one commit.
 
@@ -445,7 +453,7 @@ class Table:
             return statements.put_by_key(self._log, self.snapshot, rows, on)
         return self._ran(statements.upsert(self._target(None), rows, on))
 
-    @_loading
+    @_call
     def forget(
         self,
         filter: Filter | str,  # noqa: A002  # as of scan
@@ -470,7 +478,7 @@ class Table:
         self._view.refresh()
         return done
 
-    @_loading
+    @_call
     def forget_report(
         self,
         filter: Filter | str,  # noqa: A002  # as of scan
@@ -527,7 +535,7 @@ class Table:
         done, self._view.snapshot = outcome
         return done
 
-    @_loading
+    @_call
     def writer(
         self, *, region: Mapping[str, object] | str | None = None, options: WriterOptions | None = None
     ) -> TableWriter:
@@ -548,7 +556,7 @@ class Table:
         self._require_writable()
         return open_writer(self._log, self.snapshot, region=region, options=options)
 
-    @_loading
+    @_call
     def scan(
         self,
         columns: Sequence[str] | None = None,
@@ -575,7 +583,7 @@ class Table:
         chosen = chosen_columns(columns, snapshot.schema)
         return Scan(self._store, snapshot, chosen, wanted, records, self._verified, limits, raw)
 
-    @_loading
+    @_call
     def sql(
         self,
         query: str,
@@ -628,7 +636,7 @@ class Table:
         """
         return self.get_many([key], at=at, consistency=consistency)[0]
 
-    @_loading
+    @_call
     def get_many(
         self, keys: Sequence[object], *, at: At | None = None, consistency: str | None = None
     ) -> list[dict[str, object] | None]:
@@ -656,7 +664,7 @@ class Table:
         ):  # also of the threads: one without memory never starts
             return self._view.answered(at, seen, partial(holding_regions, self._store, keys=wanted), answer)
 
-    @_loading
+    @_call
     def search(
         self,
         query: object = None,
@@ -741,7 +749,7 @@ class Table:
             found = partial(with_snippets, found, searched.snapshot, query, index=index, syntax=syntax, wanted=snippets)
         return HeldRows(found(chosen))
 
-    @_loading
+    @_call
     def search_count(
         self,
         query: object,
@@ -765,7 +773,7 @@ class Table:
         wanted = Query.of(searched.snapshot, query, index=index, syntax=syntax)
         return matched(searched, wanted, lambda matches: matches.number())
 
-    @_loading
+    @_call
     def search_facets(
         self,
         query: object,
@@ -822,7 +830,7 @@ class Table:
             kept=self._kept,
         )
 
-    @_loading
+    @_call
     def recall(
         self,
         index: str | None = None,
@@ -846,7 +854,7 @@ class Table:
         searched = self._searched(None, Consistency.SNAPSHOT, filter, limits=limits, cache_dir=cache_dir)
         return recall(searched, index=index, queries=queries, k=k, nprobe=nprobe, seed=seed)
 
-    @_loading
+    @_call
     def explain(
         self,
         query: str,
@@ -879,7 +887,7 @@ class Table:
 
         return Watched(self._store, self._log.cached)
 
-    @_loading
+    @_call
     def explain_search(
         self,
         query: object = None,
@@ -939,7 +947,7 @@ class Table:
         done = analysis([self._watched], run)
         return search_plan(searched, indexes, trace, done=done)
 
-    @_loading
+    @_call
     def explain_get(
         self, key: object, *, at: At | None = None, consistency: str | None = None, analyze: bool = False
     ) -> LookupPlan:
@@ -957,12 +965,14 @@ class Table:
             return plan
         return plan.analyzed([self._watched], lambda: int(self.get(key, at=at, consistency=seen) is not None))
 
-    @_loading
+    @_call
     def history(self, limit: int | None = None) -> list[HistoryEntry]:
-        """Return the commits up to this version, newest first. One GET per version file."""
+        """Return the commits up to this version, newest first, at most `limit`. One GET per version file."""
+        if limit is not None and limit < 0:
+            raise InvalidInput(f"limit is {quoted(limit)}. Give a number of commits, or None for all.", limit=limit)
         return list(islice(self._log.history(self.version), None if limit is None else min(limit, self.version + 1)))
 
-    @_loading
+    @_call
     def changes(self, start: At, end: At | None = None) -> pa.RecordBatchReader:
         """Return the rows that the commits after `start`, up to `end` or this version, added and removed.
 
@@ -986,7 +996,7 @@ class Table:
         # There always is a first page.
         return next(self.read_history_pages(token=token, page_bytes=page_bytes, consistency=consistency))
 
-    @_loading
+    @_call
     def read_history_pages(
         self, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
     ) -> Iterator[HistoryPage]:
@@ -998,7 +1008,7 @@ class Table:
 
         return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=consistency)
 
-    @_loading
+    @_call
     def add_column(self, name: str, type: pa.DataType | str, *, default: object = None) -> Table:  # noqa: A002
         """Add a nullable column behind the others, in one commit, and return the table; no row is rewritten.
 
@@ -1010,7 +1020,7 @@ class Table:
 
         return self._altered(alteration.add_column(name, type, default))
 
-    @_loading
+    @_call
     def widen_column(self, name: str, type: pa.DataType | str) -> Table:  # noqa: A002
         """Give a column a wider type, in one commit, and return the table; no row is rewritten.
 
@@ -1021,14 +1031,14 @@ class Table:
 
         return self._altered(alteration.widen_column(name, type))
 
-    @_loading
+    @_call
     def relax_column(self, name: str) -> Table:
         """Let a required column be null from now on, in one commit, and return the table."""
         from storage_core import alteration
 
         return self._altered(alteration.relax_column(name))
 
-    @_loading
+    @_call
     def rename_column(self, old: str, new: str) -> Table:
         """Give a column another name, in one commit, and return the table; its values stay where they are.
 
@@ -1039,7 +1049,7 @@ class Table:
 
         return self._altered(alteration.rename_column(old, new))
 
-    @_loading
+    @_call
     def drop_column(self, name: str) -> Table:
         """Take a column away, in one commit, and return the table; older versions have it still.
 
@@ -1057,7 +1067,7 @@ class Table:
         self._view.snapshot = change_column(self._log, self.snapshot, change)
         return self
 
-    @_loading
+    @_call
     def set_regions(self, regions: Sequence[DeclaredField], *, quarantine: bool = False) -> Table:
         """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
 
@@ -1076,7 +1086,7 @@ class Table:
         self._view.snapshot = change_regions(self._log, declared_fields(regions, self.schema), quarantine=quarantine)
         return self
 
-    @_loading
+    @_call
     def restore(self, to: At, *, commit_id: str | None = None) -> Restored:
         """Make the table what it was at a version, a moment or a tag, by one commit on top; see `history.restore`.
 
@@ -1091,7 +1101,7 @@ class Table:
         self._view.snapshot = done.snapshot
         return done
 
-    @_loading
+    @_call
     def clone(self, uri: str, *, version: At | None = None, deep: bool = False) -> Cloned:
         """Make a table of this version, or of an older one, at an empty place, and return what it holds.
 
@@ -1113,7 +1123,7 @@ class Table:
         count = None if waiting is None else sum(each.generation_records + each.wal_records for each in waiting)
         return replace(done, unmerged=count)
 
-    @_loading
+    @_call
     def publish(self, format: str = "delta") -> Mirrored:  # noqa: A002  # as the command and declarations call it
         """Show all versions up to the newest in another format, beside the table, and return what is shown.
 
@@ -1130,7 +1140,7 @@ class Table:
         self._require_writable()
         return publish_as(self._log, wanted, self.config.publish)
 
-    @_loading
+    @_call
     def tag(self, name: str, version: At | None = None, *, expires: dt.timedelta | None = None) -> Tag:
         """Keep a version, by default this one, readable as `at=name`: for ever, or for a while from now.
 
@@ -1142,7 +1152,7 @@ class Table:
         target = self.snapshot if version is None else snapshot_at(self._log, version)
         return set_tag(self._log, name, target, lasts=expires)
 
-    @_loading
+    @_call
     def untag(self, name: str) -> Tag:
         """Remove a tag and return it; its version is retained no longer than others. Raises `NotFound`."""
         from storage_core.log.tags import remove_tag
@@ -1150,14 +1160,14 @@ class Table:
         self.require_capable()
         return remove_tag(self._log, name)
 
-    @_loading
+    @_call
     def tags(self) -> list[Tag]:
         """Return the tags that have not expired, by name. One GET."""
         from storage_core.log.tags import read_tags
 
         return read_tags(self._store).live(self._log.clock.now_ms())
 
-    @_loading
+    @_call
     def describe(self, *, recall: bool = False) -> dict[str, object]:
         """Return the table's metrics as plain data; the fields are a contract (`docs/spec.md`).
 
@@ -1171,7 +1181,7 @@ class Table:
         about = describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms(), recalls=recalls)
         return {**about, "settings": shown(self.config)}
 
-    @_loading
+    @_call
     def describe_state(self) -> dict[str, object]:
         """Return what the state behind this version is made of and what opening costs, as plain data (`docs/spec.md`).
 
@@ -1181,7 +1191,7 @@ class Table:
 
         return describe_state(self._log, self.snapshot)
 
-    @_loading
+    @_call
     def checkpoint(self, *, compact: bool = False) -> Table:
         """Make sure that this version has a state, so that opening is fast, and return the table. Idempotent.
 
@@ -1197,14 +1207,14 @@ class Table:
             self._view.snapshot = self._log.checkpoint(self.snapshot).snapshot
         return self
 
-    @_loading
+    @_call
     def files(self) -> list[dict[str, object]]:
         """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""
         from storage_core.read import describe
 
         return list(describe.files(self.snapshot))
 
-    @_loading
+    @_call
     def debt(self, mode: Mode | None = None) -> list[Debt]:
         """Return the windows where a compaction of this mode (`finalize`) or the retention has, or will have, work.
 

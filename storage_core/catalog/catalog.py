@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from sqlalchemy import Connection
 
+from storage_core.arguments import checked
 from storage_core.cache.pieces import cached_pieces
 from storage_core.catalog import queries
 from storage_core.catalog.answers import (
@@ -85,6 +86,7 @@ class Catalog:
         """Close every connection."""
         self.database.close()
 
+    @checked
     def refresh(self, uri: str, *, name: str | None = None) -> Refreshed:
         """Bring a table to the head of its log, or in where it is new; see `Refresher.refresh`. Idempotent.
 
@@ -92,10 +94,12 @@ class Catalog:
         """
         return self._refresher(uri, name).refresh()
 
+    @checked
     def rebuild(self, uri: str, *, name: str | None = None) -> Refreshed:
         """Make a table again from its log, whatever is here of it or at its place; see `Refresher.rebuild`."""
         return self._refresher(uri, name).rebuild()
 
+    @checked
     def check(self, table: str) -> Checked:
         """Compare a table, by name, place or id, with the log's snapshot of the version shown. Changes nothing."""
         with self.database.read() as connection:
@@ -213,6 +217,7 @@ class Catalog:
         place = _next(rows, limit, lambda row: (row["version"], row["kind"], row["split_id"]))
         return Page(found, place, known.head_version)
 
+    @checked
     def sql(self, statement: str) -> tuple[list[str], list[tuple[object, ...]]]:
         """Return the names and rows of one statement of the database's own, which can change nothing.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from storage_core.arguments import checked
 from storage_core.clock import Clock, SystemClock
 from storage_core.extras import CATALOG, needs
 from storage_core.ids import Ids, SystemIds
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from storage_core.catalog.catalog import Catalog
 
 
+@checked
 def open_catalog(url: str, *, must_exist: bool = False, clock: Clock | None = None, ids: Ids | None = None) -> Catalog:
     """Open the SQL catalogue at `sqlite:///file` or `postgresql://…`, and make it in an empty database.
 

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from storage_core.arguments import checked
 from storage_core.engine.sandbox.query import Rows
 from storage_core.engine.stability import require_repeatable
 from storage_core.engine.statement import TABLE, parse
@@ -41,6 +42,7 @@ class Expression:
     sql: str
 
 
+@checked
 def expr(sql: str) -> Expression:
     """Return what `Table.update` sets a column to where it is a SQL expression: `{"seats": tm.expr("seats + 1")}`.
 

@@ -21,7 +21,10 @@ def constant(value: object, what: str) -> duckdb.Expression:
     import duckdb
 
     with _refused(value, what):
-        return duckdb.ConstantExpression(value)
+        made = duckdb.ConstantExpression(value)
+        if isinstance(value, list | tuple | dict):  # DuckDB looks at its members when it writes them
+            str(made)
+        return made
 
 
 def literal(value: object, what: str) -> str:

@@ -16,6 +16,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from storage_core.arguments import checked
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import probe_key
@@ -39,6 +40,7 @@ class RawLog:
     `report` says how far they are.
     """
 
+    @checked
     def __init__(
         self,
         stores: Sequence[Place | RawStore],
@@ -75,6 +77,7 @@ class RawLog:
         """The id of this writer; record ids begin with it."""
         return self._writer.id
 
+    @checked
     def append(
         self,
         table: str,
@@ -120,6 +123,7 @@ class RawLog:
         kept = [StoreReport(uri=each.uri, mandatory=True, acknowledged=chunks) for each in self._mandatory]
         return [*kept, *(each.report() for each in self._optional)]
 
+    @checked
     def drain(self, wait_ms: int) -> bool:
         """Wait for the optional stores, each at most `wait_ms`; return whether none has anything on its way."""
         self._writer.require_home()

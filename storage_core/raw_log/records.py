@@ -95,7 +95,11 @@ def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
 
 def all_prepared(records: Iterable[RawRecord], *, now_ms: int) -> Iterator[LogRecord]:
     """Yield each record as it is written. Raises `InvalidInput` that says which one cannot be, counted from 0."""
+    if not isinstance(records, Iterable):
+        raise InvalidInput(f"records is {quoted(records)}. Give a list of RawRecord.")
     for index, each in enumerate(records):
+        if not isinstance(each, RawRecord):
+            raise InvalidInput(f"record {index} is {quoted(each)}. Give a RawRecord. Nothing was appended.", row=index)
         try:
             yield prepared(each, now_ms=now_ms)
         except InvalidInput as error:
@@ -167,9 +171,9 @@ def rows_of(rows: InMemory) -> Sequence[Mapping[str, object]]:
     """
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return _rows_of_arrow(rows)
-    listed = [rows] if isinstance(rows, Mapping) else [*rows]
+    listed = [rows] if isinstance(rows, Mapping) else [*rows] if isinstance(rows, Iterable) else [rows]
     if not all(isinstance(each, Mapping) for each in listed):
-        raise InvalidInput("rows are mappings of column to value, or Arrow data")
+        raise InvalidInput(f"rows are mappings of column to value, or Arrow data, found {type(rows).__name__}")
     return listed
 
 

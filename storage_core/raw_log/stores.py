@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage_core.arguments import checked_fields
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.repeated import repeated
@@ -14,6 +16,7 @@ from storage_core.repeated import repeated
 Place = str | Path | ObjectStore
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class RawStore:
     """One store of a raw log. A mandatory one acknowledges every append; an optional one may fail or lag."""
@@ -37,4 +40,8 @@ def opened(stores: Sequence[Place | RawStore]) -> list[tuple[ObjectStore, bool]]
 
 
 def _open(place: Place) -> ObjectStore:
-    return open_store(place) if isinstance(place, str | Path) else place
+    if isinstance(place, str | Path):
+        return open_store(place)
+    if not hasattr(place, "make_durable"):
+        raise InvalidInput(f"a store of a raw log is {quoted(place)}. Give a location, an open store or a RawStore.")
+    return place

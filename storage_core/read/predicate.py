@@ -19,6 +19,7 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
+from storage_core.arguments import checked
 from storage_core.engine.constants import constant
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -295,6 +296,7 @@ def _constant(value: Scalar) -> duckdb.Expression:
     return constant(value, "a column cannot be compared with")
 
 
+@checked
 def col(name: str) -> Column:
     """Name a column for a filter expression: `(col("status") >= 500) & (col("method") == "GET")`."""
     return Column(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from storage_core.arguments import checked_fields
 from storage_core.errors import InvalidInput
 
 MB = 2**20
@@ -11,6 +12,7 @@ SEGMENT_ROWS = 10_000
 """Indexing fewer rows takes a reader about as long as a segment of them, and a flush would wait for it."""
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
     """The settings of one writer. Bytes are those of records in memory, durations are milliseconds.

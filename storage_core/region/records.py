@@ -5,7 +5,7 @@ Everything is refused before a byte is written, nothing after.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -62,7 +62,8 @@ class RecordBuilder:
         patch may be the first record of its key and then makes the row, so it has to give every required column.
         """
         held = read_whole(rows)
-        held = held if isinstance(held, Mapping | pa.Table | pa.RecordBatch) else [*held]  # read twice below
+        is_read_twice = isinstance(held, Iterable) and not isinstance(held, Mapping | pa.Table | pa.RecordBatch)
+        held = [*held] if is_read_twice else held
         table = table_of(held, self.schema)
         self._require_key(table, "patch")
         missing = [each.name for each in self.schema if not each.nullable and each.name not in table.column_names]

@@ -12,6 +12,7 @@ from typing import Self, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from storage_core.arguments import checked
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.ids import Ids
@@ -82,6 +83,7 @@ class RoutingWriter:
         with self._lock:
             return sorted(self._writers)
 
+    @checked
     def put(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Write whole rows, newest wins per key; durable when this returns. One PUT per region.
 
@@ -90,14 +92,17 @@ class RoutingWriter:
         """
         self._each(self._builder.puts(rows), durable)
 
+    @checked
     def patch(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Write some fields of rows, the others keep their value; durable when this returns. One PUT per region."""
         self._each(self._builder.patches(rows), durable)
 
+    @checked
     def reset(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Delete rows and write them whole; durable when this returns. One PUT per region."""
         self._each(self._builder.resets(rows), durable)
 
+    @checked
     def delete(self, keys: Keys, *, durable: bool | None = None) -> None:
         """Delete rows by key; durable when this returns. One PUT per region."""
         self._each(self._builder.deletes(keys), durable)

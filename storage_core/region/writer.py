@@ -13,6 +13,7 @@ from typing import Self, TypeVar
 
 import pyarrow as pa
 
+from storage_core.arguments import checked
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.ids import Ids
@@ -129,6 +130,7 @@ class RegionWriter:
         """The late rows that this writer met so far, by what became of them."""
         return self._late_filter.metrics
 
+    @checked
     def put(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Write whole rows, newest wins per key; durable when this returns. One PUT, shared by calls at the same time.
 
@@ -139,6 +141,7 @@ class RegionWriter:
         """
         self.write(self._builder.puts(rows), durable)
 
+    @checked
     def patch(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Write some fields of rows, the others keep their value; durable when this returns. One PUT like `put`.
 
@@ -147,10 +150,12 @@ class RegionWriter:
         """
         self.write(self._builder.patches(rows), durable)
 
+    @checked
     def reset(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Delete rows and write them whole; durable when this returns. One PUT like `put`. Raises what `put` raises."""
         self.write(self._builder.resets(rows), durable)
 
+    @checked
     def delete(self, keys: Keys, *, durable: bool | None = None) -> None:
         """Delete rows by key; durable when this returns. One PUT like `put`. Deleting what does not exist succeeds.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
+from storage_core.arguments import checked_fields
 from storage_core.errors import InvalidInput
 from storage_core.settings.json_text import column_names, json_object, json_text
 
@@ -17,6 +18,7 @@ IndexKind = Literal["fulltext", "bitmap", "vector", "primary_key"]
 INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class IndexDefinition:
     """One index of a table: what it is called, what kind it is, and the columns it covers, in order."""

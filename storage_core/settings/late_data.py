@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+from storage_core.arguments import checked_fields
 from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -17,6 +18,7 @@ LONGEST_ACCEPTANCE_MS = 999_999_999 * HOUR_MS
 LatePolicy = Literal["accept", "quarantine", "drop"]
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateData:
     """What becomes of rows that arrive later than `acceptance_ms` after their event time (decision 0051)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from storage_core.arguments import checked_fields
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 
@@ -11,6 +12,7 @@ LONGEST_QUERY_SECONDS = 7 * 24 * 3600
 SMALLEST_MEMORY_BYTES = 16 * 2**20
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryLimits:
     """The limits of one query; what passes one ends with `Unavailable`, which names it.
