@@ -10,6 +10,7 @@ from storage_core.formats import keys
 from storage_core.formats.gc_plan import Reason
 from storage_core.gc.collect import CollectionReport, collect
 from storage_core.gc.plan import read_plan, write_plan
+from storage_core.gc.sweep import Horizon, sweep
 from storage_core.log.actions import Add
 from storage_core.log.boundary import first_version
 from storage_core.log.checkpoints.root import manifest_keys, read_state
@@ -397,6 +398,18 @@ def test_two_collectors_that_meet_do_not_overwrite_each_others_plan(table: Sampl
     write_plan(table.store, stale, {}, nonce="a")
     with pytest.raises(CommitConflict, match="another collector"):
         write_plan(table.store, stale, {}, nonce="b")
+
+
+def test_a_sweep_deletes_nothing_once_another_collector_has_replaced_its_plan(table: SampleTable) -> None:
+    orphan = table.upload_split()
+    run(table)
+    plan = read_plan(table.store)
+    write_plan(table.store, plan, plan.candidates, nonce="other")
+    log = TransactionLog(table.store, clock=table.clock, ids=table.ids)
+    at_once = Horizon(requested_ms=0, configured_ms=0)
+    with pytest.raises(CommitConflict, match="another collector"):
+        sweep(table.store, log, plan, horizon=at_once, now_ms=table.clock.now_ms())
+    assert orphan in table.objects()
 
 
 def test_a_damaged_plan_starts_the_horizon_again(table: SampleTable, clock: ManualClock) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from threading import Barrier
 
 import pytest
 
 from storage_core.errors import Corrupt
-from storage_core.formats import keys
-from storage_core.objectstore.contract import Blob
+from storage_core.formats import keys, wal_entry
+from storage_core.objectstore.contract import Blob, IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import wal
@@ -87,3 +88,12 @@ def test_a_memtable_of_many_entries_is_flushed_before_the_next() -> None:
         assert planes.unflushed().num_rows == 2 * 2
     assert [each.current_generation for each in list_regions(table.store, table.snapshot)] == [3]
     assert len(table.rows()) == 2 * 8
+
+
+def test_an_entry_of_a_fenced_writer_behind_the_claim_is_not_read() -> None:
+    store = MemoryStore("wal-tail")
+    region = _filled(store, 1)
+    claimed, own = (wal.read(store, region, entry).entry for entry in (1, 2))
+    for entry, content in ((3, replace(claimed, writer_epoch=2)), (4, replace(own, nonce="late"))):
+        store.put(keys.wal_entry_key(region, entry), wal_entry.encode(replace(content, number=entry)), IfAbsent())
+    assert _names(store, region) == ["N0"]
