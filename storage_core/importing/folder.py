@@ -13,6 +13,7 @@ from storage_core.errors import InvalidInput, TidemarkError, Unavailable, unsoun
 from storage_core.formats.keys import DELTA_PREFIX
 from storage_core.formats.short_hash import short_hash
 from storage_core.importing.union import Union, fitted, require_fits
+from storage_core.ingest.int96 import Int96Columns
 from storage_core.ingest.landing import LandedFile, LandingSpec, open_bytes, survey
 from storage_core.ingest.parquet_files import footer_of, sound_batches
 from storage_core.objectstore.prefetch import prefetch
@@ -27,8 +28,13 @@ class Footer:
     """One file, and what its footer says: its columns and how many rows it has."""
 
     file: LandedFile
-    columns: pa.Schema
+    found: Int96Columns
     rows: int
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns as a new table has them."""
+        return self.found.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ class Folder:
     def require_fits(self, schema: pa.Schema) -> None:
         """Return when the columns of each file can become those of a table. Raises `InvalidInput` naming the file."""
         for each in self.footers:
-            require_fits(each.columns, schema, _where(each.file))
+            require_fits(each.found.fitting(schema), schema, _where(each.file))
 
     def rows(self, schema: pa.Schema) -> Iterator[pa.Table]:
         """Yield the rows file by file, a batch at a time. Raises `Corrupt` for a file that changed or is damaged."""
@@ -88,11 +94,11 @@ def folder_of(uri: str) -> Folder:
         )
     if not landed.files:
         raise InvalidInput(f"{store.uri}: no file below it has a name that ends in {SUFFIX}")
-    known: dict[pa.Schema, pa.Schema] = {}  # most files have one of a few
+    known: dict[Int96Columns, Int96Columns] = {}  # most files have one of a few
     footers = []
     for each in prefetch(_footer, landed.files, _AT_ONCE):
         _require_columns_of_folders(each)
-        footers.append(replace(each, columns=known.setdefault(each.columns, each.columns)))
+        footers.append(replace(each, found=known.setdefault(each.found, each.found)))
     return Folder(store.uri, footers)
 
 
@@ -103,12 +109,12 @@ def _where(file: LandedFile) -> str:
 def _footer(file: LandedFile) -> Footer:
     try:
         with open_bytes(file) as stream:
-            columns, rows = footer_of(file.path, stream)
+            found, rows = footer_of(file.path, stream)
     except OSError as error:
         raise Unavailable(f"{_where(file)}: {error}", file=file.path) from error
     except TidemarkError as error:
         raise error.reworded(f"{_where(file)}: {error.found}", file=file.path) from error
-    return Footer(file, columns, rows)
+    return Footer(file, found, rows)
 
 
 def _require_columns_of_folders(footer: Footer) -> None:
@@ -128,7 +134,8 @@ def _rows(footer: Footer, schema: pa.Schema) -> Iterator[pa.Table]:
     where, read = _where(footer.file), 0
     try:
         with open_bytes(footer.file) as stream:
-            for batch in sound_batches(footer.file.path, stream, partial(_require_same, footer)):
+            check = partial(_require_same, footer.found.fitting(schema))
+            for batch in sound_batches(footer.file.path, stream, check, schema):
                 yield fitted(pa.Table.from_batches([batch]), schema)
                 read += batch.num_rows
     except OSError as error:
@@ -141,6 +148,6 @@ def _rows(footer: Footer, schema: pa.Schema) -> Iterator[pa.Table]:
         raise unsound(f"{where}: {read} rows were read, its footer says {footer.rows}", file=where)
 
 
-def _require_same(footer: Footer, found: pa.Schema) -> None:
-    if not found.remove_metadata().equals(footer.columns):
+def _require_same(columns: pa.Schema, found: pa.Schema) -> None:
+    if not found.equals(columns):
         raise unsound("changed while it was being imported")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -322,3 +324,90 @@ def test_a_query_on_the_command_line_reads_a_database_and_leaves_it_as_it_was(
     assert "the query cannot be run: Catalog Error" in capfd.readouterr().err
     assert main(["import", f"{tmp_path}/x/table"]) == 2
     assert "name what to import" in capfd.readouterr().err
+
+
+MOMENTS = [
+    dt.datetime(1, 1, 1, tzinfo=dt.UTC),
+    dt.datetime(1677, 9, 21, tzinfo=dt.UTC),
+    dt.datetime(2024, 2, 29, 1, 2, 3, 456789, tzinfo=dt.UTC),
+    dt.datetime(2262, 4, 12, tzinfo=dt.UTC),
+    dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=dt.UTC),
+]
+
+
+def int96_rows() -> pa.Table:
+    """Moments of all years that a table has, as they are and inside of other values."""
+    at = pa.array([*MOMENTS, None], pa.timestamp("us"))
+    inner = pa.StructArray.from_arrays([at, pa.array(range(6))], ["at", "n"])
+    return pa.table({"n": range(6), "at": at, "s": inner, "l": [[each] for each in at.to_pylist()]})
+
+
+def write_int96(rows: pa.Table, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, path, use_deprecated_int96_timestamps=True, store_schema=False)
+
+
+def delta_of(place: Path, fields: dict[str, object], *, features: Sequence[str] = ()) -> Path:
+    """Make the Parquet file in a folder a Delta table with these columns, and these features of readers."""
+    (place / "_delta_log").mkdir()
+    schema = [{"name": name, "type": type_, "nullable": True, "metadata": {}} for name, type_ in fields.items()]
+    needed = {"readerFeatures": list(features), "writerFeatures": list(features)} if features else {}
+    about = {"id": str(uuid4()), "format": {"provider": "parquet", "options": {}}, "partitionColumns": []}
+    text = json.dumps({"type": "struct", "fields": schema})
+    size = (place / "a.parquet").stat().st_size
+    added = {"path": "a.parquet", "partitionValues": {}, "size": size, "modificationTime": 0, "dataChange": True}
+    actions: list[object] = [
+        {"protocol": {"minReaderVersion": 3 if features else 1, "minWriterVersion": 7 if features else 2, **needed}},
+        {"metaData": {**about, "schemaString": text, "configuration": {}, "createdTime": 0}},
+        {"add": added},
+    ]
+    (place / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    return place
+
+
+@pytest.mark.parametrize("kind", ["folder", "folder of instants", "delta", "query"])
+def test_int96_timestamps_of_all_years_keep_their_moment(tmp_path: Path, kind: str) -> None:
+    lake, table = tmp_path / "lake", str(tmp_path / "table")
+    write_int96(int96_rows(), lake / "a.parquet")
+    given: object = lake
+    wanted = int96_rows()
+    if kind == "delta":
+        inner = [
+            {"name": name, "type": type_, "nullable": True, "metadata": {}}
+            for name, type_ in (("at", "timestamp"), ("n", "long"))
+        ]
+        listed = {"type": "array", "elementType": "timestamp", "containsNull": True}
+        delta_of(lake, {"n": "long", "at": "timestamp", "s": {"type": "struct", "fields": inner}, "l": listed})
+    if kind == "query":
+        given = duckdb.sql(f"SELECT * FROM read_parquet('{lake}/a.parquet')")
+    if kind in ("delta", "folder of instants"):
+        instant = pa.timestamp("us", "UTC")
+        inside = pa.struct([("at", instant), ("n", pa.int64())])
+        types = {"n": pa.int64(), "at": instant, "s": inside, "l": pa.list_(instant)}
+        wanted = wanted.cast(pa.schema(types))
+        if kind == "folder of instants":
+            tm.Table.create(table, pa.schema(types))
+    assert tm.Table.import_from(table, given, name="x").rows == 6
+    assert tm.Table.open(table).scan().to_arrow().sort_by("n").to_pylist() == wanted.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("day", "nanos", "told"),
+    [
+        (2440588, 1, "column 'at': an INT96 timestamp has digits below the microsecond"),
+        (2440588 + 110_000_000, 0, "column 'at': an INT96 timestamp is not between the years 1 and 9999"),
+        (5373485, 0, "10000-01-01.* is not between the years 1 and 9999"),
+    ],
+    ids=["nanoseconds", "beyond microseconds", "year 10000"],
+)
+def test_an_int96_timestamp_that_no_table_holds_is_refused(tmp_path: Path, day: int, nanos: int, told: str) -> None:
+    file = tmp_path / "lake" / "a.parquet"
+    write_int96(pa.table({"at": pa.array([dt.datetime(1970, 1, 1, tzinfo=dt.UTC)], pa.timestamp("us"))}), file)
+    epoch = struct.pack("<qi", 0, 2440588)
+    plain = pq.ParquetFile(file).metadata.row_group(0).column(0)
+    assert plain.physical_type == "INT96"
+    content = file.read_bytes()
+    assert content.count(epoch) == 1
+    file.write_bytes(content.replace(epoch, struct.pack("<qi", nanos, day)))
+    with pytest.raises(tm.errors.TidemarkError, match=told):
+        tm.Table.import_from(str(tmp_path / "table"), file.parent)
