@@ -48,9 +48,10 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
     except (DeltaError, OSError, ValueError) as error:
         needed = () if table is None else table.protocol().reader_features or ()
         if unread := sorted(_UNREAD.intersection(needed)):
+            landing = f"{{uri: {open_store(uri).uri}, format: delta}}"
             raise InvalidInput(
                 f"{place}: an import does not read a Delta table with the reader feature {' or '.join(unread)}. Spark "
-                f"reads it: declare the table with `landing: {{uri: {open_store(uri).uri}, format: delta}}` and ingest it.",
+                f"reads it: declare the table with `landing: {landing}` and ingest it.",
                 uri=place,
                 features=unread,
             ) from error

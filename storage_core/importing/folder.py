@@ -12,14 +12,14 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable, unsound
 from storage_core.formats.keys import DELTA_PREFIX
 from storage_core.formats.short_hash import short_hash
+from storage_core.importing.folder_files import SUFFIXES, LeftOut, folder_files
 from storage_core.importing.union import Union, fitted, require_fits
 from storage_core.ingest.int96 import Int96Columns
-from storage_core.ingest.landing import LandedFile, LandingSpec, open_bytes, survey
+from storage_core.ingest.landing import LandedFile, open_bytes
 from storage_core.ingest.parquet_files import footer_of, sound_batches
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.objectstore.resolve import open_store
 
-SUFFIX = ".parquet"
 _AT_ONCE = 8
 
 
@@ -43,6 +43,7 @@ class Folder:
 
     name: str
     footers: Sequence[Footer]
+    left_out: LeftOut
 
     @property
     def schema(self) -> pa.Schema:
@@ -79,27 +80,26 @@ class Folder:
 
 
 def folder_of(uri: str) -> Folder:
-    """Return the files below a place whose names end in `.parquet`, of which the footers were read.
+    """Return the Parquet files below a place, of which the footers were read.
 
-    Left alone are other files, and names that begin with `.` or `_`, in any folder, as by ingest. Raises `InvalidInput`
-    for a folder without such a file, for files in folders that are named after a column (`day=2024-01-01`), which the
-    files lack, and for the folder of a Delta table; `Corrupt` naming a damaged file. One LIST per 1,000 objects, and a
-    HEAD and a GET or two per file, eight at a time.
+    Raises `InvalidInput` for a folder without such a file, for files in folders that are named after a column
+    (`day=2024-01-01`), which the files lack, for the folder of a Delta table, and as `folder_files` does; `Corrupt`
+    naming a damaged file. One LIST per 1,000 objects, and a HEAD and a GET or two per file, eight at a time.
     """
-    landed = survey(LandingSpec(uri=uri, format="parquet", suffix=SUFFIX))
     store = open_store(uri)
     if next(iter(store.list(DELTA_PREFIX)), None) is not None:
         raise InvalidInput(
             f"{store.uri}: is a Delta table, whose files alone do not say which rows are in it; import it as one"
         )
+    landed = folder_files(uri)
     if not landed.files:
-        raise InvalidInput(f"{store.uri}: no file below it has a name that ends in {SUFFIX}")
+        raise InvalidInput(f"{store.uri}: no file below it has a name that ends in {', '.join(SUFFIXES)}")
     known: dict[Int96Columns, Int96Columns] = {}  # most files have one of a few
     footers = []
     for each in prefetch(_footer, landed.files, _AT_ONCE):
         _require_columns_of_folders(each)
         footers.append(replace(each, found=known.setdefault(each.found, each.found)))
-    return Folder(store.uri, footers)
+    return Folder(store.uri, footers, landed.left_out)
 
 
 def _where(file: LandedFile) -> str:

@@ -61,7 +61,8 @@ def import_rows(
         _require_same_source(log, snapshot, source)
     source.require_fits(snapshot.schema)
     bring = _put if snapshot.config.kind == "keyed" else _added
-    return bring(log, snapshot, source, name)
+    done = bring(log, snapshot, source, name)
+    return replace(done, not_read=source.left_out.count, not_read_names=source.left_out.names)
 
 
 def _made(log: TransactionLog, make: Make, source: Source) -> Snapshot | None:

@@ -458,3 +458,38 @@ def test_a_delta_table_that_only_spark_reads_is_refused_with_the_declaration_to_
     with pytest.raises(tm.errors.InvalidInput, match=told):
         tm.Table.import_from(str(tmp_path / "table"), lake)
     assert not (tmp_path / "table").exists()
+
+
+def test_files_of_a_folder_are_read_or_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = {"n": pa.array([1], pa.int64())}
+    read = ["a.parquet", "b.PARQUET", "c.parq", "d.pq", "e.gz.parquet", "n=1/f.Parquet", "x.parquet/part-0"]
+    other = ["g.parquet.snappy", "h.csv", "_i.parquet", ".j.PQ", "_tmp/k.parquet"]
+    for name in (*read[:-1], "x.parquet/part-0.parquet", *other, "_SUCCESS", ".h.csv.crc"):
+        (tmp_path / "lake" / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(rows), tmp_path / "lake" / name)
+    (tmp_path / "lake" / "l.parquet").touch()
+    (tmp_path / "lake" / "m.parquet").symlink_to("a.parquet")
+    done = tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
+    assert (done.files, done.rows) == (len(read), len(read))
+    assert sorted(done.not_read_names) == sorted([*other, "l.parquet", "m.parquet"])
+    assert done.not_read == len(done.not_read_names)
+    assert main(["import", str(tmp_path / "again"), str(tmp_path / "lake")]) == 0
+    assert "not read: h.csv (its name does not end in .parquet, .parq, .pq)\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["a\\b.parquet", "a\nb.PARQUET"])
+def test_a_parquet_file_whose_name_cannot_be_read_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "lake").mkdir()
+    for each in ("a.parquet", name):
+        pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / each)
+    with pytest.raises(tm.errors.InvalidInput, match=r"lake/a\\.*b\..*Rename the file\."):
+        tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
+    assert not (tmp_path / "table").exists()
+
+
+def test_the_folder_of_an_iceberg_table_is_not_taken_for_one_of_parquet_files(tmp_path: Path) -> None:
+    for name in ("data/a.parquet", "metadata/00000-x.metadata.json"):
+        (tmp_path / "lake" / name).parent.mkdir(parents=True)
+        pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / name)
+    with pytest.raises(tm.errors.InvalidInput, match="is an Iceberg table"):
+        tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
