@@ -87,6 +87,10 @@ def _source(
 
 
 def _show(done: Imported, *, as_json: bool) -> None:
+    for name, reason in () if as_json else done.not_read_names.items():
+        output.line(f"not read: {name} ({reason})")
+    if done.not_read > len(done.not_read_names) and not as_json:
+        output.line(f"not read: {counted(done.not_read - len(done.not_read_names), 'more file')}")
     if as_json:
         told = {name: value for name, value in asdict(done).items() if name != "by_another"}
         output.json_line({"status": done.status, **told, "commit_id": done.commit_id or None})

@@ -14,6 +14,12 @@ from storage_core.importing.source import Stream
 from storage_core.objectstore.resolve import check_location, open_store, scheme_of
 from storage_core.objectstore.s3_location import parse_s3_uri
 
+_UNREAD = frozenset({"typeWidening", "typeWidening-preview", "vacuumProtocolCheck"})
+"""Features of Delta's readers that delta-rs lacks and Spark has."""
+
+_SESSION = {"datafusion.execution.parquet.coerce_int96": "us"}
+"""Delta's times have microseconds. INT96 read in nanoseconds, as by default, overflows before 1677 and after 2262."""
+
 
 def is_delta(uri: str) -> bool:
     """Return whether a place is the folder of a Delta table. One LIST."""
@@ -23,22 +29,32 @@ def is_delta(uri: str) -> bool:
 def delta_table(uri: str, version: int | None = None) -> Stream:
     """Return the rows of a Delta table at its newest version, or at another one.
 
-    Deletion vectors, column mapping and partitions are read as Delta says. Credentials of S3 are those of the
-    environment. Raises `NotFound` for no such table or version, `InvalidInput` for a table that delta-rs does not read
-    and for a type that no table has, `Unavailable` without the package.
+    Deletion vectors, column mapping and partitions are read as Delta says, and times in microseconds. Credentials of S3
+    are those of the environment. Raises `NotFound` for no such table or version, `InvalidInput` for a table that
+    delta-rs does not read and for a type that no table has, `Unavailable` without the package.
     """
     check_location(uri)
     place, options = as_delta_has_it(uri)
     with needs(DELTA, "reading a Delta table"):
-        from deltalake import DeltaTable
+        from deltalake import DeltaTable, QueryBuilder
         from deltalake.exceptions import DeltaError, TableNotFoundError
+    table = None
     try:
         table = DeltaTable(place, version=version, storage_options=options)
-        stream: Any = table.scan()
+        stream: Any = QueryBuilder(_SESSION).register("source", table).execute("SELECT * FROM source")
         columns = pa.schema(table.schema())
     except TableNotFoundError as error:
         raise NotFound(f"{place}: there is no Delta table ({error})") from error
     except (DeltaError, OSError, ValueError) as error:
+        needed = () if table is None else table.protocol().reader_features or ()
+        if unread := sorted(_UNREAD.intersection(needed)):
+            landing = f"{{uri: {open_store(uri).uri}, format: delta}}"
+            raise InvalidInput(
+                f"{place}: an import does not read a Delta table with the reader feature {' or '.join(unread)}. Spark "
+                f"reads it: declare the table with `landing: {landing}` and ingest it.",
+                uri=place,
+                features=unread,
+            ) from error
         at = "" if version is None else f" at version {version}"
         raise InvalidInput(f"{place}: the Delta table cannot be read{at}: {error}") from error
     found = Stream.of(stream, f"{place} at version {table.version()}", identity=f"delta:{place}")

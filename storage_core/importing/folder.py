@@ -12,13 +12,14 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable, unsound
 from storage_core.formats.keys import DELTA_PREFIX
 from storage_core.formats.short_hash import short_hash
+from storage_core.importing.folder_files import SUFFIXES, LeftOut, folder_files
 from storage_core.importing.union import Union, fitted, require_fits
-from storage_core.ingest.landing import LandedFile, LandingSpec, open_bytes, survey
+from storage_core.ingest.int96 import Int96Columns
+from storage_core.ingest.landing import LandedFile, open_bytes
 from storage_core.ingest.parquet_files import footer_of, sound_batches
 from storage_core.objectstore.prefetch import prefetch
 from storage_core.objectstore.resolve import open_store
 
-SUFFIX = ".parquet"
 _AT_ONCE = 8
 
 
@@ -27,8 +28,13 @@ class Footer:
     """One file, and what its footer says: its columns and how many rows it has."""
 
     file: LandedFile
-    columns: pa.Schema
+    found: Int96Columns
     rows: int
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns as a new table has them."""
+        return self.found.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class Folder:
 
     name: str
     footers: Sequence[Footer]
+    left_out: LeftOut
 
     @property
     def schema(self) -> pa.Schema:
@@ -64,7 +71,7 @@ class Folder:
     def require_fits(self, schema: pa.Schema) -> None:
         """Return when the columns of each file can become those of a table. Raises `InvalidInput` naming the file."""
         for each in self.footers:
-            require_fits(each.columns, schema, _where(each.file))
+            require_fits(each.found.fitting(schema), schema, _where(each.file))
 
     def rows(self, schema: pa.Schema) -> Iterator[pa.Table]:
         """Yield the rows file by file, a batch at a time. Raises `Corrupt` for a file that changed or is damaged."""
@@ -73,27 +80,26 @@ class Folder:
 
 
 def folder_of(uri: str) -> Folder:
-    """Return the files below a place whose names end in `.parquet`, of which the footers were read.
+    """Return the Parquet files below a place, of which the footers were read.
 
-    Left alone are other files, and names that begin with `.` or `_`, in any folder, as by ingest. Raises `InvalidInput`
-    for a folder without such a file, for files in folders that are named after a column (`day=2024-01-01`), which the
-    files lack, and for the folder of a Delta table; `Corrupt` naming a damaged file. One LIST per 1,000 objects, and a
-    HEAD and a GET or two per file, eight at a time.
+    Raises `InvalidInput` for a folder without such a file, for files in folders that are named after a column
+    (`day=2024-01-01`), which the files lack, for the folder of a Delta table, and as `folder_files` does; `Corrupt`
+    naming a damaged file. One LIST per 1,000 objects, and a HEAD and a GET or two per file, eight at a time.
     """
-    landed = survey(LandingSpec(uri=uri, format="parquet", suffix=SUFFIX))
     store = open_store(uri)
     if next(iter(store.list(DELTA_PREFIX)), None) is not None:
         raise InvalidInput(
             f"{store.uri}: is a Delta table, whose files alone do not say which rows are in it; import it as one"
         )
+    landed = folder_files(uri)
     if not landed.files:
-        raise InvalidInput(f"{store.uri}: no file below it has a name that ends in {SUFFIX}")
-    known: dict[pa.Schema, pa.Schema] = {}  # most files have one of a few
+        raise InvalidInput(f"{store.uri}: no file below it has a name that ends in {', '.join(SUFFIXES)}")
+    known: dict[Int96Columns, Int96Columns] = {}  # most files have one of a few
     footers = []
     for each in prefetch(_footer, landed.files, _AT_ONCE):
         _require_columns_of_folders(each)
-        footers.append(replace(each, columns=known.setdefault(each.columns, each.columns)))
-    return Folder(store.uri, footers)
+        footers.append(replace(each, found=known.setdefault(each.found, each.found)))
+    return Folder(store.uri, footers, landed.left_out)
 
 
 def _where(file: LandedFile) -> str:
@@ -103,12 +109,12 @@ def _where(file: LandedFile) -> str:
 def _footer(file: LandedFile) -> Footer:
     try:
         with open_bytes(file) as stream:
-            columns, rows = footer_of(file.path, stream)
+            found, rows = footer_of(file.path, stream)
     except OSError as error:
         raise Unavailable(f"{_where(file)}: {error}", file=file.path) from error
     except TidemarkError as error:
         raise error.reworded(f"{_where(file)}: {error.found}", file=file.path) from error
-    return Footer(file, columns, rows)
+    return Footer(file, found, rows)
 
 
 def _require_columns_of_folders(footer: Footer) -> None:
@@ -128,7 +134,8 @@ def _rows(footer: Footer, schema: pa.Schema) -> Iterator[pa.Table]:
     where, read = _where(footer.file), 0
     try:
         with open_bytes(footer.file) as stream:
-            for batch in sound_batches(footer.file.path, stream, partial(_require_same, footer)):
+            check = partial(_require_same, footer.found.fitting(schema))
+            for batch in sound_batches(footer.file.path, stream, check, schema):
                 yield fitted(pa.Table.from_batches([batch]), schema)
                 read += batch.num_rows
     except OSError as error:
@@ -141,6 +148,6 @@ def _rows(footer: Footer, schema: pa.Schema) -> Iterator[pa.Table]:
         raise unsound(f"{where}: {read} rows were read, its footer says {footer.rows}", file=where)
 
 
-def _require_same(footer: Footer, found: pa.Schema) -> None:
-    if not found.remove_metadata().equals(footer.columns):
+def _require_same(columns: pa.Schema, found: pa.Schema) -> None:
+    if not found.equals(columns):
         raise unsound("changed while it was being imported")

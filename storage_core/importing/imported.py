@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -12,6 +13,7 @@ class Imported:
 
     Without a `commit_id` it committed nothing: the source, or Arrow data of this name, was imported before, or
     `by_another` while this import read it. A keyed table was then given the same rows twice, which by key is once.
+    `not_read` files of the folder were left out; `not_read_names` has the first names, each with the reason.
     """
 
     version: int
@@ -20,6 +22,8 @@ class Imported:
     files: int = 0
     splits_added: int = 0
     by_another: bool = False
+    not_read: int = 0
+    not_read_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def status(self) -> Literal["committed", "nothing_to_do", "done_by_another"]:

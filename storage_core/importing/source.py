@@ -9,6 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from storage_core.errors import TidemarkError
+from storage_core.importing.folder_files import LeftOut
 from storage_core.importing.union import as_held, fitted, require_fits
 from storage_core.rows.incoming import ArrowStream, pieces_of, reader_of
 
@@ -41,6 +42,11 @@ class Source(Protocol):
         """How many files it has, 0 where there are none."""
         ...
 
+    @property
+    def left_out(self) -> LeftOut:
+        """What lies at the place and is not read."""
+        ...
+
     def require_fits(self, schema: pa.Schema) -> None:
         """Return when its columns can become columns of a table. Raises `InvalidInput` naming file and column."""
         ...
@@ -60,6 +66,7 @@ class Stream:
     schema: pa.Schema
     reader: pa.RecordBatchReader
     files: int = 0
+    left_out: LeftOut = LeftOut()  # noqa: RUF009  # which is frozen
 
     @staticmethod
     def of(rows: ArrowStream, name: str, *, identity: str, content: str = "") -> Stream:

@@ -150,19 +150,26 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
     """Return what is in the landing place, or the first `most` entries; a place that does not exist yet holds nothing.
 
     Left alone as somebody's work in progress: names that start with `.` or `_`, in any folder, and files without a
-    byte. Left alone are also files without the suffix. One LIST per 1,000 files.
+    byte. Left alone are also files without the suffix; one that has it in other letters, such as `.PARQUET`, is told.
+    One LIST per 1,000 files.
     """
     store = open_store(spec.uri)
     files: list[LandedFile] = []
     entries, not_read, names = 0, 0, dict[str, str]()
     for entries, each in enumerate(islice(store.browse(), most), 1):  # noqa: B007  # how many is said below
+        reason = None
         if isinstance(each, ObjectInfo):
-            if _is_wanted(each.key, spec.suffix) and each.size > 0:
-                files.append(LandedFile(each.key, each.size, store.uri, each.last_modified_ms, each.etag))
-        elif _is_wanted(each.name, None if each.may_hold_more else spec.suffix):
+            name = each.key
+            if _is_wanted(name, spec.suffix) and each.size > 0:
+                files.append(LandedFile(name, each.size, store.uri, each.last_modified_ms, each.etag))
+            elif spec.suffix and _is_wanted(name.casefold(), spec.suffix.casefold()) and each.size > 0:
+                reason = f"its name ends in {name[-len(spec.suffix) :]}, and the suffix is {spec.suffix}"
+        elif _is_wanted(name := each.name, None if each.may_hold_more else spec.suffix):
+            reason = each.reason
+        if reason is not None:
             not_read += 1
             if not_read <= MOST_NAMES:
-                names[_printable(each.name)] = each.reason
+                names[printable(name)] = reason
     return Landed(sorted(files, key=lambda file: file.path), not_read, names, entries)
 
 
@@ -170,8 +177,8 @@ def _is_wanted(name: str, suffix: str | None) -> bool:
     return name.endswith(suffix or "") and not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
-def _printable(name: str) -> str:
-    """The name with what a terminal obeys, and what is not UTF-8, written as escapes; no two names become one."""
+def printable(name: str) -> str:
+    """Return the name with what a terminal obeys, and what is not UTF-8, as escapes. No two names become one."""
     return fitted("".join(_escaped(each) for each in name), _LONGEST_NAME)
 
 

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,13 @@ from storage_core.errors import InvalidInput, unsound
 from storage_core.foreign_text import shortened
 from storage_core.formats.parquet_footer import require_sound_chunks
 from storage_core.ingest.expansion import Expansion, plain_bytes
+from storage_core.ingest.int96 import Int96Columns, Unit, as_instants, exact_moments
 from storage_core.ingest.lines import MOST_CELLS
 from storage_core.ingest.parquet_pages import Chunk, check_read, chunks_of, groups_of_rows
 from storage_core.ingest.rejection import Parsed, RejectedLine
 from storage_core.ingest.watched_stream import watched
 from storage_core.rows.calendar import BEYOND, as_text, beyond
+from storage_core.rows.decimals import TOO_LONG, too_long
 from storage_core.rows.schema import conform
 from storage_core.rows.vectors import faults, is_vector, with_lists, without_misfits
 from storage_core.system_errors import raise_refused
@@ -47,16 +49,20 @@ def parquet_blocks(
     `Unavailable` where it is the system that refuses: the file may be sound.
     """
     first_number = 1
-    for batch in sound_batches(file, stream, lambda found: _conformed(found.empty_table(), schema)):
+    for batch in sound_batches(file, stream, lambda found: _conformed(found.empty_table(), schema), schema):
         yield _rows(file, batch, first_number, (schema, nonzero))
         first_number += batch.num_rows
 
 
-def sound_batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], object]) -> Iterator[pa.RecordBatch]:
+def sound_batches(
+    file: str, stream: BinaryIO, check: Callable[[pa.Schema], object], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a Parquet file, whose columns `check` sees first, in bounded memory.
 
-    Texts come as dictionaries where the file has them so: a value that it holds once is held once. Raises what `check`
-    raises, `Corrupt` for a cut or damaged file and one that expands too far, `Unavailable` as `parquet_blocks` does.
+    Texts come as dictionaries where the file has them so: a value that it holds once is held once. INT96 timestamps
+    come as `schema`, which is that of the table, has them. Raises what `check` raises, `Corrupt` for a cut or damaged
+    file, one that expands too far, and one with an INT96 timestamp that no table holds, `Unavailable` as
+    `parquet_blocks` does.
     """
     size = _sized(stream)
     expansion = Expansion(size)
@@ -67,10 +73,19 @@ def sound_batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], obje
         require_sound_chunks(opened.metadata, size)
         chunks.update(chunks_of(opened.metadata))
         texts = [each.path for each in _leaves(opened) if each.physical_type == "BYTE_ARRAY"]
-        check(opened.schema_arrow)
+        found = _columns(checked, opened.metadata)
+        columns = found.fitting(schema)
+        check(columns)
         opened = _open(checked, texts, opened.metadata)
         rows_at_once, groups = _batch_rows(opened, chunks), groups_of_rows(opened.metadata)
-        for batch in opened.iter_batches(rows_at_once, groups, use_threads=False):
+
+        def again(unit: Unit, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+            other = _open(checked, (), opened.metadata, unit)
+            return cast("Iterator[pa.RecordBatch]", other.iter_batches(rows_at_once, groups, names, use_threads=False))
+
+        batches = opened.iter_batches(rows_at_once, groups, use_threads=False)
+        for read in exact_moments(batches, found.names, again):
+            batch = as_instants(read, found.names, columns)
             expanded = sum(map(plain_bytes, batch.columns))
             expansion.add(expanded)
             rows = max(1, min(batch.num_rows, batch.num_rows * _BATCH_BYTES // max(1, expanded)))
@@ -81,15 +96,20 @@ def sound_batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], obje
         raise unsound(f"it is not a whole Parquet file ({error})") from error
 
 
-def footer_of(file: str, stream: BinaryIO) -> tuple[pa.Schema, int]:
+def footer_of(file: str, stream: BinaryIO) -> tuple[Int96Columns, int]:
     """Return the columns of a Parquet file and the number of its rows. Raises what `sound_batches` raises."""
     try:
         _sized(stream)
-        opened = _open(stream, ())
+        metadata = _open(stream, ()).metadata
+        return _columns(stream, metadata), metadata.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise_refused(file, error)
         raise unsound(f"it is not a whole Parquet file ({error})") from error
-    return opened.schema_arrow.remove_metadata(), opened.metadata.num_rows
+
+
+def _columns(stream: BinaryIO, metadata: pq.FileMetaData) -> Int96Columns:
+    """The columns, of a file whose footer is read."""
+    return Int96Columns.of(lambda unit: _open(stream, (), metadata, unit))
 
 
 def _sized(stream: BinaryIO) -> int:
@@ -102,13 +122,16 @@ def _sized(stream: BinaryIO) -> int:
     return size
 
 
-def _open(file: BinaryIO, texts: Sequence[str], metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+def _open(
+    file: BinaryIO, texts: Sequence[str], metadata: pq.FileMetaData | None = None, int96: Unit = "us"
+) -> pq.ParquetFile:
     # In this thread, nothing ahead: one that holds the stream would abort the process where Python ends first.
     return pq.ParquetFile(
         file,
         metadata=metadata,
         pre_buffer=False,
         read_dictionary=list(texts),
+        coerce_int96_timestamp_unit=int96,
         thrift_container_size_limit=_MOST_FOOTER_ITEMS,
     )
 
@@ -164,6 +187,9 @@ def _faults(rows: pa.Table, schema: pa.Schema, nonzero: Collection[str]) -> Iter
         outside = beyond(column)
         if outside is not None:
             yield f"column {field.name}: {BEYOND}", np.asarray(outside.fill_null(fill_value=False))
+        long = too_long(column)
+        if long is not None:
+            yield f"column {field.name}: {TOO_LONG}", long
         if is_vector(field.type):
             for why, wrong in faults(column, nonzero=field.name in nonzero):
                 yield f"column {field.name}: {why}", wrong

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import duckdb
@@ -65,7 +68,7 @@ def test_of_two_imports_that_both_find_no_table_the_later_one_finds_the_rows_in(
     land(tmp_path / "lake", 8)
     table = str(tmp_path / "t")
 
-    def make(schema: pa.Schema) -> Snapshot:
+    def make(schema: pa.Schema, _: object) -> Snapshot:
         tm.Table.import_from(table, tmp_path / "lake")  # by another process, meanwhile
         return tm.Table.create(table, schema).snapshot
 
@@ -165,7 +168,8 @@ def test_a_value_that_does_not_fit_ends_the_import_before_its_commit(tmp_path: P
     pq.write_table(pa.table({"n": pa.array([1, 2**63], pa.uint64())}), tmp_path / "lake" / "a.parquet")
     with pytest.raises(tm.errors.InvalidInput, match=r"a\.parquet: column 'n': a value of type uint64 does not fit"):
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
-    assert tm.Table.open(str(tmp_path / "table")).version == 0
+    with pytest.raises(tm.errors.InvalidInput, match="the table is an unfinished import of 'parquet:"):
+        tm.Table.open(str(tmp_path / "table"))
 
 
 def test_options_that_an_existing_table_is_not_are_refused(tmp_path: Path) -> None:
@@ -214,12 +218,18 @@ def test_a_relation_of_duckdb_is_imported_by_name_once(tmp_path: Path) -> None:
     assert tm.Table.open(table).scan().to_arrow().num_rows == 200_000
 
 
-def test_a_query_that_fails_half_way_leaves_the_table_without_rows(tmp_path: Path) -> None:
+def test_a_query_that_fails_half_way_leaves_no_table_that_opens_before_another_import_succeeds(tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     query = "SELECT CASE WHEN range < 5000000 THEN range ELSE error('broken') END AS n FROM range(6000000)"
     with duckdb.connect() as connection, pytest.raises(tm.errors.InvalidInput, match="cannot be read"):
         tm.Table.import_from(table, connection.sql(query), name="broken")
-    assert tm.Table.open(table).scan().to_arrow().num_rows == 0
+    for at in (None, 0):
+        with pytest.raises(tm.errors.InvalidInput, match=r"unfinished import of 'broken'\. Run the import again\."):
+            tm.Table.open(table, at=at)
+    assert main(["fsck", table]) == 0
+    tm.Table.import_from(table, pa.table({"n": pa.array([1], pa.int64())}), name="corrected")
+    assert tm.Table.open(table).scan().to_arrow().to_pylist() == [{"n": 1}]
+    assert tm.Table.open(table, at=0).scan().to_arrow().num_rows == 0
 
 
 def test_an_import_holds_a_few_pieces_of_a_source_that_is_larger(tmp_path: Path) -> None:
@@ -322,3 +332,164 @@ def test_a_query_on_the_command_line_reads_a_database_and_leaves_it_as_it_was(
     assert "the query cannot be run: Catalog Error" in capfd.readouterr().err
     assert main(["import", f"{tmp_path}/x/table"]) == 2
     assert "name what to import" in capfd.readouterr().err
+
+
+MOMENTS = [
+    dt.datetime(1, 1, 1, tzinfo=dt.UTC),
+    dt.datetime(1677, 9, 21, tzinfo=dt.UTC),
+    dt.datetime(2024, 2, 29, 1, 2, 3, 456789, tzinfo=dt.UTC),
+    dt.datetime(2262, 4, 12, tzinfo=dt.UTC),
+    dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=dt.UTC),
+]
+
+
+def int96_rows() -> pa.Table:
+    """Moments of all years that a table has, as they are and inside of other values."""
+    at = pa.array([*MOMENTS, None], pa.timestamp("us"))
+    inner = pa.StructArray.from_arrays([at, pa.array(range(6))], ["at", "n"])
+    return pa.table({"n": range(6), "at": at, "s": inner, "l": [[each] for each in at.to_pylist()]})
+
+
+def write_int96(rows: pa.Table, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, path, use_deprecated_int96_timestamps=True, store_schema=False)
+
+
+def delta_of(place: Path, fields: dict[str, object], *, features: Sequence[str] = ()) -> Path:
+    """Make the Parquet file in a folder a Delta table with these columns, and these features of readers."""
+    (place / "_delta_log").mkdir()
+    schema = [{"name": name, "type": type_, "nullable": True, "metadata": {}} for name, type_ in fields.items()]
+    needed = {"readerFeatures": list(features), "writerFeatures": list(features)} if features else {}
+    about = {"id": str(uuid4()), "format": {"provider": "parquet", "options": {}}, "partitionColumns": []}
+    text = json.dumps({"type": "struct", "fields": schema})
+    size = (place / "a.parquet").stat().st_size
+    added = {"path": "a.parquet", "partitionValues": {}, "size": size, "modificationTime": 0, "dataChange": True}
+    actions: list[object] = [
+        {"protocol": {"minReaderVersion": 3 if features else 1, "minWriterVersion": 7 if features else 2, **needed}},
+        {"metaData": {**about, "schemaString": text, "configuration": {}, "createdTime": 0}},
+        {"add": added},
+    ]
+    (place / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    return place
+
+
+@pytest.mark.parametrize("kind", ["folder", "folder of instants", "delta", "query"])
+def test_int96_timestamps_of_all_years_keep_their_moment(tmp_path: Path, kind: str) -> None:
+    lake, table = tmp_path / "lake", str(tmp_path / "table")
+    write_int96(int96_rows(), lake / "a.parquet")
+    given: Any = lake
+    wanted = int96_rows()
+    if kind == "delta":
+        inner = [
+            {"name": name, "type": type_, "nullable": True, "metadata": {}}
+            for name, type_ in (("at", "timestamp"), ("n", "long"))
+        ]
+        listed = {"type": "array", "elementType": "timestamp", "containsNull": True}
+        delta_of(lake, {"n": "long", "at": "timestamp", "s": {"type": "struct", "fields": inner}, "l": listed})
+    if kind == "query":
+        given = duckdb.sql(f"SELECT * FROM read_parquet('{lake}/a.parquet')")
+    if kind in ("delta", "folder of instants"):
+        instant = pa.timestamp("us", "UTC")
+        inside = pa.struct([("at", instant), ("n", pa.int64())])
+        types = {"n": pa.int64(), "at": instant, "s": inside, "l": pa.list_(instant)}
+        wanted = wanted.cast(pa.schema(types))
+        if kind == "folder of instants":
+            tm.Table.create(table, pa.schema(types))
+    assert tm.Table.import_from(table, given, name="x").rows == 6
+    assert tm.Table.open(table).scan().to_arrow().sort_by("n").to_pylist() == wanted.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("day", "nanos", "told"),
+    [
+        (2440588, 1, "column 'at': an INT96 timestamp has digits below the microsecond"),
+        (2440588 + 110_000_000, 0, "column 'at': an INT96 timestamp is not between the years 1 and 9999"),
+        (5373485, 0, "10000-01-01.* is not between the years 1 and 9999"),
+    ],
+    ids=["nanoseconds", "beyond microseconds", "year 10000"],
+)
+def test_an_int96_timestamp_that_no_table_holds_is_refused(tmp_path: Path, day: int, nanos: int, told: str) -> None:
+    file = tmp_path / "lake" / "a.parquet"
+    write_int96(pa.table({"at": pa.array([dt.datetime(1970, 1, 1, tzinfo=dt.UTC)], pa.timestamp("us"))}), file)
+    epoch = struct.pack("<qi", 0, 2440588)
+    plain = pq.ParquetFile(file).metadata.row_group(0).column(0)
+    assert plain.physical_type == "INT96"
+    content = file.read_bytes()
+    assert content.count(epoch) == 1
+    file.write_bytes(content.replace(epoch, struct.pack("<qi", nanos, day)))
+    with pytest.raises(tm.errors.TidemarkError, match=told):
+        tm.Table.import_from(str(tmp_path / "table"), file.parent)
+
+
+@pytest.mark.parametrize("key", [None, "n"], ids=["append", "keyed"])
+def test_a_delta_table_whose_file_is_absent_leaves_no_table_that_opens_and_is_imported_when_it_is_back(
+    tmp_path: Path, key: str | None
+) -> None:
+    lake, table = tmp_path / "lake", str(tmp_path / "table")
+    lake.mkdir()
+    file = lake / "a.parquet"
+    pq.write_table(pa.table({"n": pa.array([7], pa.int64())}), file)
+    delta_of(lake, {"n": "long"})
+    content = file.read_bytes()
+    file.unlink()
+    with pytest.raises(tm.errors.TidemarkError, match="delta"):
+        tm.Table.import_from(table, lake, primary_key=key)
+    for way in (["sql", table, "SELECT count(*) FROM t"], ["append", table, str(file)], ["describe", table]):
+        assert main(way) == 2
+    with pytest.raises(tm.errors.InvalidInput, match="unfinished import"):
+        tm.Table.open(table)
+    if key is not None:
+        with pytest.raises(tm.errors.InvalidInput, match="unfinished import"):
+            tm.Table.import_from(table, pa.table({"n": pa.array([8], pa.int64())}), name="other")
+    file.write_bytes(content)
+    assert tm.Table.import_from(table, lake, primary_key=key).rows == 1
+    assert tm.Table.open(table).scan(consistency="latest").to_arrow().to_pylist() == [{"n": 7}]
+
+
+@pytest.mark.parametrize("features", [["typeWidening"], ["vacuumProtocolCheck", "deletionVectors"]])
+def test_a_delta_table_that_only_spark_reads_is_refused_with_the_declaration_to_write(
+    tmp_path: Path, features: list[str]
+) -> None:
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    pq.write_table(pa.table({"n": pa.array([7], pa.int32())}), lake / "a.parquet")
+    delta_of(lake, {"n": "integer"}, features=features)
+    told = rf"reader feature {features[0]}\. Spark reads it: declare .*`landing: \{{uri: .*lake, format: delta\}}`"
+    with pytest.raises(tm.errors.InvalidInput, match=told):
+        tm.Table.import_from(str(tmp_path / "table"), lake)
+    assert not (tmp_path / "table").exists()
+
+
+def test_files_of_a_folder_are_read_or_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = {"n": pa.array([1], pa.int64())}
+    read = ["a.parquet", "b.PARQUET", "c.parq", "d.pq", "e.gz.parquet", "n=1/f.Parquet", "x.parquet/part-0"]
+    other = ["g.parquet.snappy", "h.csv", "_i.parquet", ".j.PQ", "_tmp/k.parquet"]
+    for name in (*read[:-1], "x.parquet/part-0.parquet", *other, "_SUCCESS", ".h.csv.crc"):
+        (tmp_path / "lake" / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(rows), tmp_path / "lake" / name)
+    (tmp_path / "lake" / "l.parquet").touch()
+    (tmp_path / "lake" / "m.parquet").symlink_to("a.parquet")
+    done = tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
+    assert (done.files, done.rows) == (len(read), len(read))
+    assert sorted(done.not_read_names) == sorted([*other, "l.parquet", "m.parquet"])
+    assert done.not_read == len(done.not_read_names)
+    assert main(["import", str(tmp_path / "again"), str(tmp_path / "lake")]) == 0
+    assert "not read: h.csv (its name does not end in .parquet, .parq, .pq)\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["a\\b.parquet", "a\nb.PARQUET"])
+def test_a_parquet_file_whose_name_cannot_be_read_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "lake").mkdir()
+    for each in ("a.parquet", name):
+        pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / each)
+    with pytest.raises(tm.errors.InvalidInput, match=r"lake/a\\.*b\..*Rename the file\."):
+        tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
+    assert not (tmp_path / "table").exists()
+
+
+def test_the_folder_of_an_iceberg_table_is_not_taken_for_one_of_parquet_files(tmp_path: Path) -> None:
+    for name in ("data/a.parquet", "metadata/00000-x.metadata.json"):
+        (tmp_path / "lake" / name).parent.mkdir(parents=True)
+        pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / name)
+    with pytest.raises(tm.errors.InvalidInput, match="is an Iceberg table"):
+        tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")

@@ -28,6 +28,7 @@ from storage_core.fsck.report import Kind
 from storage_core.history.renumbered import RENUMBERED_UP_TO
 from storage_core.ingest.landing import LANDING
 from storage_core.log.sharing import SOURCE
+from storage_core.log.unfinished_import import UNFINISHED_IMPORT
 from storage_core.rows.columns import FORMER_NAMES, LAST_COLUMN_ID
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
@@ -316,6 +317,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         FORMER_NAMES,
         RENUMBERED_UP_TO,
         SOURCE,
+        UNFINISHED_IMPORT,
     }
     metrics = {key: int(found[0]) for key, text in written.items() if (found := re.match(r"\d+", text))}
     numbers = {key: text for key, text in changed.to_configuration().items() if text in ("1", "3")}

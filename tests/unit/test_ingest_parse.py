@@ -711,3 +711,21 @@ def test_a_time_beyond_the_year_9999_is_rejected_from_text_and_from_parquet(tmp_
     assert [(line, reason) for line, reason in reasons(found)] == [(line, wanted[0][1]) for line in (2, 4)]
     assert found.rows.num_rows == 2
     assert "10000-01-01" in found.rejected[0].text
+
+
+@pytest.mark.parametrize("zone", ["UTC", None])
+def test_landed_int96_timestamps_are_instants_or_local_times_as_the_table_has_them(zone: str | None) -> None:
+    moments = [datetime(1, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 10, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)]
+    wanted = pa.array(moments, pa.timestamp("us", "UTC")).cast(pa.timestamp("us", zone))
+    table = pa.table({"at": pa.array(moments, pa.timestamp("us"))})
+    sink = io.BytesIO()
+    pq.write_table(table, sink, use_deprecated_int96_timestamps=True, store_schema=False)
+    (found,) = parquet_blocks("a", io.BytesIO(sink.getvalue()), pa.schema([("at", wanted.type)]))
+    assert found.rows.column("at").to_pylist() == wanted.to_pylist()
+    assert not found.rejected
+
+
+def test_other_local_times_of_parquet_are_not_taken_for_instants() -> None:
+    data = parquet(pa.table({"at": pa.array([datetime(2026, 1, 1, tzinfo=UTC)], pa.timestamp("us"))}))
+    with pytest.raises(Corrupt, match="only one of them names an instant"):
+        list(parquet_blocks("a", io.BytesIO(data), pa.schema([("at", pa.timestamp("us", "UTC"))])))

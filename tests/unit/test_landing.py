@@ -30,6 +30,14 @@ def test_files_are_found_in_folders_by_name_and_work_in_progress_is_left_alone(t
     assert [(each.path, each.size, each.uri) for each in found] == [("a/c..d.log", 5, uri), ("b.log", 5, uri)]
 
 
+def test_a_file_that_has_the_suffix_in_other_letters_is_told(tmp_path: Path) -> None:
+    for name in ("a.parquet", "b.PARQUET", "_c.PARQUET", "d.csv"):
+        (tmp_path / name).write_text("x")
+    found = survey(LandingSpec(uri=str(tmp_path), format="parquet", suffix=".parquet"))
+    assert [each.path for each in found.files] == ["a.parquet"]
+    assert found.not_read_names == {"b.PARQUET": "its name ends in .PARQUET, and the suffix is .parquet"}
+
+
 def test_a_place_that_does_not_exist_holds_no_files(tmp_path: Path) -> None:
     assert discover(LandingSpec(uri=str(tmp_path / "none"), format="ndjson")) == []
 
