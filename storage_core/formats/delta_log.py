@@ -1,7 +1,7 @@
-"""Bytes of the Delta log: commits, inline deletion vectors and the hint, as Delta's protocol has them. Pure.
+r"""Bytes of the Delta log: commits, inline deletion vectors and the hint, as Delta's protocol has them. Pure.
 
 A commit is newline-delimited JSON, one action per line. What the mirror says of itself stands in `commitInfo`, where
-Delta admits anything; every other reader passes over it. Text is UTF-8 without `\\u` escapes for characters above
+Delta admits anything; every other reader passes over it. Text is UTF-8 without `\u` escapes for characters above
 U+FFFF: the JSON decoder of delta-rs adds the two halves of such an escape to another character.
 """
 
