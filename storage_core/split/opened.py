@@ -223,14 +223,21 @@ class OpenSplit:
 
     def native_sorting(self) -> list[OrderColumn]:
         """Return the columns of the order that Parquet itself records, if any. Raises `Corrupt` for one of others."""
-        columns = self._file.metadata.row_group(0).sorting_columns
+        footer = self._file.metadata
         try:
-            ordering, nulls = pq.SortingColumn.to_ordering(self.stored, columns) if columns else ((), "")
-        except (KeyError, ValueError) as error:
-            raise Corrupt(
-                f"{self.add.path}: the order that its footer records is damaged: {error!r}", key=self.add.path
-            ) from error
-        return [OrderColumn(name, direction == "descending", nulls == "at_start") for name, direction in ordering]
+            recorded = footer.row_group(0).sorting_columns
+            # by path: files of earlier releases may name another leaf with the path of the column
+            named = [(footer.schema.column(each.column_index).path, each) for each in recorded]
+        except (IndexError, ValueError, OverflowError) as error:
+            raise self._damaged_order(repr(error)) from error
+        unknown = [path for path, _ in named if path not in self.stored.names]
+        if unknown:
+            raise self._damaged_order(f"it names {unknown}")
+        return [OrderColumn(path, each.descending, each.nulls_first) for path, each in named]
+
+    def _damaged_order(self, why: str) -> Corrupt:
+        path = self.add.path
+        return Corrupt(f"{path}: the order that its footer records is damaged: {why}", key=path)
 
     def _leaves(self, columns: Collection[str] | None) -> list[int]:
         return leaves_of(self._file.metadata, self._present(columns))
@@ -246,7 +253,8 @@ class OpenSplit:
 
     def _of_table(self, rows: pa.Table, columns: Collection[str] | None) -> pa.Table:
         if self._table is None:
-            return rows
+            present = self._present(columns)  # Arrow reads each leaf with a path: for `a` also the column `a.b`
+            return rows if present is None or rows.num_columns == len(present) else rows.select(present)
         names = self.schema.names if columns is None else self._wanted(columns)
         wanted = pa.schema([self._table.field(name) for name in names])
         return pa.table(list(of_earlier(rows, wanted)), names=names) if names else rows.select([])
