@@ -22,6 +22,21 @@ OF_VERSIONS = frozenset({PRUNING, RESTORES})
 """The fences whose tokens are versions, which say nothing in a log that numbers its versions anew."""
 
 
+APPS_OF_VERSIONS = ("tidemark:forgotten", "tidemark:compact-state")
+"""The applications of the log itself, whose transactions hold versions, as the fences of `OF_VERSIONS` do.
+
+A clone and a repaired table number their versions anew and do not take them over.
+"""
+
+
+def following(app_id: str, planned: Snapshot) -> int:
+    """Return the version to record for such an application in a commit that was planned on the snapshot.
+
+    It is above the recorded one, which clones of earlier releases have of another log.
+    """
+    return max(planned.version, planned.txns.get(app_id, -1) + 1)
+
+
 def pruning(planned: Snapshot) -> Fence:
     """Return the fence of a commit that prunes transactions and directly follows the snapshot of its plan."""
     return Fence(resource=PRUNING, token=planned.version + 1)
