@@ -16,7 +16,7 @@ from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats import clone_source
 from storage_core.formats.keys import source_key
 from storage_core.formats.short_hash import short_hash
-from storage_core.history.renumbered import with_renumbered
+from storage_core.history.renumbered import renumbered_up_to, with_renumbered
 from storage_core.history.tagging import set_tag
 from storage_core.log.actions import Action, Metadata, Txn
 from storage_core.log.apart import require_apart
@@ -81,6 +81,16 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
         target, snapshot, record, shared={"uri": source.store.uri, "version": snapshot.version, "tag": tag}
     )
     return replace(done, tag=tag, commit_id=commit_id)
+
+
+def record_of(snapshot: Snapshot) -> Txn | None:
+    """Return the transaction that made the table, None of one that is not a clone. It tells clones of a table apart.
+
+    No request of a table whose versions were never numbered anew, else those of its transactions.
+    """
+    if renumbered_up_to(snapshot.metadata.configuration) < 0:
+        return None
+    return next(iter(snapshot.txns.every(_APP.removesuffix(":")).values()), None)
 
 
 def _existing(target: TransactionLog, record: str) -> str | None:
