@@ -107,7 +107,7 @@ def apply(connection: Connection, before: Known, version: int, actions: Sequence
     )
     if not _step(connection, before, after):
         return None
-    gone = _close(connection, SPLITS.c.split_id, after, changes.closed, _WITHOUT_VALUES)
+    gone = _close(connection, SPLITS.c.split_id, after, changes.closed, more=_WITHOUT_VALUES)
     if info is not None and info.operation == FORGET:  # earlier releases kept the bounds of splits that left
         left = (SPLITS.c.table_id == after.table_id, SPLITS.c.removed_version.is_not(None))
         connection.execute(SPLITS.update().where(*left).values(**_WITHOUT_VALUES))
@@ -136,7 +136,7 @@ def _step(connection: Connection, before: Known, after: Known) -> bool:
 
 
 def _close(
-    connection: Connection, name: sa.Column[str], after: Known, closed: Collection[str], more: Row = _NOTHING
+    connection: Connection, name: sa.Column[str], after: Known, closed: Collection[str], *, more: Row = _NOTHING
 ) -> int:
     """End the live rows of these names in the table of the column, and set `more`; return how many there were."""
     table, ended = name.table, 0
