@@ -144,7 +144,8 @@ class RawLogCollector:
         """The chunks that every table has and that are old enough: of each writer the first ones, without a break."""
         for writer, reached in everywhere(history, offsets).items():
             for ref in history.chunks_of(writer):
-                began_ms = max(ref.segment_ms, written.get((writer, ref.number), now_ms))
+                # The store's time of the chunk: its segment has the writer's, whose clock may have been ahead.
+                began_ms = written.get((writer, ref.number), max(ref.segment_ms, now_ms))
                 # Of what was collected a copy is left where a store was away.
                 known = max(forgotten.get(writer, 0), history.collected_up_to(writer))
                 is_old = ref.number <= known or self._is_past(now_ms - began_ms)
