@@ -6,7 +6,6 @@ What an error means is decided by its class and by the code that the database ga
 from __future__ import annotations
 
 import logging
-import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from storage_core.catalog.asking import require_asking
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable
 from storage_core.extras import CATALOG, needs
-from storage_core.foreign_text import quoted, shortened, without_locations
+from storage_core.foreign_text import shortened, without_locations
 from storage_core.ids import Ids, SystemIds, random_pause_ms
 
 if TYPE_CHECKING:
@@ -38,14 +38,6 @@ _OF_THE_CONNECTION: Final = frozenset(
         *(sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT),
     }
 )
-ASKING: Final = frozenset({"select", "values", "table", "with", "show", "explain"})
-"""What a statement of `Database.ask` begins with."""
-
-_OF_EXPLAIN: Final = frozenset({"analyze", "verbose", "query", "plan"})
-_BEFORE_A_WORD: Final = re.compile(r"[\s(]+|--[^\n\r]*")
-_WORD: Final = re.compile(r"\w+")
-_OPTIONS: Final = re.compile(r"(?<=explain)\s*\([^()']*\)", re.IGNORECASE)
-_COMMENT_MARK: Final = re.compile(r"/\*|\*/")
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
 _STATEMENT: Final = frozenset({"0A", "22", "25", "42"})
 _BEGIN: Final = "tidemark_begin"
@@ -93,13 +85,12 @@ class Database:
     def ask(self, statement: str) -> tuple[list[str], list[tuple[object, ...]]]:
         """Return the names and rows of one statement of anybody, which can change nothing.
 
-        Only statements that begin with one of `ASKING` are sent: a read-only transaction of PostgreSQL still carries
-        out COPY to a file or a program. A superuser asks there with the rights of `pg_read_all_data`, and the
-        connection ends with the question, so that no setting or lock outlives it. Raises `InvalidInput` for other
-        statements, for several in one text: the second could begin outside of what is read only; and for one of SQLite
-        that is about the connection, which goes on after it, or about other files.
+        Only statements that ask are sent (`catalog.asking`). A superuser of PostgreSQL asks with the rights of
+        `pg_read_all_data`, and the connection ends with the question, so that no setting or lock outlives it. Raises
+        `InvalidInput` for others, for several in one text: the second could begin outside of what is read only; and
+        for one of SQLite that is about the connection, which goes on after it, or about other files.
         """
-        _require_asking(statement, self.place)
+        require_asking(statement, self.place)
         with self.read() as connection:
             if connection.dialect.name == "postgresql":
                 connection.detach()
@@ -230,48 +221,6 @@ def _reading(connection: Connection) -> Iterator[None]:
     finally:
         if not connection.invalidated:
             connection.exec_driver_sql("PRAGMA query_only=0")
-
-
-def _require_asking(statement: str, place: str) -> None:
-    """Raise `InvalidInput` for a statement that does not ask for rows."""
-    words = _words(statement)
-    first = found = next(words, "")
-    if first == "explain":
-        found = next((each for each in words if each not in _OF_EXPLAIN), "")
-    if found not in ASKING - ({"explain", "show"} if first == "explain" else set()):
-        name = f"{first} {found}".strip() if first == "explain" else first or "another character than a letter"
-        raise InvalidInput(
-            f"{place}: the statement begins with {quoted(name)}. A statement here asks for rows: begin it with "
-            f"{', '.join(sorted(ASKING))}; EXPLAIN of one of these is one, too",
-            place=place,
-        )
-
-
-def _words(statement: str) -> Iterator[str]:
-    """Yield the words that a statement begins with, in lower case, without comments, parentheses and options."""
-    at = 0
-    while at < len(statement):
-        if statement.startswith("/*", at):
-            at = _comment_end(statement, at)
-        elif found := _BEFORE_A_WORD.match(statement, at):
-            at = found.end()
-        elif found := _WORD.match(statement, at):
-            yield found.group().lower()
-            at = found.end()
-            if options := _OPTIONS.match(statement, at):
-                at = options.end()
-        else:
-            return
-
-
-def _comment_end(statement: str, at: int) -> int:
-    """Return where a comment ends, which may hold others as in PostgreSQL. SQLite has none of these."""
-    depth = 0
-    for mark in _COMMENT_MARK.finditer(statement, at):
-        depth += 1 if mark.group() == "/*" else -1
-        if not depth:
-            return mark.end()
-    return len(statement)
 
 
 def _lower_rights(connection: Connection) -> None:

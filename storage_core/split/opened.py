@@ -22,7 +22,7 @@ from storage_core.rows.vectors import typed
 from storage_core.split.encode import has_float
 from storage_core.split.failures import corrupt_on_failure
 from storage_core.split.group_bounds import Recorded, recorded
-from storage_core.split.leaves import decoded_bytes, leaves_of
+from storage_core.split.leaves import decoded_bytes, leaves_of, recorded_order
 from storage_core.split.ranges import VerifiedChunks
 from storage_core.split.row_groups import shown, stretches
 from storage_core.split.vectors import visible
@@ -223,21 +223,7 @@ class OpenSplit:
 
     def native_sorting(self) -> list[OrderColumn]:
         """Return the columns of the order that Parquet itself records, if any. Raises `Corrupt` for one of others."""
-        footer = self._file.metadata
-        try:
-            recorded = footer.row_group(0).sorting_columns
-            # by path: files of earlier releases may name another leaf with the path of the column
-            named = [(footer.schema.column(each.column_index).path, each) for each in recorded]
-        except (IndexError, ValueError, OverflowError) as error:
-            raise self._damaged_order(repr(error)) from error
-        unknown = [path for path, _ in named if path not in self.stored.names]
-        if unknown:
-            raise self._damaged_order(f"it names {unknown}")
-        return [OrderColumn(path, each.descending, each.nulls_first) for path, each in named]
-
-    def _damaged_order(self, why: str) -> Corrupt:
-        path = self.add.path
-        return Corrupt(f"{path}: the order that its footer records is damaged: {why}", key=path)
+        return recorded_order(self._file.metadata, self.stored.names, self.add.path)
 
     def _leaves(self, columns: Collection[str] | None) -> list[int]:
         return leaves_of(self._file.metadata, self._present(columns))

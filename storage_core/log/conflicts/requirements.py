@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage_core.errors import CommitConflict, Fenced
-from storage_core.log.actions import Fence
+from storage_core.log.actions import Action, Fence
 from storage_core.log.snapshot import Snapshot
 
 RESTORES = "tidemark:restore"
@@ -27,6 +27,11 @@ APPS_OF_VERSIONS = ("tidemark:forgotten", "tidemark:compact-state")
 
 A clone and a repaired table number their versions anew and do not take them over.
 """
+
+
+def is_of_versions(action: Action) -> bool:
+    """Return whether an action records a version, which says nothing in a log that numbers its versions anew."""
+    return getattr(action, "resource", getattr(action, "appId", None)) in {*OF_VERSIONS, *APPS_OF_VERSIONS}
 
 
 def following(app_id: str, planned: Snapshot) -> int:
