@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from storage_core.forget.report import ForgetReport
 
 _SHOWN = 50
+_CATALOGS = (
+    "not looked through: SQL catalogs, which drop the bounds of splits that left with `tidemark catalog refresh`"
+)
 
 
 def forget(
@@ -89,6 +92,7 @@ def _show(found: ForgetReport, fields: Mapping[str, object], *, as_json: bool) -
         return
     if found.is_clean:
         output.line(f"nothing of it is left: {counted(found.objects, 'object')} read")
+        output.line(_CATALOGS)
         return
     output.line(f"{counted(len(_objects(found)), 'object')} of {found.objects:,} still hold it:")
     for each in found.held[:_SHOWN]:
@@ -96,3 +100,4 @@ def _show(found: ForgetReport, fields: Mapping[str, object], *, as_json: bool) -
         output.line(f"  {each.store}/{each.key}: {each.why}{until}")
     if len(found.held) > _SHOWN:
         output.line(f"  and {len(found.held) - _SHOWN:,} more: --json has all")
+    output.line(_CATALOGS)

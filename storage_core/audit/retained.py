@@ -76,16 +76,29 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class RetainedCompactions:
-    """The compactions of a walk down the log from `live`, newest first, and when paths that it passed last left."""
+    """The compactions of a walk down the log from `live`, newest first, and what it passed.
+
+    `events` are the versions that added or removed a path, newest first, True for those that added it. `base` are the
+    splits that were live right before the oldest compaction, None where the log does not go back so far.
+    """
 
     compactions: Sequence[Compaction]
-    removed_at: Mapping[str, int]
+    events: Mapping[str, Sequence[tuple[int, bool]]]
     live: LiveFiles
+    base: LiveFiles | None
 
     def outlived(self, path: str, compaction: Compaction) -> bool:
-        """Whether a split that is not among those the compaction removed was still live after it."""
-        removed_at = self.removed_at.get(path)
-        return path in self.live if removed_at is None else removed_at > compaction.version
+        """Whether a split that is not among those the compaction removed was still live after it.
+
+        The last version up to the compaction decides: a split may leave, come back by a restore, and leave again.
+        """
+        events = self.events.get(path, ())
+        before = next((added for version, added in events if version <= compaction.version), None)
+        if before is not None:
+            return before
+        if self.base is not None:
+            return path in self.base
+        return path in self.live or any(not added for _, added in events)
 
 
 def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> RetainedCompactions:
@@ -103,7 +116,7 @@ def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Ret
             if actions is None or not walk.goes_on(version, actions):
                 break
     walk.settle(store)
-    return RetainedCompactions(walk.found, walk.removed_at, snapshot.splits)
+    return RetainedCompactions(walk.found, walk.events, snapshot.splits, walk.base)
 
 
 class _Walk:
@@ -111,7 +124,8 @@ class _Walk:
 
     def __init__(self, which: Selection) -> None:
         self.found: list[Compaction] = []
-        self.removed_at: dict[str, int] = {}
+        self.events: dict[str, list[tuple[int, bool]]] = {}
+        self.base: LiveFiles | None = None
         self._which = which
         self._run: str | None = None
         self._wanting: dict[str, Compaction] = {}
@@ -140,6 +154,7 @@ class _Walk:
             return
         for compaction in self._unsettled:
             compaction.metadata = before.metadata
+        self.base = before.splits
         files = before.splits.table()
         wanted = pa.array(list(self._wanting), pa.string())
         for add in adds_of(files.filter(pc.is_in(files.column("path"), value_set=wanted))):
@@ -154,14 +169,16 @@ class _Walk:
         return self._run is None or info.jobRunId != self._run
 
     def _explain(self, version: int, actions: Sequence[Action]) -> None:
+        changed = {action.path: False for action in actions if isinstance(action, Remove)}
+        changed |= {action.path: True for action in actions if isinstance(action, Add)}
+        for path, added in changed.items():
+            self.events.setdefault(path, []).append((version, added))
         for action in actions:
             match action:
                 case Add():
                     compaction = self._wanting.pop(action.path, None)
                     if compaction is not None:
                         compaction.inputs[action.path] = action
-                case Remove():
-                    self.removed_at.setdefault(action.path, version)
                 case Metadata():
                     for each in self._unsettled:
                         each.metadata = action

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from storage_core.catalog.known import Known
 from storage_core.catalog.rows import Columns, pieces, split_rows
 from storage_core.catalog.schema import COMMITS, OF_A_TABLE, REGIONS, SEGMENTS, SPLITS, TABLES
 from storage_core.errors import Corrupt
+from storage_core.forget.metadata import OPERATION as FORGET
 from storage_core.log.actions import Action, IndexSegment
 from storage_core.log.encoding.codec import commit_info
 from storage_core.log.files.columns import table_of
@@ -34,6 +36,11 @@ _NAMES: Final = 500
 """Names in one statement."""
 
 Row = Mapping[str, Any]
+_NOTHING: Final[Row] = MappingProxyType({})
+_WITHOUT_VALUES: Final[Row] = MappingProxyType(
+    dict.fromkeys(("min_values", "max_values", "regexes", "partition_values", "min_time_us", "max_time_us"))
+)
+"""What a split that left has no more: values of its rows, of which some may be forgotten."""
 _NO_TOTALS: Final = {"splits": 0, "rows": 0, "bytes": 0, "longest_time_us": 0}
 
 
@@ -100,7 +107,10 @@ def apply(connection: Connection, before: Known, version: int, actions: Sequence
     )
     if not _step(connection, before, after):
         return None
-    gone = _close(connection, SPLITS.c.split_id, after, changes.closed)
+    gone = _close(connection, SPLITS.c.split_id, after, changes.closed, more=_WITHOUT_VALUES)
+    if info is not None and info.operation == FORGET:  # earlier releases kept the bounds of splits that left
+        left = (SPLITS.c.table_id == after.table_id, SPLITS.c.removed_version.is_not(None))
+        connection.execute(SPLITS.update().where(*left).values(**_WITHOUT_VALUES))
     added = [*changes.added.values()]
     files = table_of(added, [(version, timestamp)] * len(added))
     rows = split_rows(files, Columns.of(after.metadata, after.config), after.table_id)
@@ -125,12 +135,15 @@ def _step(connection: Connection, before: Known, after: Known) -> bool:
     return before.head_version + 1 == after.head_version and connection.execute(moved.values(**changed)).rowcount == 1
 
 
-def _close(connection: Connection, name: sa.Column[str], after: Known, closed: Collection[str]) -> int:
-    """End the live rows of these names in the table of the column; return how many there were."""
+def _close(
+    connection: Connection, name: sa.Column[str], after: Known, closed: Collection[str], *, more: Row = _NOTHING
+) -> int:
+    """End the live rows of these names in the table of the column, and set `more`; return how many there were."""
     table, ended = name.table, 0
     for several in _batches(sorted(closed)):
         live = (table.c.table_id == after.table_id, name.in_(several), table.c.removed_version.is_(None))
-        ended += connection.execute(sa.update(table).where(*live).values(removed_version=after.head_version)).rowcount
+        ending = sa.update(table).where(*live).values(removed_version=after.head_version, **more)
+        ended += connection.execute(ending).rowcount
     return ended
 
 

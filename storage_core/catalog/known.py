@@ -11,7 +11,9 @@ from sqlalchemy import Connection
 
 from storage_core.catalog.rows import Columns
 from storage_core.catalog.schema import TABLES
+from storage_core.cloning.clone import record_of
 from storage_core.errors import InvalidInput, NotFound
+from storage_core.formats.short_hash import short_hash
 from storage_core.log.actions import Metadata, Protocol, is_ours, to_json_object
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.schema import from_schema_string
@@ -45,7 +47,7 @@ class Known:
     def of(snapshot: Snapshot, *, name: str, uri: str, commit_id: str) -> Known:
         """Return what a snapshot says."""
         return Known(
-            table_id=snapshot.table_id,
+            table_id=id_of(snapshot),
             name=name,
             uri=uri,
             head_version=snapshot.version,
@@ -103,6 +105,17 @@ class Known:
             "window_seconds": config.window_seconds,
             "retention_ms": config.retention_ms,
         }
+
+
+def id_of(snapshot: Snapshot) -> str:
+    """Return the id by which a catalogue knows a table: that of the log, and of a clone what made it, too.
+
+    A clone has the id of its source in its log, because its files have it.
+    """
+    made = record_of(snapshot)
+    if made is None:
+        return snapshot.table_id
+    return f"{snapshot.table_id}.{short_hash(f'{made.appId} {made.lastUpdated}')[:16]}"
 
 
 def another_table(known: Known, found_id: str, place: str) -> InvalidInput:

@@ -16,10 +16,11 @@ from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats import clone_source
 from storage_core.formats.keys import source_key
 from storage_core.formats.short_hash import short_hash
-from storage_core.history.renumbered import with_renumbered
+from storage_core.history.renumbered import renumbered_up_to, with_renumbered
 from storage_core.history.tagging import set_tag
 from storage_core.log.actions import Action, Metadata, Txn
 from storage_core.log.apart import require_apart
+from storage_core.log.conflicts.requirements import APPS_OF_VERSIONS
 from storage_core.log.conflicts.settle import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.sharing import SOURCE, require_same_service
@@ -82,6 +83,16 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
     return replace(done, tag=tag, commit_id=commit_id)
 
 
+def record_of(snapshot: Snapshot) -> Txn | None:
+    """Return the transaction that made the table, None of one that is not a clone. It tells clones of a table apart.
+
+    No request of a table whose versions were never numbered anew, else those of its transactions.
+    """
+    if renumbered_up_to(snapshot.metadata.configuration) < 0:
+        return None
+    return next(iter(snapshot.txns.every(_APP.removesuffix(":")).values()), None)
+
+
 def _existing(target: TransactionLog, record: str) -> str | None:
     """The tag of the clone that is there, if it is this one."""
     found = target.snapshot()
@@ -134,4 +145,5 @@ def _held(snapshot: Snapshot, missing: Sequence[str]) -> Iterator[Action]:
     yield from snapshot.splits.values()
     yield from (each for each in snapshot.segments.values() if each.path not in gone)
     yield from (each for each in snapshot.translations.values() if each.path not in gone)
-    yield from (txn for txn in snapshot.txns.every().values() if not txn.appId.startswith(_APP))
+    left = (_APP, *APPS_OF_VERSIONS)  # what they record is of the source's versions and regions
+    yield from (txn for txn in snapshot.txns.every().values() if not txn.appId.startswith(left))

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from storage_core.errors import InvalidInput
 from storage_core.formats.delta_log import encode, unz85
+from storage_core.settings.json_text import json_text
 
 CHANGE_TYPE: Final = "_change_type"
 """The column by which a file of the change feed tells what became of a row."""
@@ -67,7 +68,7 @@ class DeltaSchema:
         # By name: the files of the feed have no id for this column.
         own = {f"{_MAPPING}mode": "name", f"{_MAPPING}maxColumnId": str(int(last or 0) + 1)}
         mapping = {**self.mapping, **own} if self.mapping else {}
-        return replace(self, text=json.dumps(schema), mapping=mapping)
+        return replace(self, text=json_text(schema), mapping=mapping)
 
     def physical_names(self) -> dict[str, str]:
         """Return the names of the columns by those that they have in files, which stay when a column is renamed."""
@@ -103,7 +104,7 @@ def excerpt(schema: DeltaSchema, files: Iterable[DeltaFile]) -> bytes:
             "metaData": {
                 "id": str(uuid.uuid5(uuid.NAMESPACE_OID, schema.text)),
                 "format": {"provider": "parquet", "options": {}},
-                "schemaString": json.dumps(_readable(json.loads(schema.text))),
+                "schemaString": json_text(_readable(json.loads(schema.text))),
                 "partitionColumns": list(schema.partition_columns),
                 "configuration": dict(schema.mapping),
                 "createdTime": 0,

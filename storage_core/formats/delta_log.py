@@ -1,7 +1,8 @@
-"""Bytes of the Delta log: commits, inline deletion vectors and the hint, as Delta's protocol has them. Pure.
+r"""Bytes of the Delta log: commits, inline deletion vectors and the hint, as Delta's protocol has them. Pure.
 
 A commit is newline-delimited JSON, one action per line. What the mirror says of itself stands in `commitInfo`, where
-Delta admits anything; every other reader passes over it.
+Delta admits anything; every other reader passes over it. Text is UTF-8 without `\u` escapes for characters above
+U+FFFF: the JSON decoder of delta-rs adds the two halves of such an escape to another character.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ OWN: Final = "tidemark"
 A writer that does not know a feature of a table must not write it, nor vacuum it; a reader passes over it.
 """
 
+ENCODING: Final = "utf-8"
+"""What a commit says of itself when no commit up to it has statistics with escapes that other readers misread."""
+
 Json = dict[str, Any]
 
 _MAGIC: Final = 1681511377
@@ -38,7 +42,8 @@ class Shown:
 
     `features` are those that readers need, `metadata` is a checksum of what was declared last. `widened` are the
     columns that had narrower numbers once, by the names that splits have for them. `after` is the version that the
-    commit before shows, None where there is none; `id` is the commit's own.
+    commit before shows, None where there is none; `id` is the commit's own. `encoding` is `ENCODING`, or empty in
+    commits of releases that escaped text.
     """
 
     table_id: str
@@ -49,6 +54,7 @@ class Shown:
     features: tuple[str, ...] = ()
     metadata: str = ""
     widened: tuple[str, ...] = ()
+    encoding: str = ""
 
     def to_json(self) -> Json:
         """Return the object that stands in `commitInfo`."""
@@ -61,6 +67,7 @@ class Shown:
             "features": list(self.features),
             "metadata": self.metadata,
             "widened": list(self.widened),
+            **({"encoding": self.encoding} if self.encoding else {}),
         }
 
 
@@ -80,7 +87,7 @@ class MirrorCommit:
 
 def encode(actions: Iterable[Mapping[str, Any]]) -> bytes:
     """Return the bytes of a commit."""
-    return "".join(json.dumps(each, separators=(",", ":")) + "\n" for each in actions).encode()
+    return "".join(json.dumps(each, separators=(",", ":"), ensure_ascii=False) + "\n" for each in actions).encode()
 
 
 def decode(data: bytes, version: int, where: str) -> MirrorCommit:
@@ -156,4 +163,5 @@ def _shown(own: Any) -> Shown:
         features=tuple(map(text, own["features"])),
         metadata=text(own["metadata"]),
         widened=tuple(map(text, own["widened"])),
+        encoding=text(own.get("encoding", "")),
     )

@@ -9,9 +9,9 @@ from functools import partial
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput
 from storage_core.formats.gc_plan import Candidate, Plan, Reason
-from storage_core.formats.keys import gc_candidates_key, version_key
+from storage_core.formats.keys import version_key
 from storage_core.gc.mark import mark
-from storage_core.gc.plan import merged_candidates, read_plan, write_plan
+from storage_core.gc.plan import merged_candidates, note_candidates, read_plan, write_plan
 from storage_core.gc.retention import Retained
 from storage_core.gc.roots import Roots
 from storage_core.gc.sweep import Horizon, RequireHeld, Swept, long_noted, no_lease, sweep
@@ -129,9 +129,7 @@ def _plan_and_sweep(
     now_ms: int,
     require_held: RequireHeld,
 ) -> Swept:
-    plan = write_plan(store, stored, candidates, nonce=log.ids.uuid())
-    # The store stamped the plan a moment ago: that is its clock.
-    now_ms = min(now_ms, store.head(gc_candidates_key()).last_modified_ms)
+    plan, now_ms = note_candidates(store, stored, candidates, ids=log.ids, now_ms=now_ms)
     drop_expired(log, now_ms=now_ms)
     if not any(long_noted(plan, horizon, now_ms=now_ms)):
         return Swept()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.gc_plan import Candidate, Plan, decode, encode
@@ -19,6 +19,10 @@ from storage_core.objectstore.contract import ObjectStore
 
 if TYPE_CHECKING:
     from storage_core.gc.mark import Unreachable
+    from storage_core.ids import Ids
+
+_STORE_TICK_MS: Final = 1000
+"""S3 stamps objects with whole seconds."""
 
 _logger = logging.getLogger(__name__)
 
@@ -53,6 +57,26 @@ def merged_candidates(plan: Plan, unreachable: Iterable[Unreachable], *, now_ms:
             since_version=known.since_version if known else each.since_version,
         )
     return found
+
+
+def note_candidates(
+    store: ObjectStore, plan: Plan, candidates: Mapping[str, Candidate], *, ids: Ids, now_ms: int
+) -> tuple[Plan, int]:
+    """Replace `plan` by one with these candidates; return it, and what time it is by the slower of two clocks.
+
+    The store stamps the plan, and that is its clock. A first sight after this stamp comes from a clock that was ahead,
+    of this process or of another: it is set to the stamp, else nothing would be deleted for as long as the clock ran
+    ahead. A PUT and a HEAD, and another PUT for such a first sight. Raises what `write_plan` raises.
+    """
+    noted = write_plan(store, plan, candidates, nonce=ids.uuid())
+    store_ms = store.head(gc_candidates_key()).last_modified_ms
+    latest_ms = store_ms + _STORE_TICK_MS
+    if any(each.first_seen_ms > latest_ms for each in candidates.values()):
+        seen = {
+            key: replace(each, first_seen_ms=min(each.first_seen_ms, latest_ms)) for key, each in candidates.items()
+        }
+        noted = write_plan(store, noted, seen, nonce=ids.uuid())
+    return noted, min(now_ms, store_ms)
 
 
 def write_plan(store: ObjectStore, plan: Plan, candidates: Mapping[str, Candidate], *, nonce: str) -> Plan:

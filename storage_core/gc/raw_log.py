@@ -25,7 +25,7 @@ from storage_core.formats.keys import gc_candidates_key
 from storage_core.formats.raw_collected import Collected
 from storage_core.formats.raw_keys import IDS_PREFIX, LIVE_PREFIX, ChunkKey, IdsKey, parse
 from storage_core.gc.forgotten import forgotten_chunks, forgotten_keys
-from storage_core.gc.plan import read_plan, write_plan
+from storage_core.gc.plan import note_candidates, read_plan, write_plan
 from storage_core.gc.raw_collected import note_collected
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import PAGE_KEYS, ObjectInfo, ObjectStore
@@ -102,9 +102,9 @@ class RawLogCollector:
         ready: dict[str, set[str]] = {}
         for store in marked.history.stores:
             if found[store.uri] or plans[store.uri].candidates:
-                noted[store.uri] = write_plan(store, plans[store.uri], found[store.uri], nonce=self.ids.uuid())
-                # The store stamped the plan a moment ago: that is its clock.
-                now_ms = min(now_ms, store.head(gc_candidates_key()).last_modified_ms)
+                noted[store.uri], now_ms = note_candidates(
+                    store, plans[store.uri], found[store.uri], ids=self.ids, now_ms=now_ms
+                )
                 ready[store.uri] = self._ready(noted[store.uri], now_ms)
         return self._swept(report, noted, ready, now_ms) if any(ready.values()) else report
 
@@ -144,7 +144,8 @@ class RawLogCollector:
         """The chunks that every table has and that are old enough: of each writer the first ones, without a break."""
         for writer, reached in everywhere(history, offsets).items():
             for ref in history.chunks_of(writer):
-                began_ms = max(ref.segment_ms, written.get((writer, ref.number), now_ms))
+                # The store's time of the chunk: its segment has the writer's, whose clock may have been ahead.
+                began_ms = written.get((writer, ref.number), max(ref.segment_ms, now_ms))
                 # Of what was collected a copy is left where a store was away.
                 known = max(forgotten.get(writer, 0), history.collected_up_to(writer))
                 is_old = ref.number <= known or self._is_past(now_ms - began_ms)

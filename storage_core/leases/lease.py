@@ -168,12 +168,20 @@ def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, 
     """Hold the resource of the table for five minutes under a token higher than any before. One GET and one PUT.
 
     `head` tells which token the log has recorded. A lease that has run out by this clock, or whose holder `is_dead`, is
-    taken over. Raises `Held` when a live holder has it, `Corrupt` when the object is no lease, `CommitUnknown` when
-    the store did not say: if it was acquired after all, it runs out by itself; `Unsupported` for a log of others.
+    taken over. So is one that runs for longer than any lease, of a clock that was ahead, once its object is as old as a
+    lease lasts by the store's clock; one HEAD. Raises `Held` when a live holder has it, `Corrupt` when the object is no
+    lease, `CommitUnknown` when the store did not say: if it was acquired after all, it runs out by itself;
+    `Unsupported` for a log of others.
     """
 
     def free(record: LeaseRecord) -> bool:
-        return not record.is_live(log.clock.now_ms()) or (is_dead is not None and is_dead(record.holder))
+        if is_dead is not None and is_dead(record.holder):
+            return True
+        left_ms = record.expires_at_ms - log.clock.now_ms()
+        if left_ms <= TTL_MS:
+            return left_ms <= 0
+        # No lease lasts so long: one of the two clocks is wrong, and the store tells how old the last renewal is.
+        return log.store.head(lock_key(resource)).age_ms >= TTL_MS
 
     return _acquire(log, head, resource, holder, free=free)
 

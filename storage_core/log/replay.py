@@ -18,6 +18,7 @@ from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import is_ours
 from storage_core.log.advance import advance, read_version
+from storage_core.log.boundary import first_version
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.hint import read_hint
 from storage_core.log.checkpoints.recovery import Recovery
@@ -63,7 +64,16 @@ def open_version(store: ObjectStore, version: int, cached: CachedPieces = NOT_CA
     """
     load = _loading(store, cached)
     base = _hinted(store, version, load)
-    found = (advance(store, base, version) or base) if base is not None else _from_listing(store, version, load)
+    try:
+        found = (advance(store, base, version) or base) if base is not None else _from_listing(store, version, load)
+    except Corrupt:
+        first = first_version(store)
+        if version >= first:
+            raise
+        # The checkpoint of a tagged version is below it, and the versions after that one are gone.
+        raise NotFound(
+            f"{store.uri}: version {version} was collected; the oldest that is retained is {first}", first=first
+        ) from None
     if found.version != version:
         found = _without_gap(store, found)
         raise NotFound(

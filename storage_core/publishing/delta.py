@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from storage_core.formats.delta_log import OWN, Json, MirrorCommit, Shown, encode
+from storage_core.formats.delta_log import ENCODING, OWN, Json, MirrorCommit, Shown, encode
 from storage_core.formats.keys import delta_commit_key
 from storage_core.log.log import TransactionLog
 from storage_core.log.published_delta import ADVICE, NewestCommit, newest_commit, state_at
@@ -26,6 +26,8 @@ from storage_core.publishing.walk import FORGETTING, Touched, publish, require_o
 from storage_core.rows.columns import has_changed
 
 _WAITS = "for which `vectors: none` waits"
+
+_LAST_OF_ONE_ESCAPE = "\uffff"
 
 _logger = logging.getLogger(__name__)
 
@@ -83,6 +85,10 @@ class _DeltaMirror:
     def location(self) -> str | None:
         return None if self._shown is None else self._store.uri
 
+    @property
+    def is_outdated(self) -> bool:
+        return self._shown is not None and self._shown.encoding != ENCODING
+
     def begin(self, head: Snapshot) -> None:
         self._has_wider = has_changed(head.schema)
         self._widened = frozenset(types_of(head.metadata.schemaString)) if self._has_wider else frozenset()
@@ -134,8 +140,12 @@ class _DeltaMirror:
         return narrower(self._store, adds, self._widened, snapshot.schema)
 
     def _actions(self, snapshot: Snapshot, touched: Touched) -> tuple[list[Json], list[Json]]:
-        """What leaves and what comes: a file whose vector changed does both."""
-        before, after = self._files(touched.keys), snapshot.splits.among(touched.keys)
+        """What leaves and what comes: a file whose vector changed does both.
+
+        A file whose statistics an earlier release escaped comes once more: the newest action of a file counts.
+        """
+        keys = touched.keys | set(snapshot.splits) if self.is_outdated else touched.keys
+        before, after = self._files(keys), snapshot.splits.among(keys)
         files = DeltaFiles(self._store, snapshot.schema)
         adds = {key: files.add(after[key], data_change=touched.data_change) for key in sorted(after)}
         same = {key for key in adds if key in before and adds[key].get("deletionVector") == before[key].vector}
@@ -143,7 +153,9 @@ class _DeltaMirror:
             removal(key, before[key], at_ms=snapshot.timestamp, data_change=touched.data_change)
             for key in sorted(before.keys() - same)
         ]
-        return removes, [each for key, each in adds.items() if key not in same]
+        escaped = {key for key in same if self.is_outdated and max(adds[key]["stats"]) > _LAST_OF_ONE_ESCAPE}
+        again = [{**adds[key], "dataChange": False} for key in sorted(escaped)]
+        return removes, [*(each for key, each in adds.items() if key not in same), *again]
 
     def _commit(self, snapshot: Snapshot, schema: MirrorSchema, operation: str, actions: Sequence[Json]) -> bool:
         shown = Shown(
@@ -155,10 +167,12 @@ class _DeltaMirror:
             features=schema.features,
             metadata=schema.checksum,
             widened=tuple(sorted(self._widened)),
+            encoding=ENCODING,
         )
+        at_ms = snapshot.timestamp + (self.shown == snapshot.version)  # of each commit later than of the one before
         info = {
-            "timestamp": snapshot.timestamp,
-            "inCommitTimestamp": snapshot.timestamp,
+            "timestamp": at_ms,
+            "inCommitTimestamp": at_ms,
             "operation": operation,
             "operationParameters": {},
             "engineInfo": OWN,

@@ -98,9 +98,13 @@ def _token(text: str, type_: pa.DataType, *, is_least: bool) -> str:
     kinds = pa.types
     if kinds.is_floating(type_) and Decimal(text) == 0:
         return "-0.0" if is_least else "0.0"  # some readers tell the two apart, and a file may hold either
-    return text if kinds.is_integer(type_) or kinds.is_floating(type_) or kinds.is_decimal(type_) else json.dumps(text)
+    return text if kinds.is_integer(type_) or kinds.is_floating(type_) or kinds.is_decimal(type_) else _quoted(text)
 
 
 def _object(members: Iterable[tuple[str, str]]) -> str:
     """A JSON object whose values are JSON already: a decimal keeps its digits."""
-    return "{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in members) + "}"
+    return "{" + ",".join(f"{_quoted(name)}:{value}" for name, value in members) + "}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

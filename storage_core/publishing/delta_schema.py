@@ -19,6 +19,7 @@ from storage_core.formats.delta_log import OWN, Json
 from storage_core.formats.short_hash import short_hash
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.columns import column_id, numbered, stored_name
+from storage_core.settings.json_text import json_text
 
 VECTORS: Final = "deletionVectors"
 MAPPING: Final = "columnMapping"
@@ -113,7 +114,7 @@ def _metadata(snapshot: Snapshot, features: tuple[str, ...]) -> Json:
     return {
         "id": snapshot.table_id,
         "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps({"type": "struct", "fields": shown}, separators=(",", ":")),
+        "schemaString": json_text({"type": "struct", "fields": shown}),
         "partitionColumns": [],
         "createdTime": snapshot.metadata.createdTime,
         "configuration": configuration,

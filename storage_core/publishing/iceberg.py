@@ -91,6 +91,10 @@ class _IcebergMirror:
         return None if self._metadata is None else self._metadata.current_snapshot_id
 
     @property
+    def is_outdated(self) -> bool:
+        return False
+
+    @property
     def shown_as(self) -> int | None:
         return self.shown
 

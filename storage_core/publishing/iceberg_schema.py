@@ -20,6 +20,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.rows.columns import column_id, numbered, stored_name
 from storage_core.rows.dropped_columns import dropped_columns
 from storage_core.rows.field_ids import inner_ids, inside
+from storage_core.settings.json_text import json_text
 
 MAPPING: Final = "schema.name-mapping.default"
 
@@ -57,7 +58,7 @@ def name_mapping(snapshot: Snapshot, before: str | None) -> str:
     dropped = dropped_columns(snapshot.metadata.configuration)
     for number, field in [*dropped.items(), *((_number(each), each) for each in numbered(snapshot.schema))]:
         known[stored_name(field)] = _mapped(stored_name(field), number, field.type, inner_ids(number))
-    return json.dumps([*known.values()], separators=(",", ":"))
+    return json_text([*known.values()])
 
 
 def primitive(type_: pa.DataType) -> PrimitiveType | None:

@@ -71,6 +71,10 @@ class Mirror(Protocol):
     def location(self) -> str | None:
         """What readers are given."""
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether what is shown has to be written once more, also where the table has no newer version."""
+
     def begin(self, head: Snapshot) -> None:
         """Prepare to show the first version there is."""
 
@@ -159,7 +163,7 @@ def _step_by_step(log: TransactionLog, head: Snapshot, base: Snapshot, mirror: M
             return False
         if mirror.waits_for is None:
             touched = Touched()
-    return True
+    return not mirror.is_outdated or mirror.show(base, touched)
 
 
 def _result(format_: str, head: Snapshot, mirror: Mirror, commits: int) -> Mirrored:

@@ -5,8 +5,10 @@ Pure: no store, no clock. Which encoding a column gets is the caller's choice (`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Final
 
@@ -48,9 +50,9 @@ class BloomFilters:
     columns: Collection[str]
     rows: int
 
-    def options(self, schema: pa.Schema) -> dict[str, dict[str, float]] | None:
-        """Return what Arrow's writer wants for the columns that the file has; None for none of them."""
-        present = [name for name in schema.names if name in self.columns]
+    def options(self, schema: pa.Schema, *, but: Collection[str]) -> dict[str, dict[str, float]] | None:
+        """Return what Arrow's writer wants for the columns that the file has, without some; None for none of them."""
+        present = [name for name in schema.names if name in self.columns and name not in but]
         return {name: {"ndv": max(1, self.rows), "fpp": BLOOM_FALSE_POSITIVES} for name in present} or None
 
 
@@ -81,7 +83,12 @@ class FileWriter:
         self._sink = Sink(on_disk=on_disk)
         self._without_statistics = frozenset(may_hold_nan)
         plain = plain_schema(schema)
-        others = {name: each.value for name, each in encodings.items() if not by_dictionary(encodings, name)}
+        shared = _shared_paths(plain)
+        others = {
+            name: each.value
+            for name, each in encodings.items()
+            if not by_dictionary(encodings, name) and name not in shared
+        }
         vectors = {field.name for field in plain if is_vector(field.type)}
         # Numbers of vectors hardly become smaller, and a search takes few of them, each from another page.
         packed = _leaves(plain, but=vectors) if vectors else None
@@ -103,7 +110,7 @@ class FileWriter:
             max_rows_per_page=ROWS_PER_PAGE,
             dictionary_pagesize_limit=CHOSEN_DICTIONARY_BYTES if encodings else DICTIONARY_BYTES,
             sorting_columns=_native_sorting(order, plain),
-            bloom_filter_options=None if bloom_filters is None else bloom_filters.options(plain),
+            bloom_filter_options=None if bloom_filters is None else bloom_filters.options(plain, but=shared),
         )
 
     @property
@@ -242,12 +249,33 @@ def _may_hold_nan(column: pa.ChunkedArray) -> bool:
 
 
 def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
-    """The leaf columns of a Parquet file of this schema, as paths, without those of the columns `but`."""
+    """The leaf columns of a Parquet file of this schema, as paths, without those of the columns `but`.
+
+    Arrow's writer finds a leaf by its path alone, so other leaves with the path of an excluded one are excluded too.
+    """
+    paths = _paths(schema)
+    excluded = {path for path, owner in paths if owner in but}
+    return [path for path, _ in paths if path not in excluded]
+
+
+def _shared_paths(schema: pa.Schema) -> frozenset[str]:
+    """The paths that two leaves have, such as column `a.b` and field `b` of column `a`.
+
+    What Arrow's writer is told of such a path holds for both, whose types may differ. So both are written as usual.
+    """
+    if not any("." in name for name in schema.names):
+        return frozenset()
+    times = Counter(path for path, _ in _paths(schema))
+    return frozenset(path for path, number in times.items() if number > 1)
+
+
+def _paths(schema: pa.Schema) -> list[tuple[str, str]]:
+    """The path of each leaf column of a Parquet file of this schema, and the column that it belongs to."""
     sink = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), sink)
     leaves = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
     owners = [name for field in schema for name in [field.name] * _leaf_count(field.type)]
-    return [leaves.column(index).path for index, owner in enumerate(owners) if owner not in but]
+    return [(leaves.column(index).path, owner) for index, owner in enumerate(owners)]
 
 
 def _leaf_count(type_: pa.DataType) -> int:
@@ -256,6 +284,7 @@ def _leaf_count(type_: pa.DataType) -> int:
 
 def _native_sorting(order: SortOrder, schema: pa.Schema) -> list[pq.SortingColumn] | None:
     keys = order.present(schema.names).columns
-    sorting = [(each.name, "descending" if each.descending else "ascending") for each in keys]
-    nulls = "at_start" if any(each.nulls_first for each in keys) else "at_end"
-    return list(pq.SortingColumn.from_ordering(schema, sorting, nulls)) or None
+    counts = [_leaf_count(field.type) for field in schema]
+    first = dict(zip(schema.names, accumulate(counts, initial=0), strict=False))  # not by path, which two may have
+    nulls_first = any(each.nulls_first for each in keys)
+    return [pq.SortingColumn(first[each.name], each.descending, nulls_first) for each in keys] or None

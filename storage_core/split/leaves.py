@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 import pyarrow.parquet as pq
 
+from storage_core.errors import Corrupt
+from storage_core.rows.sort_order import OrderColumn
 from storage_core.split.row_groups import GROUP_BYTES
 
 VALUE_BYTES = 16
@@ -43,3 +45,19 @@ def leaves_of(footer: pq.FileMetaData, columns: Collection[str] | None) -> list[
         for index, path in enumerate(paths)
         if any(".".join(path[:length]) in wanted for length in range(1, len(path) + 1))
     ]
+
+
+def recorded_order(footer: pq.FileMetaData, columns: Collection[str], path: str) -> list[OrderColumn]:
+    """Return the columns of the order that a file of these columns records. Raises `Corrupt` for one of others.
+
+    They are told by path: files of earlier releases may name another leaf with the path of the column.
+    """
+    try:
+        recorded = footer.row_group(0).sorting_columns
+        named = [(footer.schema.column(each.column_index).path, each) for each in recorded]
+        unknown = [name for name, _ in named if name not in columns]
+    except (IndexError, ValueError, OverflowError) as error:
+        unknown, named = [repr(error)], []
+    if unknown:
+        raise Corrupt(f"{path}: the order that its footer records is damaged: {', '.join(unknown)}", key=path)
+    return [OrderColumn(name, each.descending, each.nulls_first) for name, each in named]

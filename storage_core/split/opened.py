@@ -22,7 +22,7 @@ from storage_core.rows.vectors import typed
 from storage_core.split.encode import has_float
 from storage_core.split.failures import corrupt_on_failure
 from storage_core.split.group_bounds import Recorded, recorded
-from storage_core.split.leaves import decoded_bytes, leaves_of
+from storage_core.split.leaves import decoded_bytes, leaves_of, recorded_order
 from storage_core.split.ranges import VerifiedChunks
 from storage_core.split.row_groups import shown, stretches
 from storage_core.split.vectors import visible
@@ -223,14 +223,7 @@ class OpenSplit:
 
     def native_sorting(self) -> list[OrderColumn]:
         """Return the columns of the order that Parquet itself records, if any. Raises `Corrupt` for one of others."""
-        columns = self._file.metadata.row_group(0).sorting_columns
-        try:
-            ordering, nulls = pq.SortingColumn.to_ordering(self.stored, columns) if columns else ((), "")
-        except (KeyError, ValueError) as error:
-            raise Corrupt(
-                f"{self.add.path}: the order that its footer records is damaged: {error!r}", key=self.add.path
-            ) from error
-        return [OrderColumn(name, direction == "descending", nulls == "at_start") for name, direction in ordering]
+        return recorded_order(self._file.metadata, self.stored.names, self.add.path)
 
     def _leaves(self, columns: Collection[str] | None) -> list[int]:
         return leaves_of(self._file.metadata, self._present(columns))
@@ -246,7 +239,8 @@ class OpenSplit:
 
     def _of_table(self, rows: pa.Table, columns: Collection[str] | None) -> pa.Table:
         if self._table is None:
-            return rows
+            present = self._present(columns)  # Arrow reads each leaf with a path: for `a` also the column `a.b`
+            return rows if present is None or rows.num_columns == len(present) else rows.select(present)
         names = self.schema.names if columns is None else self._wanted(columns)
         wanted = pa.schema([self._table.field(name) for name in names])
         return pa.table(list(of_earlier(rows, wanted)), names=names) if names else rows.select([])

@@ -6,6 +6,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +19,13 @@ import sqlalchemy as sa
 import tidemark as tm
 from storage_core.catalog.catalog import Catalog
 from storage_core.catalog.migrations import prepare
-from storage_core.catalog.schema import MARKER
+from storage_core.catalog.schema import MARKER, OF_A_TABLE, SPLITS
 from storage_core.errors import InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
+from storage_core.formats.keys import version_key
+from storage_core.gc.collect import collect
+from storage_core.log.log import TransactionLog
 from storage_core.objectstore.meter import MeteredStore
+from tests.support.clock import ManualClock
 from tests.support.postgres import Postgres
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,6 +117,87 @@ def test_a_table_that_was_moved_is_known_by_its_id_and_a_copy_is_refused(catalog
     assert is_right(catalog, third, 2)
 
 
+def test_clones_are_tables_of_their_own_beside_their_source(catalog: Catalog, tmp_path: Path) -> None:
+    source = made(tmp_path / "a", 2)
+    source.clone(str(tmp_path / "shallow"))
+    source.clone(str(tmp_path / "deep"), deep=True)
+    tm.Table.open(str(tmp_path / "deep")).clone(str(tmp_path / "again"), deep=True)
+    places = [tm.Table.open(str(tmp_path / name)).uri for name in ("again", "shallow", "a", "deep")]
+    for uri in places:
+        assert catalog.refresh(uri).outcome == "loaded"
+    assert len({each.table_id for each in catalog.tables()}) == 4
+    for uri in places:
+        tm.Table.open(uri).append({"n": 9})
+        assert catalog.refresh(uri).outcome == "refreshed"
+        assert is_right(catalog, uri, catalog[uri].version)
+        assert catalog.rebuild(uri).outcome == "loaded"
+    shutil.move(tmp_path / "deep", tmp_path / "moved")
+    moved = tm.Table.open(str(tmp_path / "moved")).uri
+    assert catalog.refresh(moved).reason == f"it was at {places[3]}"
+    assert len(catalog.tables()) == 4
+
+
+def test_a_clone_that_a_catalogue_knows_by_the_id_of_its_source_makes_room_for_it(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    source = made(tmp_path / "a", 2)
+    source.clone(str(tmp_path / "deep"), deep=True)
+    clone = tm.Table.open(str(tmp_path / "deep"))
+    catalog.refresh(clone.uri)
+    with catalog.database.engine.begin() as connection:
+        for table in OF_A_TABLE:  # as releases left it that knew clones so
+            connection.execute(table.update().values(table_id=source.snapshot.table_id))
+    clone.append({"n": 3})
+    assert catalog.refresh(clone.uri).outcome == "refreshed"
+    assert is_right(catalog, clone.uri, clone.version)
+    assert catalog.refresh(source.uri).outcome == "loaded"
+    assert catalog.refresh(clone.uri).outcome == "loaded"
+    assert [is_right(catalog, each.uri, each.version) for each in (source, clone)] == [True, True]
+
+
+def test_a_table_with_an_old_tag_is_loaded_from_what_is_retained(catalog: Catalog, tmp_path: Path) -> None:
+    table = tm.Table.create(str(tmp_path / "t"), SCHEMA, settings={"gc.horizon": "0s", "gc.retention": "0s"})
+    for number in range(3):
+        table.append({"n": number})
+    catalog.refresh(table.uri)
+    table.tag("audit", 2)
+    for number in range(4):
+        table.append({"n": number})
+        table.checkpoint()
+    clock = ManualClock(int(time.time() * 1000) + 60_000)
+    collect(table.store, TransactionLog(table.store, clock=clock), clock=clock)
+    assert not (tmp_path / "t" / version_key(3)).exists()
+    with pytest.raises(NotFound, match="version 3 was collected"):
+        TransactionLog(table.store).snapshot(version=3)
+    assert catalog.check(table.uri).shown == ["version 3 cannot be opened any more; the newest is 7"]
+    for bring in (catalog.refresh, catalog.rebuild):
+        assert bring(table.uri).outcome == "loaded"
+        assert is_right(catalog, table.uri, table.version)
+    assert table.scan(at="audit").to_arrow().num_rows == 2
+
+
+def test_values_of_splits_that_left_are_nowhere_in_the_catalogue(tmp_path: Path) -> None:
+    schema = pa.schema([("n", pa.int64()), ("who", pa.string()), ("place", pa.string())])
+    table = tm.Table.create(str(tmp_path / "t"), schema, partition_by="place")
+    url = f"sqlite:///{tmp_path}/catalog.db"
+    rows = [{"n": 1, "who": "zqj-person", "place": "zqj-place"}, {"n": 2, "who": "bob", "place": "zqj-place"}]
+    table.append(rows)
+    with tm.open_catalog(url) as catalog:
+        catalog.refresh(table.uri)
+        table.forget("who = 'zqj-person'")
+        catalog.refresh(table.uri)
+        assert catalog.sql("SELECT count(*) FROM splits WHERE removed_version IS NOT NULL AND max_values IS NOT NULL")[
+            1
+        ] == [(0,)]
+        with catalog.database.engine.begin() as connection:  # as releases left it that kept bounds
+            gone = SPLITS.c.removed_version.is_not(None)
+            connection.execute(SPLITS.update().where(gone).values(max_values='{"2":"zqj-person"}'))
+        table.refresh().forget("who = 'bob'")
+        catalog.refresh(table.uri)
+        assert is_right(catalog, table.uri, table.refresh().version)
+    assert b"zqj-person" not in b"".join(each.read_bytes() for each in tmp_path.glob("catalog.db*"))
+
+
 def test_a_database_of_another_table_is_refused_until_it_is_made_again(catalog: Catalog, tmp_path: Path) -> None:
     table = made(tmp_path / "t", 2)
     catalog.refresh(table.uri, name="t")
@@ -199,12 +286,72 @@ def test_a_statement_of_anybody_touches_no_other_file_and_leaves_the_connection_
     with tm.open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
         catalog.refresh(table.uri)
         for text in (f"ATTACH '{other}' AS o", "PRAGMA query_only=0", "SAVEPOINT s", "COMMIT"):
-            with pytest.raises(InvalidInput, match="not authorized; here statements ask for rows, with select"):
+            with pytest.raises(InvalidInput, match="A statement here asks for rows: begin it with"):
                 catalog.sql(text)
+        with pytest.raises(InvalidInput, match="not authorized; here statements ask for rows, with select"):
+            catalog.sql("SELECT * FROM pragma_query_only")
         assert catalog.sql("SELECT value FROM json_each('[7]')")[1] == [(7,)]
         table.append({"n": 3})
         assert catalog.refresh(table.uri).outcome == "refreshed"
     assert not other.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "COPY (SELECT 42) TO '{file}'",
+        "copy (select 42) to program 'id > {file}'",
+        "/* SELECT /* 1 */ */ COPY (SELECT 42) TO '{file}'",
+        "-- SELECT 1\nCOPY (SELECT 42) TO '{file}'",
+        "; COPY (SELECT 42) TO '{file}'",
+        "COPY (SELECT 42) TO STDOUT",
+        "EXPLAIN ANALYZE INSERT INTO splits SELECT * FROM splits",
+        "EXPLAIN (ANALYZE) DELETE FROM splits",
+        "WITH gone AS (DELETE FROM splits RETURNING 1) SELECT * FROM gone",
+        "SELECT 1; COPY (SELECT 42) TO '{file}'",
+        "SELECT pg_read_file('PG_VERSION')",
+        "SELECT lo_export(lo_from_bytea(0, 'x'), '{file}')",
+        "SELECT pg_terminate_backend(pg_backend_pid())",
+        "DO $$ BEGIN END $$",
+        "SET search_path = pg_catalog",
+    ],
+)
+def test_no_statement_reaches_files_or_programs_of_the_server_or_writes(
+    postgres_catalog: Catalog, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "written"
+    with pytest.raises(InvalidInput):
+        postgres_catalog.sql(text.format(file=file))
+    assert not file.exists()
+    assert postgres_catalog.sql("SELECT 42")[1] == [(42,)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(SELECT 1)",
+        "/* COPY */ VALUES (1)",
+        "-- COPY\nTABLE tables",
+        "EXPLAIN (ANALYZE, VERBOSE) SELECT 1",
+        "explain analyze with a as (select 1) select * from a",
+        "SHOW search_path",
+    ],
+)
+def test_statements_that_ask_are_sent_whatever_comes_before_their_word(postgres_catalog: Catalog, text: str) -> None:
+    names, _ = postgres_catalog.sql(text)
+    assert names
+
+
+def test_what_a_statement_sets_or_locks_ends_with_it(postgres_catalog: Catalog) -> None:
+    postgres_catalog.sql("SELECT set_config('search_path', 'pg_catalog', false), pg_advisory_lock(7)")
+    assert postgres_catalog.sql("SHOW search_path")[1] != [("pg_catalog",)]
+    assert postgres_catalog.sql("SELECT pg_try_advisory_lock(7)")[1] == [(True,)]
+
+
+@pytest.fixture
+def postgres_catalog(postgres: Postgres) -> Iterator[Catalog]:
+    with tm.open_catalog(postgres.place()) as catalog:
+        yield catalog
 
 
 def test_a_page_has_rows_and_says_of_which_version(catalog: Catalog, tmp_path: Path) -> None:

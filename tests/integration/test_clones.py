@@ -17,6 +17,8 @@ from pipelines.cli import main
 from storage_core.fsck.check import fsck
 from storage_core.log import snapshot as snapshots
 from storage_core.log.actions import FEATURES, SHARED_FEATURE
+from storage_core.log.checkpoints.compact import has_compact_state
+from storage_core.log.log import TransactionLog
 from storage_core.log.sharing import open_table_store
 from storage_core.objectstore.resolve import open_store
 from tests.support import upkeep
@@ -185,6 +187,46 @@ def test_a_clone_goes_on_exactly_once_where_the_source_was(tmp_path: Path) -> No
     tm.Table.import_from(source, stream, name="numbers")
     tm.Table.open(source).clone(new)
     assert tm.Table.import_from(new, stream, name="numbers").commit_id == ""
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_clone_of_a_clone_of_a_table_that_forgot_forgets_and_compacts_its_state(tmp_path: Path, deep: bool) -> None:
+    table = _forgetful(str(tmp_path / "source"))
+    table.clone(str(tmp_path / "first"), deep=deep)
+    tm.Table.open(str(tmp_path / "first")).clone(str(tmp_path / "second"), deep=deep)
+    clone = tm.Table.open(str(tmp_path / "second"))
+    assert not clone.snapshot.txns.every("tidemark"), "they record versions of the source"
+    _forget_and_compact(clone)
+
+
+def test_a_clone_that_an_earlier_release_made_of_a_table_that_forgot_forgets_too(tmp_path: Path) -> None:
+    source = _forgetful(str(tmp_path / "source"))
+    source.clone(str(tmp_path / "clone"), deep=True)
+    clone = tm.Table.open(str(tmp_path / "clone"))
+    taken_over = list(source.snapshot.txns.every("tidemark").values())
+    assert {each.version > 1 for each in taken_over} == {True}
+    log = TransactionLog(clone.store)
+    log.commit(log.snapshot(), taken_over, operation="APPEND")
+    _forget_and_compact(clone.refresh())
+
+
+def _forgetful(uri: str) -> tm.Table:
+    table = tm.Table.create(uri, SCHEMA, settings={"checkpoint.interval": 1})
+    for n in range(6):
+        table.append(given(10 * n, 10 * n + 10))
+    table.forget("n = 0")
+    table.checkpoint(compact=True)
+    table.append(given(100, 110))
+    return table.checkpoint(compact=True)
+
+
+def _forget_and_compact(clone: tm.Table) -> None:
+    for number in (13, 25):
+        assert clone.forget(f"n = {number}").rows == 1
+        clone = clone.refresh()
+        assert clone.scan(filter=f"n = {number}").to_arrow().num_rows == 0
+        clone.append(given(200, 210))
+        assert has_compact_state(clone.checkpoint(compact=True).snapshot)
 
 
 def test_rows_that_are_not_merged_are_counted_and_not_in_a_clone(tmp_path: Path) -> None:

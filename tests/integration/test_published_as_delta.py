@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import deltalake
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from storage_core.dml.assignments import expr
@@ -293,6 +295,59 @@ def test_bounds_of_delta_prune_no_row(tmp_path: Path) -> None:
             shown.execute(f"SELECT count(*) AS c FROM t WHERE {condition.replace('timestamptz', 'timestamp')}")
         )
         assert found["c"].to_pylist() == [_count(table, condition)]
+
+
+_ABOVE = ["\U0001f600", "\U00020bb7\u91ce\u5bb6", "\U000e0101", "\U0010fffe"]
+"""Text of the planes 1, 2, 14 and 16."""
+
+
+@pytest.mark.parametrize("padding", ["", "x" * 31], ids=["whole", "cut"])
+@pytest.mark.parametrize("text", _ABOVE, ids=ascii)
+def test_readers_find_rows_by_text_and_columns_above_the_basic_plane(tmp_path: Path, text: str, padding: str) -> None:
+    value = padding + text + padding
+    table = Table.create(str(tmp_path / "t"), pa.schema([("s", pa.string()), (_ABOVE[1], pa.string())]))
+    table.append([{"s": value, _ABOVE[1]: "a"}])
+    table.append([{"s": "a", _ABOVE[1]: value}])
+    table.publish()
+    assert "\\ud" not in (tmp_path / "t" / delta_commit_key(0)).read_text("utf-8")
+    assert _found_by_text(table.uri, value) == [1, 1, 1]
+    assert pl.scan_delta(table.uri).filter(pl.col(_ABOVE[1]) == value).collect().height == 1
+
+
+def test_a_mirror_with_escaped_text_is_written_anew_by_the_next_publication(tmp_path: Path) -> None:
+    table = Table.create(str(tmp_path / "t"), pa.schema([("s", pa.string())]))
+    for value in (_ABOVE[1], "plain"):
+        table.append([{"s": value}])
+    table.publish()
+    first = tmp_path / "t" / delta_commit_key(0)
+    first.write_text(_as_before(first.read_text("utf-8")))
+    assert _found_by_text(table.uri, _ABOVE[1]) != [1, 1, 1]
+    again = table.publish()
+    assert (again.shown_as, again.commits) == (1, 1)
+    assert _found_by_text(table.uri, _ABOVE[1]) == [1, 1, 1]
+    assert (tmp_path / "t" / delta_commit_key(1)).read_text("utf-8").count('"add"') == 1, "of a file without such text"
+    assert table.publish().commits == 0
+
+
+def _as_before(commit: str) -> str:
+    """The commit as releases wrote it that escaped text."""
+    actions = [json.loads(line) for line in commit.splitlines()]
+    for each in actions:
+        if "add" in each:
+            each["add"]["stats"] = json.dumps(json.loads(each["add"]["stats"]))
+        each.get("commitInfo", {}).get("tidemark", {}).pop("encoding", None)
+    return "".join(json.dumps(each) + "\n" for each in actions)
+
+
+def _found_by_text(uri: str, value: str) -> list[int]:
+    """How many rows delta-rs, Polars and pyarrow find that have this text."""
+    delta = deltalake.DeltaTable(uri)
+    by_sql = deltalake.QueryBuilder().register("t", delta).execute(f"SELECT count(*) AS c FROM t WHERE s = '{value}'")
+    return [
+        pa.table(by_sql)["c"][0].as_py(),
+        pl.scan_delta(uri).filter(pl.col("s") == value).collect().height,
+        delta.to_pyarrow_dataset().filter(pc.field("s") == value).count_rows(),
+    ]
 
 
 def _count(table: Table, condition: str) -> int:

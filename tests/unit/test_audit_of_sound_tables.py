@@ -8,11 +8,13 @@ import pyarrow as pa
 import pytest
 
 from storage_core.audit.audit import audit
+from storage_core.audit.retained import Selection
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
+from storage_core.split.hidden import removal
 from tests.support.deleted_rows import delete_where
 from tests.support.events import CONFIG, SCHEMA
 from tests.support.keyed_table import KeyedTable
@@ -123,6 +125,26 @@ def test_one_commit_that_ends_several_windows_without_an_output_is_sound(left: i
     assert len(table.live) == 2 * left
     report = table.audit()
     assert (report.violations, report.unchecked, report.merges) == ((), (), len(operations))
+
+
+@pytest.mark.parametrize("which", [Selection(), Selection(since=4), Selection(commits=2), Selection(commits=1)])
+@pytest.mark.parametrize("compactions", [1, 2])
+def test_a_split_that_a_delete_ended_beside_a_compaction_may_come_back_and_leave_again(
+    two: list[Add], table: Events, which: Selection, compactions: int
+) -> None:
+    table.append([{**FIRST[0], "count": 9}])
+    before = table.live
+    (operation,) = plan(planned := table.head)
+    done = [(operation, execute(table.store, operation, ids=table.ids, now_ms=2))]
+    table.log.commit(table.head, [removal(two[0], 3)], operation="DELETE")
+    carried = CarryOver(table.store, done, ids=table.ids)
+    table.log.commit(planned, done[0][1].actions, operation="COMPACT", rebase=carried)
+    table.log.commit(table.head, [*(removal(each, 3) for each in table.live), *before], operation="RESTORE")
+    for _ in range(compactions - 1):
+        table.compact()
+    report = table.audit(which)
+    assert (report.violations, report.unchecked) == ((), ())
+    assert report.merges == min(which.commits or 2, compactions)
 
 
 def test_a_window_that_a_commit_dropped_beside_emptied_ones_is_found(table: Events) -> None:

@@ -39,6 +39,7 @@ def test_a_commit_reads_back_what_it_says_of_itself_and_its_files_by_their_keys(
         features=("deletionVectors",),
         metadata="m",
         widened=("n",),
+        encoding=delta_log.ENCODING,
     )
     hidden = delta_log.vector(bytes(BitMap([1]).serialize()), 1)
     data = delta_log.encode(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -108,6 +109,32 @@ def test_an_orphan_waits_in_the_plan_for_the_whole_horizon(table: SampleTable, c
     assert third.deleted == (orphan,)
     assert third.candidates[0].first_seen_ms == first.candidates[0].first_seen_ms
     assert read_plan(table.store).candidates == {}
+
+
+def test_a_first_sight_by_a_clock_that_was_ahead_counts_from_the_next_collection_on(
+    table: SampleTable, clock: ManualClock
+) -> None:
+    orphan = table.upload_split()
+    run(table)
+    plan = read_plan(table.store)
+    ahead = {key: replace(each, first_seen_ms=clock.now + 365 * DAY_MS) for key, each in plan.candidates.items()}
+    write_plan(table.store, plan, ahead, nonce="of a release that kept it")
+    assert run(table).deleted == ()
+    clock.now += DAY_MS - 1
+    assert run(table).deleted == ()
+    clock.now += 1001
+    assert run(table).deleted == (orphan,)
+
+
+def test_a_collector_whose_clock_is_ahead_of_the_store_holds_up_no_later_one(
+    table: SampleTable, clock: ManualClock
+) -> None:
+    orphan = table.upload_split()
+    ahead = ManualClock(clock.now + 365 * DAY_MS)
+    collect(table.store, TransactionLog(table.store, clock=ahead, ids=table.ids), clock=ahead)
+    assert read_plan(table.store).candidates[orphan].first_seen_ms == clock.now + 1000
+    clock.now += DAY_MS + 1000
+    assert run(table).deleted == (orphan,)
 
 
 def test_an_upload_that_is_committed_before_the_horizon_ends_stays(table: SampleTable, clock: ManualClock) -> None:

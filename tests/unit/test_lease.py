@@ -103,6 +103,19 @@ def test_a_holder_that_is_known_to_be_dead_is_not_waited_for(store: MemoryStore)
     assert Maintainer(store, 2).acquire(lambda holder: holder == "run-1").token == 2
 
 
+def test_a_lease_of_a_clock_that_was_ahead_runs_out_by_the_store_s_clock() -> None:
+    clock = ManualClock()
+    store = MemoryStore("table", clock=clock)
+    log_on(store, seed=1).create(metadata())
+    Maintainer(store, 1, ahead_ms=365 * 24 * 60 * MINUTES).acquire()
+    other = Maintainer(store, 2)
+    clock.now += TTL_MS - 1
+    with pytest.raises(Held):
+        other.acquire()
+    clock.now += 1
+    assert other.acquire().token == 2
+
+
 @pytest.mark.parametrize("ahead_ms", [-10 * MINUTES, 0, 10 * MINUTES])
 def test_a_released_lease_is_free_at_once_for_every_clock_and_keeps_its_token(
     store: MemoryStore, ahead_ms: int

@@ -118,9 +118,11 @@ def test_a_chunk_is_in_the_plan_for_the_whole_horizon_and_old_by_the_earlier_clo
     board.distribute()
     clock, board.raw_clock = board.raw_clock, ManualClock()  # from here on they go their own ways
     assert collect(board).deleted == {}, "the store's clock stands: the chunk is young"
-    clock.now = LONG_AFTER + DAY_MS - 1
+    clock.now = START_MS + DAY_MS
     assert collect(board, now_ms=LONG_AFTER + 9 * DAY_MS, horizon_ms=DAY_MS).deleted == {}
-    clock.now += 1
+    clock.now = (
+        LONG_AFTER  # when it was first seen, by the collector's clock; by the store's it was a second after the start
+    )
     assert collect(board, now_ms=LONG_AFTER + 9 * DAY_MS, horizon_ms=DAY_MS).deleted.keys() == {"memory://raw-0"}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage_core.errors import CommitConflict, Fenced
-from storage_core.log.actions import Fence
+from storage_core.log.actions import Action, Fence
 from storage_core.log.snapshot import Snapshot
 
 RESTORES = "tidemark:restore"
@@ -20,6 +20,26 @@ Such a plan has seen work as done, or not begun, of which nothing tells any more
 
 OF_VERSIONS = frozenset({PRUNING, RESTORES})
 """The fences whose tokens are versions, which say nothing in a log that numbers its versions anew."""
+
+
+APPS_OF_VERSIONS = ("tidemark:forgotten", "tidemark:compact-state")
+"""The applications of the log itself, whose transactions hold versions, as the fences of `OF_VERSIONS` do.
+
+A clone and a repaired table number their versions anew and do not take them over.
+"""
+
+
+def is_of_versions(action: Action) -> bool:
+    """Return whether an action records a version, which says nothing in a log that numbers its versions anew."""
+    return getattr(action, "resource", getattr(action, "appId", None)) in {*OF_VERSIONS, *APPS_OF_VERSIONS}
+
+
+def following(app_id: str, planned: Snapshot) -> int:
+    """Return the version to record for such an application in a commit that was planned on the snapshot.
+
+    It is above the recorded one, which clones of earlier releases have of another log.
+    """
+    return max(planned.version, planned.txns.get(app_id, -1) + 1)
 
 
 def pruning(planned: Snapshot) -> Fence:
