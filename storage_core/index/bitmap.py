@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from storage_core.errors import Corrupt, InvalidInput
 from storage_core.foreign_text import shortened
 from storage_core.index.damage import damaged
 from storage_core.rows.codes import Mask
+from storage_core.rows.columns import may_widen
 from storage_core.rows.keys import Positions
 from storage_core.rows.sortable import sortable
 from storage_core.rows.vectors import type_text
@@ -76,6 +77,16 @@ class ColumnBitmaps:
         encoded = self.read(places) if len(places) else []
         with damage(self.where):
             return BitMap.union(BitMap(), *(BitMap.deserialize(bytes(each)) for each in encoded))
+
+    def widened(self, kind: pa.DataType) -> ColumnBitmaps:
+        """Return the same with values of the type that the column has now. Raises `Corrupt` for any other type."""
+        values = self.values
+        if values.type == kind:
+            return self
+        if not may_widen(values.type, kind):
+            raise damaged(self.where, f"its values are {type_text(values.type)}, expected {type_text(kind)}")
+        wider = values.values.cast(kind)
+        return replace(self, values=replace(values, type=kind, values=wider, keys=_keys(wider)))
 
     def counts(self, rows: BitMap) -> Positions:
         """Return how many of these rows hold each of the values."""
