@@ -101,7 +101,7 @@ def test_they_stand_wherever_a_word_does(tmp_path: Path, query: str, found: list
     rows = pa.table({"head": ["Kibana dashboards", "x"], "body": ["", "a kibana 3 12"]})
     if found is None:
         with pytest.raises(InvalidInput, match="Fields are head, body"):
-            rows_of(tmp_path, rows, DEFINITION, query)
+            rows_of(tmp_path, rows, DEFINITION, query, syntax="strict")
     else:
         assert sorted(rows_of(tmp_path, rows, DEFINITION, query)) == found
 
