@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +17,7 @@ def words(tokenizer: str, text: str) -> list[str]:
         case "raw":
             return [text]
         case "whitespace":
-            return text.split()
+            return [each for each in re.split(r"[ \t\n\r\f]", text) if each]
         case _:
             return [_lowered(each) for each in _runs(text, apart=tokenizer == "cjk")]
 
