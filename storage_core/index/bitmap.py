@@ -3,8 +3,7 @@
 Files per indexed column `i`: `bitmaps-<i>.bin`, bitmaps one after the other in the portable Roaring format, and
 `values-<i>.arrow`, an Arrow file with the distinct values, null last where there is one, and, per value, where its
 bitmap lies and the xxh3-64 of it, so that one can be read and verified by itself. Values are behind all bitmaps, at the
-end of a segment, where one request finds them with the directory. Segments of early 0.1 have neither checksums
-of bitmaps nor a bitmap of nulls.
+end of a segment, where one request finds them with the directory. Early 0.1 wrote no checksums and no bitmap of nulls.
 """
 
 from __future__ import annotations
@@ -80,13 +79,12 @@ class ColumnBitmaps:
 
     def widened(self, kind: pa.DataType) -> ColumnBitmaps:
         """Return the same with values of the type that the column has now. Raises `Corrupt` for any other type."""
-        values = self.values
-        if values.type == kind:
+        if self.values.type == kind:
             return self
-        if not may_widen(values.type, kind):
-            raise damaged(self.where, f"its values are {type_text(values.type)}, expected {type_text(kind)}")
-        wider = values.values.cast(kind)
-        return replace(self, values=replace(values, type=kind, values=wider, keys=_keys(wider)))
+        if not may_widen(self.values.type, kind):
+            raise damaged(self.where, f"its values are {type_text(self.values.type)}, expected {type_text(kind)}")
+        wider = self.values.values.cast(kind)
+        return replace(self, values=replace(self.values, type=kind, values=wider, keys=_keys(wider)))
 
     def counts(self, rows: BitMap) -> Positions:
         """Return how many of these rows hold each of the values."""

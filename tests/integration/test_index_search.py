@@ -481,7 +481,9 @@ def test_an_unknown_index_is_not_found_and_the_error_lists_the_defined_ones() ->
         table.search("get", "txet")
 
 
-@pytest.mark.parametrize(("query", "index"), [("k*", "text"), (404, "text"), ("abc", "by_status"), (None, "text")])
+@pytest.mark.parametrize(
+    ("query", "index"), [("k " * 40_000, "text"), (404, "text"), ("abc", "by_status"), (None, "text")]
+)
 def test_a_query_that_does_not_parse_is_refused_before_any_request(query: object, index: str) -> None:
     table = IndexedTable()
     requests = table.store.requests
