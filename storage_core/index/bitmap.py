@@ -1,9 +1,8 @@
 """Bitmap segments: for every value of a column, the set of row numbers of one split that hold it.
 
-Files per indexed column `i`: `bitmaps-<i>.bin`, bitmaps one after the other in the portable Roaring format, and
-`values-<i>.arrow`, an Arrow file with the distinct values, null last where there is one, and, per value, where its
-bitmap lies and the xxh3-64 of it, so that one can be read and verified by itself. Values are behind all bitmaps, at the
-end of a segment, where one request finds them with the directory. Early 0.1 wrote no checksums and no bitmap of nulls.
+Column `i` has the file `bitmaps-<i>.bin`, bitmaps one after the other in the portable Roaring format. The Arrow file
+`values-<i>.arrow` has the distinct values, null last, and for each the place and xxh3-64 of its bitmap. Values are
+behind all bitmaps, where one request finds them with the directory. Early 0.1 wrote no checksums, and no bitmap of nulls.
 """
 
 from __future__ import annotations
@@ -83,7 +82,8 @@ class ColumnBitmaps:
             return self
         if not may_widen(self.values.type, kind):
             raise damaged(self.where, f"its values are {type_text(self.values.type)}, expected {type_text(kind)}")
-        wider = self.values.values.cast(kind)
+        with damage(self.where):
+            wider = self.values.values.cast(kind)
         return replace(self, values=replace(self.values, type=kind, values=wider, keys=_keys(wider)))
 
     def counts(self, rows: BitMap) -> Positions:

@@ -367,7 +367,7 @@ def test_segments_of_a_former_definition_are_not_used_and_are_replaced(rows: lis
 
 def _with_the_words_of_early_releases(table: IndexedTable, folder: Path) -> list[IndexSegment]:
     """Segments of the splits as early 0.1 wrote them: tantivy's own tokenizers, which leave long words out."""
-    found = []
+    found: list[IndexSegment] = []
     for add in table.snapshot.splits.values():
         own = read_split(table.store, add)
         plain = folder / str(len(found))

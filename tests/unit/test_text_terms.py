@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.errors import InvalidInput
-from storage_core.index import fulltext, text_tokenizers
+from storage_core.index import fulltext, segments, text_tokenizers
 from storage_core.index.text_composed import open_searcher
 from storage_core.settings.index import IndexDefinition
 from tests.support.scale import scaled
@@ -135,6 +136,34 @@ def test_words_are_what_the_tokenizer_makes(tmp_path: Path, tokenizer: str, quer
     rows = pa.table({"head": ["Häuser am See", "das Haus", "Aussicht", "les maisons"]})
     definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": tokenizer})
     assert sorted(rows_of(tmp_path, rows, definition, query)) == found
+
+
+ODD = "E3B0c44298fc1c149afbf4c8996fb92427ae41e4 हिन्दी cafe\u0301s 東京tower2 カナー_x² ΟΔΟΣ can't"
+SHA = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "words", "revision"),
+    [
+        ("raw", ODD, [ODD], None),
+        ("whitespace", ODD, ODD.split(" "), None),
+        ("default", ODD, [SHA, "हिन्दी", "cafe\u0301s", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 2),
+        ("en_stem", ODD, [SHA, "हिन्दी", "cafe\u0301", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 2),
+        ("cjk", ODD, [SHA, "हिन्दी", "cafe\u0301s", *"東京", "tower2", *"カナー", "x²", "οδοσ", "can", "t"], 2),
+        ("ngram_1_2", "Ab東\nc É", ["ab", "b東", "東\n", "\nc", "c ", " é"], 2),
+        ("ngram_2_10", "Ab東\nc É", ["ab東", "b東\n", "東\nc", "\nc ", "c é"], 2),
+        ("ngram_5_9", "Ab東\nc É", ["ab東\nc", "b東\nc ", "東\nc é"], 2),
+        ("ngram_5_9", "Ab", ["ab"], 2),
+    ],
+)
+def test_the_words_of_a_revision_stay_as_segments_have_them(
+    tokenizer: str, text: str, words: list[str], revision: int | None
+) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": tokenizer})
+    assert text_tokenizers.words(definition, "head", text) == words
+    written = {"columns": ["head"], "kind": "fulltext", "options": {"tokenizer": tokenizer}, "words": revision}
+    expected = {name: value for name, value in written.items() if value is not None}
+    assert json.loads(segments.fingerprint_of(definition)) == expected
 
 
 def test_a_column_may_have_a_tokenizer_of_its_own(tmp_path: Path) -> None:
