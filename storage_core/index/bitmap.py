@@ -2,7 +2,7 @@
 
 Column `i` has the file `bitmaps-<i>.bin`, bitmaps one after the other in the portable Roaring format. The Arrow file
 `values-<i>.arrow` has the distinct values, null last, and for each the place and xxh3-64 of its bitmap. Values are
-behind all bitmaps, where one request finds them with the directory. Early 0.1 wrote no checksums, and no bitmap of nulls.
+behind all bitmaps, where one request finds them with the directory. Early 0.1 wrote no checksums and no nulls.
 """
 
 from __future__ import annotations
