@@ -61,7 +61,7 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
         if column == ROW_FIELD:
             raise InvalidInput(f"index {definition.name!r}: the column name {ROW_FIELD!r} is reserved; rename it")
         if not column or column.startswith("-"):
-            what = f"full text cannot be over a column named {column!r}; rename it so that it begins with another sign"
+            what = f"full text cannot be over a column named {column!r}; take it out of the index, then rename it"
             raise InvalidInput(f"index {definition.name!r}: {what}")
         if not pa.types.is_string(kind := schema.field(column).type):
             found = f"{column!r} is {type_text(kind)}"

@@ -318,8 +318,8 @@ def test_a_prefix_written_as_a_range_finds_every_ending(tmp_path: Path) -> None:
     [
         (IndexDefinition("i", "fulltext", ("n",)), "needs string columns, 'n' is int64"),
         (IndexDefinition("i", "fulltext", ("_row",)), "reserved"),
-        (IndexDefinition("i", "fulltext", ("-v",)), "cannot be over a column named '-v'; rename it"),
-        (IndexDefinition("i", "fulltext", ("",)), "cannot be over a column named ''; rename it"),
+        (IndexDefinition("i", "fulltext", ("-v",)), "cannot be over a column named '-v'; take it out"),
+        (IndexDefinition("i", "fulltext", ("",)), "cannot be over a column named ''; take it out"),
         (IndexDefinition("i", "fulltext", ("s",), {"tokenizer": "klingon"}), "'klingon' is not one of default, raw"),
         (IndexDefinition("i", "fulltext", ("s",), {"stemmer": "en"}), "unknown option 'stemmer'"),
     ],
