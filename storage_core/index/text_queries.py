@@ -31,7 +31,7 @@ _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")  # no other sign: behind a backsl
 _ANYTHING = "(?s:.)*"
 _ESCAPED_SIGN = re.compile(r"\\([*~])")
 _SPECIAL = re.compile(r"""[+^`:{}"'\[\]()!\\* ]""")
-_MOST_OF_AN_AUTOMATON = 200  # bytes: tantivy refuses regular expressions of more than 1,000 states
+_LONGEST_PREFIX = 900  # bytes: tantivy refuses regular expressions of more than 1,000 states
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,8 @@ class QueryBuilder:
             raise self._not_a_word(column, term)
         if len(longer) > len(words):  # its last word ends before the star, so whatever follows is another word
             return _scored(self._text(column, term.text, 0))
+        if len(words[0].encode()) > _LONGEST_PREFIX:
+            raise ValueError(f"a prefix has at most {_LONGEST_PREFIX} bytes; write fewer characters")
         return self._regular(column, f"{_quoted(words[0])}{_ANYTHING}")
 
     def _set(self, column: str, elements: Sequence[str]) -> tantivy.Query | None:
@@ -199,8 +201,6 @@ class QueryBuilder:
     def _regular(self, column: str, pattern: str) -> tantivy.Query:
         import tantivy
 
-        if len(pattern.encode()) > _MOST_OF_AN_AUTOMATON:
-            raise ValueError(f"a prefix has at most {_MOST_OF_AN_AUTOMATON} bytes; write fewer characters")
         return tantivy.Query.regex_query(self.index.schema, column, pattern)
 
     def _require_indexed(self, words: Iterable[str]) -> None:

@@ -121,7 +121,7 @@ def escaped(text: str) -> str:
 
 def prefixes(tokenizer: str, text: str) -> Iterable[str]:
     """Beginnings of a text that can be written before a star: plain characters, of one word or ideographs."""
-    for size in (2, 3, 7, 41):
+    for size in (2, 3, 7, 41, 250):
         prefix = text[:size]
         is_plain = len(prefix) == size and prefix[0].isalnum() and not set(prefix) & {*"<>[]$-_. \t\r\n\u2028、"}
         is_one = len(words(tokenizer, prefix)) == 1 or tokenizer.startswith("ngram")

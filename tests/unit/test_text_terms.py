@@ -107,6 +107,15 @@ def test_they_stand_wherever_a_word_does(tmp_path: Path, query: str, found: list
         assert sorted(rows_of(tmp_path, rows, DEFINITION, query)) == found
 
 
+def test_a_prefix_may_have_900_bytes(tmp_path: Path) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": "raw"})
+    rows = pa.table({"head": ["東" * 300 + "\n" + "." * 1_000, "東" * 299 + "西", "." * 1_000]})
+    assert sorted(rows_of(tmp_path, rows, definition, "東" * 300 + "*", syntax="strict")) == [0]
+    assert sorted(rows_of(tmp_path, rows, definition, "." * 900 + "*", syntax="strict")) == [2]
+    with pytest.raises(InvalidInput, match="at most 900 bytes"):
+        rows_of(tmp_path, rows, definition, "." * 901 + "*", syntax="strict")
+
+
 def test_signs_of_regular_expressions_stand_for_themselves(tmp_path: Path) -> None:
     definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": "whitespace"})
     texts = ["a.c", "abc", "a+b", "aab", "[x]y", "x^y$z", "a|b", "ab{2}c", "A.C"]
