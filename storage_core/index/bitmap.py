@@ -1,10 +1,8 @@
 """Bitmap segments: for every value of a column, the set of row numbers of one split that hold it.
 
-Files per indexed column `i`: `bitmaps-<i>.bin`, bitmaps one after the other in the portable Roaring format, and
-`values-<i>.arrow`, an Arrow file with the distinct values, null last where there is one, and, per value, where its
-bitmap lies and the xxh3-64 of it, so that one can be read and verified by itself. Values are behind all bitmaps, at the
-end of a segment, where one request finds them with the directory. Segments of early 0.1 have neither checksums
-of bitmaps nor a bitmap of nulls.
+Column `i` has the file `bitmaps-<i>.bin`, bitmaps one after the other in the portable Roaring format. The Arrow file
+`values-<i>.arrow` has the distinct values, null last, and for each the place and xxh3-64 of its bitmap. Values are
+behind all bitmaps, where one request finds them with the directory. Early 0.1 wrote no checksums and no nulls.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from storage_core.errors import Corrupt, InvalidInput
 from storage_core.foreign_text import shortened
 from storage_core.index.damage import damaged
 from storage_core.rows.codes import Mask
+from storage_core.rows.columns import may_widen
 from storage_core.rows.keys import Positions
 from storage_core.rows.sortable import sortable
 from storage_core.rows.vectors import type_text
@@ -76,6 +75,16 @@ class ColumnBitmaps:
         encoded = self.read(places) if len(places) else []
         with damage(self.where):
             return BitMap.union(BitMap(), *(BitMap.deserialize(bytes(each)) for each in encoded))
+
+    def widened(self, kind: pa.DataType) -> ColumnBitmaps:
+        """Return the same with values of the type that the column has now. Raises `Corrupt` for any other type."""
+        if self.values.type == kind:
+            return self
+        if not may_widen(self.values.type, kind):
+            raise damaged(self.where, f"its values are {type_text(self.values.type)}, expected {type_text(kind)}")
+        with damage(self.where):
+            wider = self.values.values.cast(kind)
+        return replace(self, values=replace(self.values, type=kind, values=wider, keys=_keys(wider)))
 
     def counts(self, rows: BitMap) -> Positions:
         """Return how many of these rows hold each of the values."""

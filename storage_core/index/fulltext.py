@@ -20,9 +20,11 @@ from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted, shortened
-from storage_core.index import native_errors, text_files, text_limits, text_syntax, text_terms, text_tokenizers
+from storage_core.index import native_errors, text_files, text_limits, text_syntax, text_tokenizers
 from storage_core.index.text_composed import Searcher, compose, scratch_directory
 from storage_core.index.text_files import ROW_FIELD
+from storage_core.index.text_limits import Node
+from storage_core.index.text_queries import QueryBuilder
 from storage_core.rows.vectors import type_text
 from storage_core.settings.index import IndexDefinition
 
@@ -58,6 +60,9 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
     for column in definition.columns:
         if column == ROW_FIELD:
             raise InvalidInput(f"index {definition.name!r}: the column name {ROW_FIELD!r} is reserved; rename it")
+        if not column or column.startswith("-"):
+            what = f"full text cannot be over a column named {column!r}; take it out of the index, then rename it"
+            raise InvalidInput(f"index {definition.name!r}: {what}")
         if not pa.types.is_string(kind := schema.field(column).type):
             found = f"{column!r} is {type_text(kind)}"
             raise InvalidInput(f"index {definition.name!r}: full text needs string columns, {found}")
@@ -82,11 +87,11 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class TextQuery:
-    """A query that parses for one index; make it with `parse`. `completed` is the text that `parsed` was made of."""
+    """A query for one index; make it with `parse`. `tree` is what the text was read as, `parsed` made of it."""
 
     text: str
     definition: IndexDefinition
-    completed: str
+    tree: Node = field(compare=False)
     parsed: tantivy.Query = field(compare=False)
 
     def hits(
@@ -153,35 +158,27 @@ def parse(
 
     `kib*` asks for all words that begin so, `kibana~1` and `kibana~2` for those that are so many changes away
     (`text_terms`). `boosts` multiplies the scores of columns. `NOT` and `-` take away from the group they are in, or
-    from all rows where the group has nothing else; what only a negation found scores 0. A text that does not parse, or
-    names a field that the index lacks, asks for any of its words; with `syntax="strict"` it raises `InvalidInput`. So
-    does, in both, what asks whether a column has a value (`request:*`), for a prefix of a phrase, of which tantivy
-    follows at most 50 endings, or for the prefix of what is no word by the tokenizer: fewer rows would be returned than
-    match. The limits of `text_limits` hold in both.
+    from all rows where the group has nothing else; what only a negation found scores 0.
+
+    A text that is not such a query asks for any of its words. It is none where it does not parse, names a column that
+    the index lacks, is beyond a limit of `text_limits`, or asks for what an index cannot answer exactly: whether a
+    column has a value (`request:*`), the prefix of a phrase, or a prefix of fewer than two characters or of several
+    words. With `syntax="strict"` it raises `InvalidInput`. So does, in both, a text of too many characters.
     """
     import tantivy
 
     if syntax not in SYNTAXES:
         raise InvalidInput(f"syntax is {syntax!r}; ask for one of {', '.join(SYNTAXES)}")
-    query = TextQuery(text=text, definition=definition, completed=text, parsed=tantivy.Query.empty_query())
-    if not text.strip():
-        raise _unparsable(query, "it is empty")
+    query = TextQuery(text=text, definition=definition, tree=text_syntax.words(""), parsed=tantivy.Query.empty_query())
     with _refusing(query):
-        text_limits.check_text(text)
+        text_limits.check_length(text)
         weights = _boosts(definition, boosts)
-    index = tantivy.Index(tantivy_schema(definition))
-    text_tokenizers.register(index, definition)
-    refused = _NoQueryError()
-    for reading in (text,) if syntax == STRICT else (text, text_syntax.words(text), text_syntax.phrase(text)):
         try:
-            return _read(replace(query, completed=reading), index, weights)
-        except _NoQueryError as error:
-            refused = error
-    raise _unparsable(query, str(refused)) from refused
-
-
-class _NoQueryError(ValueError):
-    """Why tantivy does not take a text for a query."""
+            return _read(query, weights, is_strict=syntax == STRICT)
+        except ValueError:
+            if syntax == STRICT:
+                raise
+        return _read_words(query, weights)
 
 
 def _boosts(definition: IndexDefinition, given: Mapping[str, float] | None) -> dict[str, float]:
@@ -195,49 +192,35 @@ def _boosts(definition: IndexDefinition, given: Mapping[str, float] | None) -> d
     return {column: float(boost) for column, boost in boosts.items() if isinstance(boost, int | float)}
 
 
-def _read(query: TextQuery, index: tantivy.Index, boosts: Mapping[str, float]) -> TextQuery:
-    """Return the query with its text made complete; the limits of a text hold. Raises `_NoQueryError`."""
-    try:
-        tree = text_syntax.read(query.completed)
-    except ValueError as error:
-        _parse_for(index, query, boosts)  # says where it ends to be a query
-        raise _NoQueryError(str(error)) from error
-    _require_exact(query, tree)
-    with _refusing(query):
-        text_limits.check_tree(tree)
-        has_terms = text_terms.has_terms(tree)
-    try:
-        query = replace(query, completed=text_syntax.complete(tree, query.completed))
-    except ValueError as error:
-        raise _NoQueryError(str(error)) from error
-    if not has_terms:
-        return replace(query, parsed=_parse_for(index, query, boosts))
-    terms = text_terms.TermQueries(
-        definition=query.definition,
-        schema=index.schema,
-        boosts=boosts,
-        parse=lambda node: _parse_for(index, replace(query, completed=text_syntax.written(node)), boosts),
-    )
-    with _refusing(query):
-        return replace(query, parsed=terms.of(text_syntax.read(query.completed)))
+def _read(query: TextQuery, boosts: Mapping[str, float], *, is_strict: bool) -> TextQuery:
+    """Return the query that the text is by its syntax. Raises `ValueError` that says why there is none."""
+    if not query.text.strip():
+        raise ValueError("it is empty")
+    text_limits.check_text(query.text)
+    tree = text_syntax.read(query.text)
+    text_limits.check_tree(tree)
+    return _built(query, tree, boosts, is_strict=is_strict)
 
 
-def _require_exact(query: TextQuery, tree: text_limits.Node) -> None:
-    column = query.definition.columns[0]
-    for node, _, _ in text_limits.walk(tree):
-        if node["type"] == "exists":
-            reason = f"an index does not know which rows have a value; scan with `{column} is not null`"
-            raise _unparsable(query, reason)
-        if node.get("prefix"):
-            reason = "a phrase has no prefixes; ask for the words and the prefix with AND, or quote a literal `*`"
-            raise _unparsable(query, reason)
+def _read_words(query: TextQuery, boosts: Mapping[str, float]) -> TextQuery:
+    """Return the query for any of the words of the text."""
+    text = query.text.encode("utf-8", "replace").decode()
+    return _built(query, text_syntax.words(text), boosts, is_strict=False)
 
 
-def _parse_for(index: tantivy.Index, query: TextQuery, boosts: Mapping[str, float]) -> tantivy.Query:
-    try:
-        return index.parse_query(query.completed, list(query.definition.columns), field_boosts=dict(boosts))
-    except ValueError as error:
-        raise _NoQueryError(str(error)) from error
+def _built(query: TextQuery, tree: Node, boosts: Mapping[str, float], *, is_strict: bool) -> TextQuery:
+    with native_errors.asking():
+        builder = QueryBuilder(query.definition, _index(query.definition), boosts, is_strict=is_strict)
+        return replace(query, tree=tree, parsed=builder.of(tree))
+
+
+def _index(definition: IndexDefinition) -> tantivy.Index:
+    """An index without documents, for its schema and tokenizers."""
+    import tantivy
+
+    index = tantivy.Index(tantivy_schema(definition))
+    text_tokenizers.register(index, definition)
+    return index
 
 
 @contextmanager
@@ -278,7 +261,8 @@ def _chunks(rows: pa.Table, definition: IndexDefinition) -> Iterator[tuple[int, 
 
 
 def _text_bytes(rows: pa.Table, definition: IndexDefinition) -> int:
-    return sum(rows.column(each).nbytes for each in definition.columns)
+    size: int = sum(rows.column(each).nbytes for each in definition.columns)
+    return size * text_tokenizers.expansion(definition)
 
 
 def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: IndexDefinition) -> None:
@@ -294,7 +278,11 @@ def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: In
     # tantivy takes one document object at a time; the batches keep the Python objects of a few rows alive only.
     for batch in numbered.to_batches(max_chunksize=_BATCH_ROWS):
         for document in batch.to_pylist():
-            fields = {name: value for name, value in document.items() if value is not None}
+            fields = {name: _value(definition, name, value) for name, value in document.items() if value is not None}
             writer.add_document(tantivy.Document.from_dict(fields, schema))
     writer.commit()
     writer.wait_merging_threads()
+
+
+def _value(definition: IndexDefinition, name: str, value: Any) -> Any:
+    return value if name == ROW_FIELD else text_tokenizers.prepared(definition, name, value)

@@ -53,3 +53,14 @@ def _unavailable(what: str, error: BaseException) -> Unavailable:
         f"{what}: local files or memory fail it ({reason}); "
         "see that temporary and cache folders can be written and have room, then try again"
     )
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Raise `ValueError` where tantivy panics over a query, which is of somebody else."""
+    try:
+        yield
+    except BaseException as error:
+        if not panicked(error):
+            raise
+        raise ValueError("it cannot be read as a query") from error

@@ -19,7 +19,7 @@ from pyroaring import BitMap
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
-from storage_core.index import bitmap, fulltext, primary_key, text_files, vector
+from storage_core.index import bitmap, fulltext, primary_key, text_files, text_tokenizers, vector
 from storage_core.index.covering import Covered, Part
 from storage_core.index.damage import damaged
 from storage_core.log.actions import Add, IndexSegment
@@ -72,7 +72,9 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
 def fingerprint_of(definition: IndexDefinition) -> str:
     """Return text that is equal for definitions under which a segment has the same content."""
     options = vector.options_of(definition).content if definition.kind == "vector" else dict(definition.options)
-    described = {"kind": definition.kind, "columns": list(definition.columns), "options": options}
+    described: dict[str, object] = {"kind": definition.kind, "columns": list(definition.columns), "options": options}
+    if definition.kind == "fulltext" and (revision := text_tokenizers.revision_of(definition)) is not None:
+        described["words"] = revision
     return json.dumps(described, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 

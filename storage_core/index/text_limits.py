@@ -18,14 +18,19 @@ MAX_DEPTH = 100
 MAX_CLAUSES = 2_048
 MAX_BOOST = 1e9
 MAX_SLOP = 65_536
+MAX_ARRANGEMENTS = 2_048  # of the words of a phrase with slop: each is a phrase that the index is asked for
 
 _WORD = re.compile(r"[^\W_]+")
 
 
-def check_text(text: str) -> None:
-    """Return only for a text that is safe to parse. Raises `ValueError` that names the limit and what to do."""
+def check_length(text: str) -> None:
+    """Return only for a text that a search reads. Raises `ValueError` that names the limit and what to do."""
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"it has {len(text):,} characters, at most {MAX_CHARACTERS:,} are read; ask for fewer words")
+
+
+def check_text(text: str) -> None:
+    """Return only for a text that is safe to parse. Raises `ValueError` as `check_length` does."""
     openings = text.count("(") + text.count("NOT")
     if openings > MAX_OPENINGS:
         raise ValueError(
@@ -34,7 +39,7 @@ def check_text(text: str) -> None:
 
 
 def check_tree(tree: Node) -> None:
-    """Return only for a tree that is safe to walk and to search by. Raises `ValueError` as `check_text` does."""
+    """Return only for a tree that is safe to walk and to search by. Raises `ValueError` as `check_length` does."""
     clauses = 0
     for node, depth, boost in walk(tree):
         clauses += _clauses(node)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from storage_core.errors import InvalidInput
 from storage_core.index import fulltext, native_errors, text_syntax, text_terms, text_tokenizers
 from storage_core.index.fulltext import TextQuery
 from storage_core.index.text_files import ROW_FIELD
 from storage_core.index.text_limits import Node
+from storage_core.index.text_queries import QueryBuilder
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _marked(query: TextQuery, texts: Mapping[str, Sequence[str | None]]) -> list
     wanted = words.of_query(query)
     found = []
     for column, values in texts.items():
-        marker = tantivy.SnippetGenerator.create(words.searcher, wanted, words.schema, column)
+        marker = tantivy.SnippetGenerator.create(words.searcher, wanted, words.index.schema, column)
         marker.set_max_num_chars(MOST_BYTES)
         found.append([None if value is None else _html(marker, column, value) for value in values])
     return found
@@ -73,8 +73,7 @@ class _Words:
     """An index whose one document has all the texts, so each word is in one document, and weighs as much as others."""
 
     definition: IndexDefinition
-    schema: tantivy.Schema
-    searcher: tantivy.Searcher
+    index: tantivy.Index
 
     @staticmethod
     def of(definition: IndexDefinition, texts: Mapping[str, Sequence[str | None]]) -> _Words:
@@ -85,20 +84,18 @@ class _Words:
             for value in values:
                 if value is not None:
                     document.add_text(column, value)
-        schema = fulltext.tantivy_schema(definition)
-        return _Words(definition, schema, _searcher(schema, [document], definition))
+        return _Words(definition, _indexed([document], definition))
+
+    @property
+    def searcher(self) -> tantivy.Searcher:
+        return self.index.searcher()
 
     def of_query(self, query: TextQuery) -> tantivy.Query:
         """Return a query for each of the words that a query looks for."""
         import tantivy
 
-        leaves = [*_looked_for(text_syntax.read(query.completed))]
-        try:
-            parsed = fulltext.parse(
-                " ".join(map(text_syntax.written, leaves)), self.definition, syntax=fulltext.STRICT
-            ).parsed
-        except (InvalidInput, ValueError):  # nothing is looked for, or it cannot be written down again
-            parsed = query.parsed
+        leaves = [*_looked_for(query.tree)]
+        parsed = QueryBuilder(self.definition, self.index, marking=True).of(text_syntax.any_of(leaves))
         found = [parsed, *(self._fitting(parsed) if any(map(_is_of_several, leaves)) else ())]
         return tantivy.Query.boolean_query([(tantivy.Occur.Should, each) for each in found])
 
@@ -119,28 +116,26 @@ class _Words:
             tantivy.Document.from_dict({column: word, ROW_FIELD: number}, schema)
             for number, (column, word) in enumerate(named)
         )
-        words = _searcher(schema, documents, as_they_are)
+        words = _indexed(documents, as_they_are).searcher()
         hits = words.search(parsed, max(1, len(named)), count=False).hits
         for number in words.fast_field_values(ROW_FIELD, [address for _, address in hits]):
             column, word = named[int(number or 0)]
-            yield tantivy.Query.term_query(self.schema, column, word)
+            yield tantivy.Query.term_query(self.index.schema, column, word)
 
 
-def _searcher(
-    schema: tantivy.Schema,
-    documents: Iterator[tantivy.Document] | Sequence[tantivy.Document],
-    definition: IndexDefinition,
-) -> tantivy.Searcher:
+def _indexed(
+    documents: Iterator[tantivy.Document] | Sequence[tantivy.Document], definition: IndexDefinition
+) -> tantivy.Index:
     import tantivy
 
-    index = tantivy.Index(schema)
-    text_tokenizers.register(index, definition)
+    index = tantivy.Index(fulltext.tantivy_schema(definition))
+    text_tokenizers.register(index, definition, marking=True)
     writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
     for each in documents:
         writer.add_document(each)
     writer.commit()
     index.reload()
-    return index.searcher()
+    return index
 
 
 def _looked_for(node: Node) -> Iterator[Node]:

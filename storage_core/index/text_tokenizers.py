@@ -1,11 +1,14 @@
-"""What a full-text index makes words of: the tokenizers that a column may have, by the names that segments record.
+"""The tokenizers of full-text columns, by the names that segments record.
 
-`default`, `raw` and `whitespace` are tantivy's own. `<language>_stem` reduces the words of `default` to their stems by
-Snowball; `ngram_<least>_<most>` makes every run of so many characters, in lower case, a word: it finds parts of words.
+`raw` and `whitespace` are tantivy's own. `default` makes a word of each run of letters and digits with their combining
+signs. `<language>_stem` reduces these words to their stems by Snowball. `cjk` also makes a word of each Chinese,
+Japanese or Korean character, so that a query of several is a phrase. `ngram_<least>_<most>` indexes all runs of
+characters of one length, one after the other, so that a query is a phrase of them and finds parts of words.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 DEFAULT: Final = "default"
 RAW: Final = "raw"
 WHITESPACE: Final = "whitespace"
+CJK: Final = "cjk"
 LANGUAGES: Final[Mapping[str, str]] = {
     "ar": "arabic",
     "da": "danish",
@@ -42,16 +46,31 @@ LANGUAGES: Final[Mapping[str, str]] = {
 """What `<language>` may be, with the name of its Snowball stemmer."""
 
 MOST_GRAM: Final = 10
+
+MOST_BYTES: Final = 65_530
+"""Tantivy leaves a longer word out of an index. Decision 0183."""
+
 _OPTION = "tokenizer"
-_OWN: Final = (DEFAULT, RAW, WHITESPACE, "en_stem")
-"""Those that tantivy knows by itself; an index of early 0.1 has no others."""
+_UNCHANGED: Final = (RAW, WHITESPACE)
+"""Those of tantivy, which make the words that they have always made."""
+_REVISION = 2
 _NGRAM = re.compile(r"ngram_([1-9][0-9]?)_([1-9][0-9]?)", re.ASCII)
-_LONGEST_BYTES = 40  # as of `default`: a longer word is none
+_USUAL_GRAM = 3  # of the lengths that an index allows this one: shorter runs are in most rows, longer ones are many
+
+# As tantivy reads regular expressions. A sign that combines belongs to the letter before it.
+_LETTER = r"\p{Alphabetic}\p{N}"
+_LETTER_OR_SIGN = rf"{_LETTER}\p{{M}}\p{{Join_Control}}"
+_IDEOGRAPH = (
+    r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Bopomofo}"
+    r"\x{3006}\x{3031}-\x{3035}\x{30FC}\x{FF70}\x{FF9E}\x{FF9F}"
+)
+_WORD = rf"[{_LETTER}][{_LETTER_OR_SIGN}]*"
+_CJK_WORD = rf"[{_IDEOGRAPH}]\p{{M}}*|[[{_LETTER}]--[{_IDEOGRAPH}]][[{_LETTER_OR_SIGN}]--[{_IDEOGRAPH}]]*"
 
 
 def known() -> str:
     """Return the names as a sentence lists them."""
-    return f"{DEFAULT}, {RAW}, {WHITESPACE}, {', '.join(f'{each}_stem' for each in LANGUAGES)} or ngram_2_3"
+    return f"{DEFAULT}, {RAW}, {WHITESPACE}, {CJK}, {', '.join(f'{each}_stem' for each in LANGUAGES)} or ngram_2_3"
 
 
 def tokenizer_of(definition: IndexDefinition, column: str) -> str:
@@ -71,37 +90,59 @@ def validate(definition: IndexDefinition) -> None:
             raise InvalidInput(f"index {definition.name!r}: tokenizer {name!r} is not one of {known()}")
 
 
-def register(index: tantivy.Index, definition: IndexDefinition) -> None:
-    """Let an open index make words of what it is asked and given."""
-    for name in {tokenizer_of(definition, column) for column in definition.columns} - {*_OWN}:
-        index.register_tokenizer(name, _analyzer(name))
+def revision_of(definition: IndexDefinition) -> int | None:
+    """Return which words the tokenizers of an index make, by number; None where they are those of the first release.
+
+    Segments of another revision have other words, so they do not answer (decision 0183).
+    """
+    names = {tokenizer_of(definition, column) for column in definition.columns}
+    return None if names <= {*_UNCHANGED} else _REVISION
 
 
-def lowered(definition: IndexDefinition, column: str, text: str) -> str:
-    """Return a part of a word as the column's tokenizer has it, but for the stem."""
-    return text if tokenizer_of(definition, column) in (RAW, WHITESPACE) else text.lower()
+def register(index: tantivy.Index, definition: IndexDefinition, *, marking: bool = False) -> None:
+    """Let an open index tokenize what it is given: texts that `prepared` returned, or as they are for `marking`."""
+    for name in {tokenizer_of(definition, column) for column in definition.columns} - {*_UNCHANGED}:
+        index.register_tokenizer(name, _marker(name) if marking else _analyzer(name))
 
 
-def is_part_of_a_word(definition: IndexDefinition, column: str, text: str) -> bool:
-    """Tell whether a word of the column may begin with this text."""
-    match tokenizer_of(definition, column):
-        case "raw":
-            return True
-        case "whitespace":
-            return not any(character.isspace() for character in text)
-        case name if _NGRAM.fullmatch(name):
-            return len(text) <= _grams(name)[1]
-        case _:
-            return text.isalnum()
+def prepared(definition: IndexDefinition, column: str, text: str) -> str:
+    """Return the text that a document has for a text of the column: of n-grams all of them, one after the other."""
+    length = gram_of(definition, column)
+    if length is None or len(text) <= length:
+        return text
+    return "".join([text[start : start + length] for start in range(len(text) - length + 1)])
+
+
+def words(definition: IndexDefinition, column: str, text: str) -> list[str]:
+    """Return the words that the index has for a text of the column, in order."""
+    return _analyzer(tokenizer_of(definition, column)).analyze(prepared(definition, column, text))
+
+
+def unstemmed(definition: IndexDefinition, column: str, text: str) -> list[str]:
+    """Return the same words before they are reduced to their stems."""
+    name = tokenizer_of(definition, column)
+    if name.endswith("_stem"):
+        name = DEFAULT
+    return _analyzer(name).analyze(prepared(definition, column, text))
+
+
+def gram_of(definition: IndexDefinition, column: str) -> int | None:
+    """Return how many characters a word of the column has; None where it has no n-grams."""
+    return _gram(tokenizer_of(definition, column))
+
+
+def expansion(definition: IndexDefinition) -> int:
+    """Return how many times a text may grow while it is indexed, at most."""
+    return max(gram_of(definition, column) or 1 for column in definition.columns)
 
 
 def _is_known(name: str) -> bool:
-    if name in _OWN or name.removesuffix("_stem") in LANGUAGES:
-        return name in _OWN or name.endswith("_stem")
-    if not _NGRAM.fullmatch(name):
-        return False
-    least, most = _grams(name)
-    return least <= most <= MOST_GRAM
+    if name in (DEFAULT, RAW, WHITESPACE, CJK):
+        return True
+    if grams := _grams(name):
+        least, most = grams
+        return least <= most <= MOST_GRAM
+    return name.endswith("_stem") and name.removesuffix("_stem") in LANGUAGES
 
 
 def _grams(name: str) -> Sequence[int]:
@@ -109,18 +150,32 @@ def _grams(name: str) -> Sequence[int]:
     return [int(each) for each in found.groups()] if found else []
 
 
+def _gram(name: str) -> int | None:
+    found = _grams(name)
+    return min(max(_USUAL_GRAM, found[0]), found[1]) if found else None
+
+
+@functools.lru_cache(maxsize=64)  # a regular expression over all of Unicode takes 20 ms to compile
 def _analyzer(name: str) -> tantivy.TextAnalyzer:
+    """The tokenizer of an index, for documents and queries alike."""
     import tantivy
 
-    if grams := _grams(name):
-        least, most = grams
-        tokenizer = tantivy.Tokenizer.ngram(min_gram=least, max_gram=most)
-        return tantivy.TextAnalyzerBuilder(tokenizer).filter(tantivy.Filter.lowercase()).build()
-    stemmer = tantivy.Filter.stemmer(LANGUAGES[name.removesuffix("_stem")])
-    words = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-    return (
-        words.filter(tantivy.Filter.remove_long(_LONGEST_BYTES))
-        .filter(tantivy.Filter.lowercase())
-        .filter(stemmer)
-        .build()
-    )
+    if name in _UNCHANGED:
+        own = tantivy.Tokenizer.raw() if name == RAW else tantivy.Tokenizer.whitespace()
+        return tantivy.TextAnalyzerBuilder(own).build()
+    length = _gram(name)
+    of_words = _CJK_WORD if name == CJK else _WORD
+    words = tantivy.Tokenizer.regex(of_words if length is None else f"(?s).{{1,{length}}}")
+    built = tantivy.TextAnalyzerBuilder(words).filter(tantivy.Filter.lowercase())
+    language = LANGUAGES.get(name.removesuffix("_stem"))
+    return (built if language is None else built.filter(tantivy.Filter.stemmer(language))).build()
+
+
+def _marker(name: str) -> tantivy.TextAnalyzer:
+    """The same over texts that are not `prepared`: words with their places in them, of n-grams those below too."""
+    import tantivy
+
+    if (length := _gram(name)) is None:
+        return _analyzer(name)
+    tokenizer = tantivy.Tokenizer.ngram(min_gram=1, max_gram=length)
+    return tantivy.TextAnalyzerBuilder(tokenizer).filter(tantivy.Filter.lowercase()).build()

@@ -207,10 +207,8 @@ class Bitmaps:
         """The rows of a segment, which has so many, that may meet the predicate by these columns; None for all."""
         if self._predicate is None:
             return None
-        for name, held in columns.items():
-            wanted = self._snapshot.schema.field(name).type
-            if held.values.type != wanted:
-                raise damaged(segment.path, f"its values of {name!r} are {held.values.type}, expected {wanted}")
+        schema = self._snapshot.schema
+        columns = {name: held.widened(schema.field(name).type) for name, held in columns.items()}
         found = Rows(columns, lambda: count, limits).that_may_meet(self._predicate)
         if found and count is not None and found.max() >= count:
             what = f"it names row {found.max()} of {segment.covers[0]}, which has {count} rows"

@@ -122,9 +122,7 @@ class _Facets:
         """The counts of rows of a segment; None where there are more values than rows."""
         with usable(segment.path):
             columns = self._parts.reading(self._store, segment, self._definition).columns([self._column]) or {}
-            held = columns[self._column]
-            if held.values.type != self._type:
-                raise damaged(segment.path, f"its values are {held.values.type}, expected {self._type}")
+            held = columns[self._column].widened(self._type)
             if len(held.values.values) > len(rows):
                 return None
             counts = held.counts(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -363,6 +364,42 @@ def test_indexes_over_added_and_widened_columns_answer_as_scans_do(uri: str) -> 
     assert [row["id"] for row in rows(table, filter=col("day") == MIDNIGHT)] == [1, 2]
     assert sorted(table.search("words", index="notes").to_arrow().column("id").to_pylist()) == [1, 2]
     assert table.search("note:new", index="notes").to_arrow().column("id").to_pylist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "values"),
+    [
+        ("byte", "short", [1, 2, None, 2]),
+        ("short", "long", [-1, 2, None, 2]),
+        ("decimal(4,2)", "decimal(20,2)", [Decimal("1.50"), None, Decimal("-2.25"), Decimal("1.50")]),
+        ("date", "timestamp", [DAY, None, dt.date(1969, 7, 20), DAY]),
+    ],
+)
+def test_a_bitmap_answers_for_a_column_that_was_widened_since(
+    before: str, after: str, values: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = f"memory://{uuid4()}"
+    declared = {
+        "name": "t",
+        "uri": uri,
+        "columns": {"id": "int!", "n": before},
+        "indexes": [{"name": "numbers", "kind": "bitmap", "columns": ["n"]}],
+    }
+    table = Table.declare(TableDeclaration.model_validate(declared))
+    table.append([{"id": number, "n": value} for number, value in enumerate(values * 20)])
+    upkeep.catch_up(table)
+    table = Table.open(uri).widen_column("n", after)
+
+    with caplog.at_level("WARNING"):
+        every = table.scan(columns=["n"]).to_arrow().column("n").to_pylist()
+        some = next(each for each in every if each is not None)
+        asked = some.isoformat() if isinstance(some, dt.datetime) else str(some)
+        facets = table.search_facets({"n": [asked]}, "n", index="numbers").to_pylist()
+        assert table.search_count({"n": [asked]}, index="numbers") == every.count(some)
+        assert table.scan(filter=col("n") == some).to_arrow().num_rows == every.count(some)
+
+    assert facets == [{"value": some, "count": every.count(some)}]
+    assert [each.message for each in caplog.records] == []
 
 
 def test_an_index_over_a_name_that_another_column_had_is_refused() -> None:

@@ -19,15 +19,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import tantivy
 
 from storage_core.cache.bounded_folder import BoundedFolder
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import keys
-from storage_core.index import catch_up, segments
+from storage_core.fsck.check import fsck
+from storage_core.index import catch_up, fulltext, segments
 from storage_core.index.cache import SegmentCache, open_cache
 from storage_core.index.catch_up import CatchUpWork
+from storage_core.index.debt import debt
+from storage_core.index.text_composed import compose
 from storage_core.log.actions import Action, IndexSegment, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -39,10 +43,12 @@ from storage_core.search.explain import covered
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
+from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
 from tests.support import merge_plan
 from tests.support.ids import SeededIds
 from tests.support.searching import search
+from tests.support.words import words as default_words
 
 ACCESS_LOG = Path(__file__).parents[2] / "examples" / "data" / "apache_access.log.gz"
 LINE = re.compile(r'^(\S+) \S+ \S+ \[([^\]]+)\] "([^"]*)" (\d+) (\S+) "[^"]*" "([^"]*)')
@@ -120,11 +126,8 @@ def rows() -> list[Row]:
 
 
 def words(text: object) -> set[str]:
-    """What the `default` tokenizer makes of text, in plain Python: runs of letters and digits under 40 bytes."""
-    if text is None:
-        return set()
-    pieces = "".join(char if char.isalnum() else " " for char in str(text)).split()
-    return {piece.lower() for piece in pieces if len(piece.encode()) < 40}
+    """What the `default` tokenizer makes of text, in plain Python."""
+    return set() if text is None else {*default_words("default", str(text))}
 
 
 def has(row: Row, word: str) -> bool:
@@ -362,6 +365,58 @@ def test_segments_of_a_former_definition_are_not_used_and_are_replaced(rows: lis
     assert table.lines("get", "text") == []
 
 
+def _with_the_words_of_early_releases(table: IndexedTable, folder: Path) -> list[IndexSegment]:
+    """Segments of the splits as early 0.1 wrote them: tantivy's own tokenizers, which leave long words out."""
+    found: list[IndexSegment] = []
+    for add in table.snapshot.splits.values():
+        own = read_split(table.store, add)
+        plain = folder / str(len(found))
+        plain.mkdir(parents=True)
+        schema = fulltext.tantivy_schema(TEXT)
+        writer = tantivy.Index(schema, path=str(plain)).writer(heap_size=50_000_000, num_threads=1)
+        for number, row in enumerate(own.select(["request", "agent"]).to_pylist()):
+            fields = {name: value for name, value in row.items() if value is not None}
+            writer.add_document(tantivy.Document.from_dict({**fields, "_row": number}, schema))
+        writer.commit()
+        writer.wait_merging_threads()
+        whole = plain / "whole"
+        compose([plain], whole, TEXT)
+        files = {each.name: each.read_bytes() for each in whole.iterdir()}
+        written = segments.write(table.store, files, definition=TEXT, covers=add.path, rows=own.num_rows, ids=table.ids)
+        early = '{"columns":["request","agent"],"kind":"fulltext","options":{}}'
+        found.append(replace(written, details={segments.DEFINITION: early}))
+    return found
+
+
+def test_segments_of_early_releases_lack_long_words_so_they_are_a_debt_and_built_again(tmp_path: Path) -> None:
+    sha = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    table = IndexedTable()
+    time = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    texts = [f"pull {sha} done", "pull nothing", "हिन्दी"]
+    table.append([{"time": time, "line": number, "request": text} for number, text in enumerate(texts)])
+    early = _with_the_words_of_early_releases(table, tmp_path)
+    table.snapshot = table.log.commit(table.snapshot, early, operation="CATCH UP").snapshot
+    found = fsck(table.store, clock=SystemClock(), deep=True).findings
+    assert not {each.key for each in found} & {each.path for each in early}
+
+    def judge() -> None:
+        assert (
+            table.lines(sha, "text")
+            == table.lines(f"pull AND {sha}", "text")
+            == table.lines(f"{sha[:50]}*", "text")
+            == [0]
+        )
+        assert table.lines(f"pull -{sha}", "text") == table.lines(f"NOT ({sha} OR हिन्*)", "text") == [1]
+
+    judge()
+    assert debt(table.snapshot, "text").uncovered_rows == len(texts)
+    assert catch_up.watermark(table.snapshot, "text") == 0
+    table.catch_up("text")
+    assert debt(table.snapshot, "text").uncovered_rows == 0
+    assert not {each.path for each in early} & table.snapshot.segments.keys()
+    judge()
+
+
 def test_two_catch_ups_of_one_plan_commit_once(rows: list[Row]) -> None:
     table = IndexedTable()
     table.append(rows[:50])
@@ -426,7 +481,9 @@ def test_an_unknown_index_is_not_found_and_the_error_lists_the_defined_ones() ->
         table.search("get", "txet")
 
 
-@pytest.mark.parametrize(("query", "index"), [("k*", "text"), (404, "text"), ("abc", "by_status"), (None, "text")])
+@pytest.mark.parametrize(
+    ("query", "index"), [("k " * 40_000, "text"), (404, "text"), ("abc", "by_status"), (None, "text")]
+)
 def test_a_query_that_does_not_parse_is_refused_before_any_request(query: object, index: str) -> None:
     table = IndexedTable()
     requests = table.store.requests

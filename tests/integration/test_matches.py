@@ -284,7 +284,7 @@ REFUSED: Mapping[str, tuple[Callable[[Table], object], str]] = {
         "snippets is 'b'",
     ),
     "a count of neighbours": (lambda t: t.search_count([1, 2], index="near"), "takes a vector"),
-    "a count of no query": (lambda t: t.search_count("", index="words"), "it is empty"),
+    "a count of no query": (lambda t: t.search_count("", index="words", syntax="strict"), "it is empty"),
     "a count of which index": (lambda t: t.search_count("tide"), "name one with `index`"),
     "a count of two indexes": (
         lambda t: t.search_count("tide", index=["words", "near"]),

@@ -28,10 +28,11 @@ SCHEMA = pa.schema(
     [pa.field("lot", pa.int64(), nullable=False), pa.field("name", pa.string(), nullable=False)]
     + [pa.field(name, pa.string()) for name in ("text", "tag")]
 )
-TEXT = IndexDefinition("words", "fulltext", ("text",))
+TEXT = IndexDefinition("words", "fulltext", ("text",), {"tokenizer": "cjk"})
 TAG = IndexDefinition("tags", "bitmap", ("tag",))
 CONFIG = TableConfig(primary_key=("lot", "name"), indexes=(TEXT, TAG))
-WORDS = ("harbour", "Ebbe", "flood")
+LONG = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+WORDS = ("harbour", LONG, "東京都", "हिन्दी")
 
 keys = st.tuples(st.sampled_from([-1, 7]), st.sampled_from(["a", "å"]))
 fields = st.fixed_dictionaries(
@@ -85,6 +86,8 @@ def _check(searched: Searched, level: str) -> None:
     for word in WORDS:
         expected = {key: row for key, row in seen.items() if word in (row["text"] or "").split()}
         assert _by_key(searched.search(level, word.upper(), "words")) == expected
+    beginning = {key: row for key, row in seen.items() if LONG in (row["text"] or "").split()}
+    assert _by_key(searched.search(level, f"{LONG[:41]}*", "words")) == beginning
     others = {key: row for key, row in seen.items() if WORDS[0] not in (row["text"] or "").split()}
     assert _by_key(searched.search(level, f"NOT {WORDS[0]}", "words")) == others
     tagged = {key: row for key, row in seen.items() if row["tag"] == "x"}

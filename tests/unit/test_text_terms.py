@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.errors import InvalidInput
-from storage_core.index import fulltext, text_tokenizers
+from storage_core.index import fulltext, segments, text_tokenizers
 from storage_core.index.text_composed import open_searcher
 from storage_core.settings.index import IndexDefinition
 from tests.support.scale import scaled
@@ -101,9 +102,18 @@ def test_they_stand_wherever_a_word_does(tmp_path: Path, query: str, found: list
     rows = pa.table({"head": ["Kibana dashboards", "x"], "body": ["", "a kibana 3 12"]})
     if found is None:
         with pytest.raises(InvalidInput, match="Fields are head, body"):
-            rows_of(tmp_path, rows, DEFINITION, query)
+            rows_of(tmp_path, rows, DEFINITION, query, syntax="strict")
     else:
         assert sorted(rows_of(tmp_path, rows, DEFINITION, query)) == found
+
+
+def test_a_prefix_may_have_900_bytes(tmp_path: Path) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": "raw"})
+    rows = pa.table({"head": ["東" * 300 + "\n" + "." * 1_000, "東" * 299 + "西", "." * 1_000]})
+    assert sorted(rows_of(tmp_path, rows, definition, "東" * 300 + "*", syntax="strict")) == [0]
+    assert sorted(rows_of(tmp_path, rows, definition, "." * 900 + "*", syntax="strict")) == [2]
+    with pytest.raises(InvalidInput, match="at most 900 bytes"):
+        rows_of(tmp_path, rows, definition, "." * 901 + "*", syntax="strict")
 
 
 def test_signs_of_regular_expressions_stand_for_themselves(tmp_path: Path) -> None:
@@ -135,6 +145,34 @@ def test_words_are_what_the_tokenizer_makes(tmp_path: Path, tokenizer: str, quer
     rows = pa.table({"head": ["Häuser am See", "das Haus", "Aussicht", "les maisons"]})
     definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": tokenizer})
     assert sorted(rows_of(tmp_path, rows, definition, query)) == found
+
+
+ODD = "E3B0c44298fc1c149afbf4c8996fb92427ae41e4 हिन्दी cafe\u0301s 東京tower2 カナー_x² ΟΔΟΣ can't"
+SHA = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "words", "revision"),
+    [
+        ("raw", ODD, [ODD], None),
+        ("whitespace", ODD, ODD.split(" "), None),
+        ("default", ODD, [SHA, "हिन्दी", "cafe\u0301s", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 2),
+        ("en_stem", ODD, [SHA, "हिन्दी", "cafe\u0301", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 2),
+        ("cjk", ODD, [SHA, "हिन्दी", "cafe\u0301s", *"東京", "tower2", *"カナー", "x²", "οδοσ", "can", "t"], 2),
+        ("ngram_1_2", "Ab東\nc É", ["ab", "b東", "東\n", "\nc", "c ", " é"], 2),
+        ("ngram_2_10", "Ab東\nc É", ["ab東", "b東\n", "東\nc", "\nc ", "c é"], 2),
+        ("ngram_5_9", "Ab東\nc É", ["ab東\nc", "b東\nc ", "東\nc é"], 2),
+        ("ngram_5_9", "Ab", ["ab"], 2),
+    ],
+)
+def test_the_words_of_a_revision_stay_as_segments_have_them(
+    tokenizer: str, text: str, words: list[str], revision: int | None
+) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": tokenizer})
+    assert text_tokenizers.words(definition, "head", text) == words
+    written = {"columns": ["head"], "kind": "fulltext", "options": {"tokenizer": tokenizer}, "words": revision}
+    expected = {name: value for name, value in written.items() if value is not None}
+    assert json.loads(segments.fingerprint_of(definition)) == expected
 
 
 def test_a_column_may_have_a_tokenizer_of_its_own(tmp_path: Path) -> None:

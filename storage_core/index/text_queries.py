@@ -1,0 +1,296 @@
+"""Queries of tantivy, put together from the tree of a text for the columns of one index.
+
+Every word goes through the tokenizer that the documents went through. A phrase of several words is a phrase query, and
+of n-grams too: their places in the text are those in the index. So a query of n-grams finds the texts that contain it.
+
+Answers are those of set algebra. Tantivy answers a group of clauses by what its positive clauses find, so a group that
+only excludes (`NOT beta`, also inside `alpha AND NOT beta`) finds nothing there. The group gets a clause that matches
+every row and scores nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from storage_core.foreign_text import shortened
+from storage_core.index import text_terms, text_tokenizers
+from storage_core.index.text_limits import MAX_ARRANGEMENTS, Node
+from storage_core.index.text_terms import Term
+from storage_core.settings.index import IndexDefinition
+
+if TYPE_CHECKING:
+    import tantivy
+
+_logger = logging.getLogger(__name__)
+
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")  # no other sign: behind a backslash `<` is the edge of a word
+_ANYTHING = "(?s:.)*"
+_ESCAPED_SIGN = re.compile(r"\\([*~])")
+_SPECIAL = re.compile(r"""[+^`:{}"'\[\]()!\\* ]""")
+_LONGEST_PREFIX = 900  # bytes: tantivy refuses regular expressions of more than 1,000 states
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBuilder:
+    """Builds queries for one index: `index` is open under its schema and has its tokenizers.
+
+    `is_strict` refuses what no document can match; otherwise a warning says it. `marking` builds a query for the words
+    of texts alone, not for the rows that have them in the places that a phrase says.
+    """
+
+    definition: IndexDefinition
+    index: tantivy.Index
+    boosts: Mapping[str, float] = field(default_factory=dict)
+    is_strict: bool = False
+    marking: bool = False
+
+    def of(self, tree: Node) -> tantivy.Query:
+        """Return the query that a tree means; `check_tree` let it through. Raises `ValueError` that says why not."""
+        import tantivy
+
+        return _any(self._of(tree)) or tantivy.Query.empty_query()
+
+    def _of(self, node: Node) -> list[tantivy.Query]:
+        """Queries of which any finds a row of the node; none where it has no word, so a group is as without it."""
+        match node["type"]:
+            case "bool":
+                return self._group(node["clauses"])
+            case "boost":
+                return _wrapped(self._of(node["underlying"]), lambda query: _boosted(query, node["boost"]))
+            case "all":
+                return [_every_row()]
+            case "literal":
+                return self._literal(node)
+            case "set":
+                return self._in_columns(node["field"], lambda column: self._set(column, node["elements"]))
+            case "range":
+                return self._in_columns(node["field"], lambda column: self._range(column, node))
+            case "exists":
+                column = self.definition.columns[0]
+                raise ValueError(f"an index does not know which rows have a value; scan with `{column} is not null`")
+            case "regex":
+                raise ValueError("Regex queries are not allowed; ask for a prefix or a fuzzy word")
+            case kind:
+                raise ValueError(f"{kind!r} is not a query that an index answers")
+
+    def _group(self, clauses: Sequence[tuple[str | None, Node]]) -> list[tantivy.Query]:
+        import tantivy
+
+        occurs = {"must": tantivy.Occur.Must, "must_not": tantivy.Occur.MustNot}
+        built = [(occurs.get(occur or ""), self._of(child)) for occur, child in clauses]
+        if not any(occur for occur, _ in built):
+            return [each for _, found in built for each in found]
+        parts = [
+            (occur or tantivy.Occur.Should, each)
+            for occur, found in built
+            for each in (found if occur is None else _wrapped(found, lambda query: query))
+        ]
+        if clauses and all(occur == "must_not" for occur, _ in clauses):
+            parts.insert(0, (tantivy.Occur.Must, tantivy.Query.const_score_query(_every_row(), 0.0)))
+        return [tantivy.Query.boolean_query(parts)] if parts else []
+
+    def _literal(self, node: Node) -> list[tantivy.Query]:
+        if node.get("prefix"):
+            raise ValueError(
+                "a phrase has no prefixes; ask for the words and the prefix with AND, or quote a literal `*`"
+            )
+        term = text_terms.term_of(node)
+        if term is not None:
+            return self._in_columns(term.field, lambda column: self._term(column, term))
+        text = node["phrase"]
+        if node["delimiter"] == "none":
+            text = _ESCAPED_SIGN.sub(r"\1", text)
+        return self._in_columns(node["field_name"], lambda column: self._text(column, text, node["slop"]))
+
+    def _in_columns(self, name: str | None, build: Callable[[str], tantivy.Query | None]) -> list[tantivy.Query]:
+        """Queries for each of the columns that a name means, or no name, with their boosts."""
+        found = [(column, build(column)) for column in self._columns(name)]
+        return [_boosted(query, self.boosts.get(column, 1.0)) for column, query in found if query is not None]
+
+    def _columns(self, name: str | None) -> Sequence[str]:
+        known = self.definition.columns
+        if name is None:
+            return known
+        for column in (name, name.replace("\\.", ".")):  # the only sign that tantivy leaves escaped
+            if column in known:
+                return (column,)
+        raise ValueError(f"the index has no column {name!r}")
+
+    def _text(self, column: str, text: str, slop: int) -> tantivy.Query | None:
+        """The rows with a text of the query, as one phrase."""
+        import tantivy
+
+        words = text_tokenizers.words(self.definition, column, text)
+        self._require_indexed(words)
+        length = text_tokenizers.gram_of(self.definition, column)
+        if length is not None and slop:
+            raise ValueError(f"column {column!r} has n-grams, which have no distance; leave out `~{slop}`")
+        if not words:
+            return None
+        if length is not None and len(text) < length and not self.marking:
+            return self._regular(column, f"{_ANYTHING}{_quoted(words[0])}{_ANYTHING}")
+        if len(words) == 1:
+            return tantivy.Query.term_query(self.index.schema, column, words[0])
+        return self._phrase(column, words, 0 if self.marking else slop)
+
+    def _phrase(self, column: str, words: Sequence[str], slop: int) -> tantivy.Query:
+        """The rows with these words, which together are moved by at most `slop` places.
+
+        Tantivy counts one word twice, and misses orders of three or more. So each arrangement of these is asked for.
+        """
+        import tantivy
+
+        schema = self.index.schema
+        if not slop or (len(words) == 2 and words[0] != words[1]):
+            return tantivy.Query.phrase_query(schema, column, list(words), slop)
+        found = [tantivy.Query.phrase_query(schema, column, list(each)) for each in arrangements(words, slop)]
+        return tantivy.Query.disjunction_max_query(found)
+
+    def _term(self, column: str, term: Term) -> tantivy.Query | None:
+        """The rows with a word that a prefix or a fuzzy word stands for; each scores 1."""
+        import tantivy
+
+        if text_tokenizers.gram_of(self.definition, column) is not None:
+            if term.changes is not None:
+                raise self._not_a_word(column, term)
+            return _scored(self._text(column, term.text, 0))
+        words = text_tokenizers.unstemmed(self.definition, column, term.text)
+        self._require_indexed(words)
+        if term.changes is not None:
+            if len(words) != 1:
+                raise self._not_a_word(column, term)
+            return tantivy.Query.fuzzy_term_query(self.index.schema, column, words[0], distance=term.changes)
+        longer = text_tokenizers.unstemmed(self.definition, column, f"{term.text}x")
+        if not words or (len(words) > 1 and len(longer) == len(words)):
+            raise self._not_a_word(column, term)
+        if len(longer) > len(words):  # its last word ends before the star, so whatever follows is another word
+            return _scored(self._text(column, term.text, 0))
+        if len(words[0].encode()) > _LONGEST_PREFIX:
+            raise ValueError(f"a prefix has at most {_LONGEST_PREFIX} bytes; write fewer characters")
+        return self._regular(column, f"{_quoted(words[0])}{_ANYTHING}")
+
+    def _set(self, column: str, elements: Sequence[str]) -> tantivy.Query | None:
+        """The rows with any of some texts; each scores 1."""
+        import tantivy
+
+        words = [text_tokenizers.words(self.definition, column, each) for each in elements]
+        if text_tokenizers.gram_of(self.definition, column) is None and all(len(each) == 1 for each in words):
+            self._require_indexed(each for [each] in words)
+            return (
+                tantivy.Query.term_set_query(self.index.schema, column, [each for [each] in words]) if words else None
+            )
+        found = _any([each for each in (self._text(column, each, 0) for each in elements) if each is not None])
+        return _scored(found)
+
+    def _range(self, column: str, node: Node) -> tantivy.Query:
+        if node["field"] is None:
+            raise ValueError(f"a range is of one column; write it as {self.definition.columns[0]}:[a TO b]")
+        if text_tokenizers.gram_of(self.definition, column) is not None:
+            raise ValueError(f"column {column!r} has n-grams, which have no ranges")
+        name = _SPECIAL.sub(r"\\\g<0>", column)
+        text = f"{name}:{_low(node['lower'])} TO {_high(node['upper'])}"
+        try:
+            return self.index.parse_query(text, [column])
+        except ValueError as error:
+            raise ValueError(f"a range of column {column!r} has one word at each end") from error
+
+    def _regular(self, column: str, pattern: str) -> tantivy.Query:
+        import tantivy
+
+        return tantivy.Query.regex_query(self.index.schema, column, pattern)
+
+    def _require_indexed(self, words: Iterable[str]) -> None:
+        """Raise `ValueError`, or log a warning, for a word that is in no index."""
+        for word in words:
+            if len(word) * 4 > text_tokenizers.MOST_BYTES and len(word.encode()) > text_tokenizers.MOST_BYTES:
+                reason = (
+                    f"{shortened(repr(word), 40)} has {len(word.encode()):,} bytes, and an index has no word of more "
+                    f"than {text_tokenizers.MOST_BYTES:,}, so it matches nothing"
+                )
+                if self.is_strict:
+                    raise ValueError(f"{reason}; leave it out")
+                _logger.warning("full-text query on index %s: %s", self.definition.name, reason)
+
+    def _not_a_word(self, column: str, term: Term) -> ValueError:
+        name = text_tokenizers.tokenizer_of(self.definition, column)
+        return ValueError(f"{term.text!r} is not one word by the tokenizer {name!r} of column {column!r}")
+
+
+def arrangements(words: Sequence[str], slop: int) -> Iterator[Sequence[tuple[int, str]]]:
+    """Yield the places that the words of a sloppy phrase may have, each set of places once.
+
+    A word that is moved by d places stands d behind its place in the phrase. The moves of all words differ by at most
+    `slop`, and no two words have one place. Raises `ValueError` where there are too many.
+    """
+    seen: set[frozenset[tuple[int, str]]] = set()
+    for moves in _moves(words, slop):
+        places = frozenset((number + move, word) for number, (move, word) in enumerate(zip(moves, words, strict=True)))
+        if places in seen:
+            continue
+        seen.add(places)
+        if len(seen) > MAX_ARRANGEMENTS:
+            raise ValueError(f"its {len(words)} words have too many arrangements within {slop} places; lower the slop")
+        yield sorted(places)
+
+
+def _moves(words: Sequence[str], slop: int) -> Iterator[tuple[int, ...]]:
+    """The moves of each word, from 0 to `slop`, at least one of them 0, that give no place to two words."""
+    waiting: list[tuple[int, ...]] = [()]
+    while waiting:
+        moves = waiting.pop()
+        number = len(moves)
+        if number == len(words):
+            yield moves
+            continue
+        taken = {place + move for place, move in enumerate(moves)}
+        is_last = number + 1 == len(words) and 0 not in moves
+        choices = (0,) if is_last else range(slop, -1, -1)
+        waiting.extend((*moves, move) for move in choices if number + move not in taken)
+
+
+def _every_row() -> tantivy.Query:
+    import tantivy
+
+    return tantivy.Query.all_query()
+
+
+def _any(found: Sequence[tantivy.Query]) -> tantivy.Query | None:
+    import tantivy
+
+    if len(found) < 2:
+        return found[0] if found else None
+    return tantivy.Query.boolean_query([(tantivy.Occur.Should, each) for each in found])
+
+
+def _wrapped(found: Sequence[tantivy.Query], wrap: Callable[[tantivy.Query], tantivy.Query]) -> list[tantivy.Query]:
+    query = _any(found)
+    return [] if query is None else [wrap(query)]
+
+
+def _boosted(query: tantivy.Query, boost: float) -> tantivy.Query:
+    import tantivy
+
+    return query if boost == 1 else tantivy.Query.boost_query(query, boost)
+
+
+def _scored(query: tantivy.Query | None) -> tantivy.Query | None:
+    """The same rows, each with the score 1."""
+    import tantivy
+
+    return None if query is None else tantivy.Query.const_score_query(query, 1.0)
+
+
+def _quoted(text: str) -> str:
+    return _META.sub(r"\\\g<0>", text)
+
+
+def _low(limit: Node) -> str:
+    return f"{'{' if limit['type'] == 'exclusive' else '['}{limit.get('value', '*')}"
+
+
+def _high(limit: Node) -> str:
+    return f"{limit.get('value', '*')}{'}' if limit['type'] == 'exclusive' else ']'}"
