@@ -37,6 +37,16 @@ SETTINGS = {
 }
 """Settings of a session, which a Connect server takes as well."""
 
+PRIVATE = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.authenticate": "true",  # of a local master with a random secret that only its Java has
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+}
+"""Settings of a driver with its tasks in one Java: no other user of the machine has anything deserialized there."""
+
 
 def active() -> SparkSession | None:
     """Return the session that this process has running, if any."""
@@ -72,12 +82,11 @@ def _start_driver(master: str, more: Mapping[str, str], *, local: bool) -> Spark
     _settle_environment(local=local)
 
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
-    loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
-    settings |= _java_options(more) if local else {}
+    settings |= {**PRIVATE, **_java_options(more)} if local else {}
     builder = SparkSession.builder.master(master).appName("tidemark")
     with handlers_kept(), without_warnings():
         os.environ.setdefault("SPARK_CONF_DIR", str(java_archive.MESSAGES.parent))
-        return builder.config(map={**SETTINGS, **settings, **loopback, **more}).getOrCreate()
+        return builder.config(map={**SETTINGS, **settings, **more}).getOrCreate()
 
 
 def _java_options(more: Mapping[str, str]) -> dict[str, str]:

@@ -20,8 +20,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from jobs.process.holder import is_dead
+from jobs.process.listeners import listens_for_this_user
 from jobs.spark.code_archive import ROOT, modules
 from jobs.spark.errors import spark_errors
 from jobs.spark.java import java_home
@@ -41,7 +43,8 @@ SESSIONS = 8
 
 LOG = logging.getLogger(__name__)
 
-_HOST = "localhost"  # by this name gRPC sends a token without TLS
+_HOST = "127.0.0.1"  # a name may lead to [::1], where another user may listen at the port
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  # the name of the variable by which PySpark asks for TLS
 _ANSWER_SECONDS = 5.0
 # What tasks read of the environment; they have that of the server.
 _READ_BY_TASKS = ("AWS_", "TIDEMARK_S3", "TIDEMARK_CACHE")
@@ -67,14 +70,22 @@ class WarmServer:
 
     @property
     def answers(self) -> bool:
-        """Whether its process is there and takes connections."""
-        if is_dead(self.process):
+        """Whether its process is there, and this user's socket takes connections at its port."""
+        if is_dead(self.process) or not listens_for_this_user(self.port):
             return False
         try:
-            socket.create_connection(("127.0.0.1", self.port), _ANSWER_SECONDS).close()
+            socket.create_connection((_HOST, self.port), _ANSWER_SECONDS).close()
         except OSError:
             return False
         return True
+
+    def address(self, session: uuid.UUID) -> str:
+        """Return where PySpark finds this session, with the token as the header that the server looks at.
+
+        As the parameter `token` PySpark would send it by the name `localhost` or by TLS only.
+        """
+        header = quote(f"Bearer {self.token}")
+        return f"sc://{_HOST}:{self.port}/;authorization={header};user_id=tidemark;session_id={session}"
 
     def to_json(self) -> str:
         """Return it as the file has it."""
@@ -88,12 +99,12 @@ class WarmSession:
         """Join one of the sessions that are kept, or begin another. Raises `Unavailable`."""
         number, self._lock = _free_session(file)
         self._environment = _of_spark()
-        self.place = f"warm Spark at 127.0.0.1:{server.port}"
+        self.place = f"warm Spark at {_HOST}:{server.port}"
         known = None if number is None else hashlib.sha256(f"{server.token}/{number}".encode()).digest()[:16]
         name = uuid.UUID(bytes=known) if known else uuid.uuid4()
+        os.environ.pop(_TOKEN, None)
         try:
-            address = f"sc://{_HOST}:{server.port}/;token={server.token};user_id=tidemark;session_id={name}"
-            self.session: SparkSession = connect(address, settings)
+            self.session: SparkSession = connect(server.address(name), settings)
             session: Any = self.session
             few_tries(session)  # a server on this machine that does not answer is gone
             session.interruptAll()  # what is left of a job that was killed
@@ -117,6 +128,7 @@ class WarmSession:
     def _close(self) -> None:
         for name in _of_spark().keys() - self._environment.keys():
             del os.environ[name]  # by which PySpark would take each later session for one behind a server
+        os.environ.update(self._environment)
         if self._lock is not None:
             os.close(self._lock)
 

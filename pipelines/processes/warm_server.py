@@ -18,6 +18,7 @@ from jobs.process.holder import holder_of, is_dead
 from jobs.spark.code_archive import first_on_path
 from jobs.spark.java import require_java
 from jobs.spark.java_archive import QUICK, make, no_settings, options, spark_home, work
+from jobs.spark.session import PRIVATE
 from jobs.spark.small_work import SmallWork, SparkUse
 from jobs.spark.spark import Spark
 from jobs.spark.warm import WarmServer, made_of, read, read_by_tasks
@@ -30,12 +31,10 @@ END_SECONDS = 20.0
 
 _LOOK_SECONDS = 0.1
 _SETTINGS = {
+    **PRIVATE,
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.connect.session.manager.defaultSessionTimeout": "-1",  # sessions wait for the next job
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
     "spark.python.daemon.module": "jobs.spark.warm_workers",
-    "spark.ui.enabled": "false",
 }
 
 

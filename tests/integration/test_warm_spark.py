@@ -10,11 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]  # it has no types
 import pyarrow as pa
 import pytest
 
@@ -83,6 +86,48 @@ def test_a_server_of_other_code_or_credentials_or_none_is_not_used_and_one_line_
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     assert "does not run any more" in why_not(replace(server, port=port), CREDENTIALS, tmp_path, caplog)
+
+
+class Neighbour(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
+    """Takes every call, and notes the secrets that it is given."""
+
+    def __init__(self) -> None:
+        self.heard: list[str | None] = []
+
+    def service(self, details: Any) -> Any:
+        self.heard.append(dict(details.invocation_metadata).get("authorization"))
+        return grpc.unary_unary_rpc_method_handler(lambda _, call: call.abort(grpc.StatusCode.PERMISSION_DENIED, "no"))
+
+
+def test_the_token_goes_to_the_literal_address_of_the_server_and_to_this_users_socket_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, other = Neighbour(), Neighbour()
+    servers = [grpc.server(ThreadPoolExecutor(2), handlers=(each,)) for each in (own, other)]
+    port = servers[0].add_insecure_port("127.0.0.1:0")
+    servers[1].add_secure_port(f"[::1]:{port}", grpc.local_server_credentials())
+    for each in servers:
+        each.start()
+    made = WarmServer(
+        process=holder_of("warm Spark", os.getpid()),
+        port=port,
+        token=TOKEN,
+        made_of=made_of(),
+        environment=read_by_tasks({}, TOKEN),
+    )
+    assert made.address(uuid.uuid4()).startswith(f"sc://127.0.0.1:{port}/;")
+    monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "of another server")
+    try:
+        assert "takes no session" in why_not(made, {}, tmp_path, caplog)
+        assert (set(own.heard), other.heard) == ({f"Bearer {TOKEN}"}, [])
+        assert os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN") == "of another server"
+        own.heard.clear()
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # the socket is that of another user
+        assert "does not run any more" in why_not(made, {}, tmp_path, caplog)
+        assert own.heard == []
+    finally:
+        for each in servers:
+            each.stop(None).wait()
 
 
 def test_a_file_that_is_none_of_a_server_is_as_no_file(tmp_path: Path) -> None:
