@@ -30,6 +30,7 @@ from jobs.spark.java import java_home
 from jobs.spark.java_archive import folder
 from jobs.spark.reach import connect, few_tries
 from storage_core.errors import TidemarkError, Unavailable
+from storage_core.private_folder import open_own, require_private
 from storage_core.settings.cache import CacheSettings
 
 if TYPE_CHECKING:
@@ -146,7 +147,14 @@ def file_of(environment: Mapping[str, str]) -> Path:
 
 
 def read(file: Path) -> WarmServer | None:
-    """Return the server that a file speaks of, whether it runs or not; None where there is no such file."""
+    """Return the server that a file speaks of, whether it runs or not; None where there is no such file.
+
+    Raises `Unavailable` where another user may have written the file.
+    """
+    if not os.path.lexists(file):
+        return None
+    for each in (file.parent, file):
+        require_private(each)
     try:
         return WarmServer(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -156,10 +164,10 @@ def read(file: Path) -> WarmServer | None:
 def join(settings: Mapping[str, str], environment: Mapping[str, str]) -> WarmSession | None:
     """Return a session of the server, where one runs that fits; else None, and the log says why it does not."""
     file = file_of(environment)
-    server = read(file)
-    if server is None:
-        return None
     try:
+        server = read(file)
+        if server is None:
+            return None
         require_fitting(server, environment)
         return WarmSession(server, settings, file)
     except TidemarkError as error:
@@ -195,7 +203,7 @@ def read_by_tasks(environment: Mapping[str, str], token: str) -> str:
 def _free_session(file: Path) -> tuple[int | None, int | None]:
     """The number of a session that no process uses, and the lock by which none will; None where all are used."""
     for number in range(SESSIONS):
-        lock = os.open(file.with_suffix(f".{number}"), os.O_CREAT | os.O_RDWR, 0o600)
+        lock = open_own(file.with_suffix(f".{number}"), os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

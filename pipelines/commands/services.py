@@ -213,8 +213,9 @@ def _status(file: Path, *, as_json: bool) -> None:
     """Say whether it runs, and whether jobs of this process would use it; end with 5 where they would not."""
     from jobs.spark.warm import read, require_fitting
 
-    server, reason = read(file), ""
+    server, reason = None, ""
     try:
+        server = read(file)
         if server is None:
             raise NotFound("no warm Spark was started; `tidemark spark up` does")
         require_fitting(server, os.environ)

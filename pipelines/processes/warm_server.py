@@ -25,6 +25,7 @@ from jobs.spark.warm import WarmServer, made_of, read, read_by_tasks
 from pipelines.processes.supervision import started
 from storage_core.errors import Unavailable
 from storage_core.extras import CONNECT, needs
+from storage_core.private_folder import open_own, private_folder
 
 START_SECONDS = 180.0
 END_SECONDS = 20.0
@@ -124,8 +125,7 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     if detached:
-        log_of(file).touch(0o600)
-        with log_of(file).open("wb") as log:
+        with os.fdopen(open_own(log_of(file), os.O_WRONLY | os.O_TRUNC), "wb") as log:
             process = subprocess.Popen(
                 command, env=given, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -179,8 +179,11 @@ def _free_port() -> int:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """While the block runs, no other process is in one with this file."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with file.with_suffix(".lock").open("w") as lock:
+    """While the block runs, no other process is in one with this file.
+
+    Raises `Unavailable` unless its folder is private.
+    """
+    private_folder(file.parent)
+    with os.fdopen(open_own(file.with_suffix(".lock"), os.O_WRONLY), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -29,6 +29,7 @@ from storage_core.index import segments
 from storage_core.index.places import read_map
 from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.private_folder import make_folders
 from storage_core.process import OwnLock
 from storage_core.settings.cache import USUAL_BYTES, CacheSettings
 from storage_core.settings.index import IndexDefinition
@@ -168,7 +169,7 @@ def open_cache(directory: Path | None) -> Iterator[SegmentCache]:
 
         def made() -> Path:
             if directory is not None:
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_folders(directory)
             temporary = tempfile.TemporaryDirectory(prefix=prefix, dir=directory, ignore_cleanup_errors=True)
             return Path(stack.enter_context(temporary))
 

@@ -69,7 +69,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.formats",),
     ("storage_core.objectstore", "storage_core.engine", "storage_core.cache"),
     ("storage_core.settings",),
-    ("storage_core.headroom", "storage_core.scratch"),
+    ("storage_core.headroom", "storage_core.private_folder", "storage_core.scratch"),
     (
         "storage_core.clock",
         "storage_core.ids",
