@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from storage_core.errors import InvalidInput, NotFound, TidemarkError, Unavailable
 from storage_core.extras import PIPELINE, needs
+from storage_core.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,8 +71,8 @@ def ui(
         return answers
 
     # Only this user gets into the folder, for who reaches the code server runs code as this user.
-    with tempfile.TemporaryDirectory(prefix="tidemark-ui-") as folder:
-        code = Address(socket=str(listening := Path(folder) / "code"))
+    with scratch_folder("ui") as folder:
+        code = Address(socket=str(listening := folder / "code"))
         programs = {
             each.value: command_of(each, code, place, host=_LOOPBACK, port=port, hosts=hosts)
             for each in (Service.DAEMON, Service.WEBSERVER)

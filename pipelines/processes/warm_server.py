@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from pipelines.processes.supervision import started
 from storage_core.errors import Unavailable
 from storage_core.extras import CONNECT, needs
 from storage_core.private_folder import open_own, private_folder
+from storage_core.scratch import locked_folder
 
 START_SECONDS = 180.0
 END_SECONDS = 20.0
@@ -106,10 +107,12 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
     require_java()
     make()
     port, token = _free_port(), secrets.token_urlsafe(24)
+    files, lock = locked_folder("spark")  # which the next process removes once the server, with the lock, has ended
     settings = {
         **_SETTINGS,
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.extraJavaOptions": options(QUICK),
+        "spark.local.dir": str(files),
     }
     command = [str(spark_home() / "bin" / "spark-class"), "org.apache.spark.deploy.SparkSubmit"]
     command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
@@ -124,13 +127,10 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
         "SPARK_LAUNCHER_OPTS": QUICK,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    if detached:
-        with os.fdopen(open_own(log_of(file), os.O_WRONLY | os.O_TRUNC), "wb") as log:
-            process = subprocess.Popen(
-                command, env=given, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-    else:
-        process = started(command, given)
+    try:
+        process = _process(command, given, lock, log_of(file) if detached else None)
+    finally:
+        os.close(lock)
     server = WarmServer(
         process=holder_of("warm Spark", process.pid),
         port=port,
@@ -139,6 +139,24 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
         environment=read_by_tasks(environment, token),
     )
     return process, server
+
+
+def _process(
+    command: Sequence[str], environment: Mapping[str, str], lock: int, log: Path | None
+) -> subprocess.Popen[bytes]:
+    """The server: one that outlives this process and writes to the log, or one that ends with this process."""
+    if log is None:
+        return started(command, environment, pass_fds=[lock])
+    with os.fdopen(open_own(log, os.O_WRONLY | os.O_TRUNC), "wb") as opened:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=opened,
+            stderr=opened,
+            start_new_session=True,
+            pass_fds=[lock],
+        )
 
 
 def _wait(process: subprocess.Popen[bytes], server: WarmServer, file: Path) -> None:

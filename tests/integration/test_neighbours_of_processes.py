@@ -183,11 +183,17 @@ def answer_to_an_object(port: int) -> bytes:
 
 
 @pytest.mark.spark
-def test_a_job_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_secret(secretive: S3Server) -> None:
+def test_a_job_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_secret(
+    secretive: S3Server, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", JOB, secretive.uri("neighbours-of-a-job")]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "at work\n"
+        assert [*tmp_path.glob("tidemark-spark-*.locked/blockmgr-*")]  # what tasks write goes with the process
         found, lines = listeners(process.pid), command_lines(process.pid)
         answers = [answer_to_an_object(port) for _, port in endpoints(process.pid)]
         process.communicate()
@@ -197,3 +203,4 @@ def test_a_job_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_se
     assert found
     assert found <= LOOPBACK
     assert [each for each in lines if CANARY in each] == []
+    assert [*tmp_path.iterdir()] == []
