@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +44,7 @@ from jobs.spark.small_work import DRIVER_ITEMS, DRIVER_MIB, SPARK
 from jobs.spark.spark import Spark
 from storage_core.errors import TidemarkError
 from storage_core.foreign_text import shortened
+from storage_core.scratch import scratch_folder
 from tidemark.io_manager.failures import shown, typed_failures
 
 JobName = Literal[
@@ -152,8 +152,8 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
                     if context.retry_number < MOST_DEATHS:
                         raise RetryRequested(max_retries=MOST_DEATHS) from error
                     raise
-        with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
-            messages = Path(folder) / "messages"
+        with scratch_folder("pipes") as folder:
+            messages = folder / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
             client = PipesSubprocessClient(cwd=self.root, message_reader=reader)
             with _reported_failure(job, messages, is_last=context.retry_number >= MOST_DEATHS):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,17 +14,15 @@ def write_whole(file: Path, text: str) -> None:
 
     Readable as the umask of this process says. Raises `NotWritten`, and then the file is as it was.
     """
-    temporary: str | None = None
+    temporary: Path | None = None
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name[:100]}.", dir=file.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        half = file.with_name(f".{file.name[:100]}.{secrets.token_hex(8)}")
+        with half.open("x", encoding="utf-8") as opened:
+            temporary = half
             opened.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(file)
+        half.replace(file)
     except OSError as error:
         if temporary is not None:
             with suppress(OSError):
-                Path(temporary).unlink()
+                temporary.unlink()
         raise not_written(str(file), error) from error

@@ -1,10 +1,12 @@
-"""Temporary files: private folders for them, and what the system refuses of them."""
+"""The one home of temporary files: private, locked folders for them, and what the system refuses of them.
+
+No other module of the product makes temporary files, so that nothing of a killed process stays.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import functools
-import glob
 import os
 import shutil
 import tempfile
@@ -17,6 +19,8 @@ from storage_core.process import HomeProcess
 from storage_core.system_errors import cause, failure_of, named_file
 
 _LOCKED = ".locked"
+_OURS = "tidemark-"
+"""How the names of all such folders begin."""
 
 
 @contextmanager
@@ -31,28 +35,43 @@ def scratch(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Yield a new folder among the temporary files that only this user can enter; it is gone at the end.
+def scratch_folder(what: str, parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder among the temporary files, or in `parent`, for this user alone; it is gone at the end.
 
-    A process that is killed leaves its folders behind. The next process of the user that makes one of the same prefix
-    removes them: each is locked as long as its process runs, which the kernel knows. Raises `Unavailable` where none
-    can be made. What cannot be removed is left behind: its user is done.
+    `what` is a part of its name. A process that is killed leaves its folders behind. The next process of the user that
+    makes one beside them removes all: each is locked as long as its process runs, which the kernel knows. Raises
+    `Unavailable` where none can be made. A folder that cannot be removed is left behind, because its user is done.
     """
-    with scratch("a folder"):
-        _remove_abandoned(os.getpid(), tempfile.gettempdir(), prefix)
-        path, lock = _locked_folder(prefix)
+    path, lock = locked_folder(what, parent)
     home = HomeProcess()
     try:
         yield path
     finally:
         if home.is_here:  # and not a copy of it by fork()
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
         os.close(lock)
 
 
-def _locked_folder(prefix: str) -> tuple[Path, int]:
+def locked_folder(what: str, parent: Path | None = None) -> tuple[Path, int]:
+    """Return a new folder as that of `scratch_folder`, and its lock.
+
+    The lock is a descriptor. The next process removes the folder once each process that has the descriptor has ended.
+    """
+    with scratch("a folder"):
+        place = tempfile.gettempdir() if parent is None else str(parent)
+        _remove_abandoned_once(os.getpid(), place)
+        return _made(f"{_OURS}{what}-", place)
+
+
+def remove_abandoned(parent: Path | None = None) -> None:
+    """Remove what killed processes of this user have left among the temporary files, or in `parent`."""
+    with suppress(OSError):
+        _remove_abandoned(tempfile.gettempdir() if parent is None else str(parent))
+
+
+def _made(prefix: str, place: str) -> tuple[Path, int]:
     while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix, suffix=_LOCKED))  # 0700
+        path = Path(tempfile.mkdtemp(prefix=prefix, suffix=_LOCKED, dir=place))  # 0700
         lock = _lock(path)
         if lock is not None:
             if path.exists():
@@ -61,13 +80,24 @@ def _locked_folder(prefix: str) -> tuple[Path, int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _remove_abandoned(process: int, folder: str, prefix: str) -> None:  # noqa: ARG001  # once per process
+def _remove_abandoned_once(process: int, folder: str) -> None:  # noqa: ARG001  # once per process
     with suppress(OSError):
-        for path in Path(folder).glob(f"{glob.escape(prefix)}????????{_LOCKED}"):
-            with suppress(OSError):
-                if path.lstat().st_uid == os.geteuid() and (lock := _lock(path)) is not None:
-                    shutil.rmtree(path, ignore_errors=True)
-                    os.close(lock)
+        _remove_abandoned(folder)
+
+
+def _remove_abandoned(folder: str) -> None:
+    for path in Path(folder).glob(f"{_OURS}*????????{_LOCKED}"):
+        with suppress(OSError):
+            if path.lstat().st_uid == os.geteuid() and (lock := _lock(path)) is not None:
+                _remove(path)
+                os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    """Remove it; again where a thread of a library has made a file in it meanwhile, as those of tantivy do once."""
+    for _ in range(2):
+        if path.exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _lock(folder: Path) -> int | None:

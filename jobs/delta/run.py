@@ -6,12 +6,10 @@ A run that ends anywhere left commits of whole groups, and files that nobody nam
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -36,6 +34,7 @@ from storage_core.ingest.landing import DeltaChanges, LandingSpec
 from storage_core.log.actions import Action
 from storage_core.log.conflicts.requirements import AtVersion, Requirement, TxnProgress
 from storage_core.rows.late import LateMetrics
+from storage_core.scratch import scratch_folder
 from storage_core.split.context import context_of
 
 LOG = logging.getLogger(__name__)
@@ -177,8 +176,8 @@ class DeltaIngest:
             "arrived_ms": group.committed_ms,
             "source": f"{log.store.uri}, {group.name}",
         }
-        with tempfile.TemporaryDirectory(prefix="tidemark-delta-") as folder:
-            frame = self.spark.checked(partial(frame_of, session, log, group, Path(folder)))
+        with scratch_folder("delta") as folder:
+            frame = self.spark.checked(partial(frame_of, session, log, group, folder))
             if keyed:
                 frame = by_key(frame, self.job.before.config.primary_key)
             answers = self.job.map_rows(put_rows if keyed else append_rows, frame, item)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
@@ -19,11 +20,14 @@ from pathlib import Path
 from jobs.spark.code_archive import ROOT, first_on_path
 from jobs.spark.java import java_home
 from storage_core.errors import Unavailable
+from storage_core.private_folder import private_folder, require_private
 from storage_core.settings.cache import CacheSettings
 
 MESSAGES = Path(__file__).parent / "conf" / "log4j2.properties"
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a Java that lives for seconds, or that only hands out tasks: one compiler, and no threads that collect."""
+
+LOG = logging.getLogger(__name__)
 
 # That an archive does not fit its command line, Java would write to standard output.
 _QUIET = "-Xlog:disable -Xlog:all=warning:stderr -Xlog:cds=off:stderr -Xlog:cds+dynamic=off:stderr"
@@ -46,10 +50,8 @@ def folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def no_settings() -> Path:
-    """Return a folder for `SPARK_CONF_DIR` with which an archive fits."""
-    empty = folder() / "no-settings"
-    empty.mkdir(parents=True, exist_ok=True)
-    return empty
+    """Return a folder for `SPARK_CONF_DIR` with which an archive fits. Raises `Unavailable` where others may write."""
+    return private_folder(private_folder(folder()) / "no-settings")
 
 
 def spark_home() -> Path:
@@ -72,9 +74,17 @@ def archive() -> Path | None:
 
 
 def mapping_options() -> str:
-    """Return the options of a Java that maps the archive; none where there is no archive."""
+    """Return the options of a Java that maps the archive; none where there is none that is this user's alone."""
     found = archive()
-    return f'"-XX:SharedArchiveFile={found}" {_QUIET}' if found and found.exists() else ""
+    if not found or not found.exists():
+        return ""
+    try:
+        for each in (found.parent, found):
+            require_private(each)
+    except Unavailable as error:
+        LOG.warning("Java starts without its archive: %s", error)
+        return ""
+    return f'"-XX:SharedArchiveFile={found}" {_QUIET}'
 
 
 def options(more: str, messages: Path = MESSAGES) -> str:
@@ -102,6 +112,8 @@ def make() -> Path | None:
     That it is made is a line on standard error, before: it takes long.
     """
     found = archive()
+    if found is not None:
+        private_folder(found.parent)
     if found is None or found.exists():
         return found
     sys.stderr.write(

@@ -5,14 +5,15 @@ Where the tasks are elsewhere, their code travels with the session (decision 006
 
 from __future__ import annotations
 
+import atexit
+import functools
 import logging
 import os
-import shutil
 import sys
 import sysconfig
-import tempfile
 import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from jobs.spark.jvm_messages import without_warnings
 from jobs.spark.master import CONNECT
 from jobs.spark.reach import connect, require_master
 from storage_core.extras import PIPELINE, needs
+from storage_core.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +38,16 @@ SETTINGS = {
     "spark.sql.execution.arrow.localRelationThreshold": "1g",  # above, Spark divides rows among tasks by other rules
 }
 """Settings of a session, which a Connect server takes as well."""
+
+PRIVATE = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.authenticate": "true",  # of a local master with a random secret that only its Java has
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+}
+"""Settings of a driver with its tasks in one Java: no other user of the machine has anything deserialized there."""
 
 
 def active() -> SparkSession | None:
@@ -72,12 +84,19 @@ def _start_driver(master: str, more: Mapping[str, str], *, local: bool) -> Spark
     _settle_environment(local=local)
 
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
-    loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
-    settings |= _java_options(more) if local else {}
+    settings |= {**PRIVATE, **_java_options(more), "spark.local.dir": str(_local_files(os.getpid()))} if local else {}
     builder = SparkSession.builder.master(master).appName("tidemark")
     with handlers_kept(), without_warnings():
         os.environ.setdefault("SPARK_CONF_DIR", str(java_archive.MESSAGES.parent))
-        return builder.config(map={**SETTINGS, **settings, **loopback, **more}).getOrCreate()
+        return builder.config(map={**SETTINGS, **settings, **more}).getOrCreate()
+
+
+@functools.cache
+def _local_files(process: int) -> Path:  # noqa: ARG001  # once per process: its Java keeps to the first folder
+    """The folder for what tasks of this process write to disk. The next process removes it where this one is killed."""
+    closing = ExitStack()
+    atexit.register(closing.close)
+    return closing.enter_context(scratch_folder("spark"))
 
 
 def _java_options(more: Mapping[str, str]) -> dict[str, str]:
@@ -105,8 +124,9 @@ def is_elsewhere(session: SparkSession) -> bool:
 
 def ship_code(session: SparkSession) -> None:
     """Give the workers of the session this code. Executors fetch it as they start, so the file stays as long as it."""
-    folder = Path(tempfile.mkdtemp(prefix="tidemark-code-"))
-    weakref.finalize(session, shutil.rmtree, folder, ignore_errors=True)
+    closing = ExitStack()
+    folder = closing.enter_context(scratch_folder("code"))
+    weakref.finalize(session, closing.close)
     session.addArtifacts(str(code_archive.write(folder)), pyfile=True)
 
 

@@ -20,14 +20,17 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from jobs.process.holder import is_dead
+from jobs.process.listeners import listens_for_this_user
 from jobs.spark.code_archive import ROOT, modules
 from jobs.spark.errors import spark_errors
 from jobs.spark.java import java_home
 from jobs.spark.java_archive import folder
 from jobs.spark.reach import connect, few_tries
 from storage_core.errors import TidemarkError, Unavailable
+from storage_core.private_folder import open_own, require_private
 from storage_core.settings.cache import CacheSettings
 
 if TYPE_CHECKING:
@@ -41,7 +44,8 @@ SESSIONS = 8
 
 LOG = logging.getLogger(__name__)
 
-_HOST = "localhost"  # by this name gRPC sends a token without TLS
+_HOST = "127.0.0.1"  # a name may lead to [::1], where another user may listen at the port
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  # the name of the variable by which PySpark asks for TLS
 _ANSWER_SECONDS = 5.0
 # What tasks read of the environment; they have that of the server.
 _READ_BY_TASKS = ("AWS_", "TIDEMARK_S3", "TIDEMARK_CACHE")
@@ -67,14 +71,22 @@ class WarmServer:
 
     @property
     def answers(self) -> bool:
-        """Whether its process is there and takes connections."""
-        if is_dead(self.process):
+        """Whether its process is there, and this user's socket takes connections at its port."""
+        if is_dead(self.process) or not listens_for_this_user(self.port):
             return False
         try:
-            socket.create_connection(("127.0.0.1", self.port), _ANSWER_SECONDS).close()
+            socket.create_connection((_HOST, self.port), _ANSWER_SECONDS).close()
         except OSError:
             return False
         return True
+
+    def address(self, session: uuid.UUID) -> str:
+        """Return where PySpark finds this session, with the token as the header that the server looks at.
+
+        As the parameter `token` PySpark would send it by the name `localhost` or by TLS only.
+        """
+        header = quote(f"Bearer {self.token}")
+        return f"sc://{_HOST}:{self.port}/;authorization={header};user_id=tidemark;session_id={session}"
 
     def to_json(self) -> str:
         """Return it as the file has it."""
@@ -88,12 +100,12 @@ class WarmSession:
         """Join one of the sessions that are kept, or begin another. Raises `Unavailable`."""
         number, self._lock = _free_session(file)
         self._environment = _of_spark()
-        self.place = f"warm Spark at 127.0.0.1:{server.port}"
+        self.place = f"warm Spark at {_HOST}:{server.port}"
         known = None if number is None else hashlib.sha256(f"{server.token}/{number}".encode()).digest()[:16]
         name = uuid.UUID(bytes=known) if known else uuid.uuid4()
+        os.environ.pop(_TOKEN, None)
         try:
-            address = f"sc://{_HOST}:{server.port}/;token={server.token};user_id=tidemark;session_id={name}"
-            self.session: SparkSession = connect(address, settings)
+            self.session: SparkSession = connect(server.address(name), settings)
             session: Any = self.session
             few_tries(session)  # a server on this machine that does not answer is gone
             session.interruptAll()  # what is left of a job that was killed
@@ -117,6 +129,7 @@ class WarmSession:
     def _close(self) -> None:
         for name in _of_spark().keys() - self._environment.keys():
             del os.environ[name]  # by which PySpark would take each later session for one behind a server
+        os.environ.update(self._environment)
         if self._lock is not None:
             os.close(self._lock)
 
@@ -134,7 +147,14 @@ def file_of(environment: Mapping[str, str]) -> Path:
 
 
 def read(file: Path) -> WarmServer | None:
-    """Return the server that a file speaks of, whether it runs or not; None where there is no such file."""
+    """Return the server that a file speaks of, whether it runs or not; None where there is no such file.
+
+    Raises `Unavailable` where another user may have written the file.
+    """
+    if not os.path.lexists(file):
+        return None
+    for each in (file.parent, file):
+        require_private(each)
     try:
         return WarmServer(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -144,10 +164,10 @@ def read(file: Path) -> WarmServer | None:
 def join(settings: Mapping[str, str], environment: Mapping[str, str]) -> WarmSession | None:
     """Return a session of the server, where one runs that fits; else None, and the log says why it does not."""
     file = file_of(environment)
-    server = read(file)
-    if server is None:
-        return None
     try:
+        server = read(file)
+        if server is None:
+            return None
         require_fitting(server, environment)
         return WarmSession(server, settings, file)
     except TidemarkError as error:
@@ -183,7 +203,7 @@ def read_by_tasks(environment: Mapping[str, str], token: str) -> str:
 def _free_session(file: Path) -> tuple[int | None, int | None]:
     """The number of a session that no process uses, and the lock by which none will; None where all are used."""
     for number in range(SESSIONS):
-        lock = os.open(file.with_suffix(f".{number}"), os.O_CREAT | os.O_RDWR, 0o600)
+        lock = open_own(file.with_suffix(f".{number}"), os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

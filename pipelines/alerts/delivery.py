@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import smtplib
+import ssl
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Sequence
@@ -18,11 +20,13 @@ from email.message import EmailMessage
 from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from pipelines.alerts.receivers import PASSWORD, AlertsDeclaration, EmailDeclaration, ReceiverDeclaration
-from storage_core.errors import TidemarkError
+from pipelines.alerts.receivers import PASSWORD, AlertsDeclaration, EmailDeclaration, ReceiverDeclaration, on_loopback
+from storage_core.errors import InvalidInput, TidemarkError, Unavailable
 from storage_core.foreign_text import escaped, shortened, without_locations
 
 _GRACE_SECONDS = 1.0
+_AT_ANOTHER_TIME, _OF_ANOTHER_HOST = (9, 10), (62, 64)
+"""What OpenSSL calls these faults of a certificate: not yet valid, expired; another name, another address."""
 
 Kind = Literal["run_failed", "behind", "unreadable", "recovered", "test"]
 
@@ -94,9 +98,28 @@ def _problem(receiver: ReceiverDeclaration, alert: Alert, seconds: float) -> str
             _run(receiver.command, alert, seconds)
         elif receiver.email is not None:
             _mail(receiver.email, alert, seconds)
+    except TidemarkError as error:
+        return shortened(without_locations(str(error)))
     except Exception as error:  # noqa: BLE001  # whatever a receiver does, the others and the sensor go on
+        if (fault := _certificate_fault(error)) is not None:
+            return f"the certificate of the {'mail' if receiver.email else 'web'} server {fault}"
         return shortened(without_locations(f"{type(error).__name__}: {error}"))
     return None
+
+
+def _certificate_fault(error: Exception) -> str | None:
+    """What is wrong with the certificate that a server has shown, and what to do; None where it is something else."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if not isinstance(reason, ssl.SSLCertVerificationError):
+        return None
+    if reason.verify_code in _AT_ANOTHER_TIME:
+        return "is not valid at this time. Renew the certificate of the server, or correct the clock of this machine."
+    if reason.verify_code in _OF_ANOTHER_HOST:
+        return "is of another host. Declare the host by a name that the certificate has."
+    return (
+        "is not signed by an authority that this machine knows. Name the file of a private authority: ca_file for "
+        "email, the environment variable SSL_CERT_FILE for all."
+    )
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -114,7 +137,9 @@ def _post(url: str, alert: Alert, seconds: float) -> None:
         headers["Authorization"] = f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"
         url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     asked = urllib.request.Request(url, data=alert.to_json().encode(), headers=headers, method="POST")  # noqa: S310  # http or https: check_url
-    with urllib.request.build_opener(_NoRedirect).open(asked, timeout=seconds) as answer:
+    certified = urllib.request.HTTPSHandler(context=ssl.create_default_context())
+    direct = [urllib.request.ProxyHandler({})] if on_loopback(url) else []  # a proxy elsewhere would see the secrets
+    with urllib.request.build_opener(_NoRedirect, certified, *direct).open(asked, timeout=seconds) as answer:
         answer.read(1)
 
 
@@ -141,10 +166,33 @@ def _mail(declared: EmailDeclaration, alert: Alert, seconds: float) -> None:
     message["Subject"], message["From"], message["To"] = alert.subject, declared.sender, ", ".join(declared.to)
     run = f"\n\nrun {alert.run_id}" if alert.run_id else ""
     message.set_content(escaped(f"{alert.text}{run}\n", keep="\n"))
-    connect = smtplib.SMTP_SSL if declared.security == "tls" else smtplib.SMTP
-    with connect(declared.host, declared.port, timeout=seconds) as server:
-        if declared.security == "starttls":
-            server.starttls()
+    with _mail_server(declared, seconds) as server:
         if declared.user is not None:
             server.login(declared.user, os.environ.get(PASSWORD, ""))
         server.send_message(message)
+
+
+def _mail_server(declared: EmailDeclaration, seconds: float) -> smtplib.SMTP:
+    """A connection to the server, which has shown a valid certificate unless none is asked for."""
+    if declared.security == "none":
+        return smtplib.SMTP(declared.host, declared.port, timeout=seconds)
+    try:
+        context = ssl.create_default_context(cafile=declared.ca_file)
+    except OSError:  # also of TLS
+        raise InvalidInput(
+            "`ca_file` is not a file of certificates that this user can read. Name a file in PEM format."
+        ) from None
+    if declared.security == "tls":
+        return smtplib.SMTP_SSL(declared.host, declared.port, timeout=seconds, context=context)
+    server = smtplib.SMTP(declared.host, declared.port, timeout=seconds)
+    try:
+        server.starttls(context=context)
+    except BaseException as error:
+        server.close()
+        if isinstance(error, smtplib.SMTPNotSupportedError):
+            raise Unavailable(
+                "the mail server does not offer STARTTLS. Declare `security: tls` with its port, or find out who "
+                "answers in place of the server."
+            ) from None
+        raise
+    return server

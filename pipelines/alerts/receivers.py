@@ -52,6 +52,17 @@ def _address(text: str) -> str:
     return text
 
 
+def _absolute(path: str) -> str:
+    if not Path(path).is_absolute():
+        raise InvalidInput("a ca_file is an absolute path, such as /etc/ssl/mail-ca.pem")
+    return path
+
+
+def on_loopback(url: str) -> bool:
+    """Return whether the host of a URL is this machine."""
+    return urlsplit(url).hostname in _LOOPBACK
+
+
 def check_url(text: str) -> None:
     """Return for a URL that alerts can be posted to. Raises `InvalidInput`, which does not repeat it."""
     try:
@@ -61,12 +72,15 @@ def check_url(text: str) -> None:
         parts, is_sound = urlsplit(""), False
     if not is_sound or not text.isascii() or not text.isprintable() or " " in text:
         raise InvalidInput("a webhook is a URL, https://…, or $NAME for the environment variable that holds it")
-    if parts.username is not None and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+    if parts.username is not None and parts.scheme == "http" and not on_loopback(text):
         raise InvalidInput("a webhook with a name and a password is https://…, so that these are not sent in the clear")
 
 
 class EmailDeclaration(Closed):
-    """Whom to write to, and over which server; the password is in the environment, `TIDEMARK_SMTP_PASSWORD`."""
+    """Whom to write to, and over which server; the password is in the environment, `TIDEMARK_SMTP_PASSWORD`.
+
+    The certificate of the server has to be valid. `ca_file` has the authorities in place of those of the system.
+    """
 
     to: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(min_length=1)
     sender: Annotated[str, AfterValidator(_address)] = "tidemark@localhost"
@@ -74,6 +88,7 @@ class EmailDeclaration(Closed):
     port: int = Field(default=25, ge=1, le=65535)
     security: Literal["none", "starttls", "tls"] = "none"
     user: str | None = None
+    ca_file: Annotated[str, AfterValidator(_absolute)] | None = None
 
     @model_validator(mode="after")
     def _no_password_in_the_clear(self) -> Self:
@@ -81,6 +96,8 @@ class EmailDeclaration(Closed):
             raise InvalidInput(
                 "a user needs `security: starttls` or tls, so that the password is not sent in the clear"
             )
+        if self.ca_file is not None and self.security == "none":
+            raise InvalidInput("a ca_file needs `security: starttls` or tls, which use certificates")
         return self
 
 

@@ -20,9 +20,11 @@ Clear = Annotated[bool, typer.Option("--clear", help="Remove what is in it; read
 def cache(*, clear: Clear = False, as_json: Json = False) -> None:
     """Show what this disk keeps of tables on S3; or clear it.
 
+    --clear also removes the temporary files of processes that were killed.
     TIDEMARK_CACHE_DIR names another folder, TIDEMARK_CACHE_MIB the most that it may take; 0 turns the cache off.
     """
     from storage_core.cache.bounded_folder import BoundedFolder
+    from storage_core.scratch import remove_abandoned
     from storage_core.settings.cache import CacheSettings
     from storage_core.system_errors import unavailable
 
@@ -31,6 +33,9 @@ def cache(*, clear: Clear = False, as_json: Json = False) -> None:
         "folder": None if settings.folder is None else str(settings.folder),
         "most_bytes": settings.most_bytes if settings.is_on else 0,
     }
+    if clear:
+        for each in {None, settings.folder}:
+            remove_abandoned(each)
     try:
         folder = None if settings.folder is None else BoundedFolder(settings.folder, settings.most_bytes)
         cleared = folder.clear() if clear and folder is not None else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,18 +15,29 @@ from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from storage_core.errors import InvalidInput, NotFound, TidemarkError, Unavailable
 from storage_core.extras import PIPELINE, needs
+from storage_core.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LOOPBACK = "127.0.0.1"
 _ACTIONS = ("up", "down", "status")
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="HOST[:PORT]",
+        envvar="TIDEMARK_ALLOW_HOST",
+        help="A host by which browsers reach the webserver, such as that of a proxy; may be given more than once.",
+    ),
+]
 
 
 def ui(
     *,
     port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port on 127.0.0.1.")] = 3000,
     warm: Annotated[bool, typer.Option("--spark", help="Keep a Spark for jobs, as `spark up` does.")] = False,
+    allow_host: AllowHost = None,
     as_json: Json = False,
 ) -> None:
     """Open Dagster's UI, on this machine only.
@@ -36,6 +46,7 @@ def ui(
     one that ends is started again, and the others stay.
     """
     place, environment = _settled("the UI of Dagster")
+    hosts = _hosts(allow_host)
     _require_free(port)
     from pipelines.processes.one_daemon import require_no_other_daemon
     from pipelines.processes.programs import Address, Service, command_of
@@ -60,10 +71,10 @@ def ui(
         return answers
 
     # Only this user gets into the folder, for who reaches the code server runs code as this user.
-    with tempfile.TemporaryDirectory(prefix="tidemark-ui-") as folder:
-        code = Address(socket=str(listening := Path(folder) / "code"))
+    with scratch_folder("ui") as folder:
+        code = Address(socket=str(listening := folder / "code"))
         programs = {
-            each.value: command_of(each, code, place, host=_LOOPBACK, port=port)
+            each.value: command_of(each, code, place, host=_LOOPBACK, port=port, hosts=hosts)
             for each in (Service.DAEMON, Service.WEBSERVER)
         }
         if warm:
@@ -80,12 +91,14 @@ def serve(
     ],
     host: Annotated[str, typer.Option(metavar="HOST", help="What the webserver listens on.")] = _LOOPBACK,
     port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port of the webserver.")] = 3000,
+    allow_host: AllowHost = None,
     as_json: Json = False,
 ) -> None:
     """Run one process of Dagster until it is ended.
 
     For systemd, containers, and several machines. Give all three the same --code. The code server and the webserver
-    let in everybody who reaches them.
+    let in everybody who reaches them. The webserver refuses requests from pages of other sites, and hosts that
+    --allow-host does not declare.
     """
     place, environment = _settled("a process of Dagster")
     from pipelines.processes.programs import Address, Service, command_of
@@ -97,7 +110,7 @@ def serve(
         from pipelines.processes.one_daemon import require_no_other_daemon
 
         require_no_other_daemon(place)
-    command = command_of(Service(service), address, place, host=host, port=port)
+    command = command_of(Service(service), address, place, host=host, port=port, hosts=_hosts(allow_host))
     if as_json:
         output.json_line({"service": service, "code": code, "dagster_home": str(place)})
     sys.stdout.flush()
@@ -122,6 +135,14 @@ def _settled(what: str) -> tuple[Path, Mapping[str, str]]:
         raise NotFound(f"no table is declared here; run this in a folder with tables/*.yaml, or set {TABLES}")
     place = home()
     return place, environment_of(place, folder, os.environ)
+
+
+def _hosts(declared: list[str] | None) -> list[str]:
+    """The hosts that were declared. Raises `InvalidInput` for a text that is not one."""
+    from pipelines.processes.browser_guard import declared_hosts
+
+    declared_hosts(declared or ())
+    return declared or []
 
 
 def _require_free(port: int) -> None:
@@ -192,8 +213,9 @@ def _status(file: Path, *, as_json: bool) -> None:
     """Say whether it runs, and whether jobs of this process would use it; end with 5 where they would not."""
     from jobs.spark.warm import read, require_fitting
 
-    server, reason = read(file), ""
+    server, reason = None, ""
     try:
+        server = read(file)
         if server is None:
             raise NotFound("no warm Spark was started; `tidemark spark up` does")
         require_fitting(server, os.environ)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawT
 from pipelines.commands.running import run_job, windows
 from pipelines.commands.target import open_table, resolve
 from storage_core.errors import InvalidInput, NotFound
+from storage_core.scratch import scratch_folder
 from storage_core.wording import counted
 
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ def landed(file: str) -> Iterator[Path]:
         raise InvalidInput(f"{file}: is a folder; append one file, or declare the folder as a landing place and ingest")
     if file != STDIN and not path.exists():
         raise NotFound(f"{file}: there is no such file")
-    with tempfile.TemporaryDirectory(prefix="tidemark-append-") as folder:
-        copy = Path(folder).resolve() / ("stdin" if file == STDIN else path.name)
+    with scratch_folder("append") as folder:
+        copy = folder.resolve() / ("stdin" if file == STDIN else path.name)
         with copy.open("wb") as target:
             if file == STDIN:
                 shutil.copyfileobj(sys.stdin.buffer, target)

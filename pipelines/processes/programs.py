@@ -79,10 +79,12 @@ class Address:
         return {"grpc_server": {"location_name": LOCATION, **where}}
 
 
-def command_of(service: Service, address: Address, home: Path, *, host: str, port: int) -> list[str]:
+def command_of(
+    service: Service, address: Address, home: Path, *, host: str, port: int, hosts: Sequence[str] = ()
+) -> list[str]:
     """Return the program of a service with its arguments; what the others need of a workspace is written to the home.
 
-    Host and port are those that the webserver listens on.
+    Host and port are those that the webserver listens on. Hosts are those by which people reach it from elsewhere.
     """
     if service is Service.CODE:
         code = ["--python-file", str(_PACKAGES / "pipelines" / "definitions.py")]
@@ -92,7 +94,8 @@ def command_of(service: Service, address: Address, home: Path, *, host: str, por
     workspace = ["--workspace", str(_workspace(address, home))]
     if service is Service.DAEMON:
         return [*_python("dagster._daemon"), "run", *workspace]
-    return [*_python("pipelines.processes.webserver"), "--host", host, "--port", str(port), *workspace]
+    allowed = [part for each in hosts for part in ("--allow-host", each)]
+    return [*_python("pipelines.processes.webserver"), "--host", host, "--port", str(port), *allowed, *workspace]
 
 
 def environment_of(home: Path, tables: Path, environment: Mapping[str, str]) -> dict[str, str]:

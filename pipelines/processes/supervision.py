@@ -87,13 +87,22 @@ def started(
     environment: Mapping[str, str],
     at_our_end: signal.Signals = signal.SIGTERM,
     process_group: int | None = None,
+    *,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a program that gets the signal when this process ends, where the system can do that.
 
-    It is in our process group, or in the one that is given; 0 is one of its own. No other thread may run.
+    It is in our process group, or in the one that is given; 0 is one of its own. No other thread may run. It gets the
+    descriptors of `pass_fds`.
     """
     asked = _end_with_parent(at_our_end)
-    return subprocess.Popen(command, env=environment, preexec_fn=asked, process_group=process_group)  # noqa: PLW1509  # no thread
+    return subprocess.Popen(
+        command,
+        env=environment,
+        preexec_fn=asked,  # noqa: PLW1509  # no thread
+        process_group=process_group,
+        pass_fds=pass_fds,
+    )
 
 
 def keep_running(

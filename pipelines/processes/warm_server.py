@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,24 +18,25 @@ from jobs.process.holder import holder_of, is_dead
 from jobs.spark.code_archive import first_on_path
 from jobs.spark.java import require_java
 from jobs.spark.java_archive import QUICK, make, no_settings, options, spark_home, work
+from jobs.spark.session import PRIVATE
 from jobs.spark.small_work import SmallWork, SparkUse
 from jobs.spark.spark import Spark
 from jobs.spark.warm import WarmServer, made_of, read, read_by_tasks
 from pipelines.processes.supervision import started
 from storage_core.errors import Unavailable
 from storage_core.extras import CONNECT, needs
+from storage_core.private_folder import open_own, private_folder
+from storage_core.scratch import locked_folder
 
 START_SECONDS = 180.0
 END_SECONDS = 20.0
 
 _LOOK_SECONDS = 0.1
 _SETTINGS = {
+    **PRIVATE,
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.connect.session.manager.defaultSessionTimeout": "-1",  # sessions wait for the next job
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
     "spark.python.daemon.module": "jobs.spark.warm_workers",
-    "spark.ui.enabled": "false",
 }
 
 
@@ -106,10 +107,12 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
     require_java()
     make()
     port, token = _free_port(), secrets.token_urlsafe(24)
+    files, lock = locked_folder("spark")  # which the next process removes once the server, with the lock, has ended
     settings = {
         **_SETTINGS,
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.extraJavaOptions": options(QUICK),
+        "spark.local.dir": str(files),
     }
     command = [str(spark_home() / "bin" / "spark-class"), "org.apache.spark.deploy.SparkSubmit"]
     command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
@@ -124,14 +127,10 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
         "SPARK_LAUNCHER_OPTS": QUICK,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    if detached:
-        log_of(file).touch(0o600)
-        with log_of(file).open("wb") as log:
-            process = subprocess.Popen(
-                command, env=given, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-    else:
-        process = started(command, given)
+    try:
+        process = _process(command, given, lock, log_of(file) if detached else None)
+    finally:
+        os.close(lock)
     server = WarmServer(
         process=holder_of("warm Spark", process.pid),
         port=port,
@@ -140,6 +139,24 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
         environment=read_by_tasks(environment, token),
     )
     return process, server
+
+
+def _process(
+    command: Sequence[str], environment: Mapping[str, str], lock: int, log: Path | None
+) -> subprocess.Popen[bytes]:
+    """The server: one that outlives this process and writes to the log, or one that ends with this process."""
+    if log is None:
+        return started(command, environment, pass_fds=[lock])
+    with os.fdopen(open_own(log, os.O_WRONLY | os.O_TRUNC), "wb") as opened:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=opened,
+            stderr=opened,
+            start_new_session=True,
+            pass_fds=[lock],
+        )
 
 
 def _wait(process: subprocess.Popen[bytes], server: WarmServer, file: Path) -> None:
@@ -180,8 +197,11 @@ def _free_port() -> int:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """While the block runs, no other process is in one with this file."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with file.with_suffix(".lock").open("w") as lock:
+    """While the block runs, no other process is in one with this file.
+
+    Raises `Unavailable` unless its folder is private.
+    """
+    private_folder(file.parent)
+    with os.fdopen(open_own(file.with_suffix(".lock"), os.O_WRONLY), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from pipelines.processes.browser_guard import BrowserGuard, declared_hosts, named
 from pipelines.report.page import POLICY
 from pipelines.report.written import REPORT_PATH, report_file
 from pipelines.tables import tables_folder
@@ -36,8 +37,11 @@ _HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store", "X-C
 _NO_REPORT = "No report is written yet: materialize the asset report/written, or run `tidemark report`.\n"
 
 
-def app_of(context: WorkspaceProcessContext, report: Path) -> Starlette:
-    """Return Dagster's application, which answers `REPORT_PATH` with this file, or says how to write it."""
+def app_of(context: WorkspaceProcessContext, report: Path, hosts: Iterable[str] = ()) -> Starlette:
+    """Return Dagster's application, which answers `REPORT_PATH` with this file, or says how to write it.
+
+    Requests of other sites are refused. `hosts` are those by which people reach it, beside those of the loopback.
+    """
 
     def answer(_: Request) -> Response:
         if report.is_file():
@@ -46,6 +50,7 @@ def app_of(context: WorkspaceProcessContext, report: Path) -> Starlette:
 
     app = create_app_from_workspace_process_context(context, live_data_poll_rate=_LOOK_AGAIN_MS, lifespan=_lifespan)
     app.router.routes.insert(0, Route(REPORT_PATH, answer))  # Dagster's last route takes every path
+    app.add_middleware(BrowserGuard, hosts=declared_hosts(hosts))
     return app
 
 
@@ -61,12 +66,14 @@ def main() -> None:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--workspace", required=True, help="the file that says where the code server is")
+    parser.add_argument("--allow-host", action="append", default=[], help="a host by which people reach it")
     given = parser.parse_args()
     with DagsterInstance.get() as instance:
         instance.optimize_for_webserver(*_OF_THE_DATABASE)
         with WorkspaceProcessContext(instance, WorkspaceFileTarget([given.workspace])) as context:
             report = report_file(tables_folder().parent)
-            uvicorn.run(app_of(context, report), host=given.host, port=given.port, log_level="warning")
+            app = app_of(context, report, [*named(given.host), *given.allow_host])
+            uvicorn.run(app, host=given.host, port=given.port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from storage_core.private_folder import make_folders
 from storage_core.process import OwnLock
 from storage_core.settings.cache import CacheSettings
 
@@ -76,7 +77,7 @@ class BoundedFolder:
         except FileNotFoundError:
             if not create:
                 raise
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(self.path)
             descriptor = os.open(self.path, _FOLDER)
         except NotADirectoryError as error:
             if self.path.is_symlink():

@@ -154,7 +154,7 @@ def _opened(store: ObjectStore, task: CompactionTask) -> Iterator[list[OpenSplit
     """
     adds = task.inputs
     if task.part is not None:
-        with scratch_folder("tidemark-compact-") as folder:
+        with scratch_folder("compact") as folder:
             yield [
                 open_part(store, add, rows, spool=folder) for add, rows in zip(adds, task.part.row_ranges, strict=True)
             ]
@@ -162,7 +162,7 @@ def _opened(store: ObjectStore, task: CompactionTask) -> Iterator[list[OpenSplit
     if sum(add.size for add in adds) <= _IN_MEMORY_BYTES:
         yield [open_split(store, add, as_dictionary=True) for add in adds]
         return
-    with scratch_folder("tidemark-compact-") as folder:
+    with scratch_folder("compact") as folder:
         yield [open_split(store, add, as_dictionary=True, spool=folder) for add in adds]
 
 

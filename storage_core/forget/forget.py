@@ -43,6 +43,7 @@ from storage_core.log.sharing import SOURCE, open_table_store
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.predicate import Filter
 from storage_core.read.verified import Verified
+from storage_core.scratch import remove_abandoned
 
 _logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Forgetting:
 
         Of a keyed table `matching` reads them. Requests: those of `delete`, of the steps above, and of `report`; what a
         step looked through no later one reads again. Raises `CommitConflict` when others were faster each time; what
-        was done by then stays done.
+        was done by then stays done. What killed processes of this user left among the temporary files is removed.
         """
         log = self.target.log
         rows = self._deleted(matching)
@@ -75,6 +76,7 @@ class Forgetting:
         ended = Rewriting(log, lambda version: self._ending(version, found)).run(head, found)
         head = self._with_states(ended.head, found)
         self._note(found, judge, raw)
+        remove_abandoned()  # which may have texts of these rows
         return Forgotten(
             version=head.version,
             commit_id=ended.commit_id,

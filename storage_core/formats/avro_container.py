@@ -139,7 +139,7 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
     found = inspected or inspect(data, where)
     if _Decoder.home is not None:
         _Decoder.home.require("what reads Avro files", "start the process anew instead (by `spawn` or `forkserver`)")
-    with require_headroom(where, reserved=_reserved_bytes(found)), scratch_folder("tidemark-") as folder:
+    with require_headroom(where, reserved=_reserved_bytes(found)), scratch_folder("state") as folder:
         from datafusion import SessionConfig, SessionContext
 
         # DataFusion reads files only. The folder is private to this call, and gone when it ends.

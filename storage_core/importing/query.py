@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from storage_core.engine.session import of_the_caller
 from storage_core.errors import InvalidInput
 from storage_core.formats.short_hash import short_hash
 from storage_core.importing.source import Stream
+from storage_core.scratch import scratch_folder
 
 MEMORY_BYTES = 2**30
 _BATCH_ROWS = 65_536
@@ -29,9 +29,9 @@ def answer_of(query: str, database: Path | None = None, *, name: str | None = No
     place = "" if database is None else str(database.resolve())
     if database is not None and not database.is_file():
         raise InvalidInput(f"{database}: there is no database of DuckDB")
-    with tempfile.TemporaryDirectory(prefix="tidemark-import-") as folder:
+    with scratch_folder("import") as folder:
         try:
-            with of_the_caller(database, folder=Path(folder), memory_bytes=MEMORY_BYTES) as connection:
+            with of_the_caller(database, folder=folder, memory_bytes=MEMORY_BYTES) as connection:
                 answer = connection.sql(query)
                 if answer is None:
                     raise InvalidInput("the query has no rows to import; give one SELECT")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
@@ -22,14 +21,16 @@ import pyarrow as pa
 import xxhash
 from pyroaring import BitMap
 
-from storage_core.cache.bounded_folder import TEMPORARY, BoundedFolder, begin_unused, bounded_folder, touch
+from storage_core.cache.bounded_folder import BoundedFolder, begin_unused, bounded_folder, touch
 from storage_core.formats.bundle import checksum
 from storage_core.formats.translation_map import TranslationMap
 from storage_core.index import segments
 from storage_core.index.places import read_map
 from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.private_folder import make_folders
 from storage_core.process import OwnLock
+from storage_core.scratch import scratch_folder
 from storage_core.settings.cache import USUAL_BYTES, CacheSettings
 from storage_core.settings.index import IndexDefinition
 
@@ -162,15 +163,12 @@ def open_cache(directory: Path | None) -> Iterator[SegmentCache]:
     if directory is not None:
         usual = CacheSettings.of(os.environ)
         kept = bounded_folder(CacheSettings(folder=directory, most_bytes=usual.most_bytes or USUAL_BYTES))
-    prefix = "tidemark-segments-" if directory is None else TEMPORARY
-
     with ExitStack() as stack:
 
         def made() -> Path:
             if directory is not None:
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary = tempfile.TemporaryDirectory(prefix=prefix, dir=directory, ignore_cleanup_errors=True)
-            return Path(stack.enter_context(temporary))
+                make_folders(directory)
+            return stack.enter_context(scratch_folder("segments" if directory is None else "tmp", directory))
 
         yield SegmentCache(made, kept)
 

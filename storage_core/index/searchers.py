@@ -36,7 +36,7 @@ FETCHED_BYTES: Final = 2**26
 
 _FETCHED_AT_ONCE: Final = 8
 _MOST_PARTS: Final = 4096  # of all searchers: Linux lets a process map 65,530 files, six of them per part
-_PREFIX: Final = "tidemark-searchers-"
+_PREFIX: Final = "searchers"
 
 _Key = tuple[str, ...]
 

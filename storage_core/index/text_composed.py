@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from storage_core.index import text_files
 from storage_core.index.text_files import META
+from storage_core.scratch import scratch_folder
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
@@ -58,14 +58,8 @@ def scratch_directory(parent: Path | None) -> Iterator[Path]:
     An index that was just opened reloads once in a thread of its own, which touches a lock file. When that falls into
     the removal, a directory is not empty any more; it happens once per index, so the second removal finds no rival.
     """
-    root = Path(tempfile.mkdtemp(prefix="tmp-tidemark-fulltext-", dir=parent))
-    try:
+    with scratch_folder("fulltext", parent) as root:
         yield root
-    finally:
-        try:
-            shutil.rmtree(root)
-        except OSError:
-            shutil.rmtree(root)
 
 
 def compose(directories: Sequence[Path], target: Path, definition: IndexDefinition) -> Composed:

@@ -8,7 +8,6 @@ import io
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
 import numpy as np
@@ -22,7 +21,7 @@ from storage_core.foreign_text import shortened
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.lines import MOST_CELLS, valid_text
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, convert_or_reject, not_text, rejected
-from storage_core.scratch import scratch
+from storage_core.scratch import scratch, scratch_folder
 
 _LONGEST_HEADER = 2**20
 _MOST_SHOWN = 20
@@ -74,15 +73,16 @@ def _mapped(chunks: Iterator[bytes]) -> pa.NativeFile:
 
     Mapped blocks take no memory; and a Python stream in that thread would abort the process where Python ends first.
     """
-    with scratch(_SPOOL):
-        spool = NamedTemporaryFile(prefix="tidemark-landed-")  # noqa: SIM115  # it is closed below
-    with spool:
-        for chunk in chunks:
-            with scratch(_SPOOL):
-                spool.write(chunk)
-                spool.flush()
+    with scratch_folder("landed") as folder:
         with scratch(_SPOOL):
-            return pa.memory_map(spool.name)
+            spool = (folder / "rows").open("wb")
+        with spool:
+            for chunk in chunks:
+                with scratch(_SPOOL):
+                    spool.write(chunk)
+                    spool.flush()
+        with scratch(_SPOOL):
+            return pa.memory_map(str(folder / "rows"))
 
 
 def _is_utf8(text: pa.NativeFile) -> bool:

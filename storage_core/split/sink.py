@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import weakref
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import pyarrow as pa
 
-from storage_core.scratch import scratch
+from storage_core.scratch import scratch, scratch_folder
 from storage_core.system_errors import typed
 
 _WHAT = "the bytes of a split"
@@ -33,13 +31,11 @@ class Sink:
         self.stream: pa.NativeFile = pa.BufferOutputStream()
         self._descriptor: int | None = None
         if on_disk:
-            with scratch(_WHAT):
-                self._descriptor, path = tempfile.mkstemp(prefix="tidemark-split-")
+            with scratch(_WHAT), scratch_folder("split") as folder:
+                path = folder / "split"
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 self._close = weakref.finalize(self, os.close, self._descriptor)
-                try:
-                    self.stream = pa.OSFile(path, "wb")
-                finally:
-                    Path(path).unlink()
+                self.stream = pa.OSFile(str(path), "wb")
 
     @property
     def size(self) -> int:

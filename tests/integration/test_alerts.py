@@ -35,6 +35,7 @@ from storage_core.errors import InvalidInput
 from storage_core.formats import keys
 from storage_core.objectstore.contract import Overwrite
 from storage_core.table import Table
+from tests.support.certificates import certificate, served_with
 from tests.support.clock import ManualClock
 from tests.support.receivers import Mail, Web, serving
 
@@ -115,6 +116,72 @@ def test_a_name_and_password_in_the_url_of_a_webhook_are_sent_and_in_no_message(
     assert CANARY not in "".join(silent.problems)
 
 
+def secured(server: Mail, security: str, **more: object) -> dict[str, Any]:
+    """A receiver of mail with a user, at a server that `localhost` leads to."""
+    where = {"host": "localhost", "port": server.port, "security": security, "user": "ann"}
+    return {"email": {"to": ["ann@example.com"], **where, **more}}
+
+
+@pytest.mark.parametrize("security", ["tls", "starttls"])
+def test_a_password_goes_to_a_mail_server_with_a_certificate_that_is_believed(
+    security: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEMARK_SMTP_PASSWORD", CANARY)
+    file = certificate(tmp_path / "own.pem", "localhost")
+    post = Mail(served_with(file), offers_starttls=security == "starttls")
+    with serving(post):
+        done = deliver(ALERT, declared(secured(post, security, ca_file=str(file)), timeout=30_000))
+    assert done.problems == ()
+    assert (post.logins, len(post.taken)) == ([f"\0ann\0{CANARY}"], 1)
+
+
+@pytest.mark.parametrize("security", ["tls", "starttls"])
+@pytest.mark.parametrize("fault", ["is not signed by", "is of another host", "is not valid at this time"])
+def test_no_password_and_no_message_go_to_a_mail_server_with_a_wrong_certificate(
+    fault: str, security: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEMARK_SMTP_PASSWORD", CANARY)
+    host = "somebody.else" if fault == "is of another host" else "localhost"
+    file = certificate(tmp_path / "shown.pem", host, ended=fault == "is not valid at this time")
+    believed = {} if fault == "is not signed by" else {"ca_file": str(file)}
+    post = Mail(served_with(file), offers_starttls=security == "starttls")
+    with serving(post):
+        done = deliver(ALERT, declared(secured(post, security, **believed), timeout=30_000))
+    (problem,) = done.problems
+    assert problem.startswith("receiver 1 (email): the certificate of the mail server")
+    assert fault in problem
+    assert (post.logins, post.taken) == ([], [])
+
+
+def test_no_password_is_sent_where_somebody_removed_the_offer_of_starttls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEMARK_SMTP_PASSWORD", CANARY)
+    post = Mail()
+    with serving(post):
+        done = deliver(ALERT, declared(secured(post, "starttls"), timeout=30_000))
+    assert "the mail server does not offer STARTTLS" in done.problems[0]
+    assert (post.logins, post.taken) == ([], [])
+    missing = str(tmp_path / "missing.pem")
+    done = deliver(ALERT, declared(secured(post, "tls", ca_file=missing)))
+    assert "`ca_file` is not a file of certificates" in done.problems[0]
+
+
+def test_no_alert_is_posted_to_a_web_server_with_a_wrong_certificate_or_after_a_redirect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web, other = Web(tls=served_with(certificate(tmp_path / "own.pem", "localhost"))), Web()
+    moved = [Web(status, (("Location", other.url),)) for status in (301, 303, 307, 308)]
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{other.server_address[1]}")  # a secret would go there
+    with serving(web, other, *moved):
+        hooks = [web.url.replace("http://127.0.0.1", "https://localhost"), *(each.url for each in moved)]
+        done = deliver(ALERT, declared(*({"webhook": each} for each in hooks), timeout=30_000))
+    assert done.problems[0].startswith("receiver 1 (webhook): the certificate of the web server is not signed by")
+    assert ["HTTP Error 30" in each for each in done.problems[1:]] == [True] * 4
+    assert (done.taken, web.taken, other.taken) == (0, [], [])
+    assert [len(each.taken) for each in moved] == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -129,6 +196,8 @@ def test_a_name_and_password_in_the_url_of_a_webhook_are_sent_and_in_no_message(
         f"hooks.example.com/{CANARY}",
         "email: {to: ['ann']}",
         "email: {to: ['a@b'], user: x}",
+        "email: {to: ['a@b'], ca_file: /ca.pem}",
+        "email: {to: ['a@b'], security: tls, ca_file: ca.pem}",
         "{}",
     ],
 )
@@ -180,6 +249,13 @@ def test_the_command_lists_receivers_and_tries_them(
     assert web.taken[0]["kind"] == "test"
     assert json.loads(capfd.readouterr().out) == {"receiver": 1, "kind": "webhook"}
     assert main(["alerts", "--test"]) == 5
+    capfd.readouterr()
+    post = Mail(served_with(certificate(tmp_path / "own.pem", "localhost")))
+    where = f"host: localhost, port: {post.port}, security: tls"
+    (tmp_path / "alerts.yaml").write_text(f"receivers: [{{email: {{to: [ann@example.com], {where}}}}}]\n")
+    with serving(post):
+        assert main(["alerts", "--test"]) == 5
+    assert "receiver 1 (email): the certificate of the mail server is not signed by" in capfd.readouterr().err
 
 
 def place(name: str) -> Place:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -48,6 +49,11 @@ def command_lines(pid: int) -> list[str]:
 
 def listeners(pid: int) -> set[str]:
     """The addresses on which the process and its descendants take connections or datagrams, as hexadecimal words."""
+    return {address for address, _ in endpoints(pid)}
+
+
+def endpoints(pid: int) -> set[tuple[str, int]]:
+    """These addresses with their ports."""
     sockets = set()
     for each in family_of(pid):
         with suppress(OSError):
@@ -59,7 +65,8 @@ def listeners(pid: int) -> set[str]:
         for line in (PROC / "net" / table).read_text().splitlines()[1:]:
             _, local, _, state, *rest = line.split()
             if f"socket:[{rest[5]}]" in sockets and (state == LISTENING or table.startswith("udp")):
-                found.add(local.partition(":")[0])
+                address, _, port = local.partition(":")
+                found.add((address, int(port, 16)))
     return found
 
 
@@ -156,15 +163,44 @@ with Spark("local[2]") as spark:
 """
 
 
+def answer_to_an_object(port: int) -> bytes:
+    """What a port of Spark answers to a serialized object for an endpoint of a driver, from who knows no secret."""
+
+    def text(of: bytes) -> bytes:
+        return struct.pack(">H", len(of)) + of
+
+    receiver = b"\0\1" + text(b"127.0.0.1") + struct.pack(">i", port) + text(b"HeartbeatReceiver")
+    body = receiver + bytes.fromhex("aced000574") + text(b"an object")
+    frame = struct.pack(">qBqi", 8 + 13 + len(body), 3, 1, len(body)) + body  # 3: a request that wants a reply
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(3)
+        connection.sendall(frame)
+        try:
+            reply = connection.recv(1 << 16)
+        except OSError:
+            reply = b""
+    return next((each for each in (b"Unknown challenge message", b"Unsupported", b"Exception") if each in reply), b"")
+
+
 @pytest.mark.spark
-def test_a_job_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_secret(secretive: S3Server) -> None:
+def test_a_job_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_secret(
+    secretive: S3Server, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", JOB, secretive.uri("neighbours-of-a-job")]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "at work\n"
+        assert [*tmp_path.glob("tidemark-spark-*.locked/blockmgr-*")]  # what tasks write goes with the process
         found, lines = listeners(process.pid), command_lines(process.pid)
+        answers = [answer_to_an_object(port) for _, port in endpoints(process.pid)]
         process.communicate()
     assert len(lines) > 2  # Java, and the Python of its tasks
+    # The driver and the block manager: who knows no secret has no object read there.
+    assert [each for each in answers if each] == [b"Unknown challenge message"] * 2
     assert found
     assert found <= LOOPBACK
     assert [each for each in lines if CANARY in each] == []
+    assert [*tmp_path.iterdir()] == []

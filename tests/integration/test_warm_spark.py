@@ -10,11 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]  # it has no types
 import pyarrow as pa
 import pytest
 
@@ -23,6 +26,7 @@ from jobs.spark import warm
 from jobs.spark.code_archive import ROOT
 from jobs.spark.warm import WarmServer, made_of, read_by_tasks
 from pipelines.cli import main
+from storage_core.errors import Unavailable
 from tidemark import Table
 
 pytestmark = pytest.mark.spark
@@ -85,10 +89,130 @@ def test_a_server_of_other_code_or_credentials_or_none_is_not_used_and_one_line_
     assert "does not run any more" in why_not(replace(server, port=port), CREDENTIALS, tmp_path, caplog)
 
 
+class Neighbour(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
+    """Takes every call, and notes the secrets that it is given."""
+
+    def __init__(self) -> None:
+        self.heard: list[str | None] = []
+
+    def service(self, details: Any) -> Any:
+        self.heard.append(dict(details.invocation_metadata).get("authorization"))
+        return grpc.unary_unary_rpc_method_handler(lambda _, call: call.abort(grpc.StatusCode.PERMISSION_DENIED, "no"))
+
+
+def test_the_token_goes_to_the_literal_address_of_the_server_and_to_this_users_socket_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, other = Neighbour(), Neighbour()
+    servers = [grpc.server(ThreadPoolExecutor(2), handlers=(each,)) for each in (own, other)]
+    port = servers[0].add_insecure_port("127.0.0.1:0")
+    servers[1].add_secure_port(f"[::1]:{port}", grpc.local_server_credentials())
+    for each in servers:
+        each.start()
+    made = WarmServer(
+        process=holder_of("warm Spark", os.getpid()),
+        port=port,
+        token=TOKEN,
+        made_of=made_of(),
+        environment=read_by_tasks({}, TOKEN),
+    )
+    assert made.address(uuid.uuid4()).startswith(f"sc://127.0.0.1:{port}/;")
+    monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "of another server")
+    try:
+        assert "takes no session" in why_not(made, {}, tmp_path, caplog)
+        assert (set(own.heard), other.heard) == ({f"Bearer {TOKEN}"}, [])
+        assert os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN") == "of another server"
+        own.heard.clear()
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # the socket is that of another user
+        assert "does not run any more" in why_not(made, {}, tmp_path, caplog)
+        assert own.heard == []
+    finally:
+        for each in servers:
+            each.stop(None).wait()
+
+
 def test_a_file_that_is_none_of_a_server_is_as_no_file(tmp_path: Path) -> None:
     for text in ("", "[]", "{}", '{"process": 1}'):
         (tmp_path / "server.json").write_text(text, encoding="utf-8")
         assert warm.read(tmp_path / "server.json") is None
+
+
+@pytest.fixture
+def taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the warm Spark, in which others may write."""
+    monkeypatch.setenv("TIDEMARK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TIDEMARK_SPARK_SERVER", raising=False)
+    (folder := tmp_path / "cache-spark").mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+def test_a_folder_of_the_warm_spark_that_others_may_write_to_is_not_used(
+    taken: Path, server: WarmServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    victim = taken.parent / "victim"
+    victim.write_text("precious")
+    for name in ("server.lock", "server.log"):
+        (taken / name).symlink_to(victim)
+    (taken / "server.json").write_text(server.to_json(), encoding="utf-8")
+    (taken / "server.json").chmod(0o600)
+    for action in ("up", "status", "down"):
+        assert main(["spark", action]) == 5
+        said = "".join(capfd.readouterr())
+        assert f"other users may write to {taken}. Remove it" in said
+    with caplog.at_level(logging.INFO, "jobs.spark.warm"):
+        assert warm.join({}, {**CREDENTIALS, "TIDEMARK_CACHE_DIR": str(taken.parent / "cache")}) is None
+    assert "other users may write" in caplog.text
+    assert victim.read_text() == "precious"
+    assert (taken / "server.json").exists()
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_files_of_the_warm_spark_are_believed_from_a_private_folder_only(
+    server: WarmServer, tmp_path: Path, *, is_link: bool
+) -> None:
+    (file := tmp_path / "server.json").write_text(server.to_json(), encoding="utf-8")
+    assert warm.read(file) == server
+    if is_link:
+        file.rename(tmp_path / "moved")
+        file.symlink_to(tmp_path / "moved")
+    else:
+        file.chmod(0o622)
+    with pytest.raises(Unavailable, match=r"is a link|other users may write"):
+        warm.read(file)
+
+
+def test_the_folders_beside_the_cache_are_their_users_alone_under_any_umask(tmp_path: Path) -> None:
+    program = """
+import os, stat, sys
+from pathlib import Path
+os.umask(0)
+from jobs.spark import java_archive
+from jobs.spark.warm import file_of
+from pipelines.processes.warm_server import _alone
+java_archive.ROOT = Path("/of/an/installed/wheel")
+java_archive.no_settings()
+with _alone(file_of(os.environ)):
+    pass
+print([str(each) for each in Path(sys.argv[1]).rglob("*") if each.stat().st_mode & 0o077])
+(java_archive.folder() / "no-settings").chmod(0o777)
+try:
+    java_archive.no_settings()
+except Exception as error:
+    print(error)
+"""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home" / "of" / "caches")}
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = ended.stdout.splitlines()
+    assert lines[0] == "[]"
+    assert lines[1].startswith("other users may write to ")
 
 
 def test_status_ends_with_5_where_jobs_would_start_their_own(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socketserver
+import ssl
 import threading
+from base64 import b64decode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -14,8 +16,12 @@ from typing import Any
 class Web(ThreadingHTTPServer):
     """Answers every POST with `status`; `taken` are the objects that came, `authorizations` what came with them."""
 
-    def __init__(self, status: int = 204, headers: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(
+        self, status: int = 204, headers: tuple[tuple[str, str], ...] = (), tls: ssl.SSLContext | None = None
+    ) -> None:
         super().__init__(("127.0.0.1", 0), _Post)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
         self.status, self.headers, self.taken = status, headers, list[dict[str, Any]]()
         self.authorizations = list[str | None]()
 
@@ -41,13 +47,17 @@ class _Post(BaseHTTPRequestHandler):
 
 
 class Mail(socketserver.ThreadingTCPServer):
-    """Speaks as much SMTP as it takes to hand in a message; `taken` are the messages, as they came."""
+    """Speaks as much SMTP as it takes to hand in a message; `taken` are the messages, as they came.
+
+    With `tls` it speaks it at once, or with `offers_starttls` after that command; `logins` are what was handed over.
+    """
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, *, offers_starttls: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), _Smtp)
-        self.taken: list[str] = []
+        self.tls, self.offers_starttls = tls, offers_starttls
+        self.taken, self.logins = list[str](), list[str]()
 
     @property
     def port(self) -> int:
@@ -59,7 +69,27 @@ class _Smtp(socketserver.StreamRequestHandler):
     server: Mail
 
     def handle(self) -> None:
-        self._say("220 test")
+        with suppress(OSError):  # a client that does not believe the certificate goes away
+            if self.server.tls is not None and not self.server.offers_starttls:
+                self._begin_tls()
+            self._say("220 test")
+            self._converse()
+
+    def finish(self) -> None:
+        with suppress(OSError):
+            super().finish()
+        self.connection.close()
+
+    def _begin_tls(self) -> None:
+        assert self.server.tls is not None
+        self.connection = self.server.tls.wrap_socket(self.connection, server_side=True)
+        self.setup_files()
+
+    def setup_files(self) -> None:
+        """Read and write by the connection as it is now."""
+        self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb", 0)
+
+    def _converse(self) -> None:
         while line := self.rfile.readline().decode().rstrip("\r\n"):
             match line.split(maxsplit=1)[0].upper():
                 case "DATA":
@@ -69,6 +99,17 @@ class _Smtp(socketserver.StreamRequestHandler):
                         lines.append(part)
                     self.server.taken.append("".join(lines))
                     self._say("250 taken")
+                case "EHLO" if self.server.tls is not None:
+                    self._say("250-test")
+                    if self.server.offers_starttls and not isinstance(self.connection, ssl.SSLSocket):
+                        self._say("250-STARTTLS")
+                    self._say("250 AUTH PLAIN")
+                case "STARTTLS":
+                    self._say("220 go on")
+                    self._begin_tls()
+                case "AUTH":
+                    self.server.logins.append(b64decode(line.split()[-1]).decode())
+                    self._say("235 ok")
                 case "QUIT":
                     self._say("221 bye")
                     return

@@ -69,7 +69,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.formats",),
     ("storage_core.objectstore", "storage_core.engine", "storage_core.cache"),
     ("storage_core.settings",),
-    ("storage_core.arguments", "storage_core.headroom", "storage_core.scratch"),
+    ("storage_core.arguments", "storage_core.headroom", "storage_core.private_folder", "storage_core.scratch"),
     (
         "storage_core.clock",
         "storage_core.ids",
@@ -259,3 +259,16 @@ def test_a_planted_violation_is_found(module: str, source: str, complaint: str) 
 )
 def test_an_import_that_goes_down_is_welcome(module: str, source: str) -> None:
     assert violations({module: (source, False), "storage_core.errors": ("", False)}) == []
+
+
+def test_temporary_files_have_one_home() -> None:
+    """Only `storage_core.scratch` makes them: in folders that are private, locked, and removed by the next process."""
+    reaching = {
+        path.relative_to(ROOT).as_posix()
+        for top in PRODUCT
+        for path in (ROOT / top).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Import) and "tempfile" in {each.name for each in node.names})
+        or (isinstance(node, ast.ImportFrom) and node.module == "tempfile")
+    }
+    assert reaching == {"storage_core/scratch.py"}

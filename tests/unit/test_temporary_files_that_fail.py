@@ -35,7 +35,7 @@ def split() -> None:
 
 
 def folder() -> None:
-    with scratch_folder("tidemark-"):
+    with scratch_folder("state"):
         pass
 
 

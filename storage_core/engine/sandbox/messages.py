@@ -11,7 +11,6 @@ import mmap
 import os
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,6 +22,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from storage_core.engine.sandbox.query import Query, Relation, Rows
+from storage_core.scratch import scratch_folder
 
 _HEAD = struct.Struct(">cQ")
 _MOST_FILES = 16
@@ -172,7 +172,11 @@ def encoded_batch(batch: pa.RecordBatch) -> pa.Buffer:
 
 def file_of(rows: pa.Table) -> IO[bytes]:
     """Return an open file without a name that holds the rows as a stream of Arrow."""
-    file = os.fdopen(os.memfd_create("rows"), "wb") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115
+    if hasattr(os, "memfd_create"):
+        file: IO[bytes] = os.fdopen(os.memfd_create("rows"), "wb")
+    else:
+        with scratch_folder("rows") as folder:
+            file = (folder / "rows").open("w+b")
     try:
         with pa.ipc.new_stream(file, rows.schema) as stream:
             stream.write_table(rows)

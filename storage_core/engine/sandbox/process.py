@@ -54,7 +54,7 @@ class Sandbox:
         """It has answered, or is answering."""
         self._idle_since = time.monotonic()
         with ExitStack() as stack, typed("the process of a query", with_file=True):
-            folder = stack.enter_context(scratch_folder("tidemark-spill-"))
+            folder = stack.enter_context(scratch_folder("spill"))
             self._socket, made = socketpair()
             stack.enter_context(self._socket)
             with made:  # whose number may be that of a standard file, where those are closed
