@@ -12,11 +12,11 @@ from typing import Any
 
 from dagster import AssetKey, DagsterEvent, DagsterInstance, ExecuteInProcessResult, JobDefinition, MetadataValue
 
-from assets.factory import asset_key, steps_of
 from assets.launcher import Launcher, PipesLauncher
 from assets.partitions import Span, contiguous, partition_key, span_of
 from assets.partly_done import FAILED_PARTITIONS
 from assets.run_tags import TABLE
+from assets.steps import asset_key, steps_of
 from jobs.requests.window_range import window_start
 from pipelines.catalog import build_definitions
 from pipelines.jobs import BACKFILL

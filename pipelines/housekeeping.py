@@ -17,6 +17,7 @@ from dagster import (
     op,
 )
 
+from pipelines.automation import Automation
 from pipelines.runs.dead import end_dead_runs
 from pipelines.runs.purge import old_runs, purge
 from storage_core.clock import SystemClock
@@ -31,8 +32,8 @@ OLDER_THAN = "90d"
 LOOK_SECONDS = 60
 
 
-def build_housekeeping() -> Definitions:
-    """Return the job `purge_history` with its nightly schedule, stopped, and a sensor for dead runs, which is on.
+def build_housekeeping(automation: Automation) -> Definitions:
+    """Return the job `purge_history` with its nightly schedule, and a sensor for dead runs, which is on.
 
     The sensor requests no run and asks no table.
     """
@@ -43,6 +44,7 @@ def build_housekeeping() -> Definitions:
         execution_timezone="UTC",
         execution_fn=_purge_tick,
         description=f"Purges runs older than {OLDER_THAN}.",
+        default_status=automation.schedule_status,
     )
     sensor = SensorDefinition(
         name=DEAD_RUNS,

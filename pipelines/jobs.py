@@ -28,11 +28,12 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.checks import check_keys
 from assets.distribution import distributed_key
-from assets.factory import asset_key, steps_of
 from assets.launcher import JobName
 from assets.names import identifier
 from assets.raw_upkeep import raw_key, raw_steps
 from assets.run_tags import AUDIT_ALL, AUDIT_TAG
+from assets.steps import asset_key, steps_of
+from pipelines.automation import Automation
 from storage_core.declaration import TableDeclaration
 from storage_core.raw_declaration import RawLogDeclaration
 
@@ -123,9 +124,14 @@ def backfill_job_name(table: str) -> str:
     return f"{identifier(table)}_backfill"
 
 
-def scheduled(made: AssetsDefinition, *, job: str, cron: str, description: str) -> Definitions:
-    """Return an asset of all tables with a job of its own, and `<job>_schedule` (UTC), stopped, which asks nothing."""
+def scheduled(made: AssetsDefinition, automation: Automation, *, job: str, cron: str, description: str) -> Definitions:
+    """Return an asset of all tables with a job of its own, and `<job>_schedule` (UTC), which asks nothing."""
     schedule = ScheduleDefinition(
-        name=f"{job}_schedule", job_name=job, cron_schedule=cron, execution_timezone="UTC", description=description
+        name=f"{job}_schedule",
+        job_name=job,
+        cron_schedule=cron,
+        execution_timezone="UTC",
+        description=description,
+        default_status=automation.schedule_status,
     )
     return Definitions(assets=[made], jobs=[define_asset_job(job, AssetSelection.assets(made))], schedules=[schedule])

@@ -14,12 +14,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from dagster import AssetKey, DagsterRun, SensorDefinition, SensorEvaluationContext, SensorResult, SkipReason
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    DagsterRun,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+)
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from assets.factory import asset_key, index_asset
+from assets.due_runs import LOOKED_AT, DueRun, TableInputs, outlook
 from assets.launcher import JobName
 from assets.run_tags import SENSOR
+from assets.steps import asset_key, index_asset
+from assets.up_to_date import report_up_to_date
 from jobs.reports.failure import Failed
 from pipelines.automation import UPKEEP_SENSOR, Automation
 from pipelines.jobs import Job, jobs_of, step_assets
@@ -27,7 +37,6 @@ from pipelines.runs.at_work import AtWork
 from pipelines.runs.spent import spent_bytes
 from pipelines.upkeep.budgets import Choice, choose, read_upkeep_of_all
 from pipelines.upkeep.declared_now import DeclaredNow, has_same_assets
-from pipelines.upkeep.due_runs import DueRun, TableInputs, outlook
 from pipelines.upkeep.grouping import MOST_TABLES, Group, grouped, request_of
 from pipelines.upkeep.seen import Seen
 from pipelines.upkeep.wanted import Wanted
@@ -36,11 +45,6 @@ from storage_core.declaration import TableDeclaration
 from storage_core.declaration_upkeep import UpkeepOfAllDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.wording import counted, listed
-
-STEPS: frozenset[JobName] = frozenset(
-    {"ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "publish"}
-)
-"""What the sensor asks for; collections and checks have schedules."""
 
 WHOLE_LOOK_SECONDS = 900
 """An idle table is looked at as a whole after so long: time alone makes some work, such as windows that become cold.
@@ -91,6 +95,7 @@ class Upkeep:
         self._since_ms: dict[tuple[str, JobName], int] = {}
         self._asked_ms: dict[tuple[str, JobName], int] = {}
         self._not_yet: dict[str, list[JobName]] = {}
+        self._reported: dict[str, int] = {}
         self._root = root
         self._declared_now = declared_now
         self._large_since_ms: dict[str, int] = {}
@@ -121,7 +126,7 @@ class Upkeep:
             loaded = self._declarations[name]
             try:
                 is_alone = not has_same_assets(now[name], loaded)
-                wanted += [replace(each, is_alone=is_alone) for each in self._look(loaded, at_work)]
+                wanted += [replace(each, is_alone=is_alone) for each in self._look(loaded, at_work, context.instance)]
             except TidemarkError as error:
                 problems.append(_problem(name, Failed.of(error)))
             if self.requests - spent >= self._bounds.requests or monotonic() - began >= self._bounds.seconds:
@@ -170,15 +175,18 @@ class Upkeep:
         place = next((number for number, name in enumerate(names) if name >= (cursor or "")), 0)
         return [*names[place:], *names[:place]]
 
-    def _look(self, declaration: TableDeclaration, at_work: AtWork) -> list[Wanted]:
-        """What the table needs and has no run of; one in which nothing was to do is asked one thing only."""
+    def _look(self, declaration: TableDeclaration, at_work: AtWork, instance: DagsterInstance) -> list[Wanted]:
+        """What the table needs and has no run of; one in which nothing was to do is asked one thing only.
+
+        What was never materialized and needs no run is reported as up to date.
+        """
         name = declaration.name
         if not self._may_have_changed(declaration):
             return []
         inputs = TableInputs.of(declaration, self._clock)
         seen = Seen.of(inputs)
         wanted, not_yet, coming_ms, is_idle = [], [], list[int](), True
-        for job in (each for each in jobs_of(declaration) if each in STEPS):
+        for job in (each for each in jobs_of(declaration) if each in LOOKED_AT):
             found = outlook(job, inputs)
             if found.in_ms is not None:
                 coming_ms.append(self._clock.now_ms() + found.in_ms)
@@ -190,10 +198,20 @@ class Upkeep:
                 is_idle = False
                 wanted += self._wanted(declaration, job, due, at_work)
         self._not_yet[name] = not_yet
+        self._report(inputs, at_work, instance)
         self.requests += _requests_of(inputs)
         if is_idle:
             self._seen[name] = replace(seen, due_ms=min(coming_ms, default=None))
         return wanted
+
+    def _report(self, inputs: TableInputs, at_work: AtWork, instance: DagsterInstance) -> None:
+        """Ask the instance once per version of a table, until nothing of it is missing at that version."""
+        name, table = inputs.declaration.name, inputs.table
+        if table is None or self._reported.get(name) == table.version:
+            return
+        apart, clock = at_work.busy | at_work.resting, inputs.clock
+        if report_up_to_date(instance, inputs.declaration, table, lambda: inputs, apart=apart, clock=clock):
+            self._reported[name] = table.version
 
     def _wanted(self, declaration: TableDeclaration, job: JobName, due: DueRun, at_work: AtWork) -> list[Wanted]:
         name, now_ms = declaration.name, self._clock.now_ms()

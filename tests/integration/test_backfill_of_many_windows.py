@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from dagster import AssetKey, DagsterInstance
 
-from assets.factory import asset_key
 from assets.launcher import InProcessLauncher
 from assets.partitions import partition_key, partitions_of, span_of
+from assets.steps import asset_key
 from jobs.spark.spark import Spark
 from pipelines.backfill import ChunkDone, backfill
 from storage_core.declaration import TableDeclaration, load

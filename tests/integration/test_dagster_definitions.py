@@ -20,6 +20,7 @@ from dagster._core.instance import InstanceRef
 from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._core.utils import make_new_run_id
 
+from assets.due_runs import LOOKED_AT, DueRun, TableInputs, due_run
 from assets.launcher import JobName, PipesLauncher
 from assets.partitions import contiguous, partition_key, partitions_of, span_of
 from assets.run_tags import REASON
@@ -29,8 +30,6 @@ from pipelines.instance import SETTINGS, home, open_instance
 from pipelines.runs.dead import process_tags
 from pipelines.runs.requests import reason_tags
 from pipelines.tables import load_tables, tables_folder
-from pipelines.upkeep.due_runs import DueRun, TableInputs, due_run
-from pipelines.upkeep.sensor import STEPS
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.region.sorting import DEFAULT_TERMS
@@ -323,7 +322,7 @@ def due(job: JobName, declaration: TableDeclaration) -> DueRun | None:
 def test_a_table_without_landed_files_asks_for_nothing(checkout: Path) -> None:
     for file in ("access_log", "planes"):
         inputs = TableInputs.of(load(checkout / "tables" / f"{file}.yaml"))
-        assert [due_run(job, inputs) for job in sorted(STEPS)] == [None] * len(STEPS)
+        assert [due_run(job, inputs) for job in sorted(LOOKED_AT)] == [None] * len(LOOKED_AT)
     assert not (checkout / "warehouse").exists()
 
 

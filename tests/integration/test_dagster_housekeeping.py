@@ -27,6 +27,7 @@ from dagster._core.utils import make_new_run_id
 
 from assets.run_tags import PROCESS
 from jobs.process.holder import holder_of
+from pipelines.automation import Automation
 from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, purge_history
 from pipelines.runs.at_work import AtWork
 from pipelines.runs.failed import said_by
@@ -109,7 +110,7 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
 
     lost, alive, elsewhere = started({PROCESS: dead}), started({PROCESS: holder_of(None)}), started({})
     retry = started({PROCESS: dead}, parent=lost)  # with the tags of the run in whose place it is
-    repository = Definitions.merge(build_housekeeping()).get_repository_def()
+    repository = Definitions.merge(build_housekeeping(Automation())).get_repository_def()
     sensor = repository.get_sensor_def(DEAD_RUNS)
 
     def tick() -> str | None:

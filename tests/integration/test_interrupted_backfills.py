@@ -18,7 +18,7 @@ import pytest
 from dagster import DagsterExecutionInterruptedError, raise_execution_interrupts
 from dagster._utils.interrupts import capture_interrupts
 
-from assets.factory import asset_key
+from assets.steps import asset_key
 from pipelines.backfill import Chunk, ChunkDone
 from pipelines.commands.interruption import noticed
 from pipelines.commands.orchestration import require_complete
