@@ -21,14 +21,14 @@ Fed = tuple[TableDeclaration, Sequence[DistributeRequest]]
 """A table, and the raw logs that it gets rows from."""
 
 
-def build_forget_job(tables: Sequence[Fed]) -> JobDefinition:
+def build_forget_job(tables: Sequence[Fed], *, prefix: str = "") -> JobDefinition:
     """Return the job, which takes rows from a table and from its raw logs. It needs the resource `launcher`.
 
     With `report` it changes nothing, and fails as long as something still holds the rows.
     """
 
     @op(
-        name="forget_rows",
+        name=f"{prefix}forget_rows",
         config_schema={"table": str, "where": str, "report": Field(bool, default_value=False)},
         required_resource_keys={LAUNCHER},
         description="Erases the rows of `table` that meet `where`; with `report` only says what still holds them.",
@@ -50,7 +50,10 @@ def build_forget_job(tables: Sequence[Fed]) -> JobDefinition:
             raise Failure("objects still hold the rows", metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 
-    @job(name="forget", description="Erases rows of one person, or of any condition, from a table and its stores.")
+    @job(
+        name=f"{prefix}forget",
+        description="Erases rows of one person, or of any condition, from a table and its stores.",
+    )
     def forget() -> None:
         forget_rows()
 

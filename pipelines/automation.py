@@ -40,6 +40,8 @@ class Automation:
     tables: Sequence[TableDeclaration] = ()
     raw_logs: Sequence[RawLogDeclaration] = ()
     of_all: AutomationDeclaration = field(default_factory=AutomationDeclaration)
+    prefix: str = ""
+    """The beginning of the names of jobs, schedules and sensors. A project of components has jobs of its own too."""
 
     @cached_property
     def starts_by_itself(self) -> bool:

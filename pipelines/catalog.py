@@ -107,14 +107,15 @@ def build_once(
     The sensor reads from `root` what is declared of the upkeep of all tables, and from `folder` what is of each.
     """
     declared = [each.declaration for each in raw_logs]
-    jobs, assets = build_jobs(tables, declared), assets_of_jobs(tables, declared)
-    watched = [job for job in jobs if job.name in LOOKED_AT]
+    prefix = automation.prefix
+    jobs, assets = build_jobs(tables, declared, prefix=prefix), assets_of_jobs(tables, declared, prefix=prefix)
+    watched = [job for job in jobs if job.name.removeprefix(prefix) in LOOKED_AT]
     looked_after = [each for each in tables if automation.looks_after(each)]
     feeding = [(table, [each.request for each in _feeding(table, raw_logs)]) for table in tables]
     now = DeclaredNow(folder) if folder else None
-    upkeep = Upkeep(looked_after, assets, clock, root=root, declared_now=now)
+    upkeep = Upkeep(looked_after, assets, clock, root=root, declared_now=now, prefix=prefix)
     own = Definitions(
-        jobs=[*jobs, *([build_forget_job(feeding)] if tables else [])],
+        jobs=[*jobs, *([build_forget_job(feeding, prefix=prefix)] if tables else [])],
         schedules=build_schedules(tables, raw_logs, assets, automation),
         sensors=[build_upkeep_sensor(watched, upkeep, automation)] if watched else [],
     )

@@ -67,28 +67,31 @@ class StepJob(UnresolvedAssetJobDefinition):
 Job = UnresolvedAssetJobDefinition
 
 
-def build_jobs(tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = ()) -> list[Job]:
+def build_jobs(
+    tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = (), *, prefix: str = ""
+) -> list[Job]:
     """Return the job of each step that some table or raw log has, `backfill` and `check`.
 
     And `<table>_backfill` of each table that declares `backfill_job`: Dagster's command for backfills of jobs takes no
-    selection. What compacts also audits what it compacted; only `check` reads every file of a table.
+    selection. What compacts also audits what it compacted; only `check` reads every file of a table. All names begin
+    with the `prefix`.
     """
     jobs: list[Job] = [
         StepJob(name=name, selection=AssetSelection.assets(*keys))
-        for name, keys in assets_of_jobs(tables, raw_logs).items()
+        for name, keys in assets_of_jobs(tables, raw_logs, prefix=prefix).items()
     ]
     jobs += [
-        define_asset_job(backfill_job_name(each.name), AssetSelection.assets(*windowed_assets(each)))
+        define_asset_job(f"{prefix}{backfill_job_name(each.name)}", AssetSelection.assets(*windowed_assets(each)))
         for each in tables
         if each.backfill_job
     ]
     checks: list[AssetCheckKey] = [key for each in tables for key in check_keys(each)]
-    audit = define_asset_job(CHECK, AssetSelection.checks(*checks), tags={AUDIT_TAG: AUDIT_ALL})
+    audit = define_asset_job(f"{prefix}{CHECK}", AssetSelection.checks(*checks), tags={AUDIT_TAG: AUDIT_ALL})
     return [*jobs, audit] if checks else jobs
 
 
 def assets_of_jobs(
-    tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = ()
+    tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = (), *, prefix: str = ""
 ) -> Mapping[str, Sequence[AssetKey]]:
     """Return the assets of the jobs of steps, and of `backfill`, by the name of the job."""
     found: defaultdict[str, list[AssetKey]] = defaultdict(list)
@@ -101,7 +104,7 @@ def assets_of_jobs(
         found["distribute"].append(distributed_key(raw_log.name))
         for raw_step in raw_steps(raw_log):
             found[raw_step.job].append(raw_key(raw_log.name, raw_step))
-    return found
+    return {f"{prefix}{name}": keys for name, keys in found.items()}
 
 
 def jobs_of(declaration: TableDeclaration) -> list[JobName]:

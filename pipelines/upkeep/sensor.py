@@ -85,7 +85,9 @@ class Upkeep:
         *,
         root: Path | None = None,
         declared_now: DeclaredNow | None = None,
+        prefix: str = "",
     ) -> None:
+        self._prefix = prefix
         self._declarations = {each.name: each for each in declarations}
         self._assets_of_jobs = assets_of_jobs
         self._clock = clock or SystemClock()
@@ -138,12 +140,12 @@ class Upkeep:
             of = (each.declaration.name, each.job)
             self._asked_ms[of] = self._since_ms[of] = self._clock.now_ms()
         looked = f"looked at {done} of {counted(len(names), 'table')}: {choice}"
-        own = _own(at_work.waiting) + _own(at_work.working)
+        own = self._own(at_work.waiting) + self._own(at_work.working)
         said = "; ".join([looked, *([f"{counted(own, 'run')} waiting or at work"] if own else []), *problems])
         if choice.chosen and choice.deferred:  # a tick with runs has no reason to skip, which says it otherwise
             context.log.info("%s", said)
         return SensorResult(
-            run_requests=[request_of(group) for group in groups],
+            run_requests=[request_of(group, prefix=self._prefix) for group in groups],
             cursor=names[done % len(names)] if names else None,
             skip_reason=None if groups else SkipReason(said),
         )
@@ -162,12 +164,16 @@ class Upkeep:
         hour = dt.timedelta(seconds=self._bounds.hour_seconds)
         spent = spent_bytes(context.instance, now_ms=now_ms, hour=hour) if is_counted else {}
         choice = choose(wanted, of_all, spent=spent, now_ms=now_ms, since_ms=self._large_since_ms)
-        waiting, working = _own(at_work.waiting), _own(at_work.working)
+        waiting, working = self._own(at_work.waiting), self._own(at_work.working)
         room = self._bounds.waiting - waiting
         at_once = room if of_all.runs_at_once is None else of_all.runs_at_once - waiting - working
         groups = grouped(choice.chosen, most_tables=self._bounds.tables)
         kept = groups[: max(min(room, at_once), 0)]
         return kept, choice.only([each for group in kept for each in group])
+
+    def _own(self, runs: Sequence[DagsterRun]) -> int:
+        """How many of the runs the sensor asked for."""
+        return sum(run.tags.get(SENSOR) == f"{self._prefix}{UPKEEP_SENSOR}" for run in runs)
 
     def _from(self, cursor: str | None) -> list[str]:
         """The tables in their order, beginning at the cursor, and going round."""
@@ -248,7 +254,7 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
     """Return the sensor. `jobs` are those that it may ask for; `upkeep` is of the tables that it looks after."""
     left_out = sum(not automation.looks_after(each) for each in automation.tables)
     return SensorDefinition(
-        name=UPKEEP_SENSOR,
+        name=f"{automation.prefix}{UPKEEP_SENSOR}",
         evaluation_fn=upkeep.tick,
         jobs=list(jobs),
         minimum_interval_seconds=automation.interval_seconds,
@@ -256,11 +262,6 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
         description="Looks at all tables in turn and requests the runs that storage asks for, the most urgent first."
         + (f" Automation is off for {counted(left_out, 'table')}." if left_out else ""),
     )
-
-
-def _own(runs: Sequence[DagsterRun]) -> int:
-    """How many of the runs the sensor asked for."""
-    return sum(run.tags.get(SENSOR) == UPKEEP_SENSOR for run in runs)
 
 
 def _requests_of(inputs: TableInputs) -> int:
