@@ -142,6 +142,7 @@ def _asset(
                 report = launcher.submit(context, step.job, request)
             except PartlyDone as partly:
                 raise record_part(context, key, partly, _debt_left(_opened(declaration), mode), span=now()) from partly
+            context.log.info("%s: %s at version %s", key.to_user_string(), report["status"], report["version"])
             left = _opened(declaration)
             metadata = {**metadata_of(report, _debt_left(left, mode)), **table_metadata(left, table)}
             if step.request.index is not None:

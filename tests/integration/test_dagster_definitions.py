@@ -26,6 +26,7 @@ from assets.partitions import contiguous, partition_key, partitions_of, span_of
 from assets.run_tags import REASON
 from pipelines.backfill import Chunk, chunks
 from pipelines.catalog import build_definitions
+from pipelines.environment import LOG_LEVEL
 from pipelines.instance import SETTINGS, home, open_instance
 from pipelines.runs.dead import process_tags
 from pipelines.runs.requests import reason_tags
@@ -210,9 +211,14 @@ def test_the_instance_uses_the_settings_of_the_package_or_those_put_into_its_fol
     settings.symlink_to(Path("..") / "dagster.yaml")  # as older checkouts have it
     assert home(checkout, {}) == folder
     assert settings.resolve() == SETTINGS
+    assert yaml.safe_load(settings.read_text())["python_logs"] == {"python_log_level": "INFO"}
+    home(checkout, {LOG_LEVEL: "DEBUG"})  # as `tidemark --verbose ui` does
+    assert yaml.safe_load(settings.read_text())["python_logs"] == {"python_log_level": "DEBUG"}
+    home(checkout, {})
+    assert settings.resolve() == SETTINGS
     settings.unlink()
     settings.write_text("telemetry: {enabled: false}\n")
-    assert home(checkout, {}) == folder
+    assert home(checkout, {LOG_LEVEL: "DEBUG"}) == folder
     assert settings.read_text() == "telemetry: {enabled: false}\n"
     assert home(checkout, {"DAGSTER_HOME": str(checkout)}) == checkout
 
