@@ -12,6 +12,7 @@ from dagster import Failure, Field, JobDefinition, OpExecutionContext, job, op
 
 from assets.launcher import LAUNCHER
 from assets.metadata import mapping, metadata_of
+from assets.run_tags import TABLE
 from jobs.requests.distribute import DistributeRequest
 from jobs.requests.forget import ForgetRequest
 from storage_core.declaration import TableDeclaration
@@ -35,6 +36,7 @@ def build_forget_job(tables: Sequence[Fed], *, prefix: str = "") -> JobDefinitio
     )
     def forget_rows(context: OpExecutionContext) -> None:
         table, raw_logs = _named(tables, context.op_config["table"])
+        context.instance.add_run_tags(context.run_id, {TABLE: table.name})  # by which an alert names the table
         request = ForgetRequest(
             table_uri=table.uri,
             where=context.op_config["where"],

@@ -30,7 +30,7 @@ from pipelines.runs.failed import said_by, tables_of
 from pipelines.status.table_status import Looked, Place, State, look_at_all, places_of
 from pipelines.tables import DeclaredTables
 from storage_core.clock import Clock, SystemClock
-from storage_core.wording import counted, first_of
+from storage_core.wording import counted, first_of, listed
 
 FAILED_RUNS, LATE_TABLES = "alerts_failed_runs", "alerts_late_tables"
 INTERVAL_SECONDS = 300
@@ -102,10 +102,11 @@ def failure_alert(run: DagsterRun, events: Sequence[DagsterEvent], tables: Seque
     """Return what is said of a failed run: each failed step, what it said, and the tables that these are of."""
     lines = [f"{each.step_key or run.job_name}: {said_by(each)}" for each in events]
     about = dict.fromkeys(table for each in events for table in tables_of(run, each.step_key, tables))
+    of = f" of {listed(list(about))}" if about else ""
     return Alert(
         kind="run_failed",
         tables=tuple(about),
-        text="\n".join([f"a run of {run.job_name} failed", *map(str, first_of(lines, 10))]),
+        text="\n".join([f"run {run.run_id} of {run.job_name}{of} failed", *map(str, first_of(lines, 10))]),
         at=at,
         run_id=run.run_id,
     )

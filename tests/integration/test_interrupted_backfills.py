@@ -143,7 +143,7 @@ def ended(*errors: str | None, of: int) -> list[ChunkDone]:
             number=number,
             of=of,
             run_id="",
-            rows=0,
+            rows={},
             failed=(),
             error=error,
             following=HOURS[4] if number < of else None,
