@@ -25,4 +25,10 @@ def build_catalog(tables: Sequence[DeclaredTable], automation: Automation) -> De
     declared = [each.declaration for each in tables]
     request = CatalogRequest(tables=tuple(f"{each.name}={each.uri}" for each in declared))
     refreshed = build_catalog_asset(request, [asset_key(each.name, "checkpointed") for each in declared])
-    return scheduled(refreshed, automation, job=JOB, cron=CRON, description="Requests a refresh of the SQL catalogue.")
+    return scheduled(
+        refreshed,
+        automation.schedule_status,
+        job=JOB,
+        cron=CRON,
+        description="Requests a refresh of the SQL catalogue.",
+    )

@@ -14,6 +14,7 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     AssetSelection,
+    DefaultScheduleStatus,
     Definitions,
     JobDefinition,
     ScheduleDefinition,
@@ -33,7 +34,6 @@ from assets.names import identifier
 from assets.raw_upkeep import raw_key, raw_steps
 from assets.run_tags import AUDIT_ALL, AUDIT_TAG
 from assets.steps import asset_key, steps_of
-from pipelines.automation import Automation
 from storage_core.declaration import TableDeclaration
 from storage_core.raw_declaration import RawLogDeclaration
 
@@ -127,7 +127,9 @@ def backfill_job_name(table: str) -> str:
     return f"{identifier(table)}_backfill"
 
 
-def scheduled(made: AssetsDefinition, automation: Automation, *, job: str, cron: str, description: str) -> Definitions:
+def scheduled(
+    made: AssetsDefinition, status: DefaultScheduleStatus, *, job: str, cron: str, description: str
+) -> Definitions:
     """Return an asset of all tables with a job of its own, and `<job>_schedule` (UTC), which asks nothing."""
     schedule = ScheduleDefinition(
         name=f"{job}_schedule",
@@ -135,6 +137,6 @@ def scheduled(made: AssetsDefinition, automation: Automation, *, job: str, cron:
         cron_schedule=cron,
         execution_timezone="UTC",
         description=description,
-        default_status=automation.schedule_status,
+        default_status=status,
     )
     return Definitions(assets=[made], jobs=[define_asset_job(job, AssetSelection.assets(made))], schedules=[schedule])

@@ -29,7 +29,11 @@ CRON = "15 5 * * *"
 def build_report(declared: DeclaredTables, automation: Automation) -> Definitions:
     """Return the asset of all declared tables, the job `report`, and its schedule, every day at 05:15 UTC."""
     return scheduled(
-        _written(declared), automation, job=JOB, cron=CRON, description="Requests the report of all tables."
+        _written(declared),
+        automation.schedule_status,
+        job=JOB,
+        cron=CRON,
+        description="Requests the report of all tables.",
     )
 
 
