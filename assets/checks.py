@@ -22,12 +22,12 @@ from dagster import (
     multi_asset_check,
 )
 
-from assets.factory import asset_key, index_asset
 from assets.index_health import index_metadata
 from assets.launcher import Launcher, Report
 from assets.metadata import entries_in, json_value, mapping
 from assets.names import identifier
 from assets.run_tags import AUDIT_ALL, AUDIT_TAG
+from assets.steps import asset_key, index_asset
 from jobs.requests.audit import AuditRequest
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt

@@ -7,11 +7,10 @@ every asset can be materialized at any time, in any order and again: with nothin
 # No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dagster import (
-    AssetCheckResult,
     AssetExecutionContext,
     AssetKey,
     AssetsDefinition,
@@ -23,22 +22,25 @@ from dagster import (
 )
 
 from assets.definition_metadata import Project, code_version, metadata_of_asset, tags_of
+from assets.due_runs import TableInputs
 from assets.freshness import freshness_policy
 from assets.granted import granted_bytes
 from assets.index_health import index_metadata
-from assets.launcher import JobName, Launcher, PartlyDone, Report
+from assets.launcher import JobName, Launcher, PartlyDone
 from assets.metadata import metadata_of
 from assets.names import identifier
-from assets.partitions import Span, partitions_of, span_of, windows_of, windows_per_run
+from assets.partitions import Span, is_of_all_windows, partitions_of, span_of, windows_of, windows_per_run
 from assets.partly_done import record_part
 from assets.recording import recorded
-from assets.rejected_lines import judged_by_quarantine, rejected_lines_spec
+from assets.rejected_lines import rejected_lines_spec
 from assets.run_tags import COMPACT_STATE, MODE_TAG, STATE_TAG
-from jobs.requests.request import JobRequest
+from assets.steps import Step, asset_key, steps_of
+from assets.up_to_date import report_up_to_date
 from storage_core.clock import Clock
 from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
+from storage_core.errors import TidemarkError
 from storage_core.index.debt import debt
 from storage_core.table import Table
 from tidemark.io_manager.failures import typed_failures
@@ -58,21 +60,6 @@ _KINDS: Mapping[JobName, set[str]] = {
 }
 
 _NEW_ROWS: frozenset[JobName] = frozenset({"ingest", "merge", "sort"})
-
-Judge = Callable[[TableDeclaration, Report], AssetCheckResult]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One asset of a table: the job it runs, what it follows, and what the job's report has to show."""
-
-    name: str
-    job: JobName
-    description: str
-    after: tuple[str, ...] = ()
-    windowed: bool = False
-    request: JobRequest
-    judge: Judge | None = None
 
 
 def build_table_assets(
@@ -102,114 +89,6 @@ def build_table_assets(
         )
         for step in steps_of(declaration, file)
     ]
-
-
-def asset_key(table: str, name: str) -> AssetKey:
-    """Return the key of one asset of a table."""
-    return AssetKey([table, name])
-
-
-def index_asset(index: str) -> str:
-    """Return the name of the asset that keeps an index."""
-    return f"index_{index}"
-
-
-def steps_of(declaration: TableDeclaration, file: str | None = None) -> list[Step]:
-    """Return the steps that a table has: what it does not declare (files, key, indexes, retention) has no asset."""
-    base = JobRequest(table_uri=declaration.uri)
-    sources = _sources(declaration, replace(base, declaration=file))
-    expired = [_expired(base, sources)] if declaration.retention is not None else []
-    compacted = Step(
-        name="compacted",
-        job="compact",
-        description="The splits of each window as one sorted run: the rows of all of them, none lost, none twice.",
-        after=_names([*sources, *expired]),
-        windowed=declaration.window is not None,
-        request=base,
-    )
-    tidied = [_sorted(base)] if declaration.primary_key else []
-    return [*sources, *tidied, *expired, compacted, *_after_compaction(declaration, base)]
-
-
-def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
-    ingested = Step(
-        name="ingested",
-        job="ingest",
-        description="Rows of landed files, each exactly once; lines that are no rows are in quarantine.",
-        windowed=declaration.window is not None and not (declaration.landing and declaration.landing.is_delta),
-        request=request,
-        judge=judged_by_quarantine,
-    )
-    merged = Step(
-        name="merged",
-        job="merge",
-        description="Rows of region writers, applied to the base: per key the newest wins.",
-        after=("ingested",) if declaration.landing else (),
-        request=replace(request, declaration=None),
-    )
-    return ([ingested] if declaration.landing else []) + ([merged] if declaration.primary_key else [])
-
-
-def _after_compaction(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
-    checkpointed = Step(
-        name="checkpointed",
-        job="checkpoint",
-        description="The state of the newest version as Avro, so that opening the table stays fast.",
-        after=("compacted",),
-        request=request,
-    )
-    indexes = [
-        Step(
-            name=index_asset(index.name),
-            job="catch_up",
-            description=f"Segments of the {index.kind} index on {', '.join(index.columns)} for all live splits.",
-            after=("compacted",),
-            request=replace(request, index=index.name),
-        )
-        for index in declaration.indexes
-    ]
-    published = Step(
-        name="published",
-        job="publish",
-        description="The newest versions as readers of Delta or Iceberg see them: a log that names the same splits.",
-        after=("compacted",),
-        request=request,
-    )
-    published_as = [published] if declaration.publish.formats else []
-    collected = Step(
-        name="collected",
-        job="collect",
-        description="Objects that no retained version needs, deleted once they are older than the horizon.",
-        after=_names([checkpointed, *indexes, *published_as]),
-        request=request,
-    )
-    return [checkpointed, *indexes, *published_as, collected]
-
-
-def _names(steps: Sequence[Step]) -> tuple[str, ...]:
-    return tuple(step.name for step in steps)
-
-
-def _sorted(request: JobRequest) -> Step:
-    # After the merge: what that is about to take is not worth sorting.
-    return Step(
-        name="sorted",
-        job="sort",
-        description="Generations that merges left behind: where many wait in a region, one sorted by key.",
-        after=("merged",),
-        request=request,
-    )
-
-
-def _expired(request: JobRequest, sources: Sequence[Step]) -> Step:
-    # Before the compaction: what is about to leave is not worth rewriting.
-    return Step(
-        name="expired",
-        job="expire",
-        description="Windows older than the retention have left the table, each as a whole.",
-        after=_names(sources),
-        request=request,
-    )
 
 
 def _asset(
@@ -263,15 +142,43 @@ def _asset(
                 report = launcher.submit(context, step.job, request)
             except PartlyDone as partly:
                 raise record_part(context, key, partly, _debt_left(_opened(declaration), mode), span=now()) from partly
+            context.log.info("%s: %s at version %s", key.to_user_string(), report["status"], report["version"])
             left = _opened(declaration)
             metadata = {**metadata_of(report, _debt_left(left, mode)), **table_metadata(left, table)}
             if step.request.index is not None:
                 with typed_failures():
                     metadata |= index_metadata(debt(left.snapshot, step.request.index))
             checks = [step.judge(declaration, report)] if step.judge else []
-            return recorded(context, key, report, metadata, span=now(), checks=checks)
+            result = recorded(context, key, report, metadata, span=now(), checks=checks)
+            _report_the_rest(context, declaration, left, is_windowed=span is not None, clock=clock)
+            return result
 
     return materialize
+
+
+def _report_the_rest(
+    context: AssetExecutionContext,
+    declaration: TableDeclaration,
+    table: Table,
+    *,
+    is_windowed: bool,
+    clock: Clock | None,
+) -> None:
+    """Report what else of the table is up to date. The step is done, so a look that fails is only a warning."""
+    apart = set(context.run.asset_selection or context.job_def.asset_layer.executable_asset_keys)
+    if context.has_partition_key_range or is_of_all_windows(context):
+        apart -= context.selected_asset_keys if is_windowed else set()  # what the step did is recorded already
+    try:
+        report_up_to_date(
+            context.instance,
+            declaration,
+            table,
+            lambda: TableInputs.of(declaration, clock),
+            apart=apart,
+            clock=clock,
+        )
+    except TidemarkError as error:
+        context.log.warning("not looked at: which other assets of %s are up to date: %s", declaration.name, error)
 
 
 def _pool(table: str, job: JobName) -> str:

@@ -12,6 +12,7 @@ from dagster import Failure, Field, JobDefinition, OpExecutionContext, job, op
 
 from assets.launcher import LAUNCHER
 from assets.metadata import mapping, metadata_of
+from assets.run_tags import TABLE
 from jobs.requests.distribute import DistributeRequest
 from jobs.requests.forget import ForgetRequest
 from storage_core.declaration import TableDeclaration
@@ -21,20 +22,21 @@ Fed = tuple[TableDeclaration, Sequence[DistributeRequest]]
 """A table, and the raw logs that it gets rows from."""
 
 
-def build_forget_job(tables: Sequence[Fed]) -> JobDefinition:
+def build_forget_job(tables: Sequence[Fed], *, prefix: str = "") -> JobDefinition:
     """Return the job, which takes rows from a table and from its raw logs. It needs the resource `launcher`.
 
     With `report` it changes nothing, and fails as long as something still holds the rows.
     """
 
     @op(
-        name="forget_rows",
+        name=f"{prefix}forget_rows",
         config_schema={"table": str, "where": str, "report": Field(bool, default_value=False)},
         required_resource_keys={LAUNCHER},
         description="Erases the rows of `table` that meet `where`; with `report` only says what still holds them.",
     )
     def forget_rows(context: OpExecutionContext) -> None:
         table, raw_logs = _named(tables, context.op_config["table"])
+        context.instance.add_run_tags(context.run_id, {TABLE: table.name})  # by which an alert names the table
         request = ForgetRequest(
             table_uri=table.uri,
             where=context.op_config["where"],
@@ -50,7 +52,10 @@ def build_forget_job(tables: Sequence[Fed]) -> JobDefinition:
             raise Failure("objects still hold the rows", metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 
-    @job(name="forget", description="Erases rows of one person, or of any condition, from a table and its stores.")
+    @job(
+        name=f"{prefix}forget",
+        description="Erases rows of one person, or of any condition, from a table and its stores.",
+    )
     def forget() -> None:
         forget_rows()
 

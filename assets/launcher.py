@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from dagster import (
     OpExecutionContext,
     PipesFileMessageReader,
     PipesSubprocessClient,
+    PreviewWarning,
     RetryRequested,
 )
 from dagster._core.errors import DagsterPipesExecutionError
@@ -156,7 +158,7 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
             messages = folder / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
             client = PipesSubprocessClient(cwd=self.root, message_reader=reader)
-            with _reported_failure(job, messages, is_last=context.retry_number >= MOST_DEATHS):
+            with _reported_failure(job, messages, is_last=context.retry_number >= MOST_DEATHS), _quiet_previews():
                 completed = client.run(context=context, command=command, env=environment)
         return _only_report(job, completed.get_custom_messages())
 
@@ -208,6 +210,14 @@ def _reported_failure(job: str, messages: Path, *, is_last: bool) -> Iterator[No
                 raise RetryRequested(max_retries=MOST_DEATHS) from error
             raise _failure(Failed(TidemarkError.kind, f"jobs.{job} {_KILLED}: {error}")) from error
         raise
+
+
+@contextmanager
+def _quiet_previews() -> Iterator[None]:
+    """Dagster's own client calls a part of Pipes that is in preview, and warns of it in each step."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PreviewWarning)
+        yield
 
 
 def _done(report: Report) -> Report:

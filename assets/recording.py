@@ -135,7 +135,8 @@ def _repeated(key: AssetKey, record: EventLogRecord) -> AssetMaterialization:
     before = record.asset_materialization
     if before is None:
         raise TypeError(f"record {record.storage_id} of Dagster's storage is no materialization")
-    of_run = MetadataValue.dagster_run(record.run_id)
+    # An asset that was up to date from the beginning has no run, and one that is repeated names the run already.
+    of_run = {METRICS_OF_RUN: MetadataValue.dagster_run(record.run_id)} if record.run_id else {}
     tags = {name: value for name, value in (before.tags or {}).items() if name == DATA_VERSION}
-    metadata = {METRICS_OF_RUN: of_run, **before.metadata}  # one that is repeated already names the run that it repeats
+    metadata = {**of_run, **before.metadata}
     return AssetMaterialization(key, partition=before.partition, metadata=metadata, tags=tags)

@@ -1,5 +1,7 @@
 """Which tables and raw logs the sensor and schedules of upkeep look after, and whether these start by themselves.
 
+The other sensors and schedules, such as those of alerts and of the purge, start with them (decision 0192).
+
 One switch per table (decision 0171): `automation: on` or `off`, else what `automation.yaml` says of all. Where any is
 on, sensor and schedules start by themselves, for those that are on and no others. Where none is, they wait until
 somebody starts them, for all that are not off. Free of Dagster until somebody asks what its sensor and schedules are.
@@ -38,22 +40,24 @@ class Automation:
     tables: Sequence[TableDeclaration] = ()
     raw_logs: Sequence[RawLogDeclaration] = ()
     of_all: AutomationDeclaration = field(default_factory=AutomationDeclaration)
+    prefix: str = ""
+    """The beginning of the names of jobs, schedules and sensors. A project of components has jobs of its own too."""
 
     @cached_property
     def starts_by_itself(self) -> bool:
-        """Whether sensor and schedules run until somebody stops them."""
+        """Whether all sensors and schedules run until somebody stops them."""
         return any(self._switch(each) == "on" for each in self.tables)
 
     @property
     def sensor_status(self) -> DefaultSensorStatus:
-        """What the upkeep sensor is until somebody starts or stops it."""
+        """What a sensor is until somebody starts or stops it."""
         from dagster import DefaultSensorStatus
 
         return DefaultSensorStatus.RUNNING if self.starts_by_itself else DefaultSensorStatus.STOPPED
 
     @property
     def schedule_status(self) -> DefaultScheduleStatus:
-        """What the schedules of upkeep are until somebody starts or stops them."""
+        """What a schedule is until somebody starts or stops it."""
         from dagster import DefaultScheduleStatus
 
         return DefaultScheduleStatus.RUNNING if self.starts_by_itself else DefaultScheduleStatus.STOPPED

@@ -12,11 +12,11 @@ from typing import Any
 
 from dagster import AssetKey, DagsterEvent, DagsterInstance, ExecuteInProcessResult, JobDefinition, MetadataValue
 
-from assets.factory import asset_key, steps_of
 from assets.launcher import Launcher, PipesLauncher
 from assets.partitions import Span, contiguous, partition_key, span_of
 from assets.partly_done import FAILED_PARTITIONS
 from assets.run_tags import TABLE
+from assets.steps import asset_key, steps_of
 from jobs.requests.window_range import window_start
 from pipelines.catalog import build_definitions
 from pipelines.jobs import BACKFILL
@@ -47,15 +47,16 @@ class ChunkDone:
     """A chunk and its run. `number` counts from 1 to `of`; `error` says what failed, without stack traces, or None;
     it is `interrupted` of a chunk that a signal ended.
 
-    `rows` were written by the last step that wrote any. `failed` names the windows of the chunk that failed, where the
-    error is only theirs; the other windows are done. `following` is the first window of the next chunk, if any.
+    `rows` are those that each step wrote: rows that came in, and rows that were compacted. `failed` names the windows
+    of the chunk that failed, where the error is only theirs; the other windows are done. `following` is the first
+    window of the next chunk, if any.
     """
 
     chunk: Chunk
     number: int
     of: int
     run_id: str
-    rows: int
+    rows: Mapping[str, int]
     failed: tuple[str, ...]
     error: str | None
     following: str | None
@@ -97,10 +98,10 @@ def backfill(
             tags={TABLE: declaration.name, **range_tags(part.first, part.last), **process_tags()},
             raise_on_error=False,
         )
-        yield _done(parts, number, result)
+        yield _done(parts, number, result, keys)
 
 
-def _done(parts: Sequence[Chunk], number: int, result: ExecuteInProcessResult) -> ChunkDone:
+def _done(parts: Sequence[Chunk], number: int, result: ExecuteInProcessResult, keys: Sequence[AssetKey]) -> ChunkDone:
     failures = result.get_step_failure_events()
     details = [event.step_failure_data.user_failure_data for event in failures]
     facts = [each.metadata for each in details if each]
@@ -111,7 +112,7 @@ def _done(parts: Sequence[Chunk], number: int, result: ExecuteInProcessResult) -
         number=number,
         of=len(parts),
         run_id=result.run_id,
-        rows=_rows(facts[-1]) if facts else _rows_written(result),
+        rows=_rows_written(result, keys),
         failed=tuple(failed),
         error=None if result.success else error,
         following=parts[number].first if number < len(parts) else None,
@@ -130,12 +131,16 @@ def _names(value: MetadataValue[Any]) -> list[str]:
     return list(value.value) if isinstance(value.value, Mapping) else []
 
 
-def _rows_written(result: ExecuteInProcessResult) -> int:
-    rows: dict[AssetKey, int] = {}
+def _rows_written(result: ExecuteInProcessResult, keys: Sequence[AssetKey]) -> Mapping[str, int]:
+    rows = {key.path[-1]: 0 for key in keys}
     for event in result.get_asset_materialization_events():
-        made = event.materialization
-        rows[made.asset_key] = rows.get(made.asset_key, 0) + _rows(made.metadata)
-    return next(filter(None, reversed(rows.values())), 0)
+        rows[event.materialization.asset_key.path[-1]] += _rows(event.materialization.metadata)
+    for event in result.get_step_failure_events():  # whose result has none of the events that the step logged
+        failed = event.step_failure_data.user_failure_data
+        for key in keys:
+            if failed and event.step_key == key.to_python_identifier():
+                rows[key.path[-1]] = _rows(failed.metadata)
+    return rows
 
 
 def _rows(metadata: Mapping[str, MetadataValue[Any]]) -> int:

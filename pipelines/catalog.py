@@ -10,19 +10,22 @@ from dagster import AssetsDefinition, AssetSpec, Definitions, in_process_executo
 from assets.checks import build_table_checks
 from assets.definition_metadata import Project
 from assets.distribution import distributed_key
+from assets.due_runs import LOOKED_AT
 from assets.factory import build_table_assets
 from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
+from pipelines.alerts.sensors import build_alerts
 from pipelines.automation import Automation, load_automation
 from pipelines.cataloguing import build_catalog
 from pipelines.distribution import build_raw_log_assets
 from pipelines.housekeeping import build_housekeeping
 from pipelines.jobs import assets_of_jobs, build_jobs
 from pipelines.raw_logs import DeclaredRawLog, DeclaredRawLogs
+from pipelines.reporting import build_report
 from pipelines.schedules import build_schedules
 from pipelines.tables import DeclaredTable, DeclaredTables, Problem
 from pipelines.upkeep.declared_now import DeclaredNow
-from pipelines.upkeep.sensor import STEPS, Upkeep, build_upkeep_sensor
+from pipelines.upkeep.sensor import Upkeep, build_upkeep_sensor
 from storage_core.clock import Clock
 from storage_core.declaration import TableDeclaration
 
@@ -38,11 +41,12 @@ def build_definitions(
     raw_logs: DeclaredRawLogs = NO_RAW_LOGS,
     catalog: bool = False,
     report: str | None = None,
+    alerts: bool = False,
 ) -> Definitions:
     """Return the assets and checks of every table and raw log, the jobs and schedules of their steps, and the sensor.
 
-    And those of a SQL `catalog`; the assets link to the `report`. A declaration that was left out is shown as an asset
-    without a job; its description says what is wrong.
+    `catalog` adds the SQL catalog, `report` the report, to whose address the assets link, and `alerts` the sensors of
+    alerts. A declaration that was left out is shown as an asset without a job; its description says what is wrong.
     """
     fed_by = raw_logs.raw_logs
     known = [each.declaration for each in declared.tables]
@@ -67,7 +71,13 @@ def build_definitions(
         asset_checks=[check for table in declared.tables for check in build_table_checks(table.declaration)],
     )
     once = build_once(known, fed_by, clock, automation, root=declared.root, folder=declared.folder)
-    return Definitions.merge(own, once, *([build_catalog(declared.tables)] if catalog else []))
+    return Definitions.merge(
+        own,
+        once,
+        *([build_catalog(declared.tables, automation)] if catalog else []),
+        *([build_report(declared, automation)] if report else []),
+        *([build_alerts(declared, automation)] if alerts else []),
+    )
 
 
 def _left_out(problem: Problem) -> AssetSpec:
@@ -97,18 +107,19 @@ def build_once(
     The sensor reads from `root` what is declared of the upkeep of all tables, and from `folder` what is of each.
     """
     declared = [each.declaration for each in raw_logs]
-    jobs, assets = build_jobs(tables, declared), assets_of_jobs(tables, declared)
-    watched = [job for job in jobs if job.name in STEPS]
+    prefix = automation.prefix
+    jobs, assets = build_jobs(tables, declared, prefix=prefix), assets_of_jobs(tables, declared, prefix=prefix)
+    watched = [job for job in jobs if job.name.removeprefix(prefix) in LOOKED_AT]
     looked_after = [each for each in tables if automation.looks_after(each)]
     feeding = [(table, [each.request for each in _feeding(table, raw_logs)]) for table in tables]
     now = DeclaredNow(folder) if folder else None
-    upkeep = Upkeep(looked_after, assets, clock, root=root, declared_now=now)
+    upkeep = Upkeep(looked_after, assets, clock, root=root, declared_now=now, prefix=prefix)
     own = Definitions(
-        jobs=[*jobs, *([build_forget_job(feeding)] if tables else [])],
+        jobs=[*jobs, *([build_forget_job(feeding, prefix=prefix)] if tables else [])],
         schedules=build_schedules(tables, raw_logs, assets, automation),
         sensors=[build_upkeep_sensor(watched, upkeep, automation)] if watched else [],
     )
-    return Definitions.merge(own, build_housekeeping())
+    return Definitions.merge(own, build_housekeeping(automation))
 
 
 def _feeding(table: TableDeclaration, raw_logs: Sequence[DeclaredRawLog]) -> list[DeclaredRawLog]:

@@ -49,6 +49,7 @@ from pipelines.commands import (
 from pipelines.commands.as_given import as_given
 from pipelines.without_pandas import without_pandas
 from storage_core.errors import Interrupted, InvalidInput, TidemarkError, as_tidemark_error
+from storage_core.foreign_text import log_to_stderr
 
 _STOPPED = "stopped by a signal; what it committed stays (`tidemark history` shows it), run it again for the rest"
 
@@ -141,7 +142,7 @@ def _start(
 ) -> None:
     """Searchable tables on plain object storage: make them, fill them, ask them, keep them up."""
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr(level)
     reads = any(context.invoked_subcommand in _PANELS[panel] for panel in _READING)
     if reads and context.obj:  # for the whole process: Arrow keeps in mind that there was none
         context.with_resource(without_pandas())

@@ -27,6 +27,7 @@ from assets.names import identifier
 from jobs.requests.distribute import DistributeRequest
 from pipelines.automation import Automation
 from pipelines.catalog import build_assets, build_once
+from pipelines.component_schema import as_written
 from pipelines.distribution import build_raw_log_assets
 from pipelines.raw_logs import DeclaredRawLog
 from pipelines.tables import DeclaredTable
@@ -41,6 +42,9 @@ from storage_core.repeated import repeated
 if TYPE_CHECKING:
     from dagster.components.core.component_tree import ComponentTree
 
+PREFIX = "tidemark_"
+"""The beginning of the names of jobs, schedules and sensors, so that a project may have an `ingest` of its own."""
+
 _TEMPLATES = ("{{", "{%")
 _MAKES = ("asset", "asset_check", "job", "schedule", "sensor")
 
@@ -49,18 +53,18 @@ class TableAttributes(RootModel[dict[str, Any]]):
     """The fields of `tables/*.yaml`, checked where the component is made."""
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(cls, _: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the schema of the declaration, by which editors complete and check a `defs.yaml`."""
-        return handler(TableDeclaration.__pydantic_core_schema__)
+        return as_written(TableDeclaration.model_json_schema())
 
 
 class RawLogAttributes(RootModel[dict[str, Any]]):
     """The fields of `raw_logs/*.yaml`, checked where the component is made."""
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(cls, _: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the schema of the declaration, by which editors complete and check a `defs.yaml`."""
-        return handler(RawLogDeclaration.__pydantic_core_schema__)
+        return as_written(RawLogDeclaration.model_json_schema())
 
 
 Declared = TypeVar("Declared", TableDeclaration, RawLogDeclaration)
@@ -153,7 +157,7 @@ class _Project:
     def automation(self, root: Path) -> Automation:
         """Return the switches of its tables. Raises `InvalidInput` for an `automation.yaml` that is not sound."""
         raw_logs = [each.declaration for each in self.raw_logs]
-        return Automation([each.declaration for each in self.tables], raw_logs, read_automation(root))
+        return Automation([each.declaration for each in self.tables], raw_logs, read_automation(root), PREFIX)
 
 
 def _require_apart(declared: Sequence[TableDeclaration]) -> None:

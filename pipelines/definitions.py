@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import os
 
-from dagster import Definitions
-
 from assets.launcher import PipesLauncher
 from jobs.requests.catalog import CATALOG_URL
-from pipelines.alerts.sensors import build_alerts
 from pipelines.catalog import build_definitions
 from pipelines.files_of_all import problems_of_all
 from pipelines.raw_logs import read_raw_logs
 from pipelines.report.written import REPORT_PATH
-from pipelines.reporting import build_report
 from pipelines.tables import load_tables, require_sound, tables_folder
 
 VALIDATING = "DAGSTER_IS_DEFS_VALIDATION_CLI"
@@ -27,14 +23,11 @@ _raw_logs = read_raw_logs(tables_folder())
 if os.environ.get(VALIDATING):
     require_sound([*_declared.problems, *_raw_logs.problems, *problems_of_all(_declared.root)])
 
-defs = Definitions.merge(
-    build_definitions(
-        _declared,
-        PipesLauncher(_declared.root),
-        raw_logs=_raw_logs,
-        catalog=bool(os.environ.get(CATALOG_URL)),
-        report=REPORT_PATH,
-    ),
-    build_report(_declared),
-    build_alerts(_declared),
+defs = build_definitions(
+    _declared,
+    PipesLauncher(_declared.root),
+    raw_logs=_raw_logs,
+    catalog=bool(os.environ.get(CATALOG_URL)),
+    report=REPORT_PATH,
+    alerts=True,
 )

@@ -6,6 +6,7 @@ from dagster import (
     DefaultSensorStatus,
     Definitions,
     Field,
+    JobDefinition,
     OpExecutionContext,
     RunRequest,
     ScheduleDefinition,
@@ -17,6 +18,7 @@ from dagster import (
     op,
 )
 
+from pipelines.automation import Automation
 from pipelines.runs.dead import end_dead_runs
 from pipelines.runs.purge import old_runs, purge
 from storage_core.clock import SystemClock
@@ -31,21 +33,24 @@ OLDER_THAN = "90d"
 LOOK_SECONDS = 60
 
 
-def build_housekeeping() -> Definitions:
-    """Return the job `purge_history` with its nightly schedule, stopped, and a sensor for dead runs, which is on.
+def build_housekeeping(automation: Automation) -> Definitions:
+    """Return the job `purge_history` with its nightly schedule, and a sensor for dead runs, which is on.
 
     The sensor requests no run and asks no table.
     """
+    prefix = automation.prefix
+    purge_history = build_purge_job(prefix)
     schedule = ScheduleDefinition(
-        name=f"{PURGE}_schedule",
+        name=f"{prefix}{PURGE}_schedule",
         job=purge_history,
         cron_schedule=CRON,
         execution_timezone="UTC",
         execution_fn=_purge_tick,
         description=f"Purges runs older than {OLDER_THAN}.",
+        default_status=automation.schedule_status,
     )
     sensor = SensorDefinition(
-        name=DEAD_RUNS,
+        name=f"{prefix}{DEAD_RUNS}",
         evaluation_fn=_end_dead_runs,
         minimum_interval_seconds=LOOK_SECONDS,
         default_status=DefaultSensorStatus.RUNNING,
@@ -54,22 +59,28 @@ def build_housekeeping() -> Definitions:
     return Definitions(jobs=[purge_history], schedules=[schedule], sensors=[sensor])
 
 
-@op(
-    config_schema={"older_than": Field(str, default_value=OLDER_THAN)},
-    description="Deletes runs that are older, with events and logs, but for those that an asset or partition shows.",
-)
-def purge_runs(context: OpExecutionContext) -> None:
-    """Purge the history of the instance that runs this."""
-    with typed_failures():
-        older_than_ms = parse_milliseconds(context.op_config["older_than"])
-    done = purge(context.instance, older_than_ms=older_than_ms, clock=SystemClock())
-    context.add_output_metadata({"deleted": done.deleted, "kept": done.kept})
+def build_purge_job(prefix: str = "") -> JobDefinition:
+    """Return the job `purge_history`, which deletes old runs of the instance that runs it."""
 
+    @op(
+        name=f"{prefix}purge_runs",
+        config_schema={"older_than": Field(str, default_value=OLDER_THAN)},
+        description="Deletes older runs with their events and logs. Keeps runs that an asset or a partition shows.",
+    )
+    def purge_runs(context: OpExecutionContext) -> None:
+        with typed_failures():
+            older_than_ms = parse_milliseconds(context.op_config["older_than"])
+        done = purge(context.instance, older_than_ms=older_than_ms, clock=SystemClock())
+        context.add_output_metadata({"deleted": done.deleted, "kept": done.kept})
 
-@job(name=PURGE, description="Purges runs, events and logs that nobody needs any more; tables lose nothing by it.")
-def purge_history() -> None:
-    """Run the one op."""
-    purge_runs()
+    @job(
+        name=f"{prefix}{PURGE}",
+        description="Purges runs, events and logs that nobody needs any more; tables lose nothing by it.",
+    )
+    def purge_history() -> None:
+        purge_runs()
+
+    return purge_history
 
 
 def _purge_tick(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dagster import DagsterInstance
 
-from pipelines.environment import DAGSTER_HOME, POSTGRES
+from pipelines.environment import DAGSTER_HOME, LOG_LEVEL, POSTGRES
 from pipelines.tables import tables_folder
 from storage_core.errors import InvalidInput
 from storage_core.extras import POSTGRES as EXTRA
@@ -20,7 +20,8 @@ from storage_core.extras import needs
 
 SETTINGS = Path(__file__).resolve().with_name("dagster.yaml")
 
-_OURS = f"# Made by Tidemark, again by each of its commands, as long as {POSTGRES} is set.\n"
+_OURS = "# Made by Tidemark, again by each of its commands"
+_LEVEL = "INFO"
 _IN_POSTGRES = """
 storage:
   custom:
@@ -34,15 +35,18 @@ def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) 
     """Return the instance's folder, made where it is missing: `DAGSTER_HOME`, else `.dagster/` in the root.
 
     The root is the folder that holds `tables/`. In `.dagster/` the settings are linked to those of the package, unless
-    a file of the user's is there. For a database they are a file, in `DAGSTER_HOME` too. Idempotent. Raises
+    a file of the user's is there. For a database they are a file, in `DAGSTER_HOME` too, and
+    for a level of the terminal's lines other than INFO. Idempotent. Raises
     `InvalidInput` when the folder cannot be made, or when a file of the user's says nothing of the database that is
     set; `Unavailable` without the packages that a database needs.
     """
     named, in_postgres = environment.get(DAGSTER_HOME), bool(environment.get(POSTGRES))
     folder = _made(Path(named).resolve() if named else (root or tables_folder().parent).resolve() / ".dagster")
-    settings = folder / SETTINGS.name
+    settings, level = folder / SETTINGS.name, environment.get(LOG_LEVEL)
     if in_postgres:
-        _settle_in_postgres(settings, environment)
+        _require_postgres(settings, environment)
+    if in_postgres or (level and not named):
+        _settle(settings, _text(level or _LEVEL, in_postgres=in_postgres))
     elif not named and (_is_ours(settings) or not settings.exists()):
         settings.unlink(missing_ok=True)
         settings.symlink_to(SETTINGS)
@@ -56,17 +60,28 @@ def _is_ours(settings: Path) -> bool:
     return settings.is_file() and settings.read_text(encoding="utf-8").startswith(_OURS)
 
 
-def _settle_in_postgres(settings: Path, environment: Mapping[str, str]) -> None:
+def _text(level: str, *, in_postgres: bool) -> str:
+    """The settings of the package, with this level and this place of the history."""
+    text = SETTINGS.read_text(encoding="utf-8").replace(f"python_log_level: {_LEVEL}", f"python_log_level: {level}")
+    return f"{_OURS}.\n{text}" + (_IN_POSTGRES if in_postgres else "")
+
+
+def _settle(settings: Path, text: str) -> None:
+    """Replace settings that are ours, or that are missing."""
+    if not settings.is_symlink() and settings.exists() and not _is_ours(settings):
+        return
+    if settings.is_symlink() or not settings.exists() or settings.read_text(encoding="utf-8") != text:
+        made = settings.with_name(f"{settings.name}.{os.getpid()}")
+        made.write_text(text, encoding="utf-8")
+        made.replace(settings)
+
+
+def _require_postgres(settings: Path, environment: Mapping[str, str]) -> None:
     with needs(EXTRA, f"a history in PostgreSQL ({POSTGRES})"):
         from pipelines.postgres_history import database_url
     database_url(environment)
-    text = _OURS + SETTINGS.read_text(encoding="utf-8") + _IN_POSTGRES
-    if settings.is_symlink() or not settings.exists() or _is_ours(settings):
-        if not settings.is_file() or settings.read_text(encoding="utf-8") != text:
-            made = settings.with_name(f"{settings.name}.{os.getpid()}")
-            made.write_text(text, encoding="utf-8")
-            made.replace(settings)
-    elif "postgres" not in settings.read_text(encoding="utf-8"):
+    is_own = settings.exists() and not settings.is_symlink() and not _is_ours(settings)
+    if is_own and "postgres" not in settings.read_text(encoding="utf-8"):
         raise InvalidInput(
             f"{POSTGRES} is set, but {settings} is a file of your own that names no PostgreSQL; remove one of both"
         )

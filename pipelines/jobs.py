@@ -14,6 +14,7 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     AssetSelection,
+    DefaultScheduleStatus,
     Definitions,
     JobDefinition,
     ScheduleDefinition,
@@ -28,11 +29,11 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.checks import check_keys
 from assets.distribution import distributed_key
-from assets.factory import asset_key, steps_of
 from assets.launcher import JobName
 from assets.names import identifier
 from assets.raw_upkeep import raw_key, raw_steps
 from assets.run_tags import AUDIT_ALL, AUDIT_TAG
+from assets.steps import asset_key, steps_of
 from storage_core.declaration import TableDeclaration
 from storage_core.raw_declaration import RawLogDeclaration
 
@@ -66,28 +67,31 @@ class StepJob(UnresolvedAssetJobDefinition):
 Job = UnresolvedAssetJobDefinition
 
 
-def build_jobs(tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = ()) -> list[Job]:
+def build_jobs(
+    tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = (), *, prefix: str = ""
+) -> list[Job]:
     """Return the job of each step that some table or raw log has, `backfill` and `check`.
 
     And `<table>_backfill` of each table that declares `backfill_job`: Dagster's command for backfills of jobs takes no
-    selection. What compacts also audits what it compacted; only `check` reads every file of a table.
+    selection. What compacts also audits what it compacted; only `check` reads every file of a table. All names begin
+    with the `prefix`.
     """
     jobs: list[Job] = [
         StepJob(name=name, selection=AssetSelection.assets(*keys))
-        for name, keys in assets_of_jobs(tables, raw_logs).items()
+        for name, keys in assets_of_jobs(tables, raw_logs, prefix=prefix).items()
     ]
     jobs += [
-        define_asset_job(backfill_job_name(each.name), AssetSelection.assets(*windowed_assets(each)))
+        define_asset_job(f"{prefix}{backfill_job_name(each.name)}", AssetSelection.assets(*windowed_assets(each)))
         for each in tables
         if each.backfill_job
     ]
     checks: list[AssetCheckKey] = [key for each in tables for key in check_keys(each)]
-    audit = define_asset_job(CHECK, AssetSelection.checks(*checks), tags={AUDIT_TAG: AUDIT_ALL})
+    audit = define_asset_job(f"{prefix}{CHECK}", AssetSelection.checks(*checks), tags={AUDIT_TAG: AUDIT_ALL})
     return [*jobs, audit] if checks else jobs
 
 
 def assets_of_jobs(
-    tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = ()
+    tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = (), *, prefix: str = ""
 ) -> Mapping[str, Sequence[AssetKey]]:
     """Return the assets of the jobs of steps, and of `backfill`, by the name of the job."""
     found: defaultdict[str, list[AssetKey]] = defaultdict(list)
@@ -100,7 +104,7 @@ def assets_of_jobs(
         found["distribute"].append(distributed_key(raw_log.name))
         for raw_step in raw_steps(raw_log):
             found[raw_step.job].append(raw_key(raw_log.name, raw_step))
-    return found
+    return {f"{prefix}{name}": keys for name, keys in found.items()}
 
 
 def jobs_of(declaration: TableDeclaration) -> list[JobName]:
@@ -123,9 +127,16 @@ def backfill_job_name(table: str) -> str:
     return f"{identifier(table)}_backfill"
 
 
-def scheduled(made: AssetsDefinition, *, job: str, cron: str, description: str) -> Definitions:
-    """Return an asset of all tables with a job of its own, and `<job>_schedule` (UTC), stopped, which asks nothing."""
+def scheduled(
+    made: AssetsDefinition, status: DefaultScheduleStatus, *, job: str, cron: str, description: str
+) -> Definitions:
+    """Return an asset of all tables with a job of its own, and `<job>_schedule` (UTC), which asks nothing."""
     schedule = ScheduleDefinition(
-        name=f"{job}_schedule", job_name=job, cron_schedule=cron, execution_timezone="UTC", description=description
+        name=f"{job}_schedule",
+        job_name=job,
+        cron_schedule=cron,
+        execution_timezone="UTC",
+        description=description,
+        default_status=status,
     )
     return Definitions(assets=[made], jobs=[define_asset_job(job, AssetSelection.assets(made))], schedules=[schedule])

@@ -12,7 +12,8 @@ from dagster import (
     asset,
 )
 
-from assets.factory import asset_key
+from assets.steps import asset_key
+from pipelines.automation import Automation
 from pipelines.jobs import scheduled
 from pipelines.report.written import REPORT_PATH, report_file, write_report
 from pipelines.runs.failed import last_failures_in
@@ -25,9 +26,15 @@ JOB = "report"
 CRON = "15 5 * * *"
 
 
-def build_report(declared: DeclaredTables) -> Definitions:
-    """Return the asset of all declared tables, the job `report`, and its schedule, stopped, every day at 05:15 UTC."""
-    return scheduled(_written(declared), job=JOB, cron=CRON, description="Requests the report of all tables.")
+def build_report(declared: DeclaredTables, automation: Automation) -> Definitions:
+    """Return the asset of all declared tables, the job `report`, and its schedule, every day at 05:15 UTC."""
+    return scheduled(
+        _written(declared),
+        automation.schedule_status,
+        job=JOB,
+        cron=CRON,
+        description="Requests the report of all tables.",
+    )
 
 
 def _written(declared: DeclaredTables) -> AssetsDefinition:

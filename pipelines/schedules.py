@@ -119,13 +119,13 @@ def _schedule(
         at_work = AtWork.of(context.instance, assets_of_jobs, now_ms=int(now.timestamp() * 1000))
         wanted = (each for each in timed if automation.looks_after(each.declaration))
         due = (each for each in wanted if _is_time(each.cron, now) and at_work.free(each.assets))
-        yield from _answer(_requests(job, due))
+        yield from _answer(_requests(job, due, automation.prefix))
 
     crons = sorted({each.cron for each in timed})
     return _definition(job, crons, tick, description=f"Requests {job} runs.", automation=automation)
 
 
-def _requests(job: JobName, due: Iterable[Timed]) -> Iterator[RunRequest | SkipReason]:
+def _requests(job: JobName, due: Iterable[Timed], prefix: str) -> Iterator[RunRequest | SkipReason]:
     for each in due:
         try:
             reason = each.reason()
@@ -134,7 +134,8 @@ def _requests(job: JobName, due: Iterable[Timed]) -> Iterator[RunRequest | SkipR
         if isinstance(reason, SkipReason):
             yield SkipReason(f"{each.name}: {reason.skip_message}")
         else:
-            yield run_request(job, each.name, each.assets, reason).with_replaced_attrs(run_key=each.name)
+            request = run_request(job, each.name, each.assets, reason)
+            yield request.with_replaced_attrs(run_key=each.name, job_name=f"{prefix}{job}")
 
 
 def _answer(found: Iterable[RunRequest | SkipReason]) -> Iterator[RunRequest | SkipReason]:
@@ -159,7 +160,7 @@ def _checks(automation: Automation) -> ScheduleDefinition:
     def tick(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
         now = context.scheduled_execution_time
         due = (table for cron, group in groups.items() if _is_time(cron, now) for table in group)
-        yield from _answer(_check(each, context) for each in due)
+        yield from _answer(_check(each, context, f"{automation.prefix}{CHECK}") for each in due)
 
     description = "Checks each version of a table once, at night."
     crons = list(groups) or [_check_cron(0)]
@@ -171,14 +172,14 @@ def _check_cron(group: int) -> str:
     return f"{minute} {hour} * * *"
 
 
-def _check(table: TableDeclaration, context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+def _check(table: TableDeclaration, context: ScheduleEvaluationContext, job: str) -> RunRequest | SkipReason:
     try:
         version = str(Table.open(table.uri).version)
     except TidemarkError as error:
         return _skip(table.name, Failed.of(error))
     tags = {TABLE: table.name, VERSION: version}
     unfinished = [each for each in DagsterRunStatus if each.name not in ("FAILURE", "CANCELED")]
-    if context.instance.get_runs_count(RunsFilter(job_name=CHECK, tags=tags, statuses=unfinished)):
+    if context.instance.get_runs_count(RunsFilter(job_name=job, tags=tags, statuses=unfinished)):
         return SkipReason(f"version {version} of {table.name} was checked")
     reason = reason_tags(f"version {version}")
     return RunRequest(table.name, tags={**tags, **reason, **_CHECK_PRIORITY}, asset_check_keys=check_keys(table))
@@ -197,8 +198,8 @@ def _definition(
     automation: Automation,
 ) -> ScheduleDefinition:
     return ScheduleDefinition(
-        name=f"{job}_schedule",
-        job_name=job,
+        name=f"{automation.prefix}{job}_schedule",
+        job_name=f"{automation.prefix}{job}",
         cron_schedule=crons[0] if len(crons) == 1 else crons,
         execution_timezone="UTC",
         execution_fn=tick,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 
 from storage_core.wording import counted
+
+_TAB = 4
 
 # Words of ours, such as advice has: a scheme alone, and what is left out already.
 _OURS = r"/{0,2}(?:bucket/prefix|…@?…?[),:;]*)?(?:[\s'\"]|$)"
@@ -49,6 +53,26 @@ def escaped(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)
+
+
+def printable(text: str) -> str:
+    """Return text for a terminal that moves no cursor and changes no color. Line feeds stay, and tabs become spaces."""
+    return "\n".join(escaped(each.expandtabs(_TAB)) for each in text.split("\n"))
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats the lines of a log for a terminal. Names and messages may be from storage that somebody else wrote."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the printable text of the record."""
+        return printable(super().format(record))
+
+
+def log_to_stderr(level: int) -> None:
+    """Let this process log to standard error from this level on, as commands and jobs do."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def without_locations(text: str) -> str:

@@ -24,6 +24,7 @@ from jobs.requests.request import JobRequest, parse, parser
 from jobs.spark.small_work import SPARK, SmallWork
 from jobs.spark.spark import Spark
 from storage_core.errors import Interrupted, TidemarkError, as_tidemark_error
+from storage_core.foreign_text import log_to_stderr, printable
 
 Run = Callable[[JobRequest, Spark], JobReport]
 
@@ -67,7 +68,7 @@ def command(
     argv: Sequence[str] | None = None,
 ) -> int:
     """Run a job with arguments of its own, `--json` among them, print its report, and return the exit code."""
-    log_to_stderr()
+    log_to_stderr(logging.INFO)
     parsed = arguments.parse_args(argv)
     try:
         with ending_with_parent(os.environ):
@@ -78,16 +79,11 @@ def command(
         stopped = Interrupted("stopped by a signal; run the same command again")
         return _failed(job, stopped, as_json=parsed.json)
     except Exception as error:  # noqa: BLE001  # the end of the process: the caller is told, whatever it was
-        sys.stderr.write(traceback.format_exc())
+        sys.stderr.write(printable(traceback.format_exc()))
         return _failed(job, as_tidemark_error(error), as_json=parsed.json)
-    sys.stdout.write((report.to_json() if parsed.json else report.to_text()) + "\n")
+    sys.stdout.write((report.to_json() if parsed.json else printable(report.to_text())) + "\n")
     report_to_dagster(json.loads(report.to_json()))
     return 0
-
-
-def log_to_stderr() -> None:
-    """Let this process log as jobs do."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 
 
 def failure_of(job: str, error: TidemarkError) -> dict[str, object]:
@@ -101,6 +97,6 @@ def failure_of(job: str, error: TidemarkError) -> dict[str, object]:
 def _failed(job: str, error: TidemarkError, *, as_json: bool) -> int:
     failure = failure_of(job, error)
     sys.stdout.write(json.dumps(failure) + "\n" if as_json else "")
-    sys.stderr.write(f"{job}: {error.kind}: {error}\n")
+    sys.stderr.write(printable(f"{job}: {error.kind}: {error}") + "\n")
     report_to_dagster(failure)
     return error.exit_code

@@ -24,9 +24,10 @@ from typing import TextIO
 from jobs.process.parent import ending_with_parent
 from jobs.process.stop_signals import heard_once
 from jobs.requests import audit, request
-from jobs.running.command import failure_of, log_to_stderr
+from jobs.running.command import failure_of
 from jobs.spark.spark import Spark
 from storage_core.errors import Interrupted, TidemarkError, Unavailable, as_tidemark_error
+from storage_core.foreign_text import log_to_stderr
 
 BEGAN, MESSAGE, LEVEL, ENDED = "began", "log", "level", "ended"
 """The fields of answers, which `assets.shared_jobs` reads."""
@@ -116,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
     with suppress(BrokenPipeError), os.fdopen(int(where), "w", encoding="utf-8") as lines:
         # Its end is that of this process, not of Spark's.
         os.set_inheritable(lines.fileno(), False)  # noqa: FBT003  # takes no name
-        log_to_stderr()
+        log_to_stderr(logging.INFO)
         answers = Answers(lines)
         logging.getLogger().addHandler(answers)
         return serve(sys.stdin, answers, float(idle_seconds))

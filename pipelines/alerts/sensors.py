@@ -1,7 +1,7 @@
 """What Dagster has of alerts: two sensors for all tables, one for failed runs and one for tables that are behind.
 
 Both read `alerts.yaml` at each tick, so a change is in force at once, and what is wrong with the file is on the tick.
-All are stopped until somebody starts them in the UI.
+They start by themselves if a table is automated, and in the UI otherwise.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from dagster import (
     DagsterEvent,
     DagsterRun,
+    DefaultSensorStatus,
     Definitions,
     RunFailureSensorContext,
     SensorDefinition,
@@ -24,11 +25,12 @@ from dagster import (
 from assets.run_tags import WILL_RETRY
 from pipelines.alerts.delivery import Alert, deliver
 from pipelines.alerts.receivers import ALERTS, AlertsDeclaration, read_alerts
+from pipelines.automation import Automation
 from pipelines.runs.failed import said_by, tables_of
 from pipelines.status.table_status import Looked, Place, State, look_at_all, places_of
 from pipelines.tables import DeclaredTables
 from storage_core.clock import Clock, SystemClock
-from storage_core.wording import counted, first_of
+from storage_core.wording import counted, first_of, listed
 
 FAILED_RUNS, LATE_TABLES = "alerts_failed_runs", "alerts_late_tables"
 INTERVAL_SECONDS = 300
@@ -70,15 +72,20 @@ class Ticked:
     problems: tuple[str, ...]
 
 
-def build_alerts(declared: DeclaredTables) -> Definitions:
+def build_alerts(declared: DeclaredTables, automation: Automation) -> Definitions:
     """Return the sensors `alerts_failed_runs` and `alerts_late_tables`; neither requests a run."""
-    return Definitions(sensors=[_failed_runs(declared), _late_tables(declared)])
+    status = automation.sensor_status
+    return Definitions(sensors=[_failed_runs(declared, status), _late_tables(declared, status)])
 
 
-def _failed_runs(declared: DeclaredTables) -> SensorDefinition:
+def _failed_runs(declared: DeclaredTables, status: DefaultSensorStatus) -> SensorDefinition:
     names = [each.declaration.name for each in declared.tables]
 
-    @run_failure_sensor(name=FAILED_RUNS, description=f"Tells the receivers in {ALERTS} of each run that failed.")
+    @run_failure_sensor(
+        name=FAILED_RUNS,
+        description=f"Tells the receivers in {ALERTS} of each run that failed.",
+        default_status=status,
+    )
     def failed(context: RunFailureSensorContext) -> None:  # a reason to skip would fail a tick of several runs
         run, receivers = context.dagster_run, read_alerts(declared.root)
         if run.tags.get(WILL_RETRY) == "true" or not receivers.receivers:
@@ -95,16 +102,17 @@ def failure_alert(run: DagsterRun, events: Sequence[DagsterEvent], tables: Seque
     """Return what is said of a failed run: each failed step, what it said, and the tables that these are of."""
     lines = [f"{each.step_key or run.job_name}: {said_by(each)}" for each in events]
     about = dict.fromkeys(table for each in events for table in tables_of(run, each.step_key, tables))
+    of = f" of {listed(list(about))}" if about else ""
     return Alert(
         kind="run_failed",
         tables=tuple(about),
-        text="\n".join([f"a run of {run.job_name} failed", *map(str, first_of(lines, 10))]),
+        text="\n".join([f"run {run.run_id} of {run.job_name}{of} failed", *map(str, first_of(lines, 10))]),
         at=at,
         run_id=run.run_id,
     )
 
 
-def _late_tables(declared: DeclaredTables) -> SensorDefinition:
+def _late_tables(declared: DeclaredTables, status: DefaultSensorStatus) -> SensorDefinition:
     places = [each for each in places_of(declared) if each.freshness_ms is not None]
 
     def tick(context: SensorEvaluationContext) -> SkipReason:
@@ -123,6 +131,7 @@ def _late_tables(declared: DeclaredTables) -> SensorDefinition:
         evaluation_fn=tick,
         minimum_interval_seconds=INTERVAL_SECONDS,
         description=f"Tells the receivers in {ALERTS} of tables that are behind the freshness they declare.",
+        default_status=status,
     )
 
 

@@ -133,7 +133,7 @@ def _ask(opened: Catalog, words: Sequence[str], options: dict[str, Any], *, expl
         with opened.explaining() as plans:
             next(_QUESTIONS[question](opened, table, options), None)
         for plan in plans:
-            output.line(output.printable(plan))
+            output.line(plan)
         return
     shown = {"window_start": window, "rows": number, "bytes": number, "split_id": cell}
     shown = {"version": number, "change": cell, **shown} if question == "changes" else shown

@@ -41,7 +41,7 @@ def tables(*, as_json: Json = False) -> None:
     output.records([record for record, _ in found], shown, as_json=as_json, nothing=nothing)
     failed = [(record["name"], error) for record, error in found if error is not None]
     for name, error in () if as_json else failed:
-        output.line(output.printable(f"{name}: {error.kind}: {error}"))
+        output.line(f"{name}: {error.kind}: {error}")
     require_sound([*known.problems, *problems_of_all(known.root)])
     if failed:
         name, error = failed[0]

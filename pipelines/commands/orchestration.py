@@ -122,11 +122,17 @@ def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:
     if as_json:
         about = {"number": done.number, "of": done.of, "first": part.first, "last": part.last, "windows": part.windows}
         status = "done" if done.error is None else "failed"
-        more = {"rows": done.rows, "windows_failed": list(done.failed), "run_id": done.run_id, "error": done.error}
+        more = {
+            "rows": dict(done.rows),
+            "windows_failed": list(done.failed),
+            "run_id": done.run_id,
+            "error": done.error,
+        }
         output.json_line({"status": status, **about, **more})
     else:
-        ended = "done" if done.error is None else f"failed: {output.printable(done.error)}"
-        of = f"{part.first} to {part.last}  {counted(part.windows, 'window')}  {counted(done.rows, 'row')}"
+        ended = "done" if done.error is None else f"failed: {done.error}"
+        rows = ", ".join(f"{step} {counted(count, 'row')}" for step, count in done.rows.items())
+        of = f"{part.first} to {part.last}  {counted(part.windows, 'window')}  {rows}"
         output.line(f"{done.number}/{done.of}  {of}  {ended}")
     sys.stdout.flush()
 

@@ -17,7 +17,7 @@ from unicodedata import combining, east_asian_width
 
 from pipelines.commands.plain import plain
 from storage_core.errors import InvalidInput, TidemarkError
-from storage_core.foreign_text import escaped
+from storage_core.foreign_text import printable
 from storage_core.wording import counted
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ LONGEST_CELL = 1_000
 LONGEST_EXCERPT = 200
 _BATCH_ROWS = 10_000
 _MOST_REASONS = 20
-_TAB = 4
 _GAP = "   "
 
 
@@ -47,9 +46,12 @@ def json_line(record: Record) -> None:
 
 
 def line(text: str) -> None:
-    """Print one line of text. Raises `OutputClosedError` when nobody reads any more, as behind `| head`."""
+    """Print one line of text, escaped for a terminal. Every text for people comes through here.
+
+    Raises `OutputClosedError` when nobody reads any more, as behind `| head`.
+    """
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(printable(text) + "\n")
     except BrokenPipeError as error:
         raise OutputClosedError from error
 
@@ -148,7 +150,7 @@ def fields(record: Record, shown: Mapping[str, Show]) -> None:
 
 def report(done: JobReport, *, as_json: bool) -> None:
     """Print what a job did."""
-    line(done.to_json() if as_json else printable(done.to_text()))
+    line(done.to_json() if as_json else done.to_text())
 
 
 def failure(kind: str, message: str, context: Record, *, as_json: bool) -> None:
@@ -257,11 +259,6 @@ def instant_ms(value: object) -> str:
     except OverflowError:
         return f"{value} ms"  # logs of others may name times that no calendar has
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def printable(text: str) -> str:
-    """Return text that moves no cursor and changes no colour: data says what a row holds, not what a terminal does."""
-    return escaped(text.expandtabs(_TAB), keep="\n")
 
 
 def _text(value: object) -> str:

@@ -52,7 +52,7 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
         _show(found, failures)
         for why in dict.fromkeys(waits.values()):
             names = listed([name for name, each in waits.items() if each == why])
-            output.line(output.printable(f"{names}: upkeep waits: {why}"))
+            output.line(f"{names}: upkeep waits: {why}")
     require_sound([*chosen.problems, *problems_of_all(chosen.root)])
     for each in found:
         if each.error is not None:
@@ -257,12 +257,12 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
     output.records(lines, _COLUMNS, as_json=False, nothing=nothing, most=None, optional=_OPTIONAL)
     for each in found:
         if each.error is not None:
-            output.line(output.printable(f"{each.place.name}: {each.error.kind}: {each.error}"))
+            output.line(f"{each.place.name}: {each.error.kind}: {each.error}")
         for step, why in ({} if each.status is None else each.status.unknown).items():
-            output.line(output.printable(f"{each.place.name}: nobody knows what there is to {step}: {why}"))
+            output.line(f"{each.place.name}: nobody knows what there is to {step}: {why}")
         failure = failures.get(each.place.name)
         if failure is not None and not failure.is_over:
-            output.line(output.printable(f"{each.place.name}: {failure.step} failed: {failure.message}"))
+            output.line(f"{each.place.name}: {failure.step} failed: {failure.message}")
 
 
 def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, object]:

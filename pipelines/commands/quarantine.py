@@ -99,7 +99,7 @@ def _show_first(count: int, entry: Entry, *, everything: bool) -> None:
 
     if isinstance(entry, QuarantinedRows):
         arrived = output.instant_ms(entry.arrived_ms)
-        output.line(output.printable(f"{entry.reason}, of {entry.source} by {entry.by}, arrived {arrived}:"))
+        output.line(f"{entry.reason}, of {entry.source} by {entry.by}, arrived {arrived}:")
         output.rows(entry.rows.slice(0, count), as_json=False, everything=everything)
         return
     lines = ({"source": entry.source, **each} for each in entry.rejected[:count])

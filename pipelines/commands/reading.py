@@ -101,7 +101,7 @@ def get(
     found = table.get(key, at=at, consistency=consistency)
     if found is None:
         if not as_json:
-            output.line(f"no row with the key {output.printable(', '.join(key))}")
+            output.line(f"no row with the key {', '.join(key)}")
         return
     row = shown(found, table.schema)
     if as_json:

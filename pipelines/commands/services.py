@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -42,7 +43,8 @@ def ui(
 ) -> None:
     """Open Dagster's UI, on this machine only.
 
-    It shows every run of the demo, of backfills and of schedules. With it come a daemon and a code server; of the three
+    It shows every run of the demo, of backfills and of schedules. The terminal shows what runs log at INFO, and with
+    `tidemark --verbose ui` each event of a run. With it come a daemon and a code server; of the three
     one that ends is started again, and the others stay.
     """
     place, environment = _settled("the UI of Dagster")
@@ -127,13 +129,15 @@ def _settled(what: str) -> tuple[Path, Mapping[str, str]]:
     """The home of Dagster, and the environment of its processes. Raises `NotFound` without declarations."""
     with needs(PIPELINE, what):
         from pipelines.instance import home
+    from pipelines.environment import LOG_LEVEL
     from pipelines.processes.programs import environment_of
     from pipelines.tables import TABLES, tables_folder
 
     folder = tables_folder()
     if not folder.is_dir():
         raise NotFound(f"no table is declared here; run this in a folder with tables/*.yaml, or set {TABLES}")
-    place = home()
+    is_verbose = logging.getLogger().isEnabledFor(logging.INFO)
+    place = home(environment={**os.environ, **({LOG_LEVEL: "DEBUG"} if is_verbose else {})})
     return place, environment_of(place, folder, os.environ)
 
 

@@ -185,7 +185,8 @@ def tables_of(run: DagsterRun, step: str | None, tables: Collection[str]) -> lis
     """Return the table that a failed step is of; of a run that failed without one, those that it was asked for."""
     if step is not None:
         key = _asset_of(run, step, tables)
-        return [each for each in tables if key and each == key.path[0]]
+        if key is not None or TABLE not in run.tags:
+            return [each for each in tables if key and each == key.path[0]]
     about = _about(run)
     return [each for each in tables if each in about]
 

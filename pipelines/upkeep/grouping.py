@@ -48,8 +48,8 @@ def grouped(chosen: Iterable[Wanted], *, most_tables: int = MOST_TABLES) -> list
     return groups
 
 
-def request_of(group: Sequence[Wanted]) -> RunRequest:
-    """Return the request of the run."""
+def request_of(group: Sequence[Wanted], *, prefix: str = "") -> RunRequest:
+    """Return the request of the run. The name of its job begins with the `prefix`."""
     first = group[0]
     names = [each.declaration.name for each in group]
     is_one = len(group) == 1
@@ -63,7 +63,8 @@ def request_of(group: Sequence[Wanted]) -> RunRequest:
         table_priority=first.declaration.upkeep.priority,
     )
     granted = {each.declaration.name: each.granted_bytes for each in group if each.granted_bytes is not None}
-    return request.with_replaced_attrs(tags={**request.tags, **bytes_tag(granted)})
+    tags = {**request.tags, **bytes_tag(granted)}
+    return request.with_replaced_attrs(job_name=f"{prefix}{first.job}", tags=tags)
 
 
 def _is_small(wanted: Wanted) -> bool:

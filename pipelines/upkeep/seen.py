@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from pipelines.upkeep.due_runs import TableInputs
+from assets.due_runs import TableInputs
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import NotFound
 from storage_core.formats.keys import REGIONS_PREFIX, version_key

@@ -14,12 +14,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from dagster import AssetKey, DagsterRun, SensorDefinition, SensorEvaluationContext, SensorResult, SkipReason
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    DagsterRun,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+)
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from assets.factory import asset_key, index_asset
+from assets.due_runs import LOOKED_AT, DueRun, TableInputs, outlook
 from assets.launcher import JobName
 from assets.run_tags import SENSOR
+from assets.steps import asset_key, index_asset
+from assets.up_to_date import report_up_to_date
 from jobs.reports.failure import Failed
 from pipelines.automation import UPKEEP_SENSOR, Automation
 from pipelines.jobs import Job, jobs_of, step_assets
@@ -27,7 +37,6 @@ from pipelines.runs.at_work import AtWork
 from pipelines.runs.spent import spent_bytes
 from pipelines.upkeep.budgets import Choice, choose, read_upkeep_of_all
 from pipelines.upkeep.declared_now import DeclaredNow, has_same_assets
-from pipelines.upkeep.due_runs import DueRun, TableInputs, outlook
 from pipelines.upkeep.grouping import MOST_TABLES, Group, grouped, request_of
 from pipelines.upkeep.seen import Seen
 from pipelines.upkeep.wanted import Wanted
@@ -36,11 +45,6 @@ from storage_core.declaration import TableDeclaration
 from storage_core.declaration_upkeep import UpkeepOfAllDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.wording import counted, listed
-
-STEPS: frozenset[JobName] = frozenset(
-    {"ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "publish"}
-)
-"""What the sensor asks for; collections and checks have schedules."""
 
 WHOLE_LOOK_SECONDS = 900
 """An idle table is looked at as a whole after so long: time alone makes some work, such as windows that become cold.
@@ -81,7 +85,9 @@ class Upkeep:
         *,
         root: Path | None = None,
         declared_now: DeclaredNow | None = None,
+        prefix: str = "",
     ) -> None:
+        self._prefix = prefix
         self._declarations = {each.name: each for each in declarations}
         self._assets_of_jobs = assets_of_jobs
         self._clock = clock or SystemClock()
@@ -91,6 +97,7 @@ class Upkeep:
         self._since_ms: dict[tuple[str, JobName], int] = {}
         self._asked_ms: dict[tuple[str, JobName], int] = {}
         self._not_yet: dict[str, list[JobName]] = {}
+        self._reported: dict[str, int] = {}
         self._root = root
         self._declared_now = declared_now
         self._large_since_ms: dict[str, int] = {}
@@ -121,7 +128,7 @@ class Upkeep:
             loaded = self._declarations[name]
             try:
                 is_alone = not has_same_assets(now[name], loaded)
-                wanted += [replace(each, is_alone=is_alone) for each in self._look(loaded, at_work)]
+                wanted += [replace(each, is_alone=is_alone) for each in self._look(loaded, at_work, context.instance)]
             except TidemarkError as error:
                 problems.append(_problem(name, Failed.of(error)))
             if self.requests - spent >= self._bounds.requests or monotonic() - began >= self._bounds.seconds:
@@ -133,12 +140,12 @@ class Upkeep:
             of = (each.declaration.name, each.job)
             self._asked_ms[of] = self._since_ms[of] = self._clock.now_ms()
         looked = f"looked at {done} of {counted(len(names), 'table')}: {choice}"
-        own = _own(at_work.waiting) + _own(at_work.working)
+        own = self._own(at_work.waiting) + self._own(at_work.working)
         said = "; ".join([looked, *([f"{counted(own, 'run')} waiting or at work"] if own else []), *problems])
         if choice.chosen and choice.deferred:  # a tick with runs has no reason to skip, which says it otherwise
             context.log.info("%s", said)
         return SensorResult(
-            run_requests=[request_of(group) for group in groups],
+            run_requests=[request_of(group, prefix=self._prefix) for group in groups],
             cursor=names[done % len(names)] if names else None,
             skip_reason=None if groups else SkipReason(said),
         )
@@ -157,12 +164,16 @@ class Upkeep:
         hour = dt.timedelta(seconds=self._bounds.hour_seconds)
         spent = spent_bytes(context.instance, now_ms=now_ms, hour=hour) if is_counted else {}
         choice = choose(wanted, of_all, spent=spent, now_ms=now_ms, since_ms=self._large_since_ms)
-        waiting, working = _own(at_work.waiting), _own(at_work.working)
+        waiting, working = self._own(at_work.waiting), self._own(at_work.working)
         room = self._bounds.waiting - waiting
         at_once = room if of_all.runs_at_once is None else of_all.runs_at_once - waiting - working
         groups = grouped(choice.chosen, most_tables=self._bounds.tables)
         kept = groups[: max(min(room, at_once), 0)]
         return kept, choice.only([each for group in kept for each in group])
+
+    def _own(self, runs: Sequence[DagsterRun]) -> int:
+        """How many of the runs the sensor asked for."""
+        return sum(run.tags.get(SENSOR) == f"{self._prefix}{UPKEEP_SENSOR}" for run in runs)
 
     def _from(self, cursor: str | None) -> list[str]:
         """The tables in their order, beginning at the cursor, and going round."""
@@ -170,15 +181,18 @@ class Upkeep:
         place = next((number for number, name in enumerate(names) if name >= (cursor or "")), 0)
         return [*names[place:], *names[:place]]
 
-    def _look(self, declaration: TableDeclaration, at_work: AtWork) -> list[Wanted]:
-        """What the table needs and has no run of; one in which nothing was to do is asked one thing only."""
+    def _look(self, declaration: TableDeclaration, at_work: AtWork, instance: DagsterInstance) -> list[Wanted]:
+        """What the table needs and has no run of; one in which nothing was to do is asked one thing only.
+
+        What was never materialized and needs no run is reported as up to date.
+        """
         name = declaration.name
         if not self._may_have_changed(declaration):
             return []
         inputs = TableInputs.of(declaration, self._clock)
         seen = Seen.of(inputs)
         wanted, not_yet, coming_ms, is_idle = [], [], list[int](), True
-        for job in (each for each in jobs_of(declaration) if each in STEPS):
+        for job in (each for each in jobs_of(declaration) if each in LOOKED_AT):
             found = outlook(job, inputs)
             if found.in_ms is not None:
                 coming_ms.append(self._clock.now_ms() + found.in_ms)
@@ -190,10 +204,20 @@ class Upkeep:
                 is_idle = False
                 wanted += self._wanted(declaration, job, due, at_work)
         self._not_yet[name] = not_yet
+        self._report(inputs, at_work, instance)
         self.requests += _requests_of(inputs)
         if is_idle:
             self._seen[name] = replace(seen, due_ms=min(coming_ms, default=None))
         return wanted
+
+    def _report(self, inputs: TableInputs, at_work: AtWork, instance: DagsterInstance) -> None:
+        """Ask the instance once per version of a table, until nothing of it is missing at that version."""
+        name, table = inputs.declaration.name, inputs.table
+        if table is None or self._reported.get(name) == table.version:
+            return
+        apart, clock = at_work.busy | at_work.resting, inputs.clock
+        if report_up_to_date(instance, inputs.declaration, table, lambda: inputs, apart=apart, clock=clock):
+            self._reported[name] = table.version
 
     def _wanted(self, declaration: TableDeclaration, job: JobName, due: DueRun, at_work: AtWork) -> list[Wanted]:
         name, now_ms = declaration.name, self._clock.now_ms()
@@ -230,7 +254,7 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
     """Return the sensor. `jobs` are those that it may ask for; `upkeep` is of the tables that it looks after."""
     left_out = sum(not automation.looks_after(each) for each in automation.tables)
     return SensorDefinition(
-        name=UPKEEP_SENSOR,
+        name=f"{automation.prefix}{UPKEEP_SENSOR}",
         evaluation_fn=upkeep.tick,
         jobs=list(jobs),
         minimum_interval_seconds=automation.interval_seconds,
@@ -238,11 +262,6 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
         description="Looks at all tables in turn and requests the runs that storage asks for, the most urgent first."
         + (f" Automation is off for {counted(left_out, 'table')}." if left_out else ""),
     )
-
-
-def _own(runs: Sequence[DagsterRun]) -> int:
-    """How many of the runs the sensor asked for."""
-    return sum(run.tags.get(SENSOR) == UPKEEP_SENSOR for run in runs)
 
 
 def _requests_of(inputs: TableInputs) -> int:

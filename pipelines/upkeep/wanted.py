@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from dagster import AssetKey
 
+from assets.due_runs import DueRun
 from assets.launcher import JobName
 from assets.partitions import partition_key, span_of
-from pipelines.upkeep.due_runs import DueRun
 from storage_core.declaration import TableDeclaration
 
 LATE_SECONDS = 3600

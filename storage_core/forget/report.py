@@ -20,6 +20,8 @@ class KeptBy(StrEnum):
     """Nothing needs it: the collector takes it when it has been so for long enough."""
     RAW_LOG = "raw_log"
     """A raw log keeps it: not distributed, not noted for collection, or not looked through."""
+    LANDING = "landing"
+    """A landed file has it, which Tidemark never changes."""
     NOT_READ = "not_read"
     """It cannot be read, or the condition cannot tell whether it holds a row."""
 

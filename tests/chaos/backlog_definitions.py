@@ -13,13 +13,14 @@ from dagster import Definitions, in_process_executor
 
 from assets.checks import build_table_checks
 from assets.definition_metadata import Project
+from assets.due_runs import LOOKED_AT
 from assets.launcher import LAUNCHER, InProcessLauncher, PipesLauncher
 from jobs.spark.spark import Spark
 from pipelines.automation import Automation
 from pipelines.catalog import build_assets
 from pipelines.jobs import assets_of_jobs, build_jobs
 from pipelines.tables import load_tables
-from pipelines.upkeep.sensor import STEPS, Bounds, Upkeep, build_upkeep_sensor
+from pipelines.upkeep.sensor import Bounds, Upkeep, build_upkeep_sensor
 from storage_core.declaration_automation import AutomationDeclaration
 
 _declared = load_tables(Path("tables").resolve())
@@ -38,7 +39,7 @@ defs = Definitions(
     jobs=_jobs,
     sensors=[
         build_upkeep_sensor(
-            [job for job in _jobs if job.name in STEPS],
+            [job for job in _jobs if job.name in LOOKED_AT],
             _upkeep,
             Automation(_tables, of_all=AutomationDeclaration(default="on", interval=1_000)),
         )

@@ -23,11 +23,12 @@ import pytest
 from dagster import Definitions
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from assets.factory import asset_key
 from assets.launcher import InProcessLauncher
 from assets.partitions import partition_key
+from assets.steps import asset_key
 from examples.datasets import access_log_lines
 from jobs.spark.spark import Spark
+from pipelines.automation import Automation
 from pipelines.backfill import backfill
 from pipelines.catalog import build_definitions
 from pipelines.instance import home, open_instance
@@ -128,7 +129,7 @@ def _fill(folder: Path, spark: Spark) -> None:
     known = read_tables(folder / "tables")
     declared = load(Path("tables/access_log.yaml"))
     launcher = InProcessLauncher(spark)
-    jobs = Definitions.merge(build_definitions(known, launcher), build_report(known))
+    jobs = Definitions.merge(build_definitions(known, launcher), build_report(known, Automation()))
     with open_instance(home(folder, {})) as instance:
         (done,) = backfill(declared, WINDOW, "2015-05-17T11:00", instance=instance, launcher=launcher)
         assert done.error is None

@@ -28,6 +28,7 @@ from pipelines.alerts import sensors
 from pipelines.alerts.delivery import Alert, deliver
 from pipelines.alerts.receivers import AlertsDeclaration, check_url, read_alerts
 from pipelines.alerts.sensors import FAILED_RUNS, LATE_TABLES, Cursor, build_alerts, look_for_late
+from pipelines.automation import Automation
 from pipelines.cli import main
 from pipelines.status.table_status import Place
 from pipelines.tables import DeclaredTables, read_tables
@@ -330,7 +331,7 @@ def test_the_two_sensors_of_dagster_tell_of_a_failed_run_and_of_a_late_table(
     def ingested() -> None:
         raise InvalidInput("no such column")
 
-    defs = Definitions.merge(Definitions(assets=[ingested]), build_alerts(project))
+    defs = Definitions.merge(Definitions(assets=[ingested]), build_alerts(project, Automation()))
     failed, late = defs.resolve_sensor_def(FAILED_RUNS), defs.resolve_sensor_def(LATE_TABLES)
     web = Web()
     with DagsterInstance.ephemeral() as instance, serving(web):
@@ -363,7 +364,7 @@ def test_a_tick_of_several_failed_runs_tells_of_each_that_is_not_tried_again_onc
     def ingested() -> None:
         raise InvalidInput("no such column")
 
-    defs = Definitions.merge(Definitions(assets=[ingested]), build_alerts(project))
+    defs = Definitions.merge(Definitions(assets=[ingested]), build_alerts(project, Automation()))
     repository, failed, web = defs.get_repository_def(), defs.resolve_sensor_def(FAILED_RUNS), Web()
     Path("alerts.yaml").write_text(f"receivers: [{{webhook: '{web.url}'}}]\n")
     with DagsterInstance.ephemeral() as instance, serving(web):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from dagster import AssetKey, DagsterInstance
 
-from assets.factory import asset_key
 from assets.launcher import InProcessLauncher
 from assets.partitions import partition_key, partitions_of, span_of
+from assets.steps import asset_key
 from jobs.spark.spark import Spark
 from pipelines.backfill import ChunkDone, backfill
 from storage_core.declaration import TableDeclaration, load
@@ -101,7 +101,7 @@ def test_a_damaged_window_fails_alone_and_the_second_run_does_only_that_one(
     assert [(each.number, each.of, each.chunk.windows) for each in first] == [
         (number, DAYS, PER_DAY) for number in range(1, DAYS + 1)
     ]
-    assert [(each.rows, each.failed) for each in first] == [
+    assert [(each.rows["compacted"], each.failed) for each in first] == [
         (8 * (PER_DAY - 1), (BAD_NAME,)) if number == 1 else (8 * PER_DAY, ()) for number in range(DAYS)
     ]
     assert [each.number for each in first if each.error] == [2]
@@ -118,7 +118,7 @@ def test_a_damaged_window_fails_alone_and_the_second_run_does_only_that_one(
     assert (again.chunk.first, again.chunk.windows, bool(again.error)) == (BAD_NAME, 1, True)
     repair(file)
     (repaired,) = fill(only_failed=True)
-    assert (repaired.chunk.first, repaired.rows, repaired.error) == (BAD_NAME, 8, None)
+    assert (repaired.chunk.first, repaired.rows, repaired.error) == (BAD_NAME, {"ingested": 0, "compacted": 8}, None)
     assert fill(only_failed=True) == []
 
     assert windows_with_two(table.uri) == 0

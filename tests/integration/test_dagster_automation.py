@@ -21,6 +21,7 @@ from dagster import (
 from assets.definition_metadata import AUTOMATION_TAG, code_version
 from assets.launcher import PipesLauncher
 from pipelines.catalog import build_definitions
+from pipelines.housekeeping import DEAD_RUNS
 from pipelines.raw_logs import read_raw_logs
 from pipelines.report.written import REPORT_PATH
 from pipelines.tables import read_tables
@@ -33,6 +34,12 @@ from tidemark.dagster import TableComponent, component_definitions
 pytestmark = pytest.mark.dagster
 
 ROOT = Path(__file__).resolve().parents[2]
+EVERY = {
+    "upkeep_sensor",
+    "alerts_failed_runs",
+    "alerts_late_tables",
+    *(f"{each}_schedule" for each in ("collect", "check", "purge_history", "report", "catalog_refresh")),
+}
 HALF_PAST_THREE = dt.datetime(2030, 1, 1, 3, 30, tzinfo=dt.UTC)
 
 
@@ -54,15 +61,19 @@ def declared(root: Path, *said: str) -> Path:
     return folder
 
 
-def definitions(folder: Path, report: str | None = None) -> Definitions:
-    return build_definitions(read_tables(folder), PipesLauncher(), raw_logs=read_raw_logs(folder), report=report)
+def definitions(folder: Path, *, others: bool = False) -> Definitions:
+    """`others` adds what Dagster has beside the upkeep: the report, the SQL catalog and the alerts."""
+    raw_logs, report = read_raw_logs(folder), REPORT_PATH if others else None
+    return build_definitions(
+        read_tables(folder), PipesLauncher(), raw_logs=raw_logs, report=report, catalog=others, alerts=others
+    )
 
 
 def started(repository: RepositoryDefinition) -> set[str]:
-    """What of the upkeep runs until somebody stops it."""
-    found = {each.name for each in repository.schedule_defs if each.default_status is DefaultScheduleStatus.RUNNING}
-    is_on = repository.get_sensor_def("upkeep_sensor").default_status is DefaultSensorStatus.RUNNING
-    return found | ({"upkeep_sensor"} if is_on else set())
+    """What runs until somebody stops it, beside the sensor that always does."""
+    schedules = {each.name for each in repository.schedule_defs if each.default_status is DefaultScheduleStatus.RUNNING}
+    sensors = {each.name for each in repository.sensor_defs if each.default_status is DefaultSensorStatus.RUNNING}
+    return schedules | sensors - {DEAD_RUNS}
 
 
 def asked(repository: RepositoryDefinition, instance: DagsterInstance) -> list[str]:
@@ -81,7 +92,7 @@ def asked(repository: RepositoryDefinition, instance: DagsterInstance) -> list[s
 
 def shown(repository: RepositoryDefinition) -> dict[str, set[str]]:
     graph = repository.asset_graph
-    keys = [key for key in graph.get_all_asset_keys() if len(key.path) == 2]
+    keys = [key for key in graph.get_all_asset_keys() if key.path[0].startswith("t0")]
     return {
         key.path[0]: {graph.get(each).tags[AUTOMATION_TAG] for each in keys if each.path[0] == key.path[0]}
         for key in keys
@@ -109,8 +120,8 @@ def test_what_is_on_starts_by_itself_what_is_off_never_and_the_rest_when_somebod
 ) -> None:
     if of_all:
         (tmp_path / "automation.yaml").write_text(of_all)
-    repository = definitions(declared(tmp_path, *said)).get_repository_def()
-    assert started(repository) == ({"upkeep_sensor", "collect_schedule", "check_schedule"} if runs else set())
+    repository = definitions(declared(tmp_path, *said), others=True).get_repository_def()
+    assert started(repository) == (EVERY if runs else set())
     assert shown(repository) == {f"t{number:03}": {word} for number, word in enumerate(words, 1)}
     assert asked(repository, instance) == looked_after
 
@@ -156,7 +167,7 @@ def test_the_switch_of_a_component_is_on_where_yaml_makes_a_boolean_of_it() -> N
 
 def test_every_asset_of_a_table_shows_what_its_declaration_says_of_it(tmp_path: Path) -> None:
     folder = declared(tmp_path, "owners: ['team:web']\ntags: {tier: '1'}\nfreshness: 1h")
-    graph = definitions(folder, REPORT_PATH).get_repository_def().asset_graph
+    graph = definitions(folder, others=True).get_repository_def().asset_graph
     declaration = load(folder / "t001.yaml").below(tmp_path)
     keys = [key for key in graph.get_all_asset_keys() if key.path[0] == "t001"]
     assert {key.path[1] for key in keys} == {"ingested", "compacted", "checkpointed", "collected"}
@@ -174,3 +185,23 @@ def test_every_asset_of_a_table_shows_what_its_declaration_says_of_it(tmp_path: 
     }
     changed = {why: code_version(declaration.model_copy(update=each)) for why, each in others.items()}
     assert [each == code_version(declaration) for each in changed.values()] == [False, True]
+
+
+def test_what_needs_no_run_counts_as_materialized_once(tmp_path: Path, instance: DagsterInstance) -> None:
+    folder = declared(tmp_path, "automation: on\nretention: 36500d")
+    table = load(folder / "t001.yaml").below(tmp_path)
+    hours = [dt.datetime(2026, 3, 1, hour, tzinfo=dt.UTC) for hour in (10, 12)]
+    Table.open(table.uri).append([{"timestamp": hour, "message": "m"} for hour in hours])
+
+    def events() -> dict[str, int]:
+        keys = [AssetKey(["t001", each]) for each in ("expired", "compacted", "ingested")]
+        return {key.path[1]: len(instance.fetch_materializations(key, limit=100).records) for key in keys}
+
+    repository = definitions(folder).get_repository_def()
+    asked(repository, instance)
+    found = instance.get_materialized_partitions(AssetKey(["t001", "compacted"]))
+    assert found == {"2026-03-01T10:00", "2026-03-01T12:00"}
+    assert events() == {"expired": 1, "compacted": 2, "ingested": 0}, "a file waits to be ingested"
+    asked(repository, instance)
+    asked(definitions(folder).get_repository_def(), instance)  # as after a restart
+    assert events() == {"expired": 1, "compacted": 2, "ingested": 0}

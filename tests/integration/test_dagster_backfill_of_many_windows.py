@@ -20,8 +20,8 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import ModuleTarget
 from dagster._daemon.backfill import execute_backfill_iteration
 
-from assets.factory import asset_key
 from assets.partitions import partition_key, partitions_of, span_of
+from assets.steps import asset_key
 from storage_core.declaration import TableDeclaration, load
 from tests.integration.halved_split import halve_split, repair
 from tests.support.scale import scaled

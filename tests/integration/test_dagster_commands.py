@@ -41,11 +41,11 @@ def environment(checkout: Path, history: object) -> dict[str, str]:
     return {**os.environ, "DAGSTER_HOME": str(home(checkout))}
 
 
-def dagster(program: str, *arguments: str, environment: dict[str, str]) -> str:
+def dagster(program: str, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / program), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return done
 
 
 @contextmanager
@@ -75,13 +75,15 @@ def wait_for_backfill(instance: DagsterInstance, backfill_id: str) -> str:
 def test_one_window_is_materialized_by_command(checkout: Path, land: Land, environment: dict[str, str]) -> None:
     land("a.log", 0, 300)
 
-    dagster(
+    shown = dagster(
         "dagster",
         *("asset", "materialize", "--select", "access_log/ingested"),
         *("--partition", "2015-05-17T10:00", "-m", "pipelines.definitions"),
         environment=environment,
     )
 
+    assert "access_log/ingested: committed at version" in shown.stderr
+    assert not [line for line in shown.stderr.splitlines() if "DEBUG" in line or "PreviewWarning" in line]
     windows = {add.windowStart for add in Table.open("warehouse/access_log").snapshot.splits.values()}
     assert windows == {1431856800}
     with open_instance(checkout / ".dagster") as instance:
@@ -99,7 +101,7 @@ def test_a_backfill_of_dagster_fills_a_range_through_the_daemon(
     output = checkout / "daemon.log"
     variables = json.dumps({"keys": list(HOURS)})
 
-    answer = dagster("dagster-graphql", "-t", BACKFILL, "-v", variables, environment=environment)
+    answer = dagster("dagster-graphql", "-t", BACKFILL, "-v", variables, environment=environment).stdout
     body = next(line for line in answer.splitlines() if line.startswith("{"))
     launched = json.loads(body)["data"]["launchPartitionBackfill"]
     assert launched["__typename"] == "LaunchBackfillSuccess", launched

@@ -12,9 +12,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import yaml
-from dagster import Definitions, build_defs_for_component
+from dagster import (
+    DagsterInstance,
+    Definitions,
+    JobDefinition,
+    ScheduleDefinition,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SkipReason,
+    build_defs_for_component,
+    build_sensor_context,
+    job,
+    op,
+)
 from dagster.components.core.package_entry import discover_entry_point_package_objects
 from dagster.components.testing.utils import DefsFolderSandbox, create_defs_folder_sandbox
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 
 from assets.launcher import PipesLauncher
 from jobs import distribute
@@ -35,6 +48,7 @@ pytestmark = [pytest.mark.dagster, pytest.mark.filterwarnings("ignore:`parse_obj
 ROOT = Path(__file__).resolve().parents[2]
 
 EVENTS: dict[str, Any] = {"name": "events", "uri": "warehouse/events", "columns": {"n": "int!"}}
+LANDED: dict[str, Any] = {**EVENTS, "landing": {"uri": "landing", "format": "ndjson"}}
 RAW: dict[str, Any] = {"name": "landing", "stores": ["raw/main"], "tables": ["events"], "closed_after": "0s"}
 
 
@@ -76,8 +90,57 @@ def test_components_make_what_the_files_of_tables_and_raw_logs_make(sandbox: Def
             declare(sandbox, kind, f"{folder}_{file.stem}", yaml.safe_load(file.read_text()))
     tables = read_tables(ROOT / "tables")
     files = build_definitions(tables, PipesLauncher(), raw_logs=read_raw_logs(ROOT / "tables"))
+    of_files = names_in(files)
+    for kind in ("jobs", "schedules", "sensors"):
+        of_files[kind] = [f"tidemark_{each}" for each in of_files[kind] if not each.startswith("__")]
     with sandbox.build_all_defs() as defs:
-        assert names_in(defs) == names_in(files)
+        found = names_in(defs)
+        found["jobs"] = [each for each in found["jobs"] if not each.startswith("__")]
+        assert found == of_files
+
+
+def test_a_project_may_have_jobs_schedules_and_sensors_with_the_names_of_our_steps() -> None:
+    raw = RawLogComponent(**RAW, retention="1d")
+    ours = component_definitions(TableComponent(**LANDED), raw)
+    names = names_in(ours)
+    jobs = [_job(each.removeprefix("tidemark_")) for each in names["jobs"] if not each.startswith("__")]
+    assert {"ingest", "compact", "distribute", "forget", "purge_history", "check"} <= {each.name for each in jobs}
+    schedules = [f"{each.name}_schedule" for each in jobs]
+    own = Definitions(
+        jobs=jobs,
+        schedules=[ScheduleDefinition(name=f"{each.name}_schedule", job=each, cron_schedule="@daily") for each in jobs],
+        sensors=[SensorDefinition(name=each, evaluation_fn=_idle) for each in ("upkeep_sensor", "dead_runs_sensor")],
+    )
+    both = Definitions.merge(ours, own)
+    Definitions.validate_loadable(both)
+    assert len(names_in(both)["schedules"]) == len(names["schedules"]) + len(schedules)
+
+
+@op(name="purge_runs")
+def _work() -> None: ...
+
+
+def _job(name: str) -> JobDefinition:
+    @job(name=name)
+    def made() -> None:
+        _work()
+
+    return made
+
+
+def _idle(_: SensorEvaluationContext) -> SkipReason:
+    return SkipReason("nothing to do")
+
+
+def test_the_sensor_of_components_asks_for_runs_of_their_jobs(tmp_path: Path, instance: DagsterInstance) -> None:
+    landing = tmp_path / "landing"
+    landing.mkdir()
+    (landing / "a.ndjson").write_text('{"n": 1}\n')
+    repository = component_definitions(TableComponent(**LANDED), root=tmp_path).get_repository_def()
+    with build_sensor_context(instance, repository_def=repository, sensor_name="tidemark_upkeep_sensor") as context:
+        requests = repository.get_sensor_def("tidemark_upkeep_sensor").evaluate_tick(context).run_requests or []
+    assert [each.job_name for each in requests] == ["tidemark_ingest"]
+    assert repository.get_job("tidemark_ingest").name == "tidemark_ingest"
 
 
 def test_a_template_is_filled_in_and_what_is_none_stays_text(
@@ -173,11 +236,29 @@ def test_dg_lists_the_components_with_the_schema_of_their_fields() -> None:
         assert "asset" in kind.get_spec().produces
 
 
+def test_the_schema_of_a_component_takes_what_people_write_and_no_other_field() -> None:
+    """`dg check yaml` judges a `defs.yaml` by this schema before it loads the component."""
+    of_table, of_raw_log = (
+        Draft202012Validator(each.get_model_cls().model_json_schema()) for each in (TableComponent, RawLogComponent)
+    )
+    for folder, judge in (("tables", of_table), ("raw_logs", of_raw_log)):
+        for file in (ROOT / folder).glob("*.yaml"):
+            judge.validate(yaml.safe_load(file.read_text()))
+    index = {"name": "meaning", "kind": "vector", "columns": ["n"], "clusters": 4}
+    short = {**LANDED, "window": "1h", "primary_key": "n", "publish": "delta", "automation": True, "indexes": [index]}
+    of_table.validate({**short, "columns": {"n": "int!", "t": {"type": "timestamp", "nullable": False}}})
+    of_table.validate({**short, "upkeep": {"priority": "{{ env.PRIORITY }}"}, "gc": {"retention": "30d"}})
+    of_raw_log.validate({**RAW, "stores": ["raw/main", {"uri": "raw/copy", "mandatory": False}]})
+    faults: list[dict[str, Any]] = [{"colums": {}}, {"landing": {"url": "landing"}}, {"columns": {"n": {"typ": "int"}}}]
+    for wrong in faults:
+        assert not of_table.is_valid({**LANDED, **wrong}), wrong
+
+
 @pytest.mark.spark
 def test_a_job_takes_what_components_declare_in_the_place_of_files(tmp_path: Path, spark: Spark) -> None:
     raw, table = RawLogComponent(**RAW), TableComponent(**EVENTS)
     repository = component_definitions(raw, table, root=tmp_path).get_repository_def()
-    assert repository.get_schedule_def("distribute_schedule").cron_schedule == "*/15 * * * *"
+    assert repository.get_schedule_def("tidemark_distribute_schedule").cron_schedule == "*/15 * * * *"
     request = DistributeRequest(raw_log=raw.text, tables=(table.text,), root=str(tmp_path))
     assert parse(parser("").parse_args(to_argv(request))) == request
     with RawLog([RawStore(str(tmp_path / "raw" / "main"))], limits=RawLimits(segment_ms=1)) as log:

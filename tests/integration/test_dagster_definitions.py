@@ -20,17 +20,17 @@ from dagster._core.instance import InstanceRef
 from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._core.utils import make_new_run_id
 
+from assets.due_runs import LOOKED_AT, DueRun, TableInputs, due_run
 from assets.launcher import JobName, PipesLauncher
 from assets.partitions import contiguous, partition_key, partitions_of, span_of
 from assets.run_tags import REASON
 from pipelines.backfill import Chunk, chunks
 from pipelines.catalog import build_definitions
+from pipelines.environment import LOG_LEVEL
 from pipelines.instance import SETTINGS, home, open_instance
 from pipelines.runs.dead import process_tags
 from pipelines.runs.requests import reason_tags
 from pipelines.tables import load_tables, tables_folder
-from pipelines.upkeep.due_runs import DueRun, TableInputs, due_run
-from pipelines.upkeep.sensor import STEPS
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.region.sorting import DEFAULT_TERMS
@@ -211,9 +211,14 @@ def test_the_instance_uses_the_settings_of_the_package_or_those_put_into_its_fol
     settings.symlink_to(Path("..") / "dagster.yaml")  # as older checkouts have it
     assert home(checkout, {}) == folder
     assert settings.resolve() == SETTINGS
+    assert yaml.safe_load(settings.read_text())["python_logs"] == {"python_log_level": "INFO"}
+    home(checkout, {LOG_LEVEL: "DEBUG"})  # as `tidemark --verbose ui` does
+    assert yaml.safe_load(settings.read_text())["python_logs"] == {"python_log_level": "DEBUG"}
+    home(checkout, {})
+    assert settings.resolve() == SETTINGS
     settings.unlink()
     settings.write_text("telemetry: {enabled: false}\n")
-    assert home(checkout, {}) == folder
+    assert home(checkout, {LOG_LEVEL: "DEBUG"}) == folder
     assert settings.read_text() == "telemetry: {enabled: false}\n"
     assert home(checkout, {"DAGSTER_HOME": str(checkout)}) == checkout
 
@@ -323,7 +328,7 @@ def due(job: JobName, declaration: TableDeclaration) -> DueRun | None:
 def test_a_table_without_landed_files_asks_for_nothing(checkout: Path) -> None:
     for file in ("access_log", "planes"):
         inputs = TableInputs.of(load(checkout / "tables" / f"{file}.yaml"))
-        assert [due_run(job, inputs) for job in sorted(STEPS)] == [None] * len(STEPS)
+        assert [due_run(job, inputs) for job in sorted(LOOKED_AT)] == [None] * len(LOOKED_AT)
     assert not (checkout / "warehouse").exists()
 
 

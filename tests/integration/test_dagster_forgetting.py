@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dagster import DagsterInstance, Failure
+from dagster import DagsterInstance
 
 from assets.launcher import InProcessLauncher
 from jobs.spark.spark import Spark
+from pipelines.alerts.sensors import failure_alert
 from pipelines.catalog import build_definitions
 from pipelines.tables import load_tables
 from tests.support.forgetting import CANARY, WHERE
@@ -38,6 +39,12 @@ def test_a_run_forgets_and_a_report_fails_while_something_holds_the_rows(
         config = {"ops": {"forget_rows": {"config": {"table": "people", "where": WHERE}}}}
         assert job.execute_in_process(run_config=config, instance=instance).success
         config["ops"]["forget_rows"]["config"]["report"] = True  # type: ignore[assignment]
-        with pytest.raises(Failure, match="still hold the rows"):
-            job.execute_in_process(run_config=config, instance=instance)
+        failed = job.execute_in_process(run_config=config, instance=instance, raise_on_error=False)
+    (event,) = failed.get_step_failure_events()
+    run = instance.get_run_by_id(failed.run_id)
+    assert run is not None
+    alert = failure_alert(run, [event], ["people", "others"], at=0)
+    assert alert.tables == ("people",)
+    assert alert.text.startswith(f"run {failed.run_id} of forget of people failed\n")
+    assert "still hold the rows" in alert.text
     assert made.refresh().scan(["id"]).to_arrow().to_pylist() == [{"id": 1}]

@@ -27,7 +27,8 @@ from dagster._core.utils import make_new_run_id
 
 from assets.run_tags import PROCESS
 from jobs.process.holder import holder_of
-from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, purge_history
+from pipelines.automation import Automation
+from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, build_purge_job
 from pipelines.runs.at_work import AtWork
 from pipelines.runs.failed import said_by
 
@@ -71,7 +72,7 @@ def test_old_runs_leave_with_their_events_and_logs_but_for_what_an_asset_shows(
     running = instance.add_run(DagsterRun("other", run_id=make_new_run_id(), status=DagsterRunStatus.STARTED)).run_id
 
     def purged(older_than: str) -> Mapping[str, object]:
-        result = purge_history.execute_in_process(
+        result = build_purge_job().execute_in_process(
             instance=instance, run_config={"ops": {"purge_runs": {"config": {"older_than": older_than}}}}
         )
         (output,) = [each for each in result.all_node_events if each.event_type_value == "STEP_OUTPUT"]
@@ -109,7 +110,7 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
 
     lost, alive, elsewhere = started({PROCESS: dead}), started({PROCESS: holder_of(None)}), started({})
     retry = started({PROCESS: dead}, parent=lost)  # with the tags of the run in whose place it is
-    repository = Definitions.merge(build_housekeeping()).get_repository_def()
+    repository = Definitions.merge(build_housekeeping(Automation())).get_repository_def()
     sensor = repository.get_sensor_def(DEAD_RUNS)
 
     def tick() -> str | None:

@@ -28,7 +28,7 @@ from dagster import (
 from assets.index_health import INDEX_METADATA
 from assets.launcher import MOST_DEATHS, InProcessLauncher, PipesLauncher
 from assets.metadata import METADATA, PARTITION_METADATA, PREDICTED, PREDICTED_BYTES, PREDICTED_OF_PARTITION
-from assets.run_tags import COMPACT_STATE, MODE_TAG, RANGE_END, RANGE_START, STATE_TAG
+from assets.run_tags import ALL_WINDOWS, COMPACT_STATE, MODE_TAG, RANGE_END, RANGE_START, STATE_TAG, WINDOWS_TAG
 from jobs.spark.spark import Spark
 from pipelines.backfill import backfill
 from pipelines.catalog import build_definitions
@@ -364,6 +364,23 @@ def test_the_sensor_asks_for_compaction_where_storage_shows_debt(
     result = execute(defs, instance, request)
     assert list(metrics_by_partition(result, "access_log/compacted")) == ["2015-05-17T10:00"]
     assert compactions() == []
+
+
+def test_a_window_that_needs_no_compaction_counts_as_materialized_and_is_backfilled_again(
+    defs: Definitions, instance: DagsterInstance, land: Land
+) -> None:
+    compacted = AssetKey(["access_log", "compacted"])
+    hours = {f"2015-05-17T{hour}:00" for hour in (10, 11, 12)}
+    land("a.log", 0, LINES)
+    land("late.log", 0, 50)
+    run(defs, instance, "ingest", tags=HOURS)
+    land("later.log", 0, 50)
+    run(defs, instance, "ingest", tags=HOURS)
+    assert instance.get_materialized_partitions(compacted) == hours - {"2015-05-17T10:00"}
+    run(defs, instance, "compact", partition="2015-05-17T10:00", tags={WINDOWS_TAG: ALL_WINDOWS})
+    assert instance.get_materialized_partitions(compacted) == hours
+    again = run(defs, instance, "compact", tags={**HOURS, "dagster/backfill": "again"})
+    assert set(metrics_by_partition(again, "access_log/compacted")) == hours | {"2015-05-17T13:00"}
 
 
 def test_a_run_with_the_tag_compacts_the_state(defs: Definitions, instance: DagsterInstance, land: Land) -> None:

@@ -69,7 +69,7 @@ def test_two_assets_downstream_of_a_table_follow_it_by_partition_and_by_range(
     run("visitors_only")
     assert rows_of(warehouse / "visitors") == [("ada", 2, 3), ("bob", 1, 1)]
 
-    run("checkpoint")  # in a process of its own, as every job of the upkeep
+    run("tidemark_checkpoint")  # in a process of its own, as every job of the upkeep
     assert Table.open(clicks.uri).snapshot.checkpoint_version is not None
 
     clicks.append([click(2, 5, "eve", 9)])

@@ -13,6 +13,7 @@ import pytest
 import tidemark as tm
 from jobs import forget
 from pipelines.cli import main
+from storage_core.declaration import load
 from storage_core.objectstore.local import LocalStore
 from tests.support.forgetting import CANARY, WHERE, places_of
 
@@ -78,6 +79,32 @@ def test_people_are_told_why_each_object_is_there(run: Run, uri: str, capsys: py
     shown = capsys.readouterr().out
     assert shown.startswith("2 rows deleted (version ")
     assert "the tag 'audit' keeps version 3" in shown
+
+
+def test_people_get_a_summary_by_reason_and_day_and_the_landed_files_that_hold_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("tables", "landing"):
+        (tmp_path / folder).mkdir()
+    landing = "landing: {uri: landing, format: ndjson}\n"
+    text = f"name: people\nuri: warehouse\ncolumns: {{id: long!, person: string}}\n{landing}"
+    (tmp_path / "tables" / "people.yaml").write_text(text)
+    lines = {"ann": '{"id": 1, "person": "ann"}', "both": f'{{"id": 2, "person": "{CANARY}"}}', "bad": f"{CANARY} {{"}
+    for name, line in lines.items():
+        (tmp_path / "landing" / f"{name}.ndjson").write_text(f"{line}\n")
+    table = tm.Table.declare(load(Path("tables/people.yaml")))
+    for number in range(40):
+        table.append([{"id": number, "person": CANARY}])
+    assert main(["forget", "people", "--where", WHERE]) == 0
+    shown = capsys.readouterr().out
+    assert "versions that are retained need them" in shown
+    assert "landing/both.ndjson" in shown
+    assert "landing/bad.ndjson" in shown
+    assert "landing/ann.ndjson" not in shown
+    assert len(shown.splitlines()) < 15
+    assert main(["forget", "people", "--where", WHERE, "--report", "--paths"]) == 5
+    assert capsys.readouterr().out.count("warehouse/") >= 40
 
 
 def test_the_job_reports_what_it_did_and_what_is_left(uri: str, capfd: pytest.CaptureFixture[str]) -> None:

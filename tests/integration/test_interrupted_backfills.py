@@ -18,7 +18,7 @@ import pytest
 from dagster import DagsterExecutionInterruptedError, raise_execution_interrupts
 from dagster._utils.interrupts import capture_interrupts
 
-from assets.factory import asset_key
+from assets.steps import asset_key
 from pipelines.backfill import Chunk, ChunkDone
 from pipelines.commands.interruption import noticed
 from pipelines.commands.orchestration import require_complete
@@ -143,7 +143,7 @@ def ended(*errors: str | None, of: int) -> list[ChunkDone]:
             number=number,
             of=of,
             run_id="",
-            rows=0,
+            rows={},
             failed=(),
             error=error,
             following=HOURS[4] if number < of else None,

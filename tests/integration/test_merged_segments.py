@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from assets.due_runs import DueRun, TableInputs, due_run
 from pipelines.cli import main
-from pipelines.upkeep.due_runs import DueRun, TableInputs, due_run
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.gc.collect import collect

@@ -11,13 +11,13 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 from pyiceberg.table import StaticTable
 
+from assets.due_runs import TableInputs, due_run
 from assets.launcher import InProcessLauncher
 from jobs import publish
 from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.cli import main
 from pipelines.tables import load_tables
-from pipelines.upkeep.due_runs import TableInputs, due_run
 from storage_core.declaration import load
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.settings.publish import Publish

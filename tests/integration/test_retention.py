@@ -187,11 +187,11 @@ def test_debt_says_of_every_window_what_is_to_be_done_why_and_what_it_costs(
 def test_the_asset_expires_before_the_compaction_and_is_asked_for_only_when_a_window_has_left() -> None:
     from dagster import DagsterInstance
 
+    from assets.due_runs import TableInputs, due_run
     from assets.launcher import InProcessLauncher
     from jobs.spark.spark import Spark
     from pipelines.catalog import build_definitions
     from pipelines.tables import load_tables
-    from pipelines.upkeep.due_runs import TableInputs, due_run
 
     defs = build_definitions(load_tables(Path("tables")), InProcessLauncher(Spark()))
     repository = defs.get_repository_def()
@@ -212,8 +212,8 @@ def test_the_asset_expires_before_the_compaction_and_is_asked_for_only_when_a_wi
 @pytest.mark.dagster
 @pytest.mark.usefixtures("place")
 def test_a_retention_that_is_only_declared_is_asked_for_and_without_one_there_is_no_asset() -> None:
-    from assets.factory import steps_of
-    from pipelines.upkeep.due_runs import TableInputs, due_run
+    from assets.due_runs import TableInputs, due_run
+    from assets.steps import steps_of
 
     without = declared().model_copy(update={"retention": None})
     Table.declare(without)

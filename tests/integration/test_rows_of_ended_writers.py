@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from assets.due_runs import DueRun, TableInputs, due_run
 from jobs import merge
 from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
-from pipelines.upkeep.due_runs import DueRun, TableInputs, due_run
 from storage_core.declaration import TableDeclaration
 from storage_core.fsck.check import fsck
 from storage_core.region.registry import read_registry

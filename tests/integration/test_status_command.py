@@ -46,6 +46,7 @@ from assets.granted import bytes_tag
 from assets.launcher import PipesLauncher
 from assets.run_tags import TABLE
 from pipelines.alerts.sensors import failure_alert
+from pipelines.automation import Automation
 from pipelines.catalog import build_definitions
 from pipelines.cli import main
 from pipelines.instance import home, open_instance
@@ -452,7 +453,7 @@ def test_a_declared_freshness_is_a_policy_on_the_asset_that_brings_rows() -> Non
 
 def test_the_report_of_all_tables_is_an_asset_with_a_link(place: Path) -> None:
     known = read_tables(place / "tables")
-    made_of = Definitions.merge(build_definitions(known, PipesLauncher()), build_report(known))
+    made_of = Definitions.merge(build_definitions(known, PipesLauncher()), build_report(known, Automation()))
     job = made_of.resolve_job_def("report")
     with DagsterInstance.ephemeral() as instance:
         done = job.execute_in_process(instance=instance, asset_selection=[WRITTEN])

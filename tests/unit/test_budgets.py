@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 from dagster import AssetKey
 
+from assets.due_runs import DueRun
 from assets.granted import bytes_tag, granted_bytes
 from assets.launcher import JobName
 from pipelines.upkeep.budgets import Choice, choose
-from pipelines.upkeep.due_runs import DueRun
 from pipelines.upkeep.grouping import request_of
 from pipelines.upkeep.wanted import Wanted
 from storage_core.clock import HOUR_MS

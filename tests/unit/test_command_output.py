@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 
 import pyarrow as pa
@@ -10,6 +11,8 @@ import pytest
 
 from pipelines.commands import output
 from pipelines.commands.orchestration import progress
+from storage_core.errors import InvalidInput
+from storage_core.foreign_text import PrintableFormatter
 from storage_core.wording import counted
 
 COLUMNS = ("path", "bytes")
@@ -117,3 +120,15 @@ def test_beside_no_terminal_nothing_but_the_lines_is_written() -> None:
     with progress("clicks", file) as advance, advance(1, 1):
         file.write("1/1 done\n")
     assert file.getvalue() == "1/1 done\n"
+
+
+def test_no_name_or_value_of_storage_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "rows\x1b]0;title\x07\x1b[31m\u202e\r\x9b"
+    output.line(f"{hostile} 1")
+    output.records([{"metrics": {hostile: 1}}], {"metrics": str}, as_json=False, nothing="none")
+    output.error(InvalidInput(hostile), as_json=False)
+    record = logging.LogRecord("tidemark", logging.WARNING, "", 1, "of %s", (hostile,), None)
+    printed = capsys.readouterr()
+    for shown in (printed.out, printed.err, PrintableFormatter("%(message)s").format(record)):
+        assert "title" in shown
+        assert all(each.isprintable() or each == "\n" for each in shown), ascii(shown)

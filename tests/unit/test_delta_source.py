@@ -184,8 +184,8 @@ def test_a_spark_that_runs_without_delta_lake_says_how_to_start_one_that_has_it(
 
 
 def test_versions_that_are_not_in_are_due_and_land_whole_whatever_their_windows(tmp_path: Path) -> None:
-    from assets.factory import steps_of
-    from pipelines.upkeep.due_runs import TableInputs, due_run  # and Dagster, a second or two
+    from assets.due_runs import TableInputs, due_run  # and Dagster, a second or two
+    from assets.steps import steps_of
 
     changed(tmp_path / "lake", 1)
     group = changed(tmp_path / "lake", 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.upkeep.due_runs import TableInputs, due_run
+from assets.due_runs import TableInputs, due_run
 from storage_core.declaration import TableDeclaration
 from storage_core.region import merge, sorting
 from tidemark import Table

@@ -198,3 +198,6 @@ _CHECKS: Mapping[JobName, Callable[[TableInputs, Table], DueRun | None]] = {
     "catch_up": _catch_up,
     "publish": _publish,
 }
+
+LOOKED_AT: frozenset[JobName] = frozenset({"ingest", "merge", *_CHECKS})
+"""The jobs whose work storage shows. Collections and checks have schedules."""
