@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from storage_core.errors import Corrupt
+from storage_core.errors import Corrupt, InvalidInput
 from storage_core.foreign_text import shortened
 from storage_core.system_errors import raise_refused
 
@@ -44,6 +44,17 @@ def read_stream(data: bytes | memoryview, what: str, where: str) -> tuple[pa.Tab
         raise_refused(where, error)  # whatever the bytes claim is compared with what they are, before
         raise Corrupt(f"{where}: {what} is no Arrow stream: {shortened(str(error))}", key=where) from error
     return records, records.schema.metadata or {}
+
+
+def require_readable(records: pa.Table) -> None:
+    """Raise `InvalidInput` for rows that `read_stream` would refuse once they are written, whoever made them."""
+    try:
+        _require_shallow(records.schema)
+        records.validate(full=True)
+    except (ValueError, pa.ArrowException) as error:
+        raise InvalidInput(
+            f"the rows cannot be read back once they are written: {shortened(str(error))}. Nothing of them was written"
+        ) from error
 
 
 def _require_shallow(schema: pa.Schema) -> None:

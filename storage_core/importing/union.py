@@ -14,6 +14,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.rows.columns import may_widen
 from storage_core.rows.schema import conform, to_schema_string
+from storage_core.rows.validity import validated
 from storage_core.rows.vectors import is_vector, listed, type_text
 
 _TO_DO = (
@@ -122,7 +123,11 @@ def require_fits(given: pa.Schema, schema: pa.Schema, where: str) -> None:
 
 
 def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows under exactly this schema, columns joined by name whatever the case. Raises as `conform` does."""
+    """Return the rows under exactly this schema, columns joined by name whatever the case.
+
+    Raises as `conform` does, and `InvalidInput` for a value that is not valid for its type.
+    """
+    rows = validated(rows)
     names = {each.name.casefold(): each for each in schema}
     named = rows.rename_columns([_name(each, names) for each in rows.column_names])
     columns = [_widened(named.column(each), names.get(each.casefold())) for each in named.column_names]
