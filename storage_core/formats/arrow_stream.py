@@ -26,20 +26,23 @@ _HEADER, _DICTIONARY_DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
 _BUFFER_BYTES = 16
 
 
-def read_stream(data: bytes | memoryview, what: str, where: str) -> tuple[pa.Table, Mapping[bytes, bytes]]:
+def read_stream(
+    data: bytes | memoryview, what: str, where: str, *, checked: bool = True
+) -> tuple[pa.Table, Mapping[bytes, bytes]]:
     """Return the rows of the stream, every value of which may be looked at, and the metadata of its schema.
 
     `what` and `where`, the key, are for the error. Raises `Corrupt` for bytes that are no such stream: claims of
-    lengths that do not hold, or that no LZ4 holds, before anything is allocated for them; offsets outside of their
-    values, text that is no UTF-8. Raises `Unavailable` where memory is lacking. Memory: what the rows take, at most
-    255 times the stream.
+    lengths that do not hold, or that no LZ4 holds, before anything is allocated for them. If `checked`, also for
+    offsets outside of their values and text that is no UTF-8. Raises `Unavailable` where memory is lacking. Memory:
+    what the rows take, at most 255 times the stream.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             _require_shallow(reader.schema)
             _require_credible(data)
             records = reader.read_all()
-        records.validate(full=True)
+        if checked:
+            records.validate(full=True)
     except _REFUSALS as error:
         raise_refused(where, error)  # whatever the bytes claim is compared with what they are, before
         raise Corrupt(f"{where}: {what} is no Arrow stream: {shortened(str(error))}", key=where) from error
