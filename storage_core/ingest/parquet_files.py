@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import BinaryIO
@@ -21,9 +20,9 @@ from storage_core.ingest.lines import MOST_CELLS
 from storage_core.ingest.parquet_pages import Chunk, check_read, chunks_of, groups_of_rows
 from storage_core.ingest.rejection import Parsed, RejectedLine
 from storage_core.ingest.watched_stream import watched
-from storage_core.rows.calendar import BEYOND, as_text, beyond
+from storage_core.rows.calendar import BEYOND, beyond
 from storage_core.rows.schema import conform
-from storage_core.rows.validity import examined, with_bytes
+from storage_core.rows.validity import examined, row_text, with_bytes
 from storage_core.rows.vectors import faults, is_vector, with_lists, without_misfits
 from storage_core.system_errors import raise_refused
 
@@ -163,7 +162,7 @@ def _rejected(
         faulty = found & complete
         complete &= ~faulty
         rejected += [
-            RejectedLine(file, int(numbers[index]), reason, _values(shown, int(index)))
+            RejectedLine(file, int(numbers[index]), reason, row_text(shown, int(index)))
             for index in np.flatnonzero(faulty)
         ]
     return rejected, complete
@@ -189,7 +188,3 @@ def _faults(rows: pa.Table, schema: pa.Schema, nonzero: Collection[str]) -> Iter
         if is_vector(field.type):
             for why, wrong in faults(column, nonzero=field.name in nonzero):
                 yield f"column {field.name}: {why}", wrong
-
-
-def _values(rows: pa.Table, index: int) -> str:
-    return json.dumps(as_text(rows.slice(index, 1)).to_pylist()[0], default=str, ensure_ascii=False)

@@ -7,6 +7,7 @@ The check is one pass of Arrow's kernels over the buffers. Only a column that fa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.rows.calendar import as_text
 
 Mask = npt.NDArray[np.bool_]
 
@@ -84,6 +86,11 @@ def with_bytes(rows: pa.Table, faults: Iterable[Fault]) -> pa.Table:
         plain = _physical(rows.schema.field(index).type)
         rows = rows.set_column(index, name, pa.chunked_array([each.view(plain) for each in rows.column(index).chunks]))
     return rows
+
+
+def row_text(rows: pa.Table, index: int) -> str:
+    """Return a row as JSON for a person, also with a time that Python cannot hold."""
+    return json.dumps(as_text(rows.slice(index, 1)).to_pylist()[0], default=str, ensure_ascii=False)
 
 
 def _sound(chunk: pa.Array, name: str) -> pa.Array:

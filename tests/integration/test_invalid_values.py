@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidemark as tm
+from pipelines.cli import main
+from storage_core.append import append as lower_append
+from storage_core.audit.audit import audit
+from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput
+from storage_core.fsck.check import fsck
+from storage_core.fsck.report import RULES, Kind, Severity
 from storage_core.importing.union import as_held
 from tests.support.invalid_values import BAD, INVALID
 
@@ -126,6 +133,43 @@ def test_an_import_names_the_file_and_the_row(tmp_path: Path) -> None:
         tm.Table.import_from(str(tmp_path / "t"), str(tmp_path / "lake"))
     with pytest.raises(InvalidInput, match="column 'c', row 1: the text is not valid UTF-8"):
         tm.Table.import_from(str(tmp_path / "u"), ROWS, name="rows")
+
+
+def _with_a_row_from_before(place: Path) -> tm.Table:
+    """A table with a row that no release takes any more, written below the check."""
+    columns = pa.schema([("id", pa.int64()), ("c", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
+    table = tm.Table.create(str(place), columns, time_column="at", window="1h")
+    times = pa.array([dt.datetime(2024, 1, 1, tzinfo=dt.UTC)] * 3, columns.field("at").type)
+    lower_append(table.log, table.snapshot, [ROWS.append_column("at", times)])
+    table.refresh()
+    with pytest.raises(tm.errors.TidemarkError, match="not valid UTF8"):
+        table.scan().to_arrow()
+    return table
+
+
+def _findings(table: tm.Table) -> list[tuple[Kind, str]]:
+    return [(each.kind, each.found) for each in fsck(table.store, clock=SystemClock(), deep=True).findings]
+
+
+def test_a_check_finds_values_that_cannot_be_read_and_an_update_and_a_compaction_heal_them(tmp_path: Path) -> None:
+    table = _with_a_row_from_before(tmp_path / "t")
+    ((kind, found),) = _findings(table)
+    assert kind is Kind.SPLIT_VALUES_NOT_VALID
+    assert "column 'c': the text is not valid UTF-8 in 1 row" in found
+    assert '"id": 2' in found
+    assert [each.invariant for each in audit(table.store, table.snapshot).violations] == ["SS-6"]
+    table.update({"c": "mended"}, "id = 2")
+    assert main(["compact", str(tmp_path / "t")]) == 0
+    table.refresh()
+    assert table.scan(["id", "c"]).to_arrow().sort_by("id")["c"].to_pylist() == ["a", "mended", "z"]
+    assert [each for each in _findings(table) if RULES[each[0]][0] is not Severity.NOTE] == []
+
+
+def test_where_the_row_is_deleted_an_update_of_the_others_heals_the_column(tmp_path: Path) -> None:
+    table = _with_a_row_from_before(tmp_path / "t")
+    table.delete("id = 2")
+    table.refresh().update({"id": tm.expr("id")}, "id <> 2")
+    assert table.refresh().scan(["c"]).to_arrow()["c"].to_pylist() == ["a", "z"]
 
 
 def test_frames_of_polars_are_taken(tmp_path: Path) -> None:
