@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.declaration_parts import arrow_field, spark_type
-from storage_core.definition import check_definition, require_names
+from storage_core.definition import check_definition, require_names, require_new_columns
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.ingest.landing import LANDING, LandingSpec, captured_columns
@@ -62,6 +62,7 @@ def add_column(name: str, type_: ColumnType, default: object = None) -> ColumnCh
     """Return the change that adds a nullable column behind the others; rows that were written before have `default`."""
     require_names([name])
     kind = _type(type_)
+    require_new_columns([pa.field(name, kind)])
 
     def make(_: Snapshot, schema: pa.Schema) -> pa.Schema:
         if name in schema.names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import cast
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
+from storage_core.formats.arrow_stream import DEEPEST
 from storage_core.index import segments
 from storage_core.log.snapshot import Snapshot
 from storage_core.region.spec import check_spec
@@ -57,6 +58,67 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     check_maintained(config)
     _check_time(schema, config)
     sort_order.bind(config, schema)
+
+
+def check_new(schema: pa.Schema, config: TableConfig) -> None:
+    """Raise what `check_definition` raises, and `InvalidInput` for columns that a new table cannot have."""
+    if isinstance(schema, pa.Schema):  # what is none is refused next
+        require_new_columns(schema)
+    check_definition(schema, config)
+
+
+def require_new_columns(fields: Iterable[pa.Field]) -> None:
+    """Return when new columns can be called so, and can hold values of their types. Raises `InvalidInput`.
+
+    A struct needs fields whose names differ in more than case, as columns do. Tables keep the columns that they have.
+    """
+    for field in fields:
+        try:
+            require_names([field.name])
+            _require_type(field.type, field.name, 1)
+        except UnicodeDecodeError as error:
+            raise InvalidInput("the name of a column or field is not valid UTF-8. Choose another name") from error
+
+
+def _require_type(type_: pa.DataType, path: str, level: int) -> None:
+    if level > DEEPEST:
+        raise InvalidInput(
+            f"column {path.partition('.')[0]!r} nests deeper than {DEEPEST} types. Use fewer levels",
+            column=path.partition(".")[0],
+        )
+    if pa.types.is_struct(type_):
+        _require_fields(list(type_.fields), path)
+        children = [(field.name, field.type) for field in type_.fields]
+    elif pa.types.is_map(type_):
+        children = [("key", type_.key_type), ("value", type_.item_type)]
+    elif pa.types.is_nested(type_) and type_.num_fields == 1:
+        children = [("element", type_.field(0).type)]
+    else:
+        return
+    for name, child in children:
+        _require_type(child, f"{path}.{name}", level + 1)
+
+
+def _require_fields(fields: Sequence[pa.Field], path: str) -> None:
+    column = path.partition(".")[0]
+    if not fields:
+        raise InvalidInput(
+            f"the struct {path!r} has no fields. Give it a field, or leave the column out", column=column
+        )
+    seen: dict[str, str] = {}
+    for field in fields:
+        if not field.name.isprintable() or not field.name.strip():
+            raise InvalidInput(
+                f"{field.name!r} cannot name a field of {path!r}: it is blank or unprintable. Choose another name",
+                column=column,
+            )
+        folded = field.name.casefold()
+        if folded in seen:
+            raise InvalidInput(
+                f"the fields {seen[folded]!r} and {field.name!r} of {path!r} differ at most in case. Rename one",
+                column=column,
+            )
+        seen[folded] = field.name
 
 
 def require_names(names: Sequence[object]) -> None:

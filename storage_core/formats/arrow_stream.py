@@ -16,7 +16,7 @@ _REFUSALS = (
     *(pa.ArrowException, OSError, ValueError, MemoryError, OverflowError, TypeError, KeyError, RecursionError),
     struct.error,
 )
-_DEEPEST = 64
+DEEPEST = 64
 """Nesting of a column's type, to which Spark's and Parquet's readers do not come near."""
 _MOST_EXPANSION = 255
 """Bytes that one byte of LZ4, which is what ours are compressed with, becomes at the most. Of zstd it may be 30,000."""
@@ -64,8 +64,8 @@ def _require_shallow(schema: pa.Schema) -> None:
     level, kinds = 0, [field.type for field in schema]
     while kinds:
         level += 1
-        if level > _DEEPEST:
-            raise ValueError(f"a column nests deeper than {_DEEPEST} types")
+        if level > DEEPEST:
+            raise ValueError(f"a column nests deeper than {DEEPEST} types")
         kinds = [kind.field(number).type for kind in kinds for number in range(kind.num_fields)]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from storage_core.definition import require_new_columns
 from storage_core.errors import InvalidInput
 from storage_core.rows.columns import may_widen
 from storage_core.rows.schema import conform, to_schema_string
@@ -85,7 +86,11 @@ def as_held(schema: pa.Schema, where: str) -> pa.Schema:
 
     Raises `InvalidInput` naming the column, and `where` it is, for a type that has none, and for two columns of a name.
     """
-    held = pa.schema([pa.field(each.name, _held(each.type), nullable=each.nullable) for each in schema])
+    try:
+        require_new_columns(schema)
+    except InvalidInput as error:
+        raise error.reworded(f"{where}: {error.found}", file=where) from error
+    held = pa.schema([pa.field(each.name, _held(each.type)).with_nullable(each.nullable) for each in schema])
     try:
         to_schema_string(pa.schema([each for each in held if not pa.types.is_null(each.type)]))
     except InvalidInput as error:

@@ -153,9 +153,9 @@ def _listed(rows: object) -> list[Mapping[str, object]]:
 def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
     values = [row.get(field.name) for row in rows]
     try:
-        return exact_array(values, field.type)
+        return exact_array(values, field.type, field.name)
     except (TypeError, ValueError, OverflowError) as error:
-        row, found = _first_misfit(values, field.type) or (None, error)
+        row, found = _first_misfit(values, field) or (None, error)
         where = "" if row is None else f" (row {row})"
         raise InvalidInput(
             f"column {field.name!r}: a value does not fit the type {type_text(field.type)}: {found}{where}",
@@ -164,11 +164,11 @@ def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
         ) from error
 
 
-def _first_misfit(values: Sequence[object], type_: pa.DataType) -> tuple[int, Exception] | None:
+def _first_misfit(values: Sequence[object], field: pa.Field) -> tuple[int, Exception] | None:
     """The first value that does not fit even by itself, and why."""
     for row, each in enumerate(values):
         try:
-            exact_array([each], type_)
+            exact_array([each], field.type, field.name)
         except (TypeError, ValueError, OverflowError) as error:
             return row, error
     return None

@@ -8,7 +8,7 @@ The check is one pass of Arrow's kernels over the buffers. Only a column that fa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,7 @@ def examined(rows: pa.Table) -> tuple[pa.Table, list[Fault]]:
 
     Raises `InvalidInput` for a column whose buffers do not fit together, of which no value can be told.
     """
+    _require_names(list(rows.schema))
     faults: list[Fault] = []
     if is_valid(rows):
         return rows, faults
@@ -68,6 +69,16 @@ def examined(rows: pa.Table) -> tuple[pa.Table, list[Fault]]:
             ]
             faults.append(Fault(name, reason, advice, np.concatenate(masks)))
     return rows, faults
+
+
+def _require_names(fields: Sequence[pa.Field]) -> None:
+    try:
+        for field in fields:
+            _, type_ = field.name, field.type  # Arrow decodes a name when it is asked for
+            if pa.types.is_nested(type_):
+                _require_names([type_.field(number) for number in range(type_.num_fields)])
+    except UnicodeDecodeError as error:
+        raise InvalidInput("the name of a column or field is not valid UTF-8. Rename it") from error
 
 
 def is_valid(data: pa.Table | pa.RecordBatch | pa.Array | pa.ChunkedArray) -> bool:
