@@ -19,6 +19,8 @@ from storage_core.errors import InvalidInput
 from storage_core.rows.calendar import as_text
 
 Mask = npt.NDArray[np.bool_]
+Verdict = dict[tuple[str, str], Mask]
+"""Which values are at fault, by reason and advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +55,17 @@ def examined(rows: pa.Table) -> tuple[pa.Table, list[Fault]]:
     """
     _require_names(list(rows.schema))
     faults: list[Fault] = []
-    if is_valid(rows):
-        return rows, faults
+    all_valid = is_valid(rows)
     for index, name in enumerate(rows.column_names):
         column = rows.column(index)
-        if is_valid(column):
+        has_maps = _has_maps(column.type)
+        if (all_valid or is_valid(column)) and not has_maps:
             continue
-        chunks = [_reachable(_sound(chunk, name)) for chunk in column.chunks]
-        found = [_wrong(chunk) for chunk in chunks]
-        rows = rows.set_column(index, rows.schema.field(index), _of_type(chunks, column.type, name))
+        chunks = column.chunks
+        if not all_valid and not is_valid(column):
+            chunks = [_reachable(_sound(chunk, name)) for chunk in chunks]
+            rows = rows.set_column(index, rows.schema.field(index), _of_type(chunks, column.type, name))
+        found = [_judged(chunk, _wrong) or (_judged(chunk, _doubled) if has_maps else {}) for chunk in chunks]
         for reason, advice in {key: None for each in found for key in each}:
             masks = [
                 each.get((reason, advice), np.zeros(len(chunk), np.bool_))
@@ -79,6 +83,8 @@ def _require_names(fields: Sequence[pa.Field]) -> None:
                 _require_names([type_.field(number) for number in range(type_.num_fields)])
     except UnicodeDecodeError as error:
         raise InvalidInput("the name of a column or field is not valid UTF-8. Rename it") from error
+    except RecursionError as error:
+        raise InvalidInput("a column nests more types than a table can hold. Use fewer levels") from error
 
 
 def is_valid(data: pa.Table | pa.RecordBatch | pa.Array | pa.ChunkedArray) -> bool:
@@ -94,6 +100,8 @@ def with_bytes(rows: pa.Table, faults: Iterable[Fault]) -> pa.Table:
     """Return the rows with the bytes of the columns that have faults, which Python can hold."""
     for name in {each.column for each in faults}:
         index = rows.schema.get_field_index(name)
+        if is_valid(rows.column(index)):
+            continue
         plain = _physical(rows.schema.field(index).type)
         rows = rows.set_column(index, name, pa.chunked_array([each.view(plain) for each in rows.column(index).chunks]))
     return rows
@@ -183,22 +191,55 @@ def _decoded(array: pa.DictionaryArray) -> pa.Array:
     return held.take(array.indices)
 
 
-def _wrong(array: pa.Array) -> dict[tuple[str, str], Mask]:
-    """Which rows of what `_reachable` returned have a value that is not valid, by reason and advice."""
-    if is_valid(array):
-        return {}
+def _judged(array: pa.Array, judge: Callable[[pa.Array], Verdict]) -> Verdict:
+    """Which rows have a value, however far inside, that `judge` finds at fault."""
+    below = [*judge(array).items()]
     if pa.types.is_struct(array.type):
-        below = [(key, mask) for child in array.flatten() for key, mask in _wrong(child).items()]
+        below += [item for child in array.flatten() for item in _judged(child, judge).items()]
     elif _is_list(array.type):
         values, lengths = _flat(array)
         parents = np.repeat(np.arange(len(array)), lengths)
-        below = [(key, np.isin(np.arange(len(array)), parents[inner])) for key, inner in _wrong(values).items()]
-    else:
-        below = [(_reason(array.type), _wrong_values(array))]
-    found: dict[tuple[str, str], Mask] = {}
+        for key, inner in _judged(values, judge).items():
+            mask = np.zeros(len(array), np.bool_)
+            mask[parents[inner]] = True
+            below.append((key, mask))
+    found: Verdict = {}
     for key, mask in below:
         found[key] = found[key] | mask if key in found else mask
     return found
+
+
+def _wrong(array: pa.Array) -> Verdict:
+    """Which values are not valid for the type, of one without types inside."""
+    if pa.types.is_nested(array.type) or is_valid(array):
+        return {}
+    return {_reason(array.type): _wrong_values(array)}
+
+
+def _doubled(array: pa.Array) -> Verdict:
+    """Which maps have a key twice: Arrow allows it, and a reader that makes a map of them does not."""
+    if not pa.types.is_map(array.type):
+        return {}
+    entries, lengths = _flat(array)
+    parents, codes = np.repeat(np.arange(len(array)), lengths), _codes(entries.flatten()[0])
+    pairs = parents * (codes.max(initial=0) + 1) + codes
+    order = np.argsort(pairs, kind="stable")
+    again = order[1:][pairs[order[1:]] == pairs[order[:-1]]]
+    if not len(again):
+        return {}
+    mask = np.zeros(len(array), np.bool_)
+    mask[parents[again]] = True
+    return {("the map has a key twice", "Write each key once"): mask}
+
+
+def _codes(keys: pa.Array) -> npt.NDArray[np.int64]:
+    """A number for each key, the same for equal ones."""
+    if pa.types.is_dictionary(keys.type):
+        keys = _decoded(keys)
+    if pa.types.is_nested(keys.type):  # which Arrow does not encode
+        keys = pa.array([repr(each) for each in keys.to_pylist()], pa.string())
+    codes: npt.NDArray[np.int32] = keys.dictionary_encode().indices.fill_null(-1).to_numpy()
+    return codes.astype(np.int64)
 
 
 def _wrong_values(array: pa.Array) -> Mask:
@@ -215,6 +256,13 @@ def _wrong_values(array: pa.Array) -> Mask:
             middle = (start + end) // 2
             waiting += [(start, middle), (middle, end)]
     return wrong
+
+
+def _has_maps(type_: pa.DataType) -> bool:
+    kinds = pa.types
+    if kinds.is_map(type_):
+        return True
+    return kinds.is_nested(type_) and any(_has_maps(type_.field(number).type) for number in range(type_.num_fields))
 
 
 def _is_list(type_: pa.DataType) -> bool:

@@ -34,6 +34,7 @@ BAD = text_of([b"a", b"m\xff", b"z"])
 """Three texts, the second of which is not UTF-8."""
 
 _FINE = pa.array(["a", "b", "c"])
+_COUNTS = pa.map_(pa.string(), pa.int64())
 _ONES = [0, 1, 2, 3]
 
 INVALID: Mapping[str, pa.Array | pa.ChunkedArray] = {
@@ -52,6 +53,10 @@ INVALID: Mapping[str, pa.Array | pa.ChunkedArray] = {
     "a struct": pa.StructArray.from_arrays([BAD], ["x"]),
     "the keys of a map": pa.MapArray.from_arrays(_ONES, BAD, pa.array([1, 2, 3])),
     "structs in a map": pa.MapArray.from_arrays(_ONES, _FINE, pa.StructArray.from_arrays([BAD], ["x"])),
+    "a key twice in a map": pa.array([[("a", 1)], [("b", 1), ("a", 2), ("b", 3)], [("b", 1)]], _COUNTS),
+    "a key twice in a map in a struct": pa.array(
+        [{"m": []}, {"m": [("a", 1), ("a", 1)]}, None], pa.struct([("m", _COUNTS)])
+    ),
     "a decimal": numbers_of([1, 12345, 2], pa.decimal128(3, 1)),
     "a wide decimal": numbers_of([1, 12345, 2], pa.decimal256(3, 1)),
 }
