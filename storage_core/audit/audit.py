@@ -39,9 +39,7 @@ _UNSORTED: Final = (
     "report it"
 )
 _NOTHING: Final = "nothing at once, all rows are there; report it"
-_REPLACE: Final = (
-    "set the values by tidemark update, then tidemark compact; see `Values that cannot be read` in docs/operations.md"
-)
+_REPLACE: Final = "set the values by tidemark update, then run tidemark compact"
 _DAMAGED: Final = (
     "bring the file back from a copy of the store, or restore the version before the split came; report it"
 )

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from storage_core.definition import require_new_columns
 from storage_core.errors import InvalidInput
 from storage_core.rows.columns import may_widen
+from storage_core.rows.new_columns import require_new_columns
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.rows.validity import validated
 from storage_core.rows.vectors import is_vector, listed, type_text
