@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.declaration_parts import arrow_field, spark_type
-from storage_core.definition import check_definition, require_names
+from storage_core.definition import check_definition
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 from storage_core.ingest.landing import LANDING, LandingSpec, captured_columns
@@ -39,6 +39,7 @@ from storage_core.rows.columns import (
 )
 from storage_core.rows.dropped_columns import with_dropped
 from storage_core.rows.fold import record_schema
+from storage_core.rows.new_columns import require_names, require_new_columns
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import bind, recorded_order
 from storage_core.rows.vectors import type_text
@@ -62,6 +63,7 @@ def add_column(name: str, type_: ColumnType, default: object = None) -> ColumnCh
     """Return the change that adds a nullable column behind the others; rows that were written before have `default`."""
     require_names([name])
     kind = _type(type_)
+    require_new_columns([pa.field(name, kind)])
 
     def make(_: Snapshot, schema: pa.Schema) -> pa.Schema:
         if name in schema.names:

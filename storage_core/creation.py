@@ -13,11 +13,11 @@ from storage_core.alteration import change_column, declared_changes
 from storage_core.definition import (
     check_definition,
     check_names,
+    check_new,
     check_unchanged,
     keeping_hand_regions,
     keeping_order,
     keeping_windows,
-    require_names,
 )
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import probe_key, version_key
@@ -49,8 +49,7 @@ def create(
     `Unsupported` when the store cannot hold a table. Requests: those of `require_capable`, `require_apart` and
     `TransactionLog.create`.
     """
-    check_definition(schema, config)
-    require_names(schema.names)
+    check_new(schema, config)
     schema = without_metadata(schema)
     metadata = Metadata(
         id=log.ids.uuid(),

@@ -14,9 +14,9 @@ from storage_core.index import segments
 from storage_core.log.snapshot import Snapshot
 from storage_core.region.spec import check_spec
 from storage_core.rows import sort_order, sort_schema
-from storage_core.rows.change_columns import CHANGE_COLUMNS
 from storage_core.rows.columns import former_names, stored_name
 from storage_core.rows.fold import merging
+from storage_core.rows.new_columns import require_new_columns
 from storage_core.rows.partitions import check_partitions
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.vectors import type_text
@@ -59,22 +59,11 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     sort_order.bind(config, schema)
 
 
-def require_names(names: Sequence[object]) -> None:
-    """Return when new columns can be called so. Raises `InvalidInput`.
-
-    Tables keep columns that they have by now, whatever those are called. A declaration refuses every name that starts
-    with `_`; here only those that reads of changes give their own columns are refused.
-    """
-    for name in names:
-        why = None
-        if not isinstance(name, str):
-            why = "it is no text"
-        elif not name.isprintable() or not name.strip():
-            why = "it is blank or unprintable"
-        elif name.casefold() in CHANGE_COLUMNS:
-            why = "reads give it a meaning"
-        if why:
-            raise InvalidInput(f"{name!r} cannot name a column: {why}; choose another name", column=name)
+def check_new(schema: pa.Schema, config: TableConfig) -> None:
+    """Raise what `check_definition` raises, and `InvalidInput` for columns that a new table cannot have."""
+    if isinstance(schema, pa.Schema):  # what is none is refused next
+        require_new_columns(schema)
+    check_definition(schema, config)
 
 
 def check_names(snapshot: Snapshot, config: TableConfig) -> None:

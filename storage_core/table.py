@@ -1266,7 +1266,7 @@ def _new_config(
     settings: Mapping[str, object] | None = None,
 ) -> TableConfig:
     """Return the settings of a new table; see `Table.create`. Raises `InvalidInput` for contradictory ones."""
-    from storage_core.definition import check_definition, index_definitions, key_columns, late_setting, listed_names
+    from storage_core.definition import check_new, index_definitions, key_columns, late_setting, listed_names
     from storage_core.named_settings import changed
     from storage_core.region.spec import first_specs
     from storage_core.rows.sort_schema import parse as parse_sort_schema
@@ -1295,7 +1295,7 @@ def _new_config(
         else listed_names("maintained_indexes", maintained_indexes),
     )
     config = changed(config, settings or {})
-    check_definition(schema, config)  # before the canonical text drops the types that were spelled out
+    check_new(schema, config)  # before the canonical text drops the types that were spelled out
     if config.sort_schema is not None:
         config = replace(config, sort_schema=parse_sort_schema(config.sort_schema, time_column).text)
     return config

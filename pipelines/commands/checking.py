@@ -152,7 +152,10 @@ def _show_audit(done: JobReport, *, as_json: bool) -> None:
 
 def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
     recovered: list[output.Record] = [{"recovered": each.key, "how": each.how} for each in outcome.recovered]
-    lost: list[output.Record] = [{"lost": each.key, "reason": each.reason, "rows": each.rows} for each in outcome.lost]
+    lost: list[output.Record] = [
+        {"lost": each.key, "reason": each.reason, "rows": each.rows, "uncounted": each.is_uncounted}
+        for each in outcome.lost
+    ]
     unproven: list[output.Record] = [
         {"unproven": key, "reason": "nothing but the file says that it was committed"} for key in outcome.unproven
     ]
@@ -167,11 +170,12 @@ def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
     output.records(lost, shown, as_json=False, nothing="nothing is lost")
     if unproven:
         output.records(unproven, {"unproven": output.cell, "reason": output.cell}, as_json=False, nothing="")
+    unknown = f", and an unknown number of rows in {counted(outcome.uncounted, 'object')}" if outcome.uncounted else ""
     verb = "repaired" if outcome.status == "repaired" else "would be repaired"
     output.line(
         f"{outcome.source} {verb} into {outcome.target}: versions {outcome.first_version} to {outcome.version}, "
         f"{counted(outcome.splits, 'split')}, {counted(outcome.rows, 'row')}, {counted(outcome.records, 'record')} not "
-        f"merged, {counted(outcome.rows_lost, 'row')} known to be lost"
+        f"merged, {counted(outcome.rows_lost, 'row')} known to be lost{unknown}"
     )
     if outcome.check is not None:
         output.line(
@@ -191,6 +195,7 @@ def _summary(outcome: Outcome) -> dict[str, object]:
         "bytes",
         "records",
         "rows_lost",
+        "uncounted",
     )
     clean = None if outcome.check is None else outcome.check.clean
     return {**{name: getattr(outcome, name) for name in metrics}, "lost": len(outcome.lost), "clean": clean}

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from storage_core.audit.merges import audit_merge
 from storage_core.audit.retained import RetainedCompactions, Selection, compactions
 from storage_core.audit.retained_merges import Replaced, RetainedMerge, Unchecked, merges_of, replaced_by
-from storage_core.audit.splits import AuditedTable, audit_split
+from storage_core.audit.splits import VALUES, AuditedTable, audit_split
 from storage_core.compaction.invariants import Fault
 from storage_core.errors import InvalidInput, Unsupported
 from storage_core.log.actions import Add, Metadata, is_ours, to_json_object
@@ -39,6 +39,7 @@ _UNSORTED: Final = (
     "report it"
 )
 _NOTHING: Final = "nothing at once, all rows are there; report it"
+_REPLACE: Final = "set the values by tidemark update, then run tidemark compact"
 _DAMAGED: Final = (
     "bring the file back from a copy of the store, or restore the version before the split came; report it"
 )
@@ -68,6 +69,7 @@ INVARIANTS: Final[Mapping[str, Invariant]] = {
     "SS-3": Invariant("a sort column that a split lacks counts as null", _DAMAGED),
     "SS-4": Invariant("a split keeps the sort schema that it was written with", _NOTHING),
     "SS-5": Invariant("file, action, statistics and native metadata of a split agree", _DAMAGED),
+    VALUES: Invariant("every value of a split is valid for its type", _REPLACE),
 }
 """The ids of docs/architecture/compaction.md, what holds, and what to do where it does not."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from storage_core.errors import Corrupt
+from storage_core.errors import Corrupt, InvalidInput
 from storage_core.foreign_text import shortened
 from storage_core.system_errors import raise_refused
 
@@ -16,7 +16,7 @@ _REFUSALS = (
     *(pa.ArrowException, OSError, ValueError, MemoryError, OverflowError, TypeError, KeyError, RecursionError),
     struct.error,
 )
-_DEEPEST = 64
+DEEPEST = 64
 """Nesting of a column's type, to which Spark's and Parquet's readers do not come near."""
 _MOST_EXPANSION = 255
 """Bytes that one byte of LZ4, which is what ours are compressed with, becomes at the most. Of zstd it may be 30,000."""
@@ -26,32 +26,46 @@ _HEADER, _DICTIONARY_DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
 _BUFFER_BYTES = 16
 
 
-def read_stream(data: bytes | memoryview, what: str, where: str) -> tuple[pa.Table, Mapping[bytes, bytes]]:
+def read_stream(
+    data: bytes | memoryview, what: str, where: str, *, checked: bool = True
+) -> tuple[pa.Table, Mapping[bytes, bytes]]:
     """Return the rows of the stream, every value of which may be looked at, and the metadata of its schema.
 
     `what` and `where`, the key, are for the error. Raises `Corrupt` for bytes that are no such stream: claims of
-    lengths that do not hold, or that no LZ4 holds, before anything is allocated for them; offsets outside of their
-    values, text that is no UTF-8. Raises `Unavailable` where memory is lacking. Memory: what the rows take, at most
-    255 times the stream.
+    lengths that do not hold, or that no LZ4 holds, before anything is allocated for them. If `checked`, also for
+    offsets outside of their values and text that is no UTF-8. Raises `Unavailable` where memory is lacking. Memory:
+    what the rows take, at most 255 times the stream.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             _require_shallow(reader.schema)
             _require_credible(data)
             records = reader.read_all()
-        records.validate(full=True)
+        if checked:
+            records.validate(full=True)
     except _REFUSALS as error:
         raise_refused(where, error)  # whatever the bytes claim is compared with what they are, before
         raise Corrupt(f"{where}: {what} is no Arrow stream: {shortened(str(error))}", key=where) from error
     return records, records.schema.metadata or {}
 
 
+def require_readable(records: pa.Table) -> None:
+    """Raise `InvalidInput` for rows that `read_stream` would refuse once they are written, whoever made them."""
+    try:
+        _require_shallow(records.schema)
+        records.validate(full=True)
+    except (ValueError, pa.ArrowException) as error:
+        raise InvalidInput(
+            f"the rows cannot be read back once they are written: {shortened(str(error))}. Nothing of them was written"
+        ) from error
+
+
 def _require_shallow(schema: pa.Schema) -> None:
     level, kinds = 0, [field.type for field in schema]
     while kinds:
         level += 1
-        if level > _DEEPEST:
-            raise ValueError(f"a column nests deeper than {_DEEPEST} types")
+        if level > DEEPEST:
+            raise ValueError(f"a column nests deeper than {DEEPEST} types")
         kinds = [kind.field(number).type for kind in kinds for number in range(kind.num_fields)]
 
 

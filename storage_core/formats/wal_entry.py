@@ -75,14 +75,14 @@ def encode(entry: WalEntry) -> bytes:
     return body + _TRAILER.pack(len(body), xxhash.xxh3_64_intdigest(body), magic)
 
 
-def decode(data: bytes, where: str) -> WalEntry:
-    """Return the entry in `data`; `where` is its key, for the error.
+def decode(data: bytes, where: str, *, checked: bool = True) -> WalEntry:
+    """Return the entry in `data`; `where` is its key, for the error. Unless `checked`, its values may be not valid.
 
     Raises `Corrupt` when length, checksum, stream or metadata are not what was written; `Unsupported` for the format of
     a newer release. No row is returned from bytes that do not verify.
     """
     body = _verified_body(data, where)
-    records, metadata = read_stream(body, "the WAL entry", where)
+    records, metadata = read_stream(body, "the WAL entry", where, checked=checked)
     try:
         return WalEntry(
             writer_epoch=int(metadata[b"writer_epoch"]),

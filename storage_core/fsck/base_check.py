@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from storage_core.audit.splits import AuditedTable, audit_split
+from storage_core.audit.splits import VALUES, AuditedTable, audit_split
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.index import segments
@@ -110,7 +110,8 @@ def _split_content(store: ObjectStore, add: Add, snapshot: Snapshot) -> Iterator
         yield damage_of(Kind.SPLIT_DAMAGED, error, add.path, f"the bytes with xxh3-64 {add.xxh3}")
         return
     for each in faults:
-        yield Finding(kind=Kind.SPLIT_BREAKS_INVARIANT, key=add.path, expected=each.invariant, found=each.message)
+        kind = Kind.SPLIT_VALUES_NOT_VALID if each.invariant == VALUES else Kind.SPLIT_BREAKS_INVARIANT
+        yield Finding(kind=kind, key=add.path, expected=each.invariant, found=each.message)
 
 
 def _segment_content(store: ObjectStore, segment: IndexSegment) -> Iterator[Finding]:

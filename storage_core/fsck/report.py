@@ -76,6 +76,7 @@ class Kind(StrEnum):
     GENERATION_COPY_DAMAGED = "generation_copy_damaged"
     TRANSLATION_MISSING = "translation_missing"
     TRANSLATION_DAMAGED = "translation_damaged"
+    SPLIT_VALUES_NOT_VALID = "split_values_not_valid"
 
 
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -100,6 +101,10 @@ RULES: Final[Mapping[Kind, tuple[Severity, str]]] = {
     Kind.SPLIT_SIZE: (_E, REPAIR),
     Kind.SPLIT_DAMAGED: (_E, REPAIR),
     Kind.SPLIT_BREAKS_INVARIANT: (_E, "the file is what was committed, its rows are not where the log says: report it"),
+    Kind.SPLIT_VALUES_NOT_VALID: (
+        _E,
+        "set the values: see `Values that cannot be read` in docs/operations.md",
+    ),
     Kind.OLDER_SPLIT_DAMAGED: (_W, "only versions of before it was removed need it: restore it to read those"),
     Kind.OLDER_SPLIT_MISSING: (
         _N,

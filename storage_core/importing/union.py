@@ -13,7 +13,9 @@ import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.columns import may_widen
+from storage_core.rows.new_columns import require_new_columns
 from storage_core.rows.schema import conform, to_schema_string
+from storage_core.rows.validity import validated
 from storage_core.rows.vectors import is_vector, listed, type_text
 
 _TO_DO = (
@@ -84,7 +86,11 @@ def as_held(schema: pa.Schema, where: str) -> pa.Schema:
 
     Raises `InvalidInput` naming the column, and `where` it is, for a type that has none, and for two columns of a name.
     """
-    held = pa.schema([pa.field(each.name, _held(each.type), nullable=each.nullable) for each in schema])
+    try:
+        require_new_columns(schema)
+    except InvalidInput as error:
+        raise error.reworded(f"{where}: {error.found}", file=where) from error
+    held = pa.schema([pa.field(each.name, _held(each.type)).with_nullable(each.nullable) for each in schema])
     try:
         to_schema_string(pa.schema([each for each in held if not pa.types.is_null(each.type)]))
     except InvalidInput as error:
@@ -122,7 +128,11 @@ def require_fits(given: pa.Schema, schema: pa.Schema, where: str) -> None:
 
 
 def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows under exactly this schema, columns joined by name whatever the case. Raises as `conform` does."""
+    """Return the rows under exactly this schema, columns joined by name whatever the case.
+
+    Raises as `conform` does, and `InvalidInput` for a value that is not valid for its type.
+    """
+    rows = validated(rows)
     names = {each.name.casefold(): each for each in schema}
     named = rows.rename_columns([_name(each, names) for each in rows.column_names])
     columns = [_widened(named.column(each), names.get(each.casefold())) for each in named.column_names]

@@ -1,10 +1,9 @@
-"""Parquet files: typed already, so only required values and the calendar are checked row by row."""
+"""Parquet files: typed already, so only valid values, required ones and the calendar are checked row by row."""
 
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import BinaryIO, cast
 
@@ -22,9 +21,10 @@ from storage_core.ingest.lines import MOST_CELLS
 from storage_core.ingest.parquet_pages import Chunk, check_read, chunks_of, groups_of_rows
 from storage_core.ingest.rejection import Parsed, RejectedLine
 from storage_core.ingest.watched_stream import watched
-from storage_core.rows.calendar import BEYOND, as_text, beyond
+from storage_core.rows.calendar import BEYOND, beyond
 from storage_core.rows.decimals import TOO_LONG, too_long
 from storage_core.rows.schema import conform
+from storage_core.rows.validity import examined, row_text, with_bytes
 from storage_core.rows.vectors import faults, is_vector, with_lists, without_misfits
 from storage_core.system_errors import raise_refused
 
@@ -43,10 +43,11 @@ def parquet_blocks(
 ) -> Iterator[Parsed]:
     """Yield the records of a Parquet file, numbered from 1.
 
-    A record without a required value, with a time beyond the calendar, or with a list that is no vector of its column
-    is rejected; of the columns `nonzero`, also one of zeros. Raises `Corrupt` for a cut or
-    damaged file, for one whose columns do not convert exactly to the table's, and for one that expands too far, and
-    `Unavailable` where it is the system that refuses: the file may be sound.
+    A record is rejected with a value that is not valid for its type, such as text that is not UTF-8, without a required
+    value, with a time beyond the calendar, or with a list that is no vector of its column; of the columns `nonzero`,
+    also with one of zeros. Raises `Corrupt` for a cut or damaged file, for one whose columns do not convert exactly to
+    the table's, and for one that expands too far, and `Unavailable` where it is the system that refuses: the file may
+    be sound.
     """
     first_number = 1
     for batch in sound_batches(file, stream, lambda found: _conformed(found.empty_table(), schema), schema):
@@ -154,20 +155,40 @@ def _batch_rows(opened: pq.ParquetFile, chunks: Mapping[int, Chunk]) -> int:
 
 def _rows(file: str, batch: pa.RecordBatch, first_number: int, wanted: tuple[pa.Schema, Collection[str]]) -> Parsed:
     schema, nonzero = wanted
-    given = pa.Table.from_batches([batch])
+    numbers = np.arange(first_number, first_number + batch.num_rows)
+    try:
+        given, invalid = examined(pa.Table.from_batches([batch]))
+    except InvalidInput as error:
+        raise unsound(f"its values are not valid ({shortened(str(error), 500)})") from error
+    rejected: list[RejectedLine] = []
+    if invalid:  # before any conversion, of which some refuse the whole column
+        reasons = [(f"column {each.column}: {each.reason}", each.rows) for each in invalid]
+        rejected, valid = _rejected(file, numbers, reasons, with_bytes(given, invalid))
+        given, numbers = given.filter(pa.array(valid)), numbers[valid]
     fitting, misfits = without_misfits(given, schema)
     rows = _conformed(fitting, schema)
+    more, complete = _rejected(file, numbers, [*misfits, *_faults(rows, schema, nonzero)], with_lists(rows, given))
+    kept = rows.filter(pa.array(complete)) if more else rows
+    return Parsed(conform(kept, schema), ()).and_rejected([*rejected, *more])
+
+
+def _rejected(
+    file: str,
+    numbers: npt.NDArray[np.int64],
+    reasons: Iterable[tuple[str, npt.NDArray[np.bool_]]],
+    shown: pa.Table,
+) -> tuple[list[RejectedLine], npt.NDArray[np.bool_]]:
+    """Reject each row by the first reason that it has; return also which rows have none."""
     rejected: list[RejectedLine] = []
-    complete = np.ones(rows.num_rows, np.bool_)
-    for reason, found in (*misfits, *_faults(rows, schema, nonzero)):
+    complete = np.ones(len(numbers), np.bool_)
+    for reason, found in reasons:
         faulty = found & complete
         complete &= ~faulty
         rejected += [
-            RejectedLine(file, first_number + int(index), reason, _values(with_lists(rows, given), int(index)))
+            RejectedLine(file, int(numbers[index]), reason, row_text(shown, int(index)))
             for index in np.flatnonzero(faulty)
         ]
-    kept = rows.filter(pa.array(complete)) if rejected else rows
-    return Parsed(conform(kept, schema), ()).and_rejected(rejected)
+    return rejected, complete
 
 
 def _conformed(batch: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
@@ -193,7 +214,3 @@ def _faults(rows: pa.Table, schema: pa.Schema, nonzero: Collection[str]) -> Iter
         if is_vector(field.type):
             for why, wrong in faults(column, nonzero=field.name in nonzero):
                 yield f"column {field.name}: {why}", wrong
-
-
-def _values(rows: pa.Table, index: int) -> str:
-    return json.dumps(as_text(rows.slice(index, 1)).to_pylist()[0], default=str, ensure_ascii=False)

@@ -28,7 +28,7 @@ from storage_core.raw_log.optional_store import OptionalStore, StoreReport
 from storage_core.raw_log.records import Named, RawRecord, all_prepared, prepared_columns, record_of, rows_of
 from storage_core.raw_log.stores import Place, RawStore, opened
 from storage_core.raw_log.writer import Appended, RawWriter
-from storage_core.rows.incoming import Rows, read_whole, require_each_once
+from storage_core.rows.incoming import Rows, read_whole, require_each_once, validated_rows
 
 _logger = logging.getLogger(__name__)
 
@@ -100,8 +100,8 @@ class RawLog:
         if isinstance(held, pa.Table | pa.RecordBatch):
             given = RawRecord(table=table, fields={}, operation=operation)
             require_each_once(held.schema.names)
-            columns = held if isinstance(held, pa.Table) else pa.Table.from_batches([held])
-            records = prepared_columns(columns, given, named=named, now_ms=self._clock.now_ms())
+            held = validated_rows(held)
+            records = prepared_columns(held, given, named=named, now_ms=self._clock.now_ms())
             if records is not None:
                 return self._writer.append(records)
         return self.append_many(record_of(table, row, operation=operation, named=named) for row in rows_of(held))

@@ -223,7 +223,7 @@ def _check_keys(given: Sequence[Mapping[str, Any]], rows: list[dict[str, Any] | 
 
 def _problem(values: Sequence[Any], field: pa.Field, *, nonzero: bool = False) -> str | None:
     try:
-        array = exact_array(values, field.type)
+        array = exact_array(values, field.type, field.name)
         outside = beyond(array)
     except (TypeError, ValueError, OverflowError, RecursionError, pa.ArrowException) as error:
         raise_refused(f"records of a raw log: column {field.name!r}", error)
@@ -241,7 +241,7 @@ def _records(
     columns = [
         pa.array([_CODES[one["operation"]] for one, _ in fitting], target.field(OPERATION).type),
         pa.array([_given(*each, schema, merged_maps) for each in fitting], target.field(FIELDS).type),
-        *(exact_array([row.get(field.name) for row in rows], field.type) for field in schema),
+        *(exact_array([row.get(field.name) for row in rows], field.type, field.name) for field in schema),
     ]
     return pa.Table.from_arrays(columns, schema=target)
 

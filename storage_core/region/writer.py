@@ -16,6 +16,7 @@ import pyarrow as pa
 from storage_core.arguments import checked
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput, TidemarkError
+from storage_core.formats.arrow_stream import require_readable
 from storage_core.ids import Ids
 from storage_core.late_row_filter import LateRowFilter, Origin
 from storage_core.log.snapshot import Snapshot
@@ -251,6 +252,7 @@ class RegionWriter:
     def write(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
         """Write records that a builder of this table made. Raises what `put` raises, but `InvalidInput`."""
         self._group.require_usable()
+        require_readable(records)  # what cannot be read back would take the rows of other calls in its entry with it
         with self._filtering:
             records = self._late_filter.admit_records(records, self._clock.now_ms())
         self._group.submit(records, durable=self._durable if durable is None else durable)

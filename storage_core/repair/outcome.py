@@ -18,11 +18,15 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """What the new location lacks, and why. `rows` is None where nobody knows how many went with it, or none did."""
+    """What the new location lacks, and why. `rows` is None where no row went with it, or an unknown number did.
+
+    `is_uncounted` tells that rows of an unknown number are lost.
+    """
 
     key: str
     reason: str
     rows: int | None = None
+    is_uncounted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,5 +55,10 @@ class Outcome:
 
     @property
     def rows_lost(self) -> int:
-        """Rows that are known to be lost; objects whose rows nobody counted add nothing."""
+        """Rows that are known to be lost; objects whose rows nobody counted add nothing: see `uncounted`."""
         return sum(each.rows or 0 for each in self.lost)
+
+    @property
+    def uncounted(self) -> int:
+        """How many objects are lost with an unknown number of rows."""
+        return sum(each.is_uncounted for each in self.lost)

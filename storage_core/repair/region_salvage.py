@@ -9,25 +9,46 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+import pyarrow as pa
+
+from storage_core.errors import Corrupt, InvalidInput
 from storage_core.formats import keys, region_registry, wal_entry
-from storage_core.formats.generation_manifest import MANIFEST_FILE, Generation
+from storage_core.formats.generation_manifest import MANIFEST_FILE, RECORDS_FILE, Generation
 from storage_core.formats.keys import KeyKind
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
+from storage_core.formats.wal_entry import WalEntry
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
 from storage_core.region.manifest import read_version
+from storage_core.rows.schema import conform
+from storage_core.rows.validity import examined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
-    """A WAL entry whose rows count: where it lies, its true number, and the generation that it belongs to."""
+    """A WAL entry whose rows count: where it lies, its true number, and the generation that it belongs to.
+
+    `lost` of its records have a value that is not valid, and are not among `rows`.
+    """
 
     key: str
     number: int
     generation: int
     rows: int
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """A flushed generation that cannot be read, and how many records its manifest counts; None if that is lost too."""
+
+    key: str
+    flushed: FlushedGeneration
+    reason: str
+    records: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +58,9 @@ class RegionSalvage:
     `complete` are the flushed generations all of whose records are there. `filed` are those that the newest sound
     manifest names and that have their records in a file which is sound: distributed ones, and sorted ones, which stand
     for the range of those that they replaced; `offsets` are its offsets of the raw log, so that what is distributed is
-    not distributed again. `spec_id` and `closed_by` are that manifest's; without one the registry tells the spec, or
-    nothing does.
+    not distributed again. `unread` are those that it names and that cannot be read; `unreadable` counts the records
+    that are lost of WAL entries whose bytes are what was written. `spec_id` and `closed_by` are that manifest's;
+    without one the registry tells the spec, or nothing does.
     """
 
     region: str
@@ -48,6 +70,8 @@ class RegionSalvage:
     spec_id: int | None = None
     closed_by: int = 0
     filed: tuple[Generation, ...] = ()
+    unread: tuple[Unread, ...] = ()
+    unreadable: Mapping[str, int] = field(default_factory=dict)
     offsets: Mapping[str, int] = field(default_factory=dict)
 
     def filed_above(self, merged: int) -> tuple[Generation, ...]:
@@ -61,6 +85,15 @@ class RegionSalvage:
         """Return the entries of generations that are not merged, and that no sorted one stands for."""
         sorted_ones = _stood_for(self.filed)
         return tuple(each for each in self.entries if each.generation > merged and each.generation not in sorted_ones)
+
+    def unread_above(self, merged: int) -> Iterator[Unread]:
+        """Yield the unmerged generations whose records are neither readable nor in WAL entries."""
+        written = {each.generation for each in self.entries}
+        for each in self.unread:
+            if each.flushed.generation > merged and not written.issuperset(
+                range(each.flushed.first, each.flushed.generation + 1)
+            ):
+                yield each
 
     def records_above(self, merged: int) -> int:
         """Return how many records are not merged."""
@@ -86,7 +119,8 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         if epoch == highest and each.rows:
             acknowledged.append(each)
     manifest = _newest_manifest(store, inventory, region)
-    filed = () if manifest is None else tuple(_filed(store, manifest))
+    named = () if manifest is None else tuple(_filed(store, manifest))
+    filed = tuple(each for each in named if isinstance(each, Generation))
     return RegionSalvage(
         region=region,
         entries=_placed(acknowledged, manifest, written),
@@ -96,6 +130,8 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         closed_by=0 if manifest is None else manifest.closed_by,
         complete=_complete(store, written, {each.number for each in acknowledged}) | _stood_for(filed),
         filed=filed,
+        unread=tuple(each for each in named if isinstance(each, Unread)),
+        unreadable={each.key: each.lost for each, _ in entries if each.lost},
         offsets={} if manifest is None else manifest.distributed,
     )
 
@@ -105,12 +141,35 @@ def _entries(store: ObjectStore, inventory: Inventory, region: str) -> Iterator[
         if parsed.region != region or parsed.entry is None:
             continue
         try:
-            found = wal_entry.decode(store.get(parsed.key).data, parsed.key)
+            found, lost = read_entry(store, parsed.key)
         except DAMAGE:
             continue  # a finding of the check already
         number = parsed.entry if found.number is None else found.number
         rows: int = found.records.num_rows
-        yield Acknowledged(key=parsed.key, number=number, generation=found.generation, rows=rows), found.writer_epoch
+        entry = Acknowledged(key=parsed.key, number=number, generation=found.generation, rows=rows, lost=lost)
+        yield entry, found.writer_epoch
+
+
+def read_entry(store: ObjectStore, key: str) -> tuple[WalEntry, int]:
+    """Return the WAL entry with those of its records whose values are valid, and the number of the others. One GET.
+
+    Raises what reading an entry raises, `Corrupt` for bytes that are not what was written.
+    """
+    data = store.get(key).data
+    try:
+        return wal_entry.decode(data, key), 0
+    except Corrupt:
+        found = wal_entry.decode(data, key, checked=False)
+    records: pa.Table = found.records
+    try:
+        records, faults = examined(records)
+        valid = ~np.logical_or.reduce([each.rows for each in faults])
+    except InvalidInput:  # no value of a column can be told
+        valid = np.zeros(found.records.num_rows, np.bool_)
+    kept = conform(
+        records.filter(pa.array(valid)) if valid.any() else records.schema.empty_table(), found.records.schema
+    )
+    return replace(found, records=kept), int(np.count_nonzero(~valid))
 
 
 def _written(store: ObjectStore, inventory: Inventory, region: str) -> Iterator[Generation]:
@@ -175,23 +234,30 @@ def _registered_spec(store: ObjectStore, region: str) -> int | None:
     return None if known is None else known.spec_id
 
 
-def _filed(store: ObjectStore, manifest: RegionManifest) -> Iterator[Generation]:
+def _filed(store: ObjectStore, manifest: RegionManifest) -> Iterator[Generation | Unread]:
     """Only a manifest tells a distributed generation from what a distributor that died left behind."""
     for flushed in manifest.flushed_generations:
         yield from _with_records(store, manifest.region_id, flushed)
 
 
-def _with_records(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Iterator[Generation]:
+def _with_records(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Iterator[Generation | Unread]:
     """The generation when its file of records is sound; of a sorted one whose file is not, what it replaced."""
     try:
         found = generation.read(store, region, flushed)
-    except DAMAGE:
-        return  # a finding of the check already, unless it is merged and collected
+    except DAMAGE as error:  # a finding of the check already, unless it is merged and collected
+        key = keys.generation_file_key(region, flushed.path, MANIFEST_FILE)
+        yield Unread(key=key, flushed=flushed, reason=error.found)
+        return
     if found.data is not None and _has_records(store, found):
         yield found
-    else:
-        for each in found.replaces:
-            yield from _with_records(store, region, each)
+        return
+    for each in found.replaces:
+        yield from _with_records(store, region, each)
+    if found.data is not None and not found.replaces:
+        key = keys.generation_file_key(region, flushed.path, RECORDS_FILE)
+        yield Unread(
+            key=key, flushed=flushed, reason="the records of the generation cannot be read", records=found.records
+        )
 
 
 def _stood_for(filed: Iterable[Generation]) -> frozenset[int]:

@@ -44,22 +44,32 @@ def bring_regions(
         return 0, []
     schema = from_schema_string(found.metadata.schemaString)
     table = BaseTable(schema=schema, key=config.primary_key, merged=found.merged)
-    lost = list(_damaged(source, inventory, found))
+    lost = list(_damaged(source, inventory, found, regions))
     records = 0
     for name in sorted({*regions, *found.merged}):
         region = _with_spec(regions.get(name) or RegionSalvage(region=name), found.metadata.id, config)
         waiting = region.records_above(found.merged.get(name, 0))
         lost += _undescribed(region, waiting, config)
+        lost += _unread(region, found.merged.get(name, 0))
         records += waiting
         if target is not None:
             write_region(source, target, region, table, clock=clock, ids=ids)
     return records, lost
 
 
-def _damaged(source: ObjectStore, inventory: Inventory, found: Salvage) -> Iterator[Lost]:
+def _damaged(
+    source: ObjectStore, inventory: Inventory, found: Salvage, regions: Mapping[str, RegionSalvage]
+) -> Iterator[Lost]:
+    known = {key: rows for region in regions.values() for key, rows in region.unreadable.items()}
     for each in check_regions(source, inventory, dict(found.merged), deep=False):
         if each.severity is Severity.ERROR and each.kind in _RECORDS:
-            yield Lost(key=each.key, reason=f"{each.expected}; found: {each.found}")
+            reason, rows = f"{each.expected}; found: {each.found}", known.get(each.key)
+            yield Lost(key=each.key, reason=reason, rows=rows, is_uncounted=rows is None)
+
+
+def _unread(region: RegionSalvage, merged: int) -> Iterator[Lost]:
+    for each in region.unread_above(merged):
+        yield Lost(key=each.key, reason=each.reason, rows=each.records, is_uncounted=each.records is None)
 
 
 def _with_spec(region: RegionSalvage, table_id: str, config: TableConfig) -> RegionSalvage:

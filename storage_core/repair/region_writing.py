@@ -23,7 +23,7 @@ from storage_core.objectstore.create import create_numbered
 from storage_core.region import generation, generation_write
 from storage_core.region.manifest import commit
 from storage_core.region.memtable import Memtable
-from storage_core.repair.region_salvage import Acknowledged, RegionSalvage
+from storage_core.repair.region_salvage import Acknowledged, RegionSalvage, read_entry
 from storage_core.rows.fold import record_schema
 from storage_core.settings.region_fields import WHOLE_TABLE_SPEC
 
@@ -129,7 +129,7 @@ class _Writing:
         return written.copied
 
     def _entry(self, each: Acknowledged, number: int) -> WalEntry:
-        found = wal_entry.decode(self._source.get(each.key).data, each.key)
+        found, _ = read_entry(self._source, each.key)
         self.last += 1
         written = replace(
             found, writer_epoch=1, generation=number, writer_id=self.writer_id, seq=self.last, number=self.last

@@ -185,9 +185,8 @@ class _Repair:
         return True
 
     def _note_found(self, found: Salvage) -> None:
-        self.transfer.lost += [
-            Lost(key=path, reason=f"cannot be judged: {reason}") for path, reason in sorted(found.unreadable.items())
-        ]
+        for path, reason in sorted(found.unreadable.items()):
+            self.transfer.lost.append(Lost(key=path, reason=f"cannot be judged: {reason}", is_uncounted=True))
         self.transfer.lost += [
             Lost(key=add.path, reason="merges whose versions are lost have superseded all of its rows")
             for add in found.superseded

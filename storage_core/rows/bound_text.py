@@ -80,7 +80,10 @@ def text_of(bound: pa.Scalar) -> str | None:
     kinds, type_ = pa.types, bound.type
     if kinds.is_date(type_) or kinds.is_timestamp(type_):
         return _calendar_text(bound)
-    value = bound.as_py()
+    try:
+        value = bound.as_py()
+    except UnicodeDecodeError:  # of splits from before the check: without a bound nothing is pruned
+        return None
     if kinds.is_boolean(type_):
         return "true" if value else "false"
     if kinds.is_floating(type_):

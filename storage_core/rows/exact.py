@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from itertools import chain
 from typing import Any
@@ -26,18 +26,18 @@ _NO_VECTORS = (bytes, bytearray, memoryview, set, frozenset, range)
 """Arrow takes these for lists of numbers: bytes are other data, a set has no order, a range is no measurement."""
 
 
-def exact_array(values: Sequence[object], type_: pa.DataType) -> pa.Array:
-    """Return the values as an array of this type; None is null.
+def exact_array(values: Sequence[object], type_: pa.DataType, path: str = "") -> pa.Array:
+    """Return the values as an array of this type; None is null. `path` is what an error calls them.
 
     Numbers must be equal to what is stored, but that decimal fractions round to the nearest float; a moment without a
-    zone is UTC in a column of instants, and one with a zone has no place in a column without. Raises `TypeError`,
-    `ValueError` (also Arrow's) or `OverflowError` naming the value.
+    zone is UTC in a column of instants, and one with a zone has no place in a column without. A struct takes no field
+    that its type lacks. Raises `TypeError`, `ValueError` (also Arrow's) or `OverflowError` naming the value or field.
     """
     if is_vector(type_):
         _require_lists(values)
     if pa.types.is_nested(type_):
-        for child, below in _children(values, type_):
-            exact_array(below, child)
+        for name, child, below in _children(values, type_, path):
+            exact_array(below, child, f"{path}.{name}")
         return pa.array(values, type_)
     if pa.types.is_decimal(type_):
         values = _scaled(values, type_)
@@ -98,16 +98,29 @@ def _is_same(given: object, kept: Any, type_: pa.DataType) -> bool:
     return given == kept or (given != given and kept != kept)  # noqa: PLR0124  # NaN is not equal to itself
 
 
-def _children(values: Sequence[object], type_: pa.DataType) -> list[tuple[pa.DataType, list[object]]]:
-    """The values inside nested ones, by type. What does not have the form is left to Arrow, which says so."""
+def _children(values: Sequence[object], type_: pa.DataType, path: str) -> list[tuple[str, pa.DataType, list[object]]]:
+    """The values inside nested ones, by name and type. What does not have the form is left to Arrow, which says so."""
     if pa.types.is_struct(type_):
-        given = [each for each in values if isinstance(each, Mapping)]
-        return [(field.type, [each.get(field.name) for each in given]) for field in type_.fields]
+        known = {field.name for field in type_.fields}
+        given = [_fields(each, known, path) for each in values if isinstance(each, Mapping | list)]
+        return [(field.name, field.type, [each.get(field.name) for each in given]) for field in type_.fields]
     if pa.types.is_map(type_):
         pairs = [pair for each in values for pair in _pairs(each)]
-        return [(type_.key_type, [key for key, _ in pairs]), (type_.item_type, [item for _, item in pairs])]
-    listed = (each for each in values if isinstance(each, list | tuple | np.ndarray))
-    return [(type_.value_type, [*chain.from_iterable(listed)])]
+        keys, items = [key for key, _ in pairs], [item for _, item in pairs]
+        return [("key", type_.key_type, keys), ("value", type_.item_type, items)]
+    listed = (each for each in values if isinstance(each, Collection) and not isinstance(each, str | bytes | Mapping))
+    return [("element", type_.value_type, [*chain.from_iterable(listed)])]
+
+
+def _fields(value: Mapping[object, object] | list[Any], known: set[str], path: str) -> Mapping[object, object]:
+    """The fields of a struct, given as a mapping or as pairs: Arrow drops those that it does not know."""
+    given = value if isinstance(value, Mapping) else dict(value)
+    if not given.keys() <= known:
+        unknown = next(name for name in given if name not in known)
+        raise ValueError(f"the struct has no field {f'{path}.{unknown}'.lstrip('.')!r}; it has {sorted(known)}")
+    if len(given) != len(value):
+        raise ValueError(f"the struct {path.lstrip('.')!r} has a field twice")
+    return given
 
 
 def _pairs(value: object) -> list[tuple[object, object]]:

@@ -11,6 +11,7 @@ from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.repeated import repeated
 from storage_core.rows.exact import exact_array
 from storage_core.rows.library_types import require_kept_values
+from storage_core.rows.validity import validated
 from storage_core.rows.vectors import type_text
 from storage_core.system_errors import of_the_system, unavailable
 
@@ -34,15 +35,13 @@ def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
     """Return the rows as an Arrow table; one mapping is one row.
 
     Mappings become columns of the table's types, in its order; columns that no row gives are left out, and a row that
-    does not give a column has null. Arrow data stays as it is: `rows.schema.conform` checks it. A stream is read to its
-    end. Raises `InvalidInput` naming a column that the table does not have, or whose values would not be kept exactly
-    (`rows.exact`), and for a stream that breaks off.
+    does not give a column has null. Arrow data stays as it is: `rows.schema.conform` checks its types. A stream is read
+    to its end. Raises `InvalidInput` naming a column that the table does not have, whose values would not be kept
+    exactly (`rows.exact`), or are not valid for their type (`rows.validity`), and for a stream that breaks off.
     """
     given = read_whole(rows)
-    if isinstance(given, pa.Table):
-        return given
-    if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
+    if isinstance(given, pa.Table | pa.RecordBatch):
+        return given if is_stream(rows) else validated_rows(given)
     listed = [given] if isinstance(given, Mapping) else _listed(given)
     if not listed:
         return schema.empty_table()
@@ -51,7 +50,13 @@ def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
     if unknown:
         raise InvalidInput(f"unknown columns {unknown}; the table has {schema.names}", columns=unknown)
     fields = [each for each in schema if each.name in names]
-    return pa.Table.from_arrays([_column(listed, each) for each in fields], names=[each.name for each in fields])
+    columns = [_column(listed, each) for each in fields]
+    return validated(pa.Table.from_arrays(columns, names=[each.name for each in fields]))
+
+
+def validated_rows(given: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Return Arrow data as a table. Raises `InvalidInput` for a value that is not valid for its type."""
+    return validated(pa.Table.from_batches([given]) if isinstance(given, pa.RecordBatch) else given)
 
 
 def is_stream(rows: object) -> TypeGuard[ArrowStream]:
@@ -62,25 +67,28 @@ def is_stream(rows: object) -> TypeGuard[ArrowStream]:
 
 
 def read_whole(rows: Rows) -> InMemory:
-    """Return a stream as a table, everything else as it is. Raises `InvalidInput` for a stream that breaks off."""
+    """Return a stream as a table, everything else as it is.
+
+    Raises `InvalidInput` for a stream that breaks off, and for a value in it that is not valid for its type.
+    """
     if not is_stream(rows):
         return cast("InMemory", rows)  # or what is no rows at all, which is said where they are read
     reader = reader_of(rows)
-    return pa.Table.from_batches(_batches(reader), reader.schema)
+    return _joined(reader, _batches(reader))
 
 
 def pieces_of(rows: ArrowStream) -> Iterator[pa.Table]:
     """Yield the stream as tables of about `PIECE_BYTES`, at least one. Raises `InvalidInput` where it breaks off."""
     reader = reader_of(rows)
-    piece: list[pa.RecordBatch] = []
+    piece: list[pa.Table] = []
     size = 0
     for batch in _batches(reader):
         piece.append(batch)
         size += batch.nbytes
         if size >= PIECE_BYTES:
-            yield pa.Table.from_batches(piece, reader.schema)
+            yield _joined(reader, piece)
             piece, size = [], 0
-    yield pa.Table.from_batches(piece, reader.schema)
+    yield _joined(reader, piece)
 
 
 def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
@@ -99,11 +107,23 @@ def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
         raise _broken(rows, error) from error
 
 
-def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
+    """The batches. Rows are counted over all of them in the error about a value that is not valid."""
+    first = 0
+    while (batch := _next_batch(reader)) is not None:
+        yield validated(pa.Table.from_batches([batch]), first)
+        first += batch.num_rows
+
+
+def _next_batch(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
     try:
-        yield from reader
+        return next(reader, None)
     except Exception as error:  # and so does the generator behind its reader
         raise _broken(reader, error) from error
+
+
+def _joined(reader: pa.RecordBatchReader, batches: Iterable[pa.Table]) -> pa.Table:
+    return pa.concat_tables([reader.schema.empty_table(), *batches])
 
 
 def _broken(rows: object, error: Exception) -> TidemarkError:
@@ -139,9 +159,9 @@ def _listed(rows: object) -> list[Mapping[str, object]]:
 def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
     values = [row.get(field.name) for row in rows]
     try:
-        return exact_array(values, field.type)
+        return exact_array(values, field.type, field.name)
     except (TypeError, ValueError, OverflowError) as error:
-        row, found = _first_misfit(values, field.type) or (None, error)
+        row, found = _first_misfit(values, field) or (None, error)
         where = "" if row is None else f" (row {row})"
         raise InvalidInput(
             f"column {field.name!r}: a value does not fit the type {type_text(field.type)}: {found}{where}",
@@ -150,11 +170,11 @@ def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
         ) from error
 
 
-def _first_misfit(values: Sequence[object], type_: pa.DataType) -> tuple[int, Exception] | None:
+def _first_misfit(values: Sequence[object], field: pa.Field) -> tuple[int, Exception] | None:
     """The first value that does not fit even by itself, and why."""
     for row, each in enumerate(values):
         try:
-            exact_array([each], type_)
+            exact_array([each], field.type, field.name)
         except (TypeError, ValueError, OverflowError) as error:
             return row, error
     return None

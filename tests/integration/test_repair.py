@@ -7,11 +7,13 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from storage_core.compaction import execute as compaction
 from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, NotFound, Unavailable, Unsupported
-from storage_core.formats.keys import KeyKind, parse, tags_key, version_key
+from storage_core.formats import wal_entry
+from storage_core.formats.keys import KeyKind, parse, tags_key, version_key, wal_entry_key
 from storage_core.fsck.check import fsck
 from storage_core.fsck.inventory import take_inventory
 from storage_core.fsck.log_check import check_log
@@ -27,7 +29,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import merge
+from storage_core.region import merge, wal
 from storage_core.repair.outcome import Outcome
 from storage_core.repair.repair import repair
 from storage_core.rows.schema import to_schema_string
@@ -37,10 +39,12 @@ from storage_core.split.write import sort_and_write
 from tests.support.blind_listing import BlindListing
 from tests.support.clock import ManualClock
 from tests.support.copies import contents, copy_of
+from tests.support.damage import Damage, damage
 from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
 from tests.support.every_kind import EveryKind, answers, every_kind
 from tests.support.fault_store import FaultStore, PutFault
 from tests.support.ids import SeededIds
+from tests.support.invalid_values import text_of, with_offsets
 from tests.support.keyed_table import KeyedTable
 from tests.support.merge_plan import plan as plan_compaction
 from tests.support.scale import scaled
@@ -229,6 +233,53 @@ def test_every_lost_region_manifest_leaves_every_acknowledged_row(whole: EveryKi
     lose(whole.store, KeyKind.REGION_MANIFEST, KeyKind.REGION_HINT, KeyKind.GENERATION_FILE)
     target, _ = repaired(whole)
     assert answered(target, "scan", "latest", "get") == answered(original().store, "scan", "latest", "get")
+
+
+def _with_an_entry_of(texts: pa.Array) -> tuple[MemoryStore, str]:
+    """A keyed table whose newest WAL entry has these values, as releases before the check wrote it."""
+    clock = ManualClock(step_ms=1)
+    store = MemoryStore("planes", clock=clock)
+    table = KeyedTable(store, clock=clock).create()
+    with table.writer() as writer:
+        writer.put({"tailnum": "before", "seats": 1})
+        writer.put([{"tailnum": f"N{number}", "seats": number, "model": "m"} for number in range(len(texts))])
+        region = writer.region_id
+        (number,) = (max(each.entry or 0 for each in take_inventory(table.store).of(KeyKind.WAL_ENTRY)),)
+    held = wal.read(table.store, region, number)
+    rows = held.entry.records
+    broken = rows.set_column(rows.schema.get_field_index("model"), "model", texts)
+    key = wal_entry_key(region, number)
+    table.store.put(key, wal_entry.encode(replace(held.entry, records=broken)), Overwrite())
+    return store, key
+
+
+def test_of_a_wal_entry_with_a_value_that_is_not_valid_the_other_rows_are_kept_and_that_one_is_counted() -> None:
+    store, key = _with_an_entry_of(text_of([b"m", b"m\xff", b"z"]))
+    with pytest.raises(Corrupt):
+        KeyedTable(store).rows()
+    target, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert [(each.key, each.rows, each.is_uncounted) for each in outcome.lost] == [(key, 1, False)]
+    assert (outcome.rows_lost, outcome.uncounted) == (1, 0)
+    assert {*KeyedTable(target).rows()} == {"N0", "N2", "before"}
+
+
+def test_of_a_wal_entry_of_which_no_value_can_be_told_every_row_is_counted() -> None:
+    store, key = _with_an_entry_of(with_offsets([0, 2, 1, 3]))
+    target, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert [(each.key, each.rows) for each in outcome.lost] == [(key, 3)]
+    assert {*KeyedTable(target).rows()} == {"before"}
+
+
+@pytest.mark.parametrize("kind", [Damage.BIT_FLIP, Damage.MISSING])
+def test_a_wal_entry_that_is_damaged_counts_as_an_unknown_number_of_rows(kind: Damage) -> None:
+    store, key = _with_an_entry_of(text_of([b"m"]))
+    if kind is Damage.MISSING:  # which an entry behind it tells
+        with KeyedTable(store, ids=SeededIds(9)).writer() as writer:
+            writer.put({"tailnum": "after"})
+    damage(store, key, kind, seed=1)
+    _, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert [(each.key, each.rows, each.is_uncounted) for each in outcome.lost] == [(key, None, True)]
+    assert (outcome.rows_lost, outcome.uncounted) == (0, 1)
 
 
 def test_a_split_that_nothing_can_replace_is_listed_with_its_rows(whole: EveryKind) -> None:

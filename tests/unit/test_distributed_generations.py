@@ -9,7 +9,7 @@ import pytest
 
 from storage_core.errors import CommitConflict, Corrupt, WriterFenced
 from storage_core.formats import keys
-from storage_core.formats.generation_manifest import Generation
+from storage_core.formats.generation_manifest import MANIFEST_FILE, RECORDS_FILE, Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.fsck.check import fsck as check
 from storage_core.fsck.report import Kind
@@ -55,6 +55,19 @@ def distribute(table: KeyedTable, records: pa.Table, after: int, last: int) -> N
 
 def marks(table: KeyedTable) -> Mapping[str, int]:
     return distributor.offsets(table.store, region_of(table.snapshot.table_id))
+
+
+@pytest.mark.parametrize(("name", "rows"), [(RECORDS_FILE, 2), (MANIFEST_FILE, None)])
+def test_a_repair_counts_the_records_of_a_generation_that_cannot_be_read(name: str, rows: int | None) -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    distribute(table, puts(a=1, b=2), 0, 1)
+    region = region_of(table.snapshot.table_id)
+    manifest = read_latest(table.store, region)
+    assert manifest is not None
+    key = keys.generation_file_key(region, manifest.flushed_generations[0].path, name)
+    table.store.put(key, b"nothing of it", Overwrite())
+    outcome = repair(table.store, MemoryStore("repaired"), clock=table.clock, ids=table.ids)
+    assert [(each.key, each.rows, each.is_uncounted) for each in outcome.lost] == [(key, rows, rows is None)]
 
 
 def test_distributed_rows_are_read_before_and_after_the_merge_and_the_mark_moves_with_them() -> None:

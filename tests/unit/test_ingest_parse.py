@@ -28,6 +28,7 @@ from storage_core.ingest.parquet_files import parquet_blocks
 from storage_core.ingest.parse import parse, parse_blocks
 from storage_core.ingest.rejection import Parsed
 from storage_core.settings.query import QueryLimits
+from tests.support.invalid_values import numbers_of, text_of
 from tests.support.memory import grown_bytes
 from tests.support.steps import steps_of
 
@@ -556,6 +557,33 @@ def test_parquet_rows_conform_and_those_without_a_required_value_are_rejected(tm
     assert result.rows.column("level").to_pylist() == [0, 1, 2]
     assert [(each.line, each.reason) for each in result.rejected] == [(4, "column at: a value is required")]
     assert json.loads(result.rejected[0].text) == {"at": None, "level": 9, "text": None}
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dictionary": False}], ids=str)
+def test_parquet_rows_with_values_that_are_not_valid_are_rejected_and_the_others_kept(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = pa.table(
+        {
+            "at": pa.array([AT] * 5, pa.timestamp("us", tz="UTC")),
+            "text": text_of([b"a", b"m\xff", b"c", b"d", b"e"]),
+            "tags": pa.ListArray.from_arrays([0, 1, 1, 3, 3, 3], text_of([b"x", b"y", b"caf\xe9"])),
+            "price": numbers_of([10, 20, 30, 12345, 50], pa.decimal128(3, 1)),
+        }
+    )
+    sink = io.BytesIO()
+    pq.write_table(rows, sink, **options)
+    result = parsed(tmp_path, "a.parquet", sink.getvalue(), rows.schema, format="parquet")
+    assert result.rows.select(["text", "tags", "price"]).to_pylist() == [
+        {"text": "a", "tags": ["x"], "price": Decimal("1.0")},
+        {"text": "e", "tags": [], "price": Decimal("5.0")},
+    ]
+    assert reasons(result) == [
+        (2, "column text: the text is not valid UTF-8"),
+        (3, "column tags: the text is not valid UTF-8"),
+        (4, "column price: the number has more digits than decimal128(3, 1)"),
+    ]
+    assert "m\\\\xff" in result.rejected[0].text
 
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])

@@ -105,3 +105,37 @@ def test_a_data_frame_is_refused_with_the_way_to_make_arrow_data_of_it() -> None
     for rows in (pd.DataFrame({"key": ["a"]}), "a", [1]):
         with pytest.raises(InvalidInput, match="from_pandas"):
             table_of(rows, SCHEMA)
+
+
+_INNER = pa.struct([("a", pa.int32())])
+
+
+@pytest.mark.parametrize(
+    ("type_", "given", "path"),
+    [
+        (_INNER, {"a": 1, "z": 2}, "c.z"),
+        (_INNER, {"A": 1}, "c.A"),
+        (_INNER, [("a", 1), ("z", 2)], "c.z"),
+        (_INNER, {b"a": 1}, "c.b'a'"),
+        (pa.struct([("s", _INNER)]), {"s": {"z": 1}}, "c.s.z"),
+        (pa.list_(_INNER), [{"a": 1}, {"z": 2}], "c.element.z"),
+        (pa.list_(_INNER), ({"z": 2},), "c.element.z"),
+        (pa.map_(pa.string(), _INNER), {"x": {"z": 2}}, "c.value.z"),
+        (pa.map_(pa.string(), pa.list_(_INNER)), [("x", [{"z": 2}])], "c.value.element.z"),
+        (pa.map_(_INNER, pa.int64()), [({"z": 2}, 1)], "c.key.z"),
+    ],
+    ids=str,
+)
+def test_a_field_that_a_struct_lacks_is_refused_by_its_path(type_: pa.DataType, given: object, path: str) -> None:
+    with pytest.raises(InvalidInput, match="column 'c'") as refused:
+        table_of([{"c": None}, {"c": given}], pa.schema([("c", type_)]))
+    assert f"the struct has no field {path!r}; it has ['a'" in str(refused.value).replace("['s']", "['a']")
+    assert "(row 1)" in str(refused.value)
+
+
+def test_a_struct_may_lack_fields_and_may_come_as_pairs() -> None:
+    type_ = pa.struct([("a", pa.int32()), ("b", pa.int32())])
+    rows = table_of([{"c": {}}, {"c": {"b": 1}}], pa.schema([("c", type_)]))
+    assert rows["c"].to_pylist() == [{"a": None, "b": None}, {"a": None, "b": 1}]
+    pairs = table_of([{"c": [("a", 2)]}], pa.schema([("c", type_)]))
+    assert pairs["c"].to_pylist() == [{"a": 2, "b": None}]
