@@ -317,8 +317,10 @@ class TableDeclaration(Closed):
     @field_validator("raw_logs")
     @classmethod
     def _raw_logs_lie_apart(cls, raw_logs: RawLogs, info: ValidationInfo) -> RawLogs:
-        landing = info.data.get("landing")
-        for each in raw_logs if landing is not None else ():
+        landing: LandingDeclaration | None = info.data.get("landing")
+        if landing is None:
+            return raw_logs
+        for each in raw_logs:
             for store in (*each.stores, *each.optional):
                 if written_alike(store, landing.uri) and overlap(store, landing.uri):
                     raise InvalidInput(f"the raw log {each.name!r} and the landing place overlap. {APART}")
