@@ -23,7 +23,7 @@ from storage_core.alteration import declared_changes
 from storage_core.declaration import TableDeclaration, load
 from storage_core.definition import check_unchanged
 from storage_core.errors import InvalidInput
-from storage_core.ingest.batch import plan
+from storage_core.ingest.batch import may_have_new_rows, plan
 from storage_core.ingest.landing import Landed, LandingSpec, require_landing_apart, survey
 from storage_core.ingest.tally import tally
 from storage_core.ingest.work import IngestResult
@@ -64,6 +64,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return _from_delta(job, spark, spec, request)
     landed = survey(spec)
     work = plan(job.before, spec, landed.files, _windows(request.windows, job.before.config.window_seconds))
+    if request.dry_run:
+        work = [item for item in work if may_have_new_rows(item)]
     size = sum(item.landed.size for item in work)
     job.predict(Prediction(benefit=len(work), unit="files", bytes_in=size, puts=1 if work else 0))
     if not work:
