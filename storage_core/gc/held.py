@@ -68,9 +68,10 @@ def held(store: ObjectStore, snapshot: Snapshot, plan: Plan, *, now_ms: int) -> 
     for each in plan.candidates.values():
         noted[_is_orphan(each)].append(each)
     tags = read_tags(store).live(now_ms)
-    extra = [*snapshot.segments.values(), *snapshot.translations.values()]
+    extra = sum(each.size for each in snapshot.segments.values())
+    extra += sum(each.size for each in snapshot.translations.values())
     return Held(
-        live_bytes=snapshot.bytes + sum(each.size for each in extra),
+        live_bytes=snapshot.bytes + extra,
         versions=_kept(
             (size, at_ms + waits_ms) for key, (size, at_ms) in removed.items() if key not in plan.candidates
         ),
