@@ -23,8 +23,8 @@ from storage_core.alteration import declared_changes
 from storage_core.declaration import TableDeclaration, load
 from storage_core.definition import check_unchanged
 from storage_core.errors import InvalidInput
-from storage_core.ingest.batch import plan
-from storage_core.ingest.landing import Landed, LandingSpec, survey
+from storage_core.ingest.batch import may_have_new_rows, plan
+from storage_core.ingest.landing import Landed, LandingSpec, require_landing_apart, survey
 from storage_core.ingest.tally import tally
 from storage_core.ingest.work import IngestResult
 from storage_core.log.actions import Add
@@ -32,6 +32,8 @@ from storage_core.rows.late import LateMetrics
 from storage_core.rows.windows import by_start
 from storage_core.split.context import context_of
 from storage_core.table import Table, exists
+
+_DAY_SECONDS = 24 * 3600
 
 SUMMARY = "Ingest the landed files that are not in the table yet."
 
@@ -57,10 +59,13 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         raise InvalidInput(
             f"{where}: no landing place is declared; add landing: {{uri: …, format: …}} to the table's file"
         )
+    require_landing_apart(spec.uri, job.table.uri, "the table")
     if spec.is_delta:
         return _from_delta(job, spark, spec, request)
     landed = survey(spec)
     work = plan(job.before, spec, landed.files, _windows(request.windows, job.before.config.window_seconds))
+    if request.dry_run:
+        work = [item for item in work if may_have_new_rows(item)]
     size = sum(item.landed.size for item in work)
     job.predict(Prediction(benefit=len(work), unit="files", bytes_in=size, puts=1 if work else 0))
     if not work:
@@ -73,7 +78,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     answers = job.map(tasks.ingest, [{"context": context, "work": item.to_json()} for item in work], input_bytes=read)
     results = [IngestResult.from_json(answer["result"]) for answer in answers]
     actions = [action for result in results for action in result.actions]
-    details = _details(results, spec) | _not_read(landed)
+    details = _details(results, spec) | _not_read(landed) | _far_times(results, job)
     if not actions:
         return job.report("nothing_to_do", details=details)
     late = sum((result.late for result in results), LateMetrics())
@@ -103,6 +108,8 @@ def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> Jo
     """The plan of a run that would create the table first: it would take every landed file."""
     _windows(request.windows, declaration.window)
     spec = declaration.landing_spec()
+    if spec is not None:
+        require_landing_apart(spec.uri, request.table_uri, "the table")
     landed = survey(spec) if spec and not spec.is_delta else Landed([])
     details = {"files": len(landed.files), "creates_table": True} | _not_read(landed)
     planned = Metrics(bytes_in=sum(file.size for file in landed.files))
@@ -145,6 +152,20 @@ def _details(results: Sequence[IngestResult], spec: LandingSpec) -> dict[str, ob
         "quarantine": [key for result in results for key in result.quarantine_keys],
         "windows": sorted(windows, key=by_start),
     }
+
+
+def _far_times(results: Sequence[IngestResult], job: JobRun) -> dict[str, object]:
+    """How many rows the retention takes out again, and how many are of windows that begin over a day ahead.
+
+    Both are mostly times that were written or read wrong.
+    """
+    now, config = job.table.log.clock.now_ms() // 1000, job.before.config
+    seconds, kept = config.window_seconds or 0, (config.retention_ms or 0) // 1000
+    windowed = [add for result in results for add in result.adds if add.windowStart is not None]
+    old = [each for each in windowed if kept and (each.windowStart or 0) + seconds + kept <= now]
+    ahead = [each for each in windowed if (each.windowStart or 0) > now + _DAY_SECONDS]
+    found = {"rows_older_than_retention": old, "rows_over_a_day_ahead": ahead}
+    return {name: sum(add.numRecords or 0 for add in adds) for name, adds in found.items() if adds}
 
 
 def _by_window(results: Sequence[IngestResult]) -> dict[int | None, Metrics]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from assets.names import identifier
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput, NotFound, TidemarkError
 from storage_core.formats import located_yaml
-from storage_core.objectstore.resolve import canonical
+from storage_core.ingest.landing import APART
+from storage_core.objectstore.resolve import canonical, overlap
 
 TABLES = "TIDEMARK_TABLES"
 
@@ -101,6 +102,7 @@ def read_tables(folder: Path) -> DeclaredTables:
         file = _shown(path, root)
         try:
             declaration = _resolved(load(file), root)
+            _require_apart(declaration, file, tables)
             _take(declaration, file, taken)
             tables.append(DeclaredTable(declaration, file))
         except TidemarkError as error:
@@ -137,6 +139,25 @@ def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
         line = located_yaml.parse(file.read_bytes(), str(file)).line_of((field,))
         raise InvalidInput(f"{file}:{line}: field `{field}`: {value!r} is taken, {its_file} has {other!r}")
     taken.update({(field, same): (getattr(declaration, field), file) for field, same in own})
+
+
+def _require_apart(declaration: TableDeclaration, file: Path, others: Sequence[DeclaredTable]) -> None:
+    """Raise `InvalidInput` if a landing place overlaps a table, of this declaration or of one before it."""
+    for field, what, landing, table in _to_compare(declaration, others):
+        if landing is not None and overlap(landing, table):
+            line = located_yaml.parse(file.read_bytes(), str(file)).line_of((field,))
+            raise InvalidInput(f"{file}:{line}: field `{field}`: {what} overlap. {APART}")
+
+
+def _to_compare(
+    declaration: TableDeclaration, others: Sequence[DeclaredTable]
+) -> Iterator[tuple[str, str, str | None, str]]:
+    own = declaration.landing.uri if declaration.landing else None
+    yield "landing", "the landing place and the table", own, declaration.uri
+    for other in (each.declaration for each in others):
+        theirs = other.landing.uri if other.landing else None
+        yield "landing", f"the landing place and the table {other.name!r}", own, other.uri
+        yield "uri", f"the table and the landing place of {other.name!r}", theirs, declaration.uri
 
 
 def _resolved(declaration: TableDeclaration, root: Path) -> TableDeclaration:

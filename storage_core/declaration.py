@@ -32,6 +32,7 @@ from storage_core.declaration_parts import (
     below,
     place,
     require_columns,
+    written_alike,
 )
 from storage_core.declaration_upkeep import (
     CheckpointDeclaration,
@@ -40,10 +41,12 @@ from storage_core.declaration_upkeep import (
     SplitsDeclaration,
     UpkeepDeclaration,
 )
-from storage_core.definition import check_maintained, check_maps
+from storage_core.definition import check_bloom_filters, check_maintained, check_maps
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
-from storage_core.ingest.landing import LandingSpec, captured_columns
+from storage_core.index.segments import validate as validate_index
+from storage_core.ingest.landing import APART, LandingSpec, captured_columns, require_landing_apart
+from storage_core.objectstore.resolve import overlap
 from storage_core.region.spec import check_spec, first_specs
 from storage_core.rows import sort_schema as sort_schemas
 from storage_core.rows import windows
@@ -256,6 +259,8 @@ class TableDeclaration(Closed):
         for index in settled.indexes:
             require_columns(index.columns, info.data.get("columns"))
             index.require_key(info.data.get("primary_key", index.columns))
+            if {"columns", "time_column", "primary_key"} <= info.data.keys():
+                validate_index(index, cls.model_construct(**info.data).schema())
         return indexes
 
     @field_validator("maintained_indexes")
@@ -265,6 +270,14 @@ class TableDeclaration(Closed):
             definitions = tuple(index.definition() for index in info.data["indexes"])
             key = info.data["primary_key"]
             check_maintained(TableConfig(primary_key=key, indexes=definitions, maintained_indexes=names))
+        return names
+
+    @field_validator("bloom_filters")
+    @classmethod
+    def _bloom_filters_are_of_columns(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if {"columns", "time_column", "primary_key"} <= info.data.keys():
+            schema = cls.model_construct(**info.data).schema()
+            check_bloom_filters(schema, TableConfig(bloom_filters=names))
         return names
 
     @field_validator("partition_by")
@@ -286,6 +299,10 @@ class TableDeclaration(Closed):
             raise InvalidInput("landed files are ingested into append tables; write a keyed table with Table.writer()")
         if info.data["primary_key"] and landing.changes not in (None, "apply"):
             raise InvalidInput(f"a keyed table follows every change by key; leave `changes: {landing.changes}` out")
+        if landing.time_format is not None and info.data["time_column"] is None:
+            raise InvalidInput("time_format is the format of the time column. Declare a time_column, or leave it out")
+        if "uri" in info.data and written_alike(info.data["uri"], landing.uri):
+            require_landing_apart(landing.uri, info.data["uri"], "the table")
         maps = [name for name, column in info.data["columns"].items() if column.is_map]
         if maps and landing.format not in ("parquet", "delta"):
             raise InvalidInput(f"column {maps[0]!r} is a map, which has no text form; land the files as parquet")
@@ -296,6 +313,18 @@ class TableDeclaration(Closed):
             if missing := sorted(set(lost) - set(captured)):
                 raise InvalidInput(f"the pattern captures no group for the required columns {', '.join(missing)}")
         return landing
+
+    @field_validator("raw_logs")
+    @classmethod
+    def _raw_logs_lie_apart(cls, raw_logs: RawLogs, info: ValidationInfo) -> RawLogs:
+        landing: LandingDeclaration | None = info.data.get("landing")
+        if landing is None:
+            return raw_logs
+        for each in raw_logs:
+            for store in (*each.stores, *each.optional):
+                if written_alike(store, landing.uri) and overlap(store, landing.uri):
+                    raise InvalidInput(f"the raw log {each.name!r} and the landing place overlap. {APART}")
+        return raw_logs
 
     @field_validator("late_data")
     @classmethod

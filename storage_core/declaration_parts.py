@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from storage_core.errors import InvalidInput
 from storage_core.ingest.landing import DeltaChanges, LandingFormat, LandingSpec
+from storage_core.ingest.time_format import check_time_format
 from storage_core.named_settings import INSTANT_FORMAT, parse_instant, read_raw_logs
 from storage_core.objectstore.resolve import check_location
 from storage_core.rows import windows
@@ -156,6 +157,8 @@ class LandingDeclaration(Closed):
     @model_validator(mode="after")
     def _readable(self) -> Self:
         self.spec()
+        if self.time_format is not None:
+            check_time_format(self.time_format)
         return self
 
     @property
@@ -254,9 +257,18 @@ def place(uri: str) -> str:
     return uri
 
 
+def written_alike(one: str, other: str) -> bool:
+    """Return whether both locations are relative to the same folder, or neither is relative to one."""
+    return _is_relative(one) == _is_relative(other)
+
+
+def _is_relative(uri: str) -> bool:
+    return "://" not in uri and not Path(uri).is_absolute()
+
+
 def below(root: Path, uri: str) -> str:
     """Return a place with what it is relative to: `root`, unless it is a URI or an absolute path."""
-    return uri if "://" in uri or Path(uri).is_absolute() else str(root / uri)
+    return str(root / uri) if _is_relative(uri) else uri
 
 
 def arrow_field(name: str, spark_type: str, *, nullable: bool = True) -> pa.Field:

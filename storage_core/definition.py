@@ -50,7 +50,7 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     check_spec(config.region_spec, schema, config.primary_key)
     check_partitions(config.partition_fields, schema, config.primary_key)
     check_maps(schema, config)
-    _check_bloom_filters(schema, config)
+    check_bloom_filters(schema, config)
     for index in config.indexes:
         segments.validate(index, schema)
         index.require_key(config.primary_key)
@@ -123,8 +123,11 @@ def check_maps(schema: pa.Schema, config: TableConfig) -> None:
             )
 
 
-def _check_bloom_filters(schema: pa.Schema, config: TableConfig) -> None:
-    """Values that compare equal must have equal bytes, which 0.0 and -0.0 have not."""
+def check_bloom_filters(schema: pa.Schema, config: TableConfig) -> None:
+    """Raise `InvalidInput` naming the column if `bloom_filters` names one that cannot have a Bloom filter.
+
+    Values that compare equal must have equal bytes, which 0.0 and -0.0 have not.
+    """
     for name in config.bloom_filters:
         if name not in schema.names:
             raise InvalidInput(f"bloom_filters names the column {name!r}; the table has {schema.names}", column=name)

@@ -1,5 +1,6 @@
 """Splits written anew in windows of another duration: those of former windows when asked (decision 0136), those of cold
-ones, which are joined to longer ones, in scheduled runs, too (decision 0148).
+ones, which are joined to longer ones, in scheduled runs, too (decision 0148). Or in another order, when asked
+(decision 0189).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from jobs.reports.failure import Failed
 from jobs.reports.metrics import Metrics
 from jobs.running.run import JobRun
 from jobs.spark import tasks as spark_tasks
-from storage_core.compaction.rewindow import OPERATION, RewindowTask
+from storage_core.compaction.rewindow import RewindowTask
 from storage_core.compaction.skips import skips_of
 from storage_core.errors import Fenced, TidemarkError
 from storage_core.log.actions import Action
@@ -62,7 +63,7 @@ def _commit(
             actions += skips_of(job.before, task.inputs, failed.message, now_ms)
     if not actions:
         return
-    done = job.commit(actions, operation=OPERATION, metrics=Metrics.of(made))
+    done = job.commit(actions, operation=group[0].operation, metrics=Metrics.of(made))
     windows = sorted({add.windowStart for each in made for add in each.adds}, key=by_start)
     outcome.commits.append(CommittedGroup(done.version, done.commit_id, tuple(windows)))
     outcome.results.extend(made)

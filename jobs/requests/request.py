@@ -101,6 +101,13 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
         help="compact: write splits of former windows anew in windows of the table's duration, and merge none",
     )
     result.add_argument(
+        "--resort",
+        dest="mode",
+        action="store_const",
+        const=Mode.RESORT,
+        help="compact: write splits of another sort schema in the order of the table's, and merge none",
+    )
+    result.add_argument(
         "--quarantine", action="store_true", help="merge: what cannot be applied goes to quarantine (default: it fails)"
     )
     result.add_argument("--merges-only", action="store_true", help="catch_up: only merge small segments of indexes")

@@ -90,7 +90,7 @@ def of_text(text: str) -> pa.Table:
 
 
 def rewindow(item: Item) -> Answer:
-    """Write splits in windows of another duration. What fails is an answer, as of `compact`."""
+    """Write splits in windows of another duration, or in another order. What fails is an answer, as of `compact`."""
     store = MeteredStore(open_table_store(item["table_uri"]))
     task = rewindowing.RewindowTask.from_json(item["task"])
     try:

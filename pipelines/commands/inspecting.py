@@ -92,13 +92,16 @@ def describe(
     if as_json:
         output.json_line(about)
         return
-    own = ("columns", "windows", "indexes", "regions", "settings")
+    own = ("columns", "sort_schemas", "windows", "indexes", "regions", "settings")
     output.fields(
         about, {**{name: number for name in about if name not in own}, "timestamp": instant_ms, "settings": _settings}
     )
     most = None if everything else _MOST_DESCRIBED
     columns = dict.fromkeys(("name", "type", "nullable", "default"), cell)
     output.records(about["columns"], columns, as_json=False, nothing="", most=most, more="--all")
+    if any(not each["is_declared"] for each in about["sort_schemas"]):
+        followed = {"sort_schema": cell, "is_declared": cell, "splits": number, **_METRICS}
+        output.records(about["sort_schemas"], followed, as_json=False, nothing="")
     windows = {"window_start": window, "splits": number, **_METRICS}
     nothing = "no rows yet" if about["kind"] == "append" else "no rows are merged yet"
     newest_first = reversed(about["windows"])

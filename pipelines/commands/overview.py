@@ -249,6 +249,7 @@ _OPTIONAL: Final = ("next compaction", "index lag", "bytes", "quarantine entries
 
 def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
     """A line per table, and below them what failed."""
+    from pipelines.status.words import held_bytes
     from storage_core.clock import SystemClock
 
     now_ms = SystemClock().now_ms()
@@ -260,6 +261,8 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
             output.line(f"{each.place.name}: {each.error.kind}: {each.error}")
         for step, why in ({} if each.status is None else each.status.unknown).items():
             output.line(f"{each.place.name}: nobody knows what there is to {step}: {why}")
+        if each.status is not None and (kept := held_bytes(each.status, now_ms)):
+            output.line(f"{each.place.name}: {kept}")
         failure = failures.get(each.place.name)
         if failure is not None and not failure.is_over:
             output.line(f"{each.place.name}: {failure.step} failed: {failure.message}")

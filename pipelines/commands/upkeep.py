@@ -43,6 +43,9 @@ def compact(
     rewindow: Annotated[
         bool, typer.Option("--rewindow", help="Write splits of former windows anew in windows of today's duration.")
     ] = False,
+    resort: Annotated[
+        bool, typer.Option("--resort", help="Write splits of another sort schema in the order of the table's.")
+    ] = False,
     wait: Wait = None,
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
@@ -52,8 +55,11 @@ def compact(
     from jobs.requests.request import JobRequest
     from storage_core.compaction.policy import Mode
 
-    if policy and rewindow:
-        raise InvalidInput("give either --policy or --rewindow, not both")
+    given = [
+        mode for mode, wanted in {Mode.POLICY: policy, Mode.REWINDOW: rewindow, Mode.RESORT: resort}.items() if wanted
+    ]
+    if len(given) > 1:
+        raise InvalidInput(f"--{given[0]} and --{given[1]} exclude each other. Give one of them")
     chosen = windows(window, start, end, everything=all_)
     request = JobRequest(
         table_uri=resolve(uri).uri,
@@ -61,7 +67,7 @@ def compact(
         dry_run=dry_run,
         master=master,
         wait_ms=waiting_ms(wait),
-        mode=Mode.REWINDOW if rewindow else Mode.POLICY if policy else Mode.FINALIZE,
+        mode=given[0] if given else Mode.FINALIZE,
     )
     run_job(run, request, as_json=as_json)
 

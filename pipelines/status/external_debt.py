@@ -16,6 +16,8 @@ from storage_core.table import Table
 from storage_core.wording import counted
 
 if TYPE_CHECKING:
+    from storage_core.formats.gc_plan import Plan
+    from storage_core.gc.held import Held
     from storage_core.ingest.landing import LandingSpec
 
 MOST_LANDED = 10_000
@@ -36,16 +38,18 @@ class ExternalLook:
     now_ms: int
     lists: int = 0
     _unknown: dict[str, str] = field(default_factory=dict)
+    _read: Plan | None = None
 
     def look(self) -> ExternalDebt:
         """Return what there is to do. Raises no error of what it looks at.
 
-        Requests: a LIST per 1,000 entries of the landing place, those of `shown_versions`, and one GET.
+        Requests: a LIST per 1,000 entries of the landing place, one GET, and those of `shown_versions` and `gc.held`.
         """
         return ExternalDebt(
             ingest=self._known("ingest", self._landed),
             collect=self._known("collect", self._noted),
             mirrors=self._known("publish", self._lacking) or {},
+            held=self._known("collect", self._held),
             unknown=self._unknown,
         )
 
@@ -91,10 +95,21 @@ class ExternalLook:
 
     def _noted(self) -> Owed | None:
         """What a former collection found and the next one deletes, unless something needs it again."""
-        from storage_core.gc.plan import read_plan
         from storage_core.gc.sweep import Horizon, long_noted
 
         own = self.table.config.gc_horizon_ms
         horizon = Horizon(requested_ms=own, configured_ms=own)
-        due = list(long_noted(read_plan(self.table.store), horizon, now_ms=self.now_ms))
+        due = list(long_noted(self._plan(), horizon, now_ms=self.now_ms))
         return Owed(count=len(due), unit="objects", bytes=sum(each.size for each in due)) if due else None
+
+    def _plan(self) -> Plan:
+        from storage_core.gc.plan import read_plan
+
+        if self._read is None:
+            self._read = read_plan(self.table.store)
+        return self._read
+
+    def _held(self) -> Held:
+        from storage_core.gc.held import held
+
+        return held(self.table.store, self.table.snapshot, self._plan(), now_ms=self.now_ms)

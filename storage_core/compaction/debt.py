@@ -25,16 +25,21 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.rows.windows import by_start
 
 COARSEN = "coarsen"
+SORT_SCHEMA = "sort_schema"
 RETENTION = "retention"
 SKIPPED = "skipped"
 
 
 class Task(StrEnum):
-    """What is to be done with a window: rewrite its splits, take it out, or wait until skipped ones are tried again."""
+    """What is to be done with a window: rewrite its splits, take it out, or wait until skipped ones are tried again.
+
+    `RESORT` is what `compact --resort` would do: no scheduled run does that.
+    """
 
     COMPACT = "compact"
     EXPIRE = "expire"
     WAIT = "wait"
+    RESORT = "resort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class NextRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Debt:
-    """What is to be done in one window, and why: `reasons` of the policy, `coarsen`, `retention` or `skipped`.
+    """What is to be done in one window, and why: `reasons` are those of the policy or of the module.
 
     `splits`, visible `rows` and `bytes` are what the task is about: what merges read, what leaves, or what waits; the
     `next_run` does less than all `merges` where there are very many. `skipped` are splits of the window besides.
@@ -102,6 +107,7 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
     """Return the windows with something to do at `now_ms`, ascending, the null window last. No request but for reads.
 
     `mode` is that of the compaction. A window that has left by the retention is not compacted, so it is listed once.
+    A window with splits of another sort schema than the table's is listed for `RESORT` besides.
     """
     leaving = expiry.plan(snapshot, retention_ms=snapshot.config.retention_ms, now_ms=now_ms)
     skipped = _skipped(snapshot, now_ms)
@@ -125,7 +131,7 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
     deleted = {each.window_start for each in leaving.windows}
     seen = deleted | {each.window_start for each in compacted}
     waiting = [_waiting(window, found) for window, found in skipped.items() if window not in seen]
-    found = [*map(_expired, leaving.windows), *compacted, *waiting]
+    found = [*map(_expired, leaving.windows), *compacted, *waiting, *_resorted(snapshot, now_ms)]
     return sorted(found, key=lambda each: by_start(each.window_start))
 
 
@@ -189,10 +195,24 @@ def _skipped(snapshot: Snapshot, now_ms: int) -> Mapping[int | None, _Found]:
 
 
 def _by_window(pieces: Pieces) -> list[WindowDebt]:
-    return [*window_debts(pieces.merges), *_rewindowed(pieces.rewindowed)]
+    reason = SORT_SCHEMA if pieces.mode is Mode.RESORT else COARSEN
+    return [*window_debts(pieces.merges), *_rewindowed(pieces.rewindowed, reason)]
 
 
-def _rewindowed(tasks: Sequence[RewindowTask]) -> Iterator[WindowDebt]:
+def _resorted(snapshot: Snapshot, now_ms: int) -> Iterator[Debt]:
+    for each in _by_window(owed(snapshot, now_ms=now_ms, mode=Mode.RESORT)):
+        yield Debt(
+            window_start=each.window_start,
+            task=Task.RESORT,
+            reasons=each.reasons,
+            splits=each.splits,
+            rows=each.rows,
+            bytes=each.bytes,
+            outputs=each.outputs,
+        )
+
+
+def _rewindowed(tasks: Sequence[RewindowTask], reason: str) -> Iterator[WindowDebt]:
     """What is written in windows of another duration (decision 0148), by the windows that it is in now.
 
     What is written for a longer window is counted for the first window that joins it.
@@ -216,7 +236,7 @@ def _rewindowed(tasks: Sequence[RewindowTask]) -> Iterator[WindowDebt]:
             live_bytes=size,
             merges=0,
             outputs=outputs[window],
-            reasons=(COARSEN,),
+            reasons=(reason,),
         )
 
 

@@ -21,7 +21,7 @@ from storage_core.log.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Splits that runs of a mode write in windows of another duration, and merges of windows without such."""
+    """Splits that runs of a mode write in other windows or another order, and merges of windows without such."""
 
     mode: Mode
     rewindowed: Sequence[RewindowTask]
@@ -50,9 +50,8 @@ class Pieces:
         return max((start for start in starts if start is not None), default=None)
 
     def first(self) -> Pieces:
-        """Return those that one run does at most; one of `REWINDOW` writes all splits that have to be."""
-        is_all = self.mode is Mode.REWINDOW
-        tasks = self.rewindowed if is_all else rewindow.bounded(self.rewindowed, MOST_INPUTS)
+        """Return those that one run does at most; `REWINDOW` and `RESORT` write all splits that have to be."""
+        tasks = self.rewindowed if not self.mode.merges else rewindow.bounded(self.rewindowed, MOST_INPUTS)
         return replace(self, rewindowed=tasks, merges=self.merges.first(MOST_INPUTS))
 
     def within(self, most_bytes: int | None) -> Pieces:
@@ -81,11 +80,13 @@ def owed(
     `planner.choose`. No request but for unread manifests.
     """
     tasks = list[RewindowTask]()
-    if mode is not Mode.FINALIZE:
+    if mode is Mode.RESORT:
+        tasks = rewindow.plan_resort(snapshot, windows=windows, now_ms=now_ms)
+    elif mode is not Mode.FINALIZE:
         tasks = rewindow.plan(snapshot, windows=windows, now_ms=now_ms, joined_only=mode is Mode.POLICY)
     begun = {add.windowStart for task in tasks for add in task.inputs}
-    others: Collection[int | None] | None = () if mode is Mode.REWINDOW else windows
-    if begun and mode is not Mode.REWINDOW:
+    others: Collection[int | None] | None = windows if mode.merges else ()
+    if begun and mode.merges:
         others = (window_starts(snapshot) if windows is None else {*windows}) - begun
     chosen = planner.choose(snapshot, windows=others, now_ms=now_ms, mode=mode, retry_skipped=retry_skipped)
     return Pieces(mode, tasks, chosen)

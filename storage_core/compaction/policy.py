@@ -43,12 +43,18 @@ class Mode(StrEnum):
     """`POLICY` merges what pays now; `FINALIZE` leaves every window with one run, cold or not.
 
     `REWINDOW` merges nothing: a job of this mode writes splits of former windows anew (`compaction.rewindow`), as one
-    of `POLICY` does with those of cold windows that are joined.
+    of `POLICY` does with those of cold windows that are joined. `RESORT` does that with splits of another sort schema.
     """
 
     POLICY = "policy"
     FINALIZE = "finalize"
     REWINDOW = "rewindow"
+    RESORT = "resort"
+
+    @property
+    def merges(self) -> bool:
+        """Whether compactions of this mode merge splits."""
+        return self in (Mode.POLICY, Mode.FINALIZE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

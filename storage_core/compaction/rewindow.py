@@ -1,8 +1,11 @@
-"""Splits of windows of another duration than they should have, written anew: of a former one, in windows of the table's
-own (decision 0136), and of cold windows, in the longer ones that these are joined to (decision 0148).
+"""Splits written anew, because their windows or their order are not what they should be.
+
+Splits of windows of a former duration are written in the table's windows (decision 0136), and splits of cold windows in
+longer ones (decision 0148). Splits of another sort schema are written in the order of the table's (decision 0189).
 
 A piece of work reads splits of one scope, about one target size of them, and writes their rows by window and sorted.
-Rows stay as they are, and so does the sort schema that they have; which windows become one run is the compaction's.
+Rows stay as they are. A change of windows keeps the sort schema, and a change of the sort schema keeps the windows.
+Which windows become one run is up to the compaction.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from storage_core.log.files.columns import adds_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.columns import has_changed
+from storage_core.rows.sort_order import SortOrder, bind, nameless
 from storage_core.rows.windows import by_start
 from storage_core.settings.table import TableConfig
 from storage_core.split.conform import conform_split
@@ -41,15 +45,23 @@ from storage_core.split.rewrite import Rewrite
 from storage_core.split.write import sort_and_write
 
 OPERATION = "REWINDOW"
+RESORT_OPERATION = "RESORT"
 """What its commits call themselves in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewindowTask:
-    """Write the rows of `inputs`, all of one scope, in the windows of the context. Travels as JSON."""
+    """Write the rows of `inputs`, all of one scope, in the windows and the order of the context. Travels as JSON."""
 
     inputs: tuple[Add, ...]
     context: SplitContext
+
+    @property
+    def operation(self) -> str:
+        """What the commit of its result calls itself in the log."""
+        order = nameless(self.context.order.text)
+        is_kept = all(add.sortSchema is None or nameless(add.sortSchema) == order for add in self.inputs)
+        return OPERATION if is_kept else RESORT_OPERATION
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal task."""
@@ -81,28 +93,61 @@ def plan(
     start, seconds = files.column("windowStart"), files.column("windowSeconds")
     wanted = _durations(start, seconds, config, now_ms)
     other = pc.fill_null(pc.not_equal(seconds, wanted), fill_value=False)
-    keep = pc.and_(files.column("sortSchema").is_valid(), other)
+    keep = pc.and_(_may_be_written(files, config, windows, now_ms), other)
     if joined_only:
         skipped = pa.array(active_skips(snapshot.mergeskips.values(), now_ms), pa.string())
         keep = pc.and_(keep, pc.equal(wanted, config.compaction.coarsen_to))
         keep = pc.and_(keep, pc.invert(pc.is_in(files.column("path"), value_set=skipped)))
+    return _tasks(snapshot, files.filter(keep), wanted.filter(keep).to_pylist())
+
+
+def plan_resort(snapshot: Snapshot, *, windows: Collection[int | None] | None, now_ms: int) -> list[RewindowTask]:
+    """Return the work on splits whose sort schema is not the table's, by window; `windows` as for `plan`.
+
+    Splits without a sort schema are left out, as are those that lie before the start of compaction or that have left.
+    """
+    files = snapshot.splits.table()
+    order = bind(snapshot.config, snapshot.schema)
+    texts = pc.unique(files.column("sortSchema")).drop_null().to_pylist()
+    others = [text for text in texts if nameless(text) != nameless(order.text)]
+    if not others:
+        return []
+    other = pc.is_in(files.column("sortSchema"), value_set=pa.array(others, pa.string()))
+    found = files.filter(pc.and_(_may_be_written(files, snapshot.config, windows, now_ms), other))
+    return _tasks(snapshot, found, found.column("windowSeconds").to_pylist(), order)
+
+
+def _may_be_written(
+    files: pa.Table, config: TableConfig, windows: Collection[int | None] | None, now_ms: int
+) -> pa.ChunkedArray:
+    start, keep = files.column("windowStart"), files.column("sortSchema").is_valid()
     if config.compaction.start is not None:
         keep = pc.and_(keep, pc.fill_null(pc.greater_equal(start, config.compaction.start), fill_value=True))
     if config.retention_ms is not None:
         keep = pc.and_(keep, pc.invert(has_left(files, retention_ms=config.retention_ms, now_ms=now_ms)))
     if windows is not None:
         keep = pc.and_(keep, pc.is_in(start, value_set=pa.array(list(windows), pa.int64())))
-    by_scope: dict[tuple[Scope, int], list[Add]] = {}
-    chosen = zip(adds_of(files.filter(keep)), wanted.filter(keep).to_pylist(), strict=True)
+    return keep
+
+
+def _tasks(
+    snapshot: Snapshot, files: pa.Table, durations: Sequence[int | None], order: SortOrder | None = None
+) -> list[RewindowTask]:
+    """Return the work on these splits, which are to have windows of these durations; `order` None keeps theirs."""
+    by_scope: dict[tuple[Scope, int | None], list[Add]] = {}
+    chosen = zip(adds_of(files), durations, strict=True)
     for add, duration in sorted(chosen, key=lambda each: (by_start(each[0].windowStart), each[0].path)):
         if (scope := scope_of(snapshot.table_id, add)) is not None:
             by_scope.setdefault((scope, duration), []).append(add)
-    contexts = contexts_of(snapshot, [scope for scope, _ in by_scope])
+    scopes = [scope for scope, _ in by_scope]
+    if order is not None:  # which binds, where that of the splits need not
+        scopes = [replace(scope, sort_schema=nameless(order.text)) for scope in scopes]
+    contexts = contexts_of(snapshot, scopes)
     return [
         RewindowTask(part, replace(context, window_seconds=duration))
         for context, ((_, duration), adds) in zip(contexts, by_scope.items(), strict=True)
         if context is not None
-        for part in _parts(adds, duration, config.target_split_bytes)
+        for part in _parts(adds, duration or 1, snapshot.config.target_split_bytes)
     ]
 
 

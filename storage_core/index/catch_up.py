@@ -28,6 +28,7 @@ from storage_core.log.actions import (
     to_json_object,
 )
 from storage_core.log.encoding.action_json import read_action, read_actions, write_actions
+from storage_core.log.moves import leading_to
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import from_schema_string
@@ -208,10 +209,16 @@ def _work(snapshot: Snapshot, covered: Coverage, add: Add) -> CatchUpWork:
 
 
 def _idle(snapshot: Snapshot, covered: Iterable[Coverage]) -> tuple[str, ...]:
-    """The translations that lead from no segment to a live split, once the indexes are covered so."""
+    """The translations that lead from no segment to a live split, once the indexes are covered so.
+
+    Those behind a split that an index lacks stay: a run that is under way may have indexed the rows where they were.
+    """
     if not snapshot.translations:
         return ()
-    return tuple(sorted(snapshot.translations.keys() - {path for each in covered for path in each.translations}))
+    known = list(covered)
+    used = {path for each in known for path in each.translations}
+    used |= leading_to({add.path for each in known for add in each.missing}, snapshot.translations.values())
+    return tuple(sorted(snapshot.translations.keys() - used))
 
 
 def execute(store: ObjectStore, work: CatchUpWork, *, ids: Ids) -> IndexSegment:

@@ -8,7 +8,7 @@ its own form.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import duckdb
@@ -34,6 +34,14 @@ _INFINITE_FORM = r"(?i)[+-]?inf(inity)?"
 _DATE_FORM = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK_FORM = r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6}0*)?)?"
 _ZONE_FORM = " ?(Z|z|[+-][0-9]{2}(:?[0-9]{2})?)"
+_NO_TIME = (
+    (r"\s*[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?\s*", "which is text such as 2026-01-01T10:00:00Z and not a number"),
+    (
+        rf"{_DATE_FORM}[T ][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}\.[0-9]{{7,}}({_ZONE_FORM})?",
+        "which has at most 6 digits after the second",
+    ),
+)
+"""Texts that are times to other programs, and why they are none here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ def _statement(present: pa.Schema, target: RowFormat) -> str:
     typed = [
         f"c{index}" if field.name in maps else _typed(f"c{index}", field, target) for index, field in enumerate(schema)
     ]
-    cases = [case for index, field in enumerate(schema) for case in _reasons(index, field, target.nonzero)]
+    cases = [case for index, field in enumerate(schema) for case in _reasons(index, field, target)]
     named = [f"t{index} AS {_quoted(field.name)}" for index, field in enumerate(schema)]
     reason = f"CASE {' '.join(cases)} END" if cases else "NULL"
     # Names and literals are quoted by `_quoted` and `_literal`; values never become part of the statement.
@@ -154,12 +162,18 @@ def _sql_type(field: pa.Field) -> str:
     return found
 
 
-def _reasons(index: int, field: pa.Field, nonzero: Collection[str]) -> Iterator[str]:
+def _reasons(index: int, field: pa.Field, target: RowFormat) -> Iterator[str]:
+    nonzero, formatted = target.nonzero, {target.time_column} if target.time_format else ()
     if not field.nullable:
         yield f"WHEN c{index} IS NULL THEN {_literal(f'column {field.name}: a value is required')}"
     if not pa.types.is_string(field.type):
-        reason = _literal(f"column {field.name}: not a valid {_readable(field.type)}")
-        yield f"WHEN t{index} IS NULL AND c{index} IS NOT NULL THEN {reason}"
+        unread = f"t{index} IS NULL AND c{index} IS NOT NULL"
+        wrong = f"column {field.name}: not a valid {_readable(field.type)}"
+        if pa.types.is_timestamp(field.type) and field.name not in formatted:
+            for form, why in _NO_TIME:
+                known = f"regexp_full_match(c{index}, {_literal(form)})"
+                yield f"WHEN {unread} AND {known} THEN {_literal(f'{wrong}, {why}')}"
+        yield f"WHEN {unread} THEN {_literal(wrong)}"
     if is_vector(field.type):
         yield from _vector_reasons(f"t{index}", field, is_nonzero=field.name in nonzero)
     if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):

@@ -22,12 +22,17 @@ import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable, unsound
 from storage_core.foreign_text import fitted
+from storage_core.formats.keys import LOG_PREFIX
+from storage_core.formats.keys import parse as parse_key
+from storage_core.formats.raw_keys import LIVE_PREFIX, ChunkKey
+from storage_core.formats.raw_keys import parse as parse_raw_key
 from storage_core.ingest.content import ContentHash
 from storage_core.ingest.expansion import Expansion
+from storage_core.ingest.file_kind import GZIP_MAGIC, HEAD_BYTES, require_text
 from storage_core.ingest.watched_stream import watched
 from storage_core.objectstore.contract import ObjectInfo
 from storage_core.objectstore.reading import ObjectFile
-from storage_core.objectstore.resolve import check_location, open_store
+from storage_core.objectstore.resolve import check_location, open_store, overlap
 
 LANDING = "tidemark.landing"
 """The setting that says where files of a table land."""
@@ -37,7 +42,7 @@ LandingFormat = Literal["ndjson", "csv", "parquet", "pattern", "delta"]
 DeltaChanges = Literal["refuse", "skip", "apply"]
 """What a version of a Delta table does that changes or removes rows: it ends ingest, is left out, or is followed."""
 
-_GZIP_MAGIC = b"\x1f\x8b"
+APART = "Choose a landing place that does not lie in a table or a raw log and does not contain one."
 MOST_NAMES = 20
 """Names of what is not read that a report repeats; all are counted."""
 
@@ -141,6 +146,15 @@ class Landed:
     entries: int = 0
 
 
+def require_landing_apart(landing: str, other: str, what: str) -> None:
+    """Raise `InvalidInput` if the location `other`, which is `what`, is the landing place, holds it or lies in it.
+
+    Ingestion would read the table's own files. No request.
+    """
+    if overlap(landing, other):
+        raise InvalidInput(f"the landing place and {what} overlap. {APART}")
+
+
 def discover(spec: LandingSpec) -> list[LandedFile]:
     """Return the files in the landing place, sorted by path; see `survey`."""
     return survey(spec).files
@@ -151,7 +165,8 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
 
     Left alone as somebody's work in progress: names that start with `.` or `_`, in any folder, and files without a
     byte. Left alone are also files without the suffix; one that has it in other letters, such as `.PARQUET`, is told.
-    One LIST per 1,000 files.
+    One LIST per 1,000 files. Raises `InvalidInput` if the place contains a table or a raw log, whose files must not be
+    ingested.
     """
     store = open_store(spec.uri)
     files: list[LandedFile] = []
@@ -160,6 +175,7 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
         reason = None
         if isinstance(each, ObjectInfo):
             name = each.key
+            _require_no_holder(name)
             if _is_wanted(name, spec.suffix) and each.size > 0:
                 files.append(LandedFile(name, each.size, store.uri, each.last_modified_ms, each.etag))
             elif spec.suffix and _is_wanted(name.casefold(), spec.suffix.casefold()) and each.size > 0:
@@ -171,6 +187,17 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
             if not_read <= MOST_NAMES:
                 names[printable(name)] = reason
     return Landed(sorted(files, key=lambda file: file.path), not_read, names, entries)
+
+
+def _require_no_holder(key: str) -> None:
+    for prefix, what in ((LOG_PREFIX, "a table"), (LIVE_PREFIX, "a raw log")):
+        folder, found, inside = f"/{key}".rpartition(f"/{prefix}")
+        if not found or (folder and not _is_wanted(folder[1:], None)):
+            continue
+        parsed = parse_key(prefix + inside) if prefix == LOG_PREFIX else parse_raw_key(prefix + inside)
+        if isinstance(parsed, ChunkKey) or getattr(parsed, "version", None) is not None:
+            where = f" in its folder {_printable(folder[1:])!r}" if folder else ""
+            raise InvalidInput(f"the landing place contains {what}{where}. {APART}")
 
 
 def _is_wanted(name: str, suffix: str | None) -> bool:
@@ -254,14 +281,17 @@ def _hashed(file: BinaryIO, content: ContentHash | None) -> Iterator[BinaryIO]:
 def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterator[BinaryIO]:
     """Open the file decompressed: gzip is recognised by its name `.gz` or by its first two bytes.
 
-    `content` is of the bytes as they lie there; see `open_bytes`. Raises `Corrupt` where it expands too far.
+    `content` is of the bytes as they lie there; see `open_bytes`. Raises `Corrupt` for a file that is not text, and for
+    one that expands too far.
     """
     with open_bytes(landed, content) as file:
-        magic = file.read(len(_GZIP_MAGIC))
+        head = file.read(HEAD_BYTES)
         file.seek(0)
-        if magic != _GZIP_MAGIC and not landed.path.endswith(".gz"):
+        require_text(head)
+        if not head.startswith(GZIP_MAGIC) and not landed.path.endswith(".gz"):
             yield file
         else:
             with gzip.GzipFile(fileobj=file) as text:
+                require_text(text.peek(HEAD_BYTES))
                 expansion = Expansion(landed.size)
                 yield watched(cast("BinaryIO", text), lambda _, data: expansion.add(len(data)), seekable=False)

@@ -19,11 +19,13 @@ from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.ingest.content import ContentHash
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.csv_files import csv_blocks
+from storage_core.ingest.file_kind import HEAD_BYTES, require_uncompressed
 from storage_core.ingest.landing import LandedFile, LandingSpec, open_bytes, open_text
 from storage_core.ingest.line_files import ndjson_blocks, pattern_blocks
 from storage_core.ingest.lines import BLOCK_BYTES
 from storage_core.ingest.parquet_files import parquet_blocks
 from storage_core.ingest.rejection import Parsed, RejectedLine
+from storage_core.ingest.time_format import check_time_format
 from storage_core.system_errors import out_of_memory
 
 
@@ -61,6 +63,8 @@ def parse_blocks(
     could be read with it. Vectors of the columns `nonzero` that are zero are rejected. `content` knows the file's bytes
     once the last block of a readable file was taken.
     """
+    if spec.time_format is not None:
+        check_time_format(spec.time_format)
     target = RowFormat(schema, time_column, spec.time_format, spec.null_values, nonzero=frozenset(nonzero))
     try:
         yield from _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
@@ -86,6 +90,9 @@ def _blocks(
 ) -> Iterator[Parsed]:
     if spec.format == "parquet":
         with open_bytes(landed, content) as stream:
+            head = stream.read(HEAD_BYTES)
+            stream.seek(0)
+            require_uncompressed(head)
             yield from parquet_blocks(landed.path, stream, target.schema, nonzero=target.nonzero)
         return
     with open_text(landed, content) as stream:

@@ -1,5 +1,7 @@
 """What a listing shows of a log: all of it, or what lies near a version or the head, whatever the log's age.
 
+On a local disk a listing reads the names of the whole folder, so there keys are probed instead where that is enough.
+
 A listing only says where to start. What it shows may be damaged and what it lacks may be there, so nobody concludes
 from one of these alone that a version does not exist.
 """
@@ -17,18 +19,23 @@ from storage_core.formats.keys import (
     VERSIONS_PREFIX,
     KeyKind,
     ParsedKey,
+    last_checkpoint_key,
     near_prefix,
     parse,
     state_key,
     version_key,
 )
 from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.checkpoints.hint import read_hint
 from storage_core.objectstore.contract import PAGE_KEYS, ObjectInfo, ObjectStore
 
 SPAN = 1_000
 """How many versions are near one another: those whose keys differ in the last three digits."""
 CLOSE = 100
 """A state of so many versions ago is close: to look for a JSON checkpoint after it would cost more than it saves."""
+
+ABSENT = 32
+"""So many absent versions in a row end a search on a local disk: a larger gap is found by `fsck`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +79,26 @@ def list_log(store: ObjectStore) -> LogListing:
 
 
 def has_log(store: ObjectStore) -> bool:
-    """Return whether there is any version or checkpoint. One LIST, one more per 1,000 manifests that came first."""
+    """Return whether there is any version or checkpoint. One LIST, one more per 1,000 manifests that came first.
+
+    None on a local disk where version 0 is there, or what the hint names.
+    """
+    if _is_there(store, version_key(0)):
+        return True
+    hint = read_hint(store) if _is_there(store, last_checkpoint_key()) else None
+    if hint is not None and _is_there(store, hint.key):
+        return True
     return any(True for _ in _parsed(store.list(LOG_PREFIX)))
 
 
 def list_near(store: ObjectStore, at: int) -> LogListing:
     """Return the checkpoints up to `at` of `at`'s thousand, else of the one before.
 
-    One LIST where a state is close, up to four where none is. By prefixes of digits: stores need not list in order.
+    One LIST where a state is close, none if that is on a local disk, up to four where none is. By prefixes of digits:
+    stores need not list in order.
     """
+    if (probed := _probed_state(store, at)) is not None:
+        return probed
     states, since = _checkpoints_near(store, at, KeyKind.STATE)
     if _newest(states) > at - CLOSE:
         return LogListing.of(states, since)
@@ -108,7 +126,12 @@ def list_head(store: ObjectStore) -> LogListing:
 
 
 def newest_beyond(store: ObjectStore, version: int) -> int:
-    """Return the newest version whose file is listed after that of `version`; `version` where none is. One LIST."""
+    """Return the newest version whose file is listed after that of `version`; `version` where none is. One LIST.
+
+    On a local disk keys are probed instead, until 32 in a row are absent.
+    """
+    if _is_there(store, version_key(version)):
+        return _probed_beyond(store, version)
     later = _parsed(store.list(VERSIONS_PREFIX, version_key(version)))
     return max((parsed.version or 0 for parsed in later if parsed.kind is KeyKind.VERSION), default=version)
 
@@ -168,3 +191,26 @@ def _parsed(infos: Iterable[ObjectInfo]) -> Iterator[ParsedKey]:
         parsed = parse(info.key)
         if parsed is not None and parsed.version is not None:
             yield parsed
+
+
+def _is_there(store: ObjectStore, key: str) -> bool:
+    """Whether a file on a local disk is this object. False for every other store. No request."""
+    return store.local_path(key) is not None
+
+
+def _probed_beyond(store: ObjectStore, version: int) -> int:
+    newest = tried = version
+    while tried - newest < ABSENT:
+        tried += 1
+        if _is_there(store, version_key(tried)):
+            newest = tried
+    return newest
+
+
+def _probed_state(store: ObjectStore, at: int) -> LogListing | None:
+    """The listing of the newest state on a local disk that is close below `at`; None where none is."""
+    if _is_there(store, version_key(at)):
+        for version in range(at, max(at - CLOSE, 0), -1):
+            if _is_there(store, state_key(version)):
+                return LogListing((), (Checkpointed(version, CheckpointKind.AVRO_STATE),), since=version)
+    return None

@@ -43,6 +43,24 @@ def leads_to(
     return found, frozenset(used)
 
 
+def leading_to(splits: Iterable[str], translations: Iterable[Translation]) -> frozenset[str]:
+    """Return the paths of the translations by which rows came to the splits, at once or by way of other splits."""
+    by_output: dict[str, list[Translation]] = defaultdict(list)
+    for each in translations:
+        for split in each.outputs:
+            by_output[split].append(each)
+    waiting, seen, used = list(splits), set[str](), set[str]()
+    while waiting:
+        split = waiting.pop()
+        if split in seen:
+            continue
+        seen.add(split)
+        for each in by_output.get(split, ()):
+            used.add(each.path)
+            waiting.extend(each.inputs)
+    return frozenset(used)
+
+
 def reaches(
     segment: IndexSegment,
     live: Collection[str] | Mapping[str, object],

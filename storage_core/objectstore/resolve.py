@@ -78,6 +78,23 @@ def canonical(uri: str) -> str:
             return parse_s3_uri(uri, {}).uri
 
 
+def overlap(one: str, other: str) -> bool:
+    """Return whether both locations are one place, or one lies in the other. Relative paths are of this directory.
+
+    Locations on S3 are compared as this environment completes them. Raises `InvalidInput` for a location that is not
+    valid. No request.
+    """
+    here, there = _completed(one), _completed(other)
+    return here == there or here in locations_above(there) or there in locations_above(here)
+
+
+def _completed(uri: str) -> str:
+    """The canonical location, without what differs between two ways to reach one bucket."""
+    if scheme_of(uri) != "s3":
+        return canonical(uri)
+    return replace(parse_s3_uri(uri, os.environ), region=None, path_style=False).uri
+
+
 def scheme_of(uri: str) -> str | None:
     """Return `file`, `memory` or `s3`, or None for a plain path. Raises `InvalidInput` for any other scheme."""
     if len(uri) > _MOST_CHARACTERS:

@@ -15,6 +15,7 @@ from storage_core.log.sharing import SOURCE
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.columns import default_of, stored_name
+from storage_core.rows.sort_order import bind, nameless
 from storage_core.rows.vectors import type_text
 from storage_core.rows.windows import by_start
 from storage_core.settings.index import IndexDefinition
@@ -45,6 +46,7 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, recalls: Ma
         "partition_by": list(config.partition_by),
         "checkpoint_version": snapshot.checkpoint_version,
         "columns": [_column(each) for each in snapshot.schema],
+        "sort_schemas": _sort_schemas(snapshot),
         "windows": _windows(snapshot),
         "indexes": [_index(snapshot, definition, recalls or {}) for definition in config.indexes],
         "regions": _regions(store, snapshot),
@@ -83,6 +85,24 @@ def _column(field: pa.Field) -> Row:
         "nullable": field.nullable,
         "default": default_of(field),
     }
+
+
+def _sort_schemas(snapshot: Snapshot) -> list[Row]:
+    """How many splits follow which sort schema (null for splits without one), the table's first."""
+    own = nameless(bind(snapshot.config, snapshot.schema).text)
+    found: defaultdict[str | None, list[Add]] = defaultdict(list)
+    for add in snapshot.splits.values():
+        found[None if add.sortSchema is None else nameless(add.sortSchema)].append(add)
+    return [
+        {
+            "sort_schema": text,
+            "is_declared": text == own,
+            "splits": len(adds),
+            "rows": sum(add.visible_rows for add in adds),
+            "bytes": sum(add.size for add in adds),
+        }
+        for text, adds in sorted(found.items(), key=lambda each: (each[0] != own, each[0] or ""))
+    ]
 
 
 def _by_window(add: Add) -> tuple[bool, int, str]:

@@ -14,6 +14,7 @@ from itertools import islice
 from storage_core.compaction.debt import Debt, NextRun, Task, debt, together
 from storage_core.compaction.policy import Mode
 from storage_core.formats.keys import QUARANTINE_PREFIX
+from storage_core.gc.held import Held
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import PAGE_KEYS, ObjectStore
 from storage_core.read.newest_rows import newest_row_ms, rows_came_ms
@@ -35,13 +36,14 @@ class Owed:
 class ExternalDebt:
     """What others say than the snapshot: of landed files, of mirrors by versions that they lack, of the collector.
 
-    `unknown` says of a step why nobody knows.
+    `unknown` says of a step why nobody knows. `held` is what holds the bytes of the table's folder.
     """
 
     ingest: Owed | None = None
     collect: Owed | None = None
     mirrors: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
+    held: Held | None = None
 
 
 NOT_LOOKED = ExternalDebt()
@@ -65,6 +67,7 @@ class Status:
     `unknown` why of a step nobody knows. `mirrors` are the versions that each format which is published lacks.
     `next_run` is what a scheduled compaction reads and writes, and how many splits become how many; `freed_bytes` is
     what the retention takes out. Of `quarantine_entries` 1,000 are counted, of `regions` the first 64 looked at.
+    `held` is what holds the bytes of the table's folder, and until when.
     """
 
     uri: str
@@ -87,6 +90,7 @@ class Status:
     behind: tuple[str, ...]
     mirrors: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
+    held: Held | None = None
 
 
 def status(
@@ -135,6 +139,7 @@ def status(
         behind=tuple(is_late),
         mirrors=external.mirrors,
         unknown=external.unknown,
+        held=external.held,
     )
 
 

@@ -13,6 +13,9 @@ import pyarrow as pa
 import pytest
 
 import tidemark as tm
+from jobs import ingest
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
 from pipelines.cli import main
 from storage_core.fsck.check import fsck
 from storage_core.log import snapshot as snapshots
@@ -406,3 +409,33 @@ def test_the_command_makes_a_clone_and_says_what_keeps_it(tmp_path: Path, capfd:
     assert capfd.readouterr().out.endswith("is that clone already, nothing to do\n")
     assert main(["clone", source, f"{new}-deep", "--deep", "--version", "0"]) == 0
     assert capfd.readouterr().out.endswith("0 rows in 0 splits; 0 bytes copied\n")
+
+
+@pytest.mark.parametrize("made", ["clone", "deep clone", "repair"])
+def test_a_dry_run_of_ingest_plans_no_file_whose_rows_a_copy_of_the_table_has(tmp_path: Path, made: str) -> None:
+    (tmp_path / "landing").mkdir()
+    for number in range(2):
+        (tmp_path / "landing" / f"{number}.ndjson").write_text(f'{{"n": {number}}}\n')
+    declared = tmp_path / "t.yaml"
+    declared.write_text(
+        f"name: t\nuri: {tmp_path}/t\ncolumns: {{n: long}}\nlanding: {{uri: {tmp_path}/landing, format: ndjson}}\n"
+    )
+    first = JobRequest(table_uri=f"{tmp_path}/t", declaration=str(declared))
+    assert ingest.run(first, Spark()).metrics.rows_out == 2
+    command = ["repair", "--into"] if made == "repair" else ["clone"]
+    into = [
+        command[0],
+        f"{tmp_path}/t",
+        *command[1:],
+        f"{tmp_path}/copy",
+        *(["--deep"] if made == "deep clone" else []),
+    ]
+    assert main(into) == 0
+    for landed in (tmp_path / "landing").iterdir():  # as in a copy of the folder
+        landed.touch()
+    planned = JobRequest(table_uri=f"{tmp_path}/copy", declaration=str(declared), dry_run=True)
+    assert ingest.run(planned, Spark()).status == "nothing_to_do"
+    (tmp_path / "landing" / "1.ndjson").write_text('{"n": 7}\n')
+    (tmp_path / "landing" / "new.ndjson").write_text('{"n": 9}\n')
+    report = ingest.run(planned, Spark())
+    assert (report.status, report.details["files"]) == ("planned", 2)

@@ -220,3 +220,23 @@ def test_a_retention_that_is_only_declared_is_asked_for_and_without_one_there_is
     assert due_run("expire", TableInputs.of(declared())) is not None
     assert due_run("expire", TableInputs.of(without)) is None
     assert "expired" not in {step.name for step in steps_of(without)}
+
+
+def test_ingest_counts_the_rows_that_retention_takes_out_and_those_from_the_future(place: Path, run: Run) -> None:
+    declaration = f"{EVENTS}landing: {{uri: landing, format: ndjson}}\n"
+    (place / "tables" / "events.yaml").write_text(declaration, encoding="utf-8")
+    (place / "landing").mkdir()
+    times = [LEFT, LEFT + 1, OPEN, OPEN + 20 * HOUR, OPEN + 10_000 * HOUR]
+    lines = [json.dumps({"time": dt.datetime.fromtimestamp(each, dt.UTC).isoformat(), "status": 1}) for each in times]
+    (place / "landing" / "a.ndjson").write_text("\n".join(lines))
+    [done] = run("ingest", "events")
+    details = done["details"]
+    assert (details["rows_older_than_retention"], details["rows_over_a_day_ahead"]) == (2, 1)
+
+
+def test_a_table_below_its_landing_place_ingests_nothing(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    declaration = f"{EVENTS}landing: {{uri: warehouse, format: parquet}}\n"
+    (place / "tables" / "events.yaml").write_text(declaration, encoding="utf-8")
+    for command in (["tables"], ["init", "events"], ["ingest", "events"], ["ingest", "events", "--dry-run"]):
+        assert main(command) == 2
+        assert "the landing place and the table overlap" in capfd.readouterr().err

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
+from jobs import compact
+from jobs.reports.report import JobReport
+from jobs.requests.request import JobRequest
+from jobs.requests.window_range import EVERY_WINDOW, WindowRange
+from jobs.spark.spark import Spark
 from storage_core.audit.audit import audit
+from storage_core.compaction.debt import Task
 from storage_core.compaction.execute import execute
+from storage_core.compaction.policy import Mode
 from storage_core.declaration import load
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.ids import SystemIds
+from storage_core.split.read import read_split
 from storage_core.table import Table
 from tests.support.merge_plan import plan
 
@@ -105,3 +115,73 @@ def test_the_time_column_under_its_own_name_changes_no_table(tmp_path: Path) -> 
     assert [(table.version, table.config.sort_schema) for table in declared] == [(0, "path|timestamp/V2")] * 2
     made = Table.create(str(tmp_path / "u"), declared[0].schema, time_column="at", sort_schema="path|at/V2")
     assert made.config.sort_schema == "path|timestamp/V2"
+
+
+def resort(table: Table, windows: WindowRange = EVERY_WINDOW, *, dry_run: bool = False) -> JobReport:
+    request = JobRequest(table_uri=table.uri, mode=Mode.RESORT, windows=windows, dry_run=dry_run)
+    return compact.run(request, Spark())
+
+
+def resort_debt(table: Table) -> dict[int | None, int]:
+    found = table.refresh().debt()
+    return {each.window_start: each.splits for each in found if each.task is Task.RESORT}
+
+
+def test_a_resort_writes_the_splits_of_another_sort_schema_window_by_window(tmp_path: Path) -> None:
+    table = declare(tmp_path, "service|host|timestamp/V2")
+    for hour in range(3):
+        moved = [row | {"timestamp": START + dt.timedelta(hours=hour)} for row in rows(12 * hour)]
+        table.append(moved)
+    new = "host|service|timestamp/V2"
+    table = declare(tmp_path, new)
+    table.append(rows(36))
+    first = int(START.timestamp())
+    starts = [first + 3600 * hour for hour in range(3)]
+    assert resort_debt(table) == dict.fromkeys(starts, 1)
+    followed = [(each["sort_schema"], each["splits"], each["rows"]) for each in described(table)]
+    assert followed == [(new, 1, 12), ("service|host|timestamp/V2", 3, 36)]
+
+    assert resort(table, dry_run=True).details["windows"] == starts
+    one = resort(table, WindowRange(starts[1], starts[1] + 900))
+    assert (one.status, one.metrics.rows_in, one.metrics.splits_in) == ("committed", 12, 1)
+    assert resort_debt(table) == {starts[0]: 1, starts[2]: 1}
+    assert resort(table).metrics.splits_in == 2
+    assert resort(table).status == "nothing_to_do"
+    after = Table.open(table.uri)
+    assert (orders(after), resort_debt(after)) == ([new] * 4, {})
+    assert [(each["sort_schema"], each["splits"]) for each in described(after)] == [(new, 4)]
+    for add in after.snapshot.splits.values():
+        hosts = read_split(after.store, add, ["host"]).column("host").to_pylist()
+        assert hosts == sorted(hosts, key=lambda host: (host is None, host or ""))
+    assert sorted(after.scan(["status"]).to_arrow().column("status").to_pylist()) == list(range(48))
+    assert audit(after.store, after.snapshot).violations == ()
+    assert {each.operation for each in after.history()} >= {"RESORT"}
+
+
+def described(table: Table) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", table.refresh().describe()["sort_schemas"])
+
+
+def test_a_resort_keeps_deletes_and_former_windows_and_merges_nothing(tmp_path: Path) -> None:
+    table = declare(tmp_path, "service|host|timestamp/V2")
+    table.append(rows(0))
+    table.append(rows(12))
+    table.delete("status < 6")
+    table = declare(tmp_path, "status|timestamp/V2")
+    table.alter({"window": "1h"})
+    done = resort(table)
+    assert (done.metrics.rows_in, done.metrics.splits_in, done.metrics.splits_out) == (18, 2, 1)
+    after = Table.open(table.uri)
+    assert {add.windowSeconds for add in after.snapshot.splits.values()} == {900}
+    assert sorted(after.scan(["status"]).to_arrow().column("status").to_pylist()) == list(range(6, 24))
+    assert audit(after.store, after.snapshot).violations == ()
+
+
+def test_a_table_without_windows_is_resorted(tmp_path: Path) -> None:
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("a", pa.int64()), ("b", pa.int64())])
+    table = Table.create(str(tmp_path / "t"), schema, time_column="at", sort_schema="a|timestamp/V2", window=None)
+    table.append([{"at": START, "a": number, "b": -number} for number in range(5)])
+    table = table.alter({"sort_schema": "b|timestamp/V2"})
+    assert resort(table).metrics.rows_in == 5
+    [add] = Table.open(table.uri).snapshot.splits.values()
+    assert read_split(table.store, add, ["b"]).column("b").to_pylist() == [-4, -3, -2, -1, 0]

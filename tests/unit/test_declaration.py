@@ -33,7 +33,7 @@ indexes:
   - name: words
     kind: fulltext
     columns: [text]
-    options: {tokenizer: 1}
+    options: {tokenizer: whitespace}
 landing:
   uri: landing/events
   format: ndjson
@@ -93,7 +93,7 @@ def test_a_declaration_gives_schema_settings_and_landing_place(tmp_path: Path) -
     assert config.sort_schema == "level|timestamp/V2"
     assert config.gc_horizon_ms == 2 * 86_400_000
     assert config.late_data == LateData(policy="drop", acceptance_ms=7_200_000)
-    assert config.indexes[0].options == {"tokenizer": "1"}
+    assert config.indexes[0].options == {"tokenizer": "whitespace"}
     landing = table.landing_spec()
     assert landing is not None
     assert (landing.uri, landing.format) == ("landing/events", "ndjson")
@@ -195,6 +195,28 @@ def test_the_declared_tables_of_the_repository_load() -> None:
             "kind: primary_key",
             "tables/events.yaml:12: field `indexes`: index 'words': kind primary_key needs",
         ),
+        (
+            "columns: [text]",
+            "columns: [level]",
+            "tables/events.yaml:12: field `indexes`: index 'words': ",
+        ),
+        (
+            "tokenizer: whitespace",
+            "tokenizer: english",
+            "tables/events.yaml:12: field `indexes`: index 'words': tokenizer 'english' is not one of",
+        ),
+        (
+            "format: ndjson",
+            "format: ndjson\n  time_format: '%Y-%Q'",
+            "tables/events.yaml:17: field `landing`: time_format '%Y-%Q' is not usable",
+        ),
+        (
+            "format: ndjson",
+            "format: ndjson\n  time_format: '%b %d %H:%M:%S'",
+            "tables/events.yaml:17: field `landing`: time_format '%b %d %H:%M:%S' has no year",
+        ),
+        ("gc:", "bloom_filters: [price, nope]\ngc:", "tables/events.yaml:23: field `bloom_filters`: "),
+        ("gc:", "bloom_filters: [on]\ngc:", "tables/events.yaml:23: field `bloom_filters`: "),
         ("format: ndjson", "format: xml", "tables/events.yaml:19: field `landing.format`:"),
         ("format: ndjson", "format: pattern", "tables/events.yaml:17: field `landing`: format 'pattern': a pattern"),
         ("2024-01-02T00:00", "2024-01-02T00:07", "tables/events.yaml:20: field `partitions`: start and end must be"),
@@ -308,6 +330,75 @@ def test_a_name_or_place_belongs_to_the_first_file(tmp_path: Path, other: tuple[
     assert (declared.names(), [each.file.name for each in declared.problems]) == ("events", ["b.yaml"])
     with pytest.raises(InvalidInput, match=problem):
         declared.require_sound()
+
+
+@pytest.mark.parametrize(
+    ("uri", "landing"),
+    [
+        ("data/p", "data"),
+        ("data/p", "data/p"),
+        ("data", "data/landing"),
+        ("data/p", "{root}/data"),
+        ("{root}/data/p", "data/"),
+        ("data/p", "file://{root}/data"),
+        ("data/p", "data/p/../../data"),
+        ("data/p", "{root}/link"),
+        ("s3://bucket/data/p", "s3://bucket/data"),
+        ("s3://bucket/data/p/", "s3://bucket/data/p"),
+        ("s3://bucket/p", "s3://bucket"),
+        ("memory://data/p", "memory://data"),
+    ],
+)
+def test_a_table_and_its_landing_place_lie_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, landing: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    (tmp_path / "tables").mkdir()
+    text = GOOD.replace("warehouse/events", uri).replace("landing/events", landing)
+    write(tmp_path / "tables", text.replace("{root}", str(tmp_path)))
+    for folder in (tmp_path, ROOT):
+        monkeypatch.chdir(folder)
+        [problem] = read_tables(tmp_path / "tables").problems
+        assert "events.yaml:17: field `landing`: the landing place and the table overlap" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("uri", "landing"),
+    [
+        ("data/p", "data/p2"),
+        ("data", "landing/data"),
+        ("s3://bucket/data/p", "s3://bucket/data/p-landing/"),
+        ("s3://bucket/data", "s3://other"),
+        ("data/p", "s3://bucket"),
+        ("memory://data", "memory://data2"),
+    ],
+)
+def test_a_landing_place_may_lie_beside_its_table(tmp_path: Path, uri: str, landing: str) -> None:
+    write(tmp_path, GOOD.replace("warehouse/events", uri).replace("landing/events", landing))
+    assert read_tables(tmp_path).problems == ()
+
+
+def test_no_table_lies_in_the_landing_place_of_another_and_two_may_share_one(tmp_path: Path) -> None:
+    def declare(name: str, uri: str, landing: str) -> None:
+        text = GOOD.replace("name: events", f"name: {name}").replace("warehouse/events", uri)
+        write(tmp_path, text.replace("landing/events", landing), f"{name}.yaml")
+
+    declare("a", "warehouse/a", "landing/shared")
+    declare("b", "landing/shared/b", "landing/b")
+    declare("c", "warehouse/c", "warehouse/a/quarantine")
+    declare("d", "warehouse/d", "landing/shared")
+    declare("e", "warehouse/e", "warehouse")
+    problems = {each.file.name: each.message for each in read_tables(tmp_path).problems}
+    assert list(problems) == ["b.yaml", "c.yaml", "e.yaml"]
+    assert "b.yaml:2: field `uri`: the table and the landing place of 'a' overlap" in problems["b.yaml"]
+    assert "c.yaml:17: field `landing`: the landing place and the table 'a' overlap" in problems["c.yaml"]
+
+
+def test_a_raw_log_of_a_table_lies_apart_from_its_landing_place(tmp_path: Path) -> None:
+    raw = "raw_logs:\n- {name: raw, table: clicks, stores: [landing/raw]}\n"
+    message = refusal(tmp_path, GOOD.replace("landing/events", "landing") + raw)
+    assert "field `raw_logs`: the raw log 'raw' and the landing place overlap" in message
 
 
 def test_names_that_differ_in_a_dash_only_are_one_name(tmp_path: Path) -> None:

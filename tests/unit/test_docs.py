@@ -267,7 +267,7 @@ def test_the_exit_codes_are_those_of_the_errors(path: Path, heading: str, head: 
 
 
 def test_the_specification_lists_exactly_the_operations_of_the_code() -> None:
-    naming = re.compile(r'(?:\boperation(?:: str)? ?= ?|^OPERATION = )"([A-Z][A-Z ]*)"', re.MULTILINE)
+    naming = re.compile(r'(?:\boperation(?:: str)? ?= ?|^(?:RESORT_)?OPERATION = )"([A-Z][A-Z ]*)"', re.MULTILINE)
     named = {found for path in SOURCES for found in naming.findall(_text(path))}
     rows = _table(_section(SPEC, "2.1 Actions"), "Field", "Rule")
     (rule,) = (rule for field, rule in rows if field == "`commitInfo.operation`")

@@ -1,18 +1,25 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import gzip
 import io
 import json
+import lzma
 import math
+import re
+import tarfile
 import tempfile
 import threading
+import zipfile
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -178,11 +185,79 @@ def test_a_column_may_have_any_name(name: str) -> None:
 def test_a_group_that_is_no_column_and_a_time_format_that_is_none_are_errors_of_the_spec(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="other is not a column"):
         parsed(tmp_path, "a.log", "x\n", format="pattern", pattern=r"^(?P<other>\S+)$")
-    with pytest.raises(InvalidInput, match="time_format '%Q'"):
+    with pytest.raises(InvalidInput, match="time_format '%Q' is not usable"):
         parsed(tmp_path, "a.log", "x\n", format="pattern", pattern=r"^(?P<at>\S+)$", time_format="%Q")
     binary = pa.schema([("raw", pa.binary())])
     with pytest.raises(InvalidInput, match="no text form"):
         parsed(tmp_path, "a.log", "x\n", binary, format="pattern", pattern=r"^(?P<raw>\S+)$")
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+MOMENT = datetime(2024, 3, 9, 5, 6, 7, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "text_format",
+    [
+        "%Y-%m-%d %H:%M:%S",
+        "%d/%b/%Y:%H:%M:%S",
+        "%B %d %Y %I:%M:%S %p",
+        "%y%m%d %H%M%S",
+        "%Y-%j %H:%M:%S",
+        "%G-W%V-%u %H:%M:%S",
+        "%Y %U %w %H:%M:%S",
+        "%a %d %h %Y %H:%M:%S",
+        "%d %m %-y %-H %-M %-S",
+    ],
+)
+def test_a_time_format_with_a_full_date_gives_the_moment_that_was_written(tmp_path: Path, text_format: str) -> None:
+    with duckdb.connect() as connection:
+        query = "SELECT strftime(?::TIMESTAMP, ?)"
+        [written] = connection.execute(query, [MOMENT.replace(tzinfo=None), text_format]).fetchone() or [""]
+    result = parsed(tmp_path, "a.ndjson", f'{{"at": "{written}"}}\n', format="ndjson", time_format=text_format)
+    assert result.rows.column("at").to_pylist() == [MOMENT]
+
+
+@pytest.mark.parametrize(
+    ("text_format", "why"),
+    [
+        ("%b %d %H:%M:%S", "has no year"),
+        ("%H:%M:%S", "has no year"),
+        ("%j", "has no year"),
+        ("%A %d", "has no year"),
+        ("%G-%m-%d", "has no year"),
+        ("%z", "has no year"),
+        ("%%Y-%m-%d", "has no year"),
+        ("yesterday", "has no year"),
+        ("%Y", "has no day"),
+        ("%Y-%m", "has no day"),
+        ("%Y-%d", "has no day"),
+        ("%Y-%V", "has no day"),
+        ("%Y-%m-%d %I:%M", "has a 12-hour clock"),
+        ("%Y-%m-%d %y", "has %y after another year"),
+        ("%Y-%e", "%e is not a directive"),
+        ("%s", "seconds since 1970"),
+        ("%Q", "milliseconds since 1970"),
+        ("%Y-%m-%dT%H:%M:%S.%nZ", "nanoseconds"),
+        ("%Y-%m-%d %", "ends with %"),
+        ("%Y-%m-%d %-p", "%-p is not a directive"),
+    ],
+)
+def test_a_time_format_that_gives_no_whole_moment_is_refused_before_a_file_is_read(
+    tmp_path: Path, text_format: str, why: str
+) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(why)) as refused:
+        parsed(tmp_path, "a.ndjson", '{"at": "x"}\n', format="ndjson", time_format=text_format)
+    assert repr(text_format) in str(refused.value)
+
+
+def test_times_that_are_numbers_or_have_nanoseconds_are_rejected_with_that_reason(tmp_path: Path) -> None:
+    lines = ['{"at": 1767261600}', '{"at": "1767261600000.5"}', '{"at": "2026-01-01T10:00:00.123456789Z"}']
+    result = parsed(tmp_path, "a.ndjson", "\n".join(lines), format="ndjson")
+    number = "column at: not a valid timestamp, which is text such as 2026-01-01T10:00:00Z and not a number"
+    nanoseconds = "column at: not a valid timestamp, which has at most 6 digits after the second"
+    assert reasons(result) == [(1, number), (2, number), (3, nanoseconds)]
 
 
 # --- NDJSON ----------------------------------------------------------------------------------------------------------
@@ -757,3 +832,58 @@ def test_other_local_times_of_parquet_are_not_taken_for_instants() -> None:
     data = parquet(pa.table({"at": pa.array([datetime(2026, 1, 1, tzinfo=UTC)], pa.timestamp("us"))}))
     with pytest.raises(Corrupt, match="only one of them names an instant"):
         list(parquet_blocks("a", io.BytesIO(data), pa.schema([("at", pa.timestamp("us", "UTC"))])))
+
+
+SOME_LINES = b"".join(b'{"level": %d, "text": "%x"}\n' % (i, i * 2654435761 % 2**32) for i in range(2000))
+
+
+def tar(data: bytes) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        info = tarfile.TarInfo("a.ndjson")
+        info.size = len(data)
+        archive.addfile(info, io.BytesIO(data))
+    return sink.getvalue()
+
+
+def zipped(data: bytes) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as archive:
+        archive.writestr("a.ndjson", data)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (pa.compress(SOME_LINES, codec="zstd", asbytes=True), "it is compressed with Zstandard"),
+        (bz2.compress(SOME_LINES), "it is compressed with bzip2"),
+        (lzma.compress(SOME_LINES), "it is compressed with xz"),
+        (gzip.compress(bz2.compress(SOME_LINES)), "it is compressed with bzip2"),
+        (zipped(SOME_LINES), "it is a zip archive"),
+        (tar(SOME_LINES), "it is a tar archive"),
+        (gzip.compress(tar(SOME_LINES)), "it is a tar archive"),
+        (SOME_LINES.decode().encode("utf-16"), "it is UTF-16 text"),
+        (parquet(pa.table({"level": [1]})), "it is a Parquet file"),
+        (gzip.compress(parquet(pa.table({"level": [1]}))), "it is a Parquet file"),
+    ],
+    ids=["zst", "bz2", "xz", "bz2.gz", "zip", "tar", "tar.gz", "utf-16", "parquet", "parquet.gz"],
+)
+@pytest.mark.parametrize("form", ["ndjson", "csv"])
+def test_a_file_that_is_no_text_is_one_rejection_that_names_what_it_is(
+    tmp_path: Path, data: bytes, found: str, form: str
+) -> None:
+    result = parsed(tmp_path, "a.file", data, pa.schema([("level", pa.int32()), ("text", pa.string())]), format=form)
+    [(line, reason)] = reasons(result)
+    assert (line, result.rows.num_rows) == (None, 0)
+    assert reason.startswith(f"the file cannot be used: {found}")
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress])
+def test_a_compressed_parquet_file_is_one_rejection_that_says_so(
+    tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    result = parsed(tmp_path, "a.parquet.gz", compress(parquet(pa.table({"level": [1]}))), format="parquet")
+    [(line, reason)] = reasons(result)
+    assert line is None
+    assert "it is compressed with" in reason

@@ -4,9 +4,11 @@ import os
 import socket
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound
+from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.ingest.landing import (
     LandedFile,
     LandingSpec,
@@ -16,8 +18,9 @@ from storage_core.ingest.landing import (
     open_text,
     survey,
 )
-from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.resolve import open_store
+from tidemark import Table
 
 
 def test_files_are_found_in_folders_by_name_and_work_in_progress_is_left_alone(tmp_path: Path) -> None:
@@ -145,3 +148,32 @@ def test_a_pipe_in_the_place_of_a_landed_file_is_not_waited_for(tmp_path: Path) 
     os.mkfifo(tmp_path / "a.log")
     with pytest.raises(NotFound), open_bytes(LandedFile("a.log", 1, str(tmp_path))):
         pass
+
+
+TIMED = pa.schema([("at", pa.timestamp("us", "UTC"))])
+
+
+@pytest.mark.parametrize("place", ["{root}/data", "{root}/link", "file://{root}/data"])
+@pytest.mark.parametrize("inner", ["", "/p", "/deep/p"])
+def test_a_landing_place_that_contains_a_table_is_refused_before_a_file_is_read(
+    tmp_path: Path, place: str, inner: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    place = place.format(root=tmp_path)
+    Table.create(f"{place}{inner}", TIMED)
+    with pytest.raises(InvalidInput, match="the landing place contains a table"):
+        survey(LandingSpec(uri=place, format="parquet"))
+
+
+def test_a_landing_place_that_contains_a_raw_log_is_refused(tmp_path: Path) -> None:
+    key = chunk_key(ChunkKey(segment_ms=1, writer="01234567-89ab-cdef-0123-456789abcdef", number=1))
+    open_store(str(tmp_path / "landing/raw")).put(key, b"chunk", IfAbsent())
+    with pytest.raises(InvalidInput, match="the landing place contains a raw log in its folder 'raw'"):
+        survey(LandingSpec(uri=str(tmp_path / "landing"), format="ndjson"))
+
+
+def test_a_table_that_landing_leaves_alone_may_lie_in_the_landing_place(tmp_path: Path) -> None:
+    Table.create(str(tmp_path / "_work/p"), TIMED)
+    (tmp_path / "a.ndjson").write_text("{}\n")
+    assert [each.path for each in discover(LandingSpec(uri=str(tmp_path), format="ndjson"))] == ["a.ndjson"]

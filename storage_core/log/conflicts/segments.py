@@ -25,13 +25,14 @@ from storage_core.settings.table import TableConfig
 def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -> tuple[Action, ...]:
     """Return the actions without those about segments and translations that the head has no use for.
 
-    Left out are a segment whose rows are in no live split, wherever they moved: nobody could ever use it; a translation
+    Left out are a segment whose rows are in no live split, wherever they moved: nobody could ever use it; what concerns
+    an index that was dropped or redefined since the plan, so that the work on other indexes is not lost; a translation
     on a head without indexes; and the removal of a translation that is gone, or that a segment needs which the plan did
     not see. Raises `CommitConflict` when nothing is left.
     """
     if not any(isinstance(action, IndexSegment | Translation | RemoveTranslation) for action in actions):
         return tuple(actions)
-    kept = _without_stale(actions, head)
+    kept = _without_stale(_without_dropped(actions, planned, head), head)
     needed = _needed_since(planned, head)
     kept = [
         action
@@ -44,6 +45,23 @@ def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -
     if not kept:
         raise CommitConflict(f"every split that the new segments cover is gone at version {head.version}; plan again")
     return tuple(kept)
+
+
+def _without_dropped(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -> list[Action]:
+    """The actions without segments of such indexes, and without the removal of segments that went with their index."""
+    others = {each.index for each in actions if isinstance(each, IndexSegment | RemoveIndexSegment)}
+    others = {name for name in others if head.config.index(name) != planned.config.index(name)}
+    kept = [
+        action
+        for action in actions
+        if not (isinstance(action, IndexSegment) and action.index in others)
+        and not (isinstance(action, RemoveIndexSegment) and action.index in others and action.path not in head.segments)
+    ]
+    if not kept:
+        raise CommitConflict(
+            f"index {min(others)!r} was dropped or redefined by version {head.version}; plan again", index=min(others)
+        )
+    return kept
 
 
 def _without_stale(actions: Sequence[Action], head: Snapshot) -> list[Action]:
