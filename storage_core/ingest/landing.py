@@ -196,7 +196,7 @@ def _require_no_holder(key: str) -> None:
             continue
         parsed = parse_key(prefix + inside) if prefix == LOG_PREFIX else parse_raw_key(prefix + inside)
         if isinstance(parsed, ChunkKey) or getattr(parsed, "version", None) is not None:
-            where = f" in its folder {_printable(folder[1:])!r}" if folder else ""
+            where = f" in its folder {printable(folder[1:])!r}" if folder else ""
             raise InvalidInput(f"the landing place contains {what}{where}. {APART}")
 
 
