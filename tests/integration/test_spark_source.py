@@ -379,6 +379,18 @@ def test_a_micro_batch_that_spark_runs_again_is_in_the_table_once(session: Spark
     assert [each.operation for each in table.history()] == ["APPEND"] * 4 + ["CREATE TABLE"]
 
 
+def test_a_frame_with_text_that_is_not_utf8_is_refused_and_nothing_is_committed(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    from pyspark.errors import PySparkException
+
+    table = tm.Table.create(str(tmp_path / "t"), pa.schema([("id", pa.int64()), ("c", pa.string())]))
+    frame = session.sql("SELECT id, CAST(unhex(IF(id = 2, '6DFF', '61')) AS STRING) AS c FROM range(4)")
+    with pytest.raises(PySparkException, match="the text is not valid UTF-8"):
+        frame.write.format("tidemark").mode("append").save(table.uri)
+    assert table.refresh().version == 0
+
+
 def test_a_stream_of_results_that_replace_one_another_is_refused(session: SparkSession, tmp_path: Path) -> None:
     table = tm.Table.create(str(tmp_path / "t"), pa.schema([("n", pa.int64()), ("count", pa.int64())]))
     counted = session.readStream.format("rate").load().selectExpr("value as n").groupBy("n").count()
