@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import sys
@@ -39,15 +38,16 @@ def ui(
     port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port on 127.0.0.1.")] = 3000,
     warm: Annotated[bool, typer.Option("--spark", help="Keep a Spark for jobs, as `spark up` does.")] = False,
     allow_host: AllowHost = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each event of a run here too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Open Dagster's UI, on this machine only.
 
     It shows every run of the demo, of backfills and of schedules. The terminal shows what runs log at INFO, and with
-    `tidemark --verbose ui` each event of a run. With it come a daemon and a code server; of the three
+    --verbose each event of a run. With it come a daemon and a code server; of the three
     one that ends is started again, and the others stay.
     """
-    place, environment = _settled("the UI of Dagster")
+    place, environment = _settled("the UI of Dagster", is_verbose=verbose)
     hosts = _hosts(allow_host)
     _require_free(port)
     from pipelines.processes.one_daemon import require_no_other_daemon
@@ -125,7 +125,7 @@ def serve(
     os.execve(command[0], command, environment)  # noqa: S606  # no shell is wanted
 
 
-def _settled(what: str) -> tuple[Path, Mapping[str, str]]:
+def _settled(what: str, *, is_verbose: bool = False) -> tuple[Path, Mapping[str, str]]:
     """The home of Dagster, and the environment of its processes. Raises `NotFound` without declarations."""
     with needs(PIPELINE, what):
         from pipelines.instance import home
@@ -136,7 +136,6 @@ def _settled(what: str) -> tuple[Path, Mapping[str, str]]:
     folder = tables_folder()
     if not folder.is_dir():
         raise NotFound(f"no table is declared here; run this in a folder with tables/*.yaml, or set {TABLES}")
-    is_verbose = logging.getLogger().isEnabledFor(logging.INFO)
     place = home(environment={**os.environ, **({LOG_LEVEL: "DEBUG"} if is_verbose else {})})
     return place, environment_of(place, folder, os.environ)
 

@@ -212,7 +212,7 @@ def test_the_instance_uses_the_settings_of_the_package_or_those_put_into_its_fol
     assert home(checkout, {}) == folder
     assert settings.resolve() == SETTINGS
     assert yaml.safe_load(settings.read_text())["python_logs"] == {"python_log_level": "INFO"}
-    home(checkout, {LOG_LEVEL: "DEBUG"})  # as `tidemark --verbose ui` does
+    home(checkout, {LOG_LEVEL: "DEBUG"})  # as `tidemark ui --verbose` does
     assert yaml.safe_load(settings.read_text())["python_logs"] == {"python_log_level": "DEBUG"}
     home(checkout, {})
     assert settings.resolve() == SETTINGS
