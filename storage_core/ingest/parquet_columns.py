@@ -5,15 +5,20 @@ Arrow has no type for ENUM, and knows a UUID only where its own schema is stored
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage_core.errors import Corrupt, unsound
+from storage_core.foreign_text import quoted
 from storage_core.ingest.parquet_pages import groups_of_rows
 from storage_core.rows.leaves import Change, leaf_types, with_changed_leaves
 
+_VARIANT = re.compile(r"group field_id=\S+ (.*) \(Variant\(")
 _DICTIONARIES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 
@@ -24,14 +29,22 @@ class LogicalTypes:
     changes: Sequence[Change | None]
 
     @staticmethod
-    def of(opened: pq.ParquetFile) -> LogicalTypes:
-        """Return what a file needs. Nothing is read."""
-        columns = iter(leaves(opened))
-        found = []
-        for leaf in leaf_types(pa.struct(list(opened.schema_arrow))):
-            stored = leaf.storage_type if isinstance(leaf, pa.BaseExtensionType) else leaf
-            first, *_ = [next(columns) for _ in leaf_types(stored)]
-            found.append(_change(first.logical_type.type, leaf))
+    def of(opened: pq.ParquetFile, table: pa.Schema | None = None) -> LogicalTypes:
+        """Return what a file needs whose rows a table takes. Nothing is read.
+
+        Raises `Corrupt` for a logical type that neither Arrow nor a table has.
+        """
+        if variant := _VARIANT.search(str(opened.schema)):
+            raise _unheld(variant[1], "VARIANT")
+        columns, found = iter(leaves(opened)), list[Change | None]()
+        for column in opened.schema_arrow:
+            inside = leaf_types(column.type)
+            for leaf, wanted in zip(inside, _wanted(column.name, inside, table), strict=True):
+                stored = leaf.storage_type if isinstance(leaf, pa.BaseExtensionType) else leaf
+                first, *_ = [next(columns) for _ in leaf_types(stored)]
+                if first.converted_type == "INTERVAL":
+                    raise _unheld(first.path, "INTERVAL")
+                found.append(_change(first.logical_type.type, leaf, wanted))
         return LogicalTypes(found)
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
@@ -82,15 +95,31 @@ def _is_delta(column: pq.ColumnChunkMetaData) -> bool:
     return any(each.startswith("DELTA_") for each in column.encodings)
 
 
-def _change(logical: str, leaf: pa.DataType) -> Change | None:
+def _unheld(column: str, logical: str) -> Corrupt:
+    return unsound(
+        f"column {quoted(column)} has the logical type {logical}, which tables do not hold. Import a query of DuckDB "
+        "that casts the column"
+    )
+
+
+def _wanted(name: str, inside: Sequence[pa.DataType], table: pa.Schema | None) -> Sequence[pa.DataType | None]:
+    """The types of the leaves of a column in a table, None where they are not known."""
+    place = -1 if table is None else table.get_field_index(name)
+    wanted = [] if table is None or place < 0 else leaf_types(table.field(place).type)
+    return wanted if len(wanted) == len(inside) else [None] * len(inside)
+
+
+def _change(logical: str, leaf: pa.DataType, wanted: pa.DataType | None) -> Change | None:
     if logical == "UUID" and pa.types.is_fixed_size_binary(leaf):
         return lambda values: pa.ExtensionArray.from_storage(pa.uuid(), values)
-    if logical == "ENUM" and leaf in (pa.binary(), pa.dictionary(pa.int32(), pa.binary())):
-        return _as_text
-    return None
+    held = leaf.value_type if pa.types.is_dictionary(leaf) else leaf
+    if logical not in ("ENUM", "JSON") or held not in (pa.string(), pa.binary()):
+        return None
+    kind = wanted if wanted == pa.binary() else pa.string()
+    return None if held == kind else partial(_viewed, kind=kind)
 
 
-def _as_text(values: pa.Array) -> pa.Array:
+def _viewed(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_dictionary(values.type):
-        return values.view(pa.string())
-    return pa.DictionaryArray.from_arrays(values.indices, values.dictionary.view(pa.string()))
+        return values.view(kind)
+    return pa.DictionaryArray.from_arrays(values.indices, values.dictionary.view(kind))

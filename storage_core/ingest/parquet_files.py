@@ -74,17 +74,17 @@ def sound_batches(
         opened = _open(checked, ())
         require_sound_chunks(opened.metadata, size)
         chunks.update(chunks_of(opened.metadata))
-        texts, logical = dictionary_paths(opened), LogicalTypes.of(opened)
-        found = _columns(checked, opened.metadata)
+        texts, logical = dictionary_paths(opened), LogicalTypes.of(opened, schema)
+        found = _columns(checked, opened.metadata, schema)
         columns = found.fitting(schema)
         check(columns)
         opened = _open(checked, texts, opened.metadata)
         rows_at_once = _batch_rows(opened, texts)
 
         def again(unit: Unit, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-            return _batches(_open(checked, (), opened.metadata, unit), rows_at_once, texts, names)
+            return _batches(_open(checked, (), opened.metadata, unit), rows_at_once, names)
 
-        batches = map(logical.batch, _batches(opened, rows_at_once, texts))
+        batches = map(logical.batch, _batches(opened, rows_at_once))
         for read in exact_moments(batches, found.names, again):
             batch = as_instants(read, found.names, columns)
             expanded = sum(map(plain_bytes, batch.columns))
@@ -108,18 +108,21 @@ def footer_of(file: str, stream: BinaryIO) -> tuple[Int96Columns, int]:
         raise _unreadable(error) from error
 
 
-def _columns(stream: BinaryIO, metadata: pq.FileMetaData) -> Int96Columns:
+def _columns(stream: BinaryIO, metadata: pq.FileMetaData, table: pa.Schema | None = None) -> Int96Columns:
     """The columns, of a file whose footer is read."""
-    return Int96Columns.of(lambda unit: _schema(_open(stream, (), metadata, unit)))
 
+    def columns(unit: Unit) -> pa.Schema:
+        opened = _open(stream, (), metadata, unit)
+        return LogicalTypes.of(opened, table).schema(opened.schema_arrow.remove_metadata())
 
-def _schema(opened: pq.ParquetFile) -> pa.Schema:
-    return LogicalTypes.of(opened).schema(opened.schema_arrow.remove_metadata())
+    return Int96Columns.of(columns)
 
 
 def _unreadable(error: Exception) -> Corrupt:
     if isinstance(error, pa.ArrowNotImplementedError):
         return unsound("it uses a codec, an encoding or a nesting of Parquet that Tidemark cannot read")
+    if "keys must be annotated as required" in str(error):
+        return unsound("its schema allows null as a key of a map. Import a query of DuckDB that reads the file")
     if "decrypt" in str(error):
         return unsound("it is encrypted, and Tidemark has no keys")
     return unsound("it is not a whole Parquet file, or it is damaged")
@@ -152,14 +155,13 @@ def _open(
     )
 
 
-def _batches(
-    opened: pq.ParquetFile, rows: int, texts: Sequence[str], names: Sequence[str] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """The rows. A batch of nested dictionaries is of one row group: Arrow reads nested columns with one dictionary."""
-    groups = groups_of_rows(opened.metadata)
-    nested = {each.path for each in leaves(opened) if each.path != each.name}
-    for together in [groups] if nested.isdisjoint(texts) else [[group] for group in groups]:
-        yield from opened.iter_batches(rows, together, names, use_threads=False)
+def _batches(opened: pq.ParquetFile, rows: int, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows. A batch is of one row group: Arrow reads nested texts with one dictionary, and ends a batch at another.
+
+    So batches of other columns of the file have the same rows.
+    """
+    for group in groups_of_rows(opened.metadata):
+        yield from opened.iter_batches(rows, [group], names, use_threads=False)
 
 
 def _batch_rows(opened: pq.ParquetFile, texts: Sequence[str]) -> int:

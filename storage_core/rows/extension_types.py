@@ -1,4 +1,4 @@
-"""Arrow's extension types: a UUID is its text or its 16 bytes, and any other value is what it is stored as."""
+"""Arrow's extension types: a UUID is its text or its 16 bytes, and other values are what they are stored as."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _UUID_CHARACTERS = 36
 
 def held_as(type_: pa.DataType) -> pa.DataType:
     """Return the type of the values of an extension type in a new table; any other type as it is."""
-    if isinstance(type_, pa.UuidType):
-        return pa.string()
+    if isinstance(type_, pa.UuidType | pa.Bool8Type):
+        return pa.string() if isinstance(type_, pa.UuidType) else pa.bool_()
     return type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
 
 
@@ -47,4 +47,6 @@ def uuid_text(values: pa.Array) -> pa.Array:
 def _change(leaf: pa.DataType, wanted: pa.DataType) -> Change | None:
     if isinstance(leaf, pa.UuidType) and pa.types.is_string(wanted):
         return lambda values: uuid_text(values.storage)
+    if isinstance(leaf, pa.Bool8Type) and pa.types.is_boolean(wanted):
+        return lambda values: values.storage.cast(wanted)
     return (lambda values: values.storage) if isinstance(leaf, pa.BaseExtensionType) else None

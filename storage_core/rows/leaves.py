@@ -39,7 +39,10 @@ def with_changed_leaves(values: pa.Array, changes: Iterator[Change | None]) -> p
         return _nested(kind, values, entries)
     if kinds.is_struct(type_):
         children = [with_changed_leaves(values.field(index), changes) for index in range(type_.num_fields)]
-        fields = [old.with_type(new.type) for old, new in zip(type_.fields, children, strict=True)]
+        fields = [
+            old if old.type == new.type else old.with_type(new.type)
+            for old, new in zip(type_.fields, children, strict=True)
+        ]
         mask = values.is_null() if values.null_count else None
         return pa.StructArray.from_arrays(children, fields=fields, mask=mask) if children else values
     if _is_listed(type_):

@@ -16,7 +16,7 @@ import pytest
 from pyarrow.parquet import encryption
 
 from storage_core.errors import Corrupt
-from storage_core.ingest.parquet_files import parquet_blocks, sound_batches
+from storage_core.ingest.parquet_files import footer_of, parquet_blocks, sound_batches
 from storage_core.ingest.parquet_pages import Chunk, check_pages
 from storage_core.rows.schema import conform
 
@@ -103,6 +103,14 @@ def test_a_column_may_be_a_dictionary_in_one_row_group_and_delta_encoded_in_the_
     assert texts == ["same"] * 4096 + [f"other {row}" for row in range(4096, 8192)]
 
 
+def test_int96_timestamps_are_read_beside_texts_in_several_row_groups() -> None:
+    days = [19_000, None, -135_000, 193_000]  # in 2022, 1600 and 2498
+    moments = pa.array([None if day is None else day * 86_400_000_000 for day in days], pa.timestamp("us"))
+    table = pa.table({"at": moments, "text": ["a", "b", "a", "c"], "texts": [["a"], ["b"], ["a"], ["c"]]})
+    data = written(table, use_deprecated_int96_timestamps=True, row_group_size=2, store_schema=False)
+    assert read(data, table.schema).equals(table)
+
+
 def test_maps_are_read_whatever_their_groups_are_called() -> None:
     data = written(TABLE.select(["n", "tags"]), store_schema=False).replace(b"key_value", b"map_entry")
     assert read(data, TABLE.select(["n", "tags"]).schema).equals(TABLE.select(["n", "tags"]))
@@ -123,6 +131,17 @@ def test_sizes_of_old_writers_that_leave_out_the_header_of_the_dictionary_are_ta
     check_pages(
         pages[: chunk.total_compressed_size + 100], Chunk("text", 4, chunk.total_compressed_size - 10, False, False)
     )
+
+
+STRING, ENUM, JSON = (b"\x4c\x1c", 0), (b"\x4c\x4c", 4), (b"\x4c\xcc", 19)
+"""The logical types of a text in Thrift's compact protocol, and the numbers of their converted types."""
+
+
+def with_logical_type(data: bytes, logical: tuple[bytes, int]) -> bytes:
+    """A file of one text column, as a text of another logical type."""
+    old = b"\x25\x00" + STRING[0]
+    assert data.count(old) == 1
+    return data.replace(old, b"\x25" + bytes([2 * logical[1]]) + logical[0])
 
 
 ID = "0f0e0d0c-0b0a-0908-0706-050403020100"
@@ -161,6 +180,42 @@ def test_json_lands_as_text_and_is_read_as_a_dictionary(tmp_path: Path) -> None:
     for data in (file.read_bytes(), written(stored)):
         for batch in sound_batches("a", io.BytesIO(data), lambda _: None, schema):
             assert pa.types.is_dictionary(batch.column("j").type), "else a text that is repeated is held as often"
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+def test_enums_and_json_land_as_text_or_as_bytes_as_the_column_is_declared(kind: pa.DataType) -> None:
+    table = pa.table({"colour": ["red", None, "blue"]})
+    for logical in (ENUM, JSON):
+        data = with_logical_type(written(table, store_schema=False, write_statistics=False), logical)
+        assert pq.ParquetFile(io.BytesIO(data)).schema.column(0).logical_type.type == (
+            "ENUM" if logical == ENUM else "JSON"
+        )
+        texts = ["red", None, "blue"] if kind == pa.string() else [b"red", None, b"blue"]
+        assert read(data, pa.schema({"colour": kind})).column("colour").to_pylist() == texts
+        assert footer_of("a", io.BytesIO(data))[0].columns == pa.schema({"colour": pa.string()})
+
+
+@pytest.mark.parametrize(("query", "told"), [("interval 1 day", "INTERVAL"), ("1::variant", "VARIANT")])
+def test_types_that_no_table_has_are_refused_by_their_name(tmp_path: Path, query: str, told: str) -> None:
+    file = tmp_path / "a.parquet"
+    duckdb.sql(f"copy (select {query} as c) to '{file}'")
+    with pytest.raises(Corrupt, match=f"column 'c' has the logical type {told}, which tables do not hold"):
+        read(file.read_bytes(), pa.schema({"c": pa.binary()}))
+
+
+def test_a_map_whose_keys_may_be_null_is_refused_with_that_reason() -> None:
+    map_ = pa.table({"m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))})
+    data = written(map_, store_schema=False)
+    name = data.index(b"\x03key")  # behind the repetition of the key, which is REQUIRED
+    optional = data[: name - 2] + b"\x02" + data[name - 1 :]
+    with pytest.raises(Corrupt, match="its schema allows null as a key of a map"):
+        footer_of("a", io.BytesIO(optional))
+
+
+def test_booleans_of_eight_bits_are_booleans() -> None:
+    given = pa.table({"b": pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0, None], pa.int8()))})
+    assert conform(given, pa.schema({"b": pa.bool_()})).column("b").to_pylist() == [True, False, None]
+    assert read(written(given), pa.schema({"b": pa.bool_()})).column("b").to_pylist() == [True, False, None]
 
 
 class _Keys(encryption.KmsClient):  # type: ignore[misc]
