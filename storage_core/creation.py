@@ -69,14 +69,19 @@ def require_capable(log: TransactionLog) -> None:
     probe.require_capable(log.store, lambda: probe_key(log.ids.uuid()))
 
 
-def declare(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
-    """Return the newest version of the declared table, created where there is none; see `Table.declare`."""
+def declare(
+    log: TransactionLog, declaration: TableDeclaration, marks: Mapping[str, str] = MappingProxyType({})
+) -> Snapshot:
+    """Return the newest version of the declared table, created where there is none; see `Table.declare`.
+
+    A table that is created has the settings `marks`, too.
+    """
     landing = declaration.landing_spec()
     extra = {} if landing is None else {LANDING: landing.to_json()}
     is_delta = landing is not None and landing.is_delta
     if not log.exists():
         try:
-            return create(log, declaration.schema(), declaration.config(), extra)
+            return create(log, declaration.schema(), declaration.config(), {**extra, **marks})
         except InvalidInput:
             if not log.exists():  # else another process declared it in between
                 raise

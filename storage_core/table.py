@@ -140,38 +140,24 @@ class Table:
         `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
         from storage_core import creation
-        from storage_core.definition import check_definition, index_definitions, key_columns, late_setting, listed_names
-        from storage_core.named_settings import changed
-        from storage_core.region.spec import first_specs
-        from storage_core.rows.sort_schema import parse as parse_sort_schema
-        from storage_core.rows.windows import parse_duration, parse_milliseconds
 
-        if time_column is None and (window not in (None, AUTO) or coarse_window):
-            found = "coarse_window" if window in (None, AUTO) else f"window={window!r}"
-            raise InvalidInput(f"{found} needs a time_column: windows are of the time of an event")
-        if window == AUTO:
-            window = None if time_column is None else _USUAL_WINDOW
-        config = TableConfig(
+        config = _new_config(
+            schema,
             time_column=time_column,
             sort_schema=sort_schema,
-            window_seconds=None if window is None else parse_duration(window),
+            window=window,
+            primary_key=primary_key,
+            indexes=indexes,
+            regions=regions,
             coarse_window=coarse_window,
-            primary_key=key_columns(primary_key),
-            indexes=index_definitions(indexes),
-            late_data=late_setting(late_data),
-            retention_ms=None if retention is None else parse_milliseconds(retention),
-            region_specs=first_specs(regions, schema),
-            map_columns=map_columns or {},
-            bloom_filters=listed_names("bloom_filters", bloom_filters),
-            partition_by=key_columns(partition_by, "partition_by"),
-            maintained_indexes=None
-            if maintained_indexes is None
-            else listed_names("maintained_indexes", maintained_indexes),
+            late_data=late_data,
+            retention=retention,
+            map_columns=map_columns,
+            bloom_filters=bloom_filters,
+            partition_by=partition_by,
+            maintained_indexes=maintained_indexes,
+            settings=settings,
         )
-        config = changed(config, settings or {})
-        check_definition(schema, config)  # before the canonical text drops the types that were spelled out
-        if config.sort_schema is not None:
-            config = replace(config, sort_schema=parse_sort_schema(config.sort_schema, time_column).text)
         store, log = _log_at(uri)
         return Table(store, log, creation.create(log, schema, config))
 
@@ -229,6 +215,7 @@ class Table:
         name. The result has no `commit_id` then. Raises `InvalidInput` for a `declaration` beside what it declares; see
         `importing.run.import_rows`.
         """
+        from storage_core import creation
         from storage_core.importing.given import AS_IT_IS, TableOptions, source_of
         from storage_core.importing.run import import_rows
 
@@ -242,19 +229,18 @@ class Table:
         given = source_of(source, name=name, version=version)
         _, log = _log_at(uri)
 
-        def make(schema: pa.Schema) -> Snapshot:
+        def make(schema: pa.Schema, marks: Mapping[str, str]) -> Snapshot:
             if declaration is not None:
                 given.require_fits(declaration.schema())
-                return Table.declare(declaration, uri).snapshot
-            made = Table.create(
-                uri,
+                return creation.declare(log, declaration, marks)
+            config = _new_config(
                 schema,
                 time_column=time_column,
                 window=AUTO if window is None else window,
                 sort_schema=sort_schema,
                 primary_key=primary_key,
             )
-            return made.snapshot
+            return creation.create(log, schema, config, marks)
 
         return import_rows(log, given, make, name=name, wanted=wanted)
 
@@ -1249,3 +1235,57 @@ def _opened(name: str, given: object, consistency: str) -> Opened | pa.Table:
     if not isinstance(rows, pa.Table):
         raise InvalidInput(f"{name} of a query is a table or Arrow data, found {quoted(given)}", name=name)
     return rows
+
+
+def _new_config(
+    schema: pa.Schema,
+    *,
+    time_column: str | None = None,
+    sort_schema: str | None = None,
+    window: str | int | None = AUTO,
+    primary_key: str | Sequence[str] | None = None,
+    indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
+    regions: Sequence[DeclaredField] = (),
+    coarse_window: bool = False,
+    late_data: LateData | Mapping[str, object] | None = None,
+    retention: str | int | None = None,
+    map_columns: Mapping[str, MapMode] | None = None,
+    bloom_filters: Sequence[str] = (),
+    partition_by: str | Sequence[str] = (),
+    maintained_indexes: Sequence[str] | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> TableConfig:
+    """Return the settings of a new table; see `Table.create`. Raises `InvalidInput` for contradictory ones."""
+    from storage_core.definition import check_definition, index_definitions, key_columns, late_setting, listed_names
+    from storage_core.named_settings import changed
+    from storage_core.region.spec import first_specs
+    from storage_core.rows.sort_schema import parse as parse_sort_schema
+    from storage_core.rows.windows import parse_duration, parse_milliseconds
+
+    if time_column is None and (window not in (None, AUTO) or coarse_window):
+        found = "coarse_window" if window in (None, AUTO) else f"window={window!r}"
+        raise InvalidInput(f"{found} needs a time_column: windows are of the time of an event")
+    if window == AUTO:
+        window = None if time_column is None else _USUAL_WINDOW
+    config = TableConfig(
+        time_column=time_column,
+        sort_schema=sort_schema,
+        window_seconds=None if window is None else parse_duration(window),
+        coarse_window=coarse_window,
+        primary_key=key_columns(primary_key),
+        indexes=index_definitions(indexes),
+        late_data=late_setting(late_data),
+        retention_ms=None if retention is None else parse_milliseconds(retention),
+        region_specs=first_specs(regions, schema),
+        map_columns=map_columns or {},
+        bloom_filters=listed_names("bloom_filters", bloom_filters),
+        partition_by=key_columns(partition_by, "partition_by"),
+        maintained_indexes=None
+        if maintained_indexes is None
+        else listed_names("maintained_indexes", maintained_indexes),
+    )
+    config = changed(config, settings or {})
+    check_definition(schema, config)  # before the canonical text drops the types that were spelled out
+    if config.sort_schema is not None:
+        config = replace(config, sort_schema=parse_sort_schema(config.sort_schema, time_column).text)
+    return config

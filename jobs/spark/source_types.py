@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from storage_core.errors import InvalidInput
@@ -18,6 +20,24 @@ def spark_schema(schema: pa.Schema, columns: Sequence[str] | None = None) -> Str
     chosen = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     described = json.loads(to_schema_string(chosen))
     return StructType.fromJson({**described, "fields": [{**each, "metadata": {}} for each in described["fields"]]})
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the types of the Arrow data in which Spark hands over rows with these columns.
+
+    Raises `InvalidInput` naming a column whose type Arrow data does not have, such as an interval of months.
+    """
+    fields = []
+    for each in schema.fields:
+        try:
+            fields += to_arrow_schema(StructType([each]), timezone="UTC")
+        except PySparkTypeError as error:
+            raise InvalidInput(
+                f"column {each.name!r} has the type {each.dataType.simpleString()} of Spark, which tables do not hold. "
+                "Cast it first, for example to string.",
+                column=each.name,
+            ) from error
+    return pa.schema(fields)
 
 
 def change_schema(columns: StructType) -> StructType:

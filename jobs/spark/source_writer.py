@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from jobs.spark.source_options import WriteOptions
 from jobs.spark.source_process import spare_collections
+from jobs.spark.source_types import arrow_schema
 from storage_core.append import WrittenRows, commit_rows, fitting, write_rows
 from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput, TidemarkError
@@ -96,7 +96,7 @@ def _open(uri: str, schema: StructType) -> Table:
             "nothing",
             uri=uri,
         )
-    list(fitting(to_arrow_schema(schema, timezone="UTC").empty_table(), table.schema))
+    list(fitting(arrow_schema(schema).empty_table(), table.schema))
     return table
 
 

@@ -52,7 +52,8 @@ def _opened(store: ObjectStore, check: LogCheck, stretch: tuple[int, int]) -> Ke
     checkpoints = tuple(sorted(within, key=lambda each: each.key))
     view = part_of_log(store, versions=versions, checkpoints=checkpoints)
     try:
-        snapshot, oldest = TransactionLog(view).snapshot(), TransactionLog(view).snapshot(version=first)
+        log = TransactionLog(view)
+        snapshot, oldest = log.snapshot(unfinished=True), log.snapshot(version=first, unfinished=True)
         _ = snapshot.schema, snapshot.config, snapshot.splits.values(), oldest.splits.values()
     except Unsupported:
         raise

@@ -178,7 +178,7 @@ class _Checkpoints:
             return []
         view = part_of_log(self.store, versions=behind, checkpoints=before)
         try:
-            replayed = TransactionLog(view).snapshot(version=version)
+            replayed = TransactionLog(view).snapshot(version=version, unfinished=True)
             return snapshot_differences(replayed, found)
         except DAMAGE:
             return []  # what is wrong with those files is no word against this one
@@ -190,7 +190,7 @@ class _Checkpoints:
 def _head(store: ObjectStore) -> tuple[Snapshot | None, list[Finding]]:
     """Open the table and read all that a reader may come to read of it: manifests are read when somebody looks."""
     try:
-        head = TransactionLog(store).snapshot()
+        head = TransactionLog(store).snapshot(unfinished=True)
         _ = head.schema, head.config, head.splits.values(), head.txns.items()
     except DAMAGE as error:
         return None, [damage_of(Kind.TABLE_UNREADABLE, error, store.uri, "a table that opens")]

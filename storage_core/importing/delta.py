@@ -14,6 +14,9 @@ from storage_core.importing.source import Stream
 from storage_core.objectstore.resolve import check_location, open_store, scheme_of
 from storage_core.objectstore.s3_location import parse_s3_uri
 
+_UNREAD = frozenset({"typeWidening", "typeWidening-preview", "vacuumProtocolCheck"})
+"""Features of Delta's readers that delta-rs lacks and Spark has."""
+
 _SESSION = {"datafusion.execution.parquet.coerce_int96": "us"}
 """Delta's times have microseconds. INT96 read in nanoseconds, as by default, overflows before 1677 and after 2262."""
 
@@ -35,6 +38,7 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
     with needs(DELTA, "reading a Delta table"):
         from deltalake import DeltaTable, QueryBuilder
         from deltalake.exceptions import DeltaError, TableNotFoundError
+    table = None
     try:
         table = DeltaTable(place, version=version, storage_options=options)
         stream: Any = QueryBuilder(_SESSION).register("source", table).execute("SELECT * FROM source")
@@ -42,6 +46,14 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
     except TableNotFoundError as error:
         raise NotFound(f"{place}: there is no Delta table ({error})") from error
     except (DeltaError, OSError, ValueError) as error:
+        needed = () if table is None else table.protocol().reader_features or ()
+        if unread := sorted(_UNREAD.intersection(needed)):
+            raise InvalidInput(
+                f"{place}: an import does not read a Delta table with the reader feature {' or '.join(unread)}. Spark "
+                f"reads it: declare the table with `landing: {{uri: {open_store(uri).uri}, format: delta}}` and ingest it.",
+                uri=place,
+                features=unread,
+            ) from error
         at = "" if version is None else f" at version {version}"
         raise InvalidInput(f"{place}: the Delta table cannot be read{at}: {error}") from error
     found = Stream.of(stream, f"{place} at version {table.version()}", identity=f"delta:{place}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -13,9 +14,10 @@ from storage_core.formats.short_hash import short_hash
 from storage_core.importing.given import AS_IT_IS, TableOptions
 from storage_core.importing.imported import Imported
 from storage_core.importing.source import Source
-from storage_core.log.actions import Add, Txn
+from storage_core.log.actions import Action, Add, Metadata, Txn
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.unfinished_import import UNFINISHED_IMPORT, require_imported
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import PIECE_BYTES
 from storage_core.rows.vectors import require_sound
@@ -27,8 +29,8 @@ _APP = "import:"
 
 _logger = logging.getLogger(__name__)
 
-Make = Callable[[pa.Schema], Snapshot]
-"""Makes the table with these columns."""
+Make = Callable[[pa.Schema, Mapping[str, str]], Snapshot]
+"""Makes the table with these columns and these settings."""
 
 
 def import_rows(
@@ -36,7 +38,8 @@ def import_rows(
 ) -> Imported:
     """Bring all rows of a source into the table, which is made where there is none; durable when this returns.
 
-    Everything that types and names can tell is checked before the table is made. The rows of an append table are
+    Everything that types and names can tell is checked before the table is made. A new table cannot be opened before
+    its import has ended. The rows of an append table are
     sorted and written piece by piece, and one commit adds them all: one that is interrupted before it is simply run
     again. The commit records the source by `name`, else by where it is, with what it holds: imported again as it is,
     nothing is done. The rows of a keyed table are put by key, through a writer, and recorded when all are flushed; done
@@ -49,25 +52,41 @@ def import_rows(
     """
     if name is not None and (not name or not name.isprintable()):
         raise InvalidInput(f"an import is called by printable text, found {quoted(name)}")
-    snapshot = None if log.exists() else _made(log, make, source.schema)
+    snapshot = None if log.exists() else _made(log, make, source)
     if snapshot is None:
-        snapshot = log.snapshot()
+        snapshot = log.snapshot(unfinished=True)
         wanted.require_same(snapshot.config, log.store.uri)
         if _is_done(log, snapshot, source, name):
             return Imported(snapshot.version)
+        _require_same_source(log, snapshot, source)
     source.require_fits(snapshot.schema)
     bring = _put if snapshot.config.kind == "keyed" else _added
     return bring(log, snapshot, source, name)
 
 
-def _made(log: TransactionLog, make: Make, schema: pa.Schema) -> Snapshot | None:
-    """The new table, or None where another process made it meanwhile."""
+def _made(log: TransactionLog, make: Make, source: Source) -> Snapshot | None:
+    """The new table, which others cannot open yet, or None where another process made it meanwhile."""
     try:
-        return make(schema)
+        return make(source.schema, {UNFINISHED_IMPORT: source.identity})
     except InvalidInput:
         if log.exists():
             return None
         raise
+
+
+def _require_same_source(log: TransactionLog, snapshot: Snapshot, source: Source) -> None:
+    """Raise `InvalidInput` if another import made the table, and may have put rows by key before it ended early."""
+    made_by = snapshot.metadata.configuration.get(UNFINISHED_IMPORT, source.identity)
+    if snapshot.config.kind == "keyed" and made_by != source.identity:
+        require_imported(log.store.uri, snapshot)
+
+
+def _finished(snapshot: Snapshot) -> list[Metadata]:
+    """The change that lets everybody open the table, where this import is its first."""
+    settings = dict(snapshot.metadata.configuration)
+    if settings.pop(UNFINISHED_IMPORT, None) is None:
+        return []
+    return [replace(snapshot.metadata, configuration=settings)]
 
 
 def _names(source: Source, name: str | None) -> tuple[str, str]:
@@ -120,7 +139,8 @@ def _added(log: TransactionLog, snapshot: Snapshot, source: Source, name: str | 
         rows += piece.num_rows
         adds += sort_and_write(log.store, piece, context=context, ids=log.ids, now_ms=log.clock.now_ms())
     metrics = {"rows_in": rows, "rows_out": rows, "splits_out": len(adds), "files": source.files}
-    result = log.commit(snapshot, [*adds, *_records(log, source, name)], operation=OPERATION, metrics=metrics)
+    actions: list[Action] = [*adds, *_records(log, source, name), *_finished(snapshot)]
+    result = log.commit(snapshot, actions, operation=OPERATION, metrics=metrics)
     if result.already_committed:
         return Imported(result.version, by_another=True)
     _logger.info("imported %s into %s: %d rows, version %d", source.name, log.store.uri, rows, result.version)
@@ -139,8 +159,9 @@ def _put(log: TransactionLog, snapshot: Snapshot, source: Source, name: str | No
             "they are in once, and where it was the same import nothing is left to do"
         ) from fenced
     metrics = {"rows_in": rows, "rows_out": 0, "splits_out": 0, "files": source.files}
-    records = _records(log, source, name)
-    result = log.commit(log.refresh(snapshot), records, operation=OPERATION, metrics=metrics)
+    head = log.refresh(snapshot)
+    actions: list[Action] = [*_records(log, source, name), *_finished(head)]
+    result = log.commit(head, actions, operation=OPERATION, metrics=metrics)
     if result.already_committed:
         return Imported(result.version, by_another=True)
     return Imported(result.version, result.commit_id, rows, source.files)

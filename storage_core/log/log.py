@@ -20,6 +20,7 @@ from storage_core.log.history import HistoryEntry, entries, find_commit
 from storage_core.log.listing import has_log
 from storage_core.log.replay import based_on_newest_state, open_head, open_timestamp, open_version, recovery
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.unfinished_import import UNFINISHED_IMPORT, require_imported
 from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown
 from storage_core.objectstore.create import put_or_unknown, require_durable
 from storage_core.rows.schema import from_schema_string
@@ -87,12 +88,21 @@ class TransactionLog:
         """Return whether there is a table here. One LIST: version 0 may have been collected, so no one key decides."""
         return has_log(self.store)
 
-    def snapshot(self, *, version: int | None = None, timestamp_ms: int | None = None) -> Snapshot:
+    def snapshot(
+        self, *, version: int | None = None, timestamp_ms: int | None = None, unfinished: bool = False
+    ) -> Snapshot:
         """Return the newest snapshot, or the one at `version`, or the newest committed at or before `timestamp_ms`.
 
         Raises `NotFound` when there is no table, no such version, or nothing that old is retained; `Corrupt` for a
-        damaged log; `Unsupported` for features this release does not know. Requests: see `replay.open_head`.
+        damaged log; `Unsupported` for features this release does not know; `InvalidInput` for a table whose first
+        import has not ended, unless `unfinished`. Requests: see `replay.open_head`.
         """
+        found = self._at(version, timestamp_ms)
+        if not unfinished and UNFINISHED_IMPORT in found.metadata.configuration:
+            require_imported(self.store.uri, advance(self.store, found) or found)
+        return found
+
+    def _at(self, version: int | None, timestamp_ms: int | None) -> Snapshot:
         if version is not None and timestamp_ms is not None:
             raise InvalidInput("name a version or a timestamp, not both")
         if version is not None:

@@ -17,6 +17,7 @@ from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.answer_values import with_own_values
 from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_read
 from storage_core.read.plan import Plan, RawPart, TablePlan, Watched
@@ -89,7 +90,7 @@ def query(
 
     def batches() -> Iterator[pa.RecordBatch]:
         with query_errors(text, splits, limits, files=files), result:
-            yield from result
+            yield from map(with_own_values, result)
             for each in read.values():
                 each.recheck()
 

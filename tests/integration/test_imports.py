@@ -68,7 +68,7 @@ def test_of_two_imports_that_both_find_no_table_the_later_one_finds_the_rows_in(
     land(tmp_path / "lake", 8)
     table = str(tmp_path / "t")
 
-    def make(schema: pa.Schema) -> Snapshot:
+    def make(schema: pa.Schema, _: object) -> Snapshot:
         tm.Table.import_from(table, tmp_path / "lake")  # by another process, meanwhile
         return tm.Table.create(table, schema).snapshot
 
@@ -212,7 +212,8 @@ def test_a_value_that_does_not_fit_ends_the_import_before_its_commit(tmp_path: P
     pq.write_table(pa.table({"n": pa.array([1, 2**63], pa.uint64())}), tmp_path / "lake" / "a.parquet")
     with pytest.raises(tm.errors.InvalidInput, match=r"a\.parquet: column 'n': a value of type uint64 does not fit"):
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
-    assert tm.Table.open(str(tmp_path / "table")).version == 0
+    with pytest.raises(tm.errors.InvalidInput, match="the table is an unfinished import of 'parquet:"):
+        tm.Table.open(str(tmp_path / "table"))
 
 
 def test_options_that_an_existing_table_is_not_are_refused(tmp_path: Path) -> None:
@@ -261,12 +262,18 @@ def test_a_relation_of_duckdb_is_imported_by_name_once(tmp_path: Path) -> None:
     assert tm.Table.open(table).scan().to_arrow().num_rows == 200_000
 
 
-def test_a_query_that_fails_half_way_leaves_the_table_without_rows(tmp_path: Path) -> None:
+def test_a_query_that_fails_half_way_leaves_no_table_that_opens_before_another_import_succeeds(tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     query = "SELECT CASE WHEN range < 5000000 THEN range ELSE error('broken') END AS n FROM range(6000000)"
     with duckdb.connect() as connection, pytest.raises(tm.errors.InvalidInput, match="cannot be read"):
         tm.Table.import_from(table, connection.sql(query), name="broken")
-    assert tm.Table.open(table).scan().to_arrow().num_rows == 0
+    for at in (None, 0):
+        with pytest.raises(tm.errors.InvalidInput, match=r"unfinished import of 'broken'\. Run the import again\."):
+            tm.Table.open(table, at=at)
+    assert main(["fsck", table]) == 0
+    tm.Table.import_from(table, pa.table({"n": pa.array([1], pa.int64())}), name="corrected")
+    assert tm.Table.open(table).scan().to_arrow().to_pylist() == [{"n": 1}]
+    assert tm.Table.open(table, at=0).scan().to_arrow().num_rows == 0
 
 
 def test_an_import_holds_a_few_pieces_of_a_source_that_is_larger(tmp_path: Path) -> None:
@@ -414,7 +421,7 @@ def delta_of(place: Path, fields: dict[str, object], *, features: Sequence[str] 
 def test_int96_timestamps_of_all_years_keep_their_moment(tmp_path: Path, kind: str) -> None:
     lake, table = tmp_path / "lake", str(tmp_path / "table")
     write_int96(int96_rows(), lake / "a.parquet")
-    given: object = lake
+    given: Any = lake
     wanted = int96_rows()
     if kind == "delta":
         inner = [
@@ -456,3 +463,42 @@ def test_an_int96_timestamp_that_no_table_holds_is_refused(tmp_path: Path, day: 
     file.write_bytes(content.replace(epoch, struct.pack("<qi", nanos, day)))
     with pytest.raises(tm.errors.TidemarkError, match=told):
         tm.Table.import_from(str(tmp_path / "table"), file.parent)
+
+
+@pytest.mark.parametrize("key", [None, "n"], ids=["append", "keyed"])
+def test_a_delta_table_whose_file_is_absent_leaves_no_table_that_opens_and_is_imported_when_it_is_back(
+    tmp_path: Path, key: str | None
+) -> None:
+    lake, table = tmp_path / "lake", str(tmp_path / "table")
+    lake.mkdir()
+    file = lake / "a.parquet"
+    pq.write_table(pa.table({"n": pa.array([7], pa.int64())}), file)
+    delta_of(lake, {"n": "long"})
+    content = file.read_bytes()
+    file.unlink()
+    with pytest.raises(tm.errors.TidemarkError, match="delta"):
+        tm.Table.import_from(table, lake, primary_key=key)
+    for way in (["sql", table, "SELECT count(*) FROM t"], ["append", table, str(file)], ["describe", table]):
+        assert main(way) == 2
+    with pytest.raises(tm.errors.InvalidInput, match="unfinished import"):
+        tm.Table.open(table)
+    if key is not None:
+        with pytest.raises(tm.errors.InvalidInput, match="unfinished import"):
+            tm.Table.import_from(table, pa.table({"n": pa.array([8], pa.int64())}), name="other")
+    file.write_bytes(content)
+    assert tm.Table.import_from(table, lake, primary_key=key).rows == 1
+    assert tm.Table.open(table).scan(consistency="latest").to_arrow().to_pylist() == [{"n": 7}]
+
+
+@pytest.mark.parametrize("features", [["typeWidening"], ["vacuumProtocolCheck", "deletionVectors"]])
+def test_a_delta_table_that_only_spark_reads_is_refused_with_the_declaration_to_write(
+    tmp_path: Path, features: list[str]
+) -> None:
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    pq.write_table(pa.table({"n": pa.array([7], pa.int32())}), lake / "a.parquet")
+    delta_of(lake, {"n": "integer"}, features=features)
+    told = rf"reader feature {features[0]}\. Spark reads it: declare .*`landing: \{{uri: .*lake, format: delta\}}`"
+    with pytest.raises(tm.errors.InvalidInput, match=told):
+        tm.Table.import_from(str(tmp_path / "table"), lake)
+    assert not (tmp_path / "table").exists()

@@ -17,7 +17,7 @@ from storage_core.engine.sandbox.feeds import Feeds
 from storage_core.engine.sandbox.messages import Kind, Message
 from storage_core.engine.sandbox.process import NO_MESSAGE, OutOfTime, Sandbox, SandboxEnded
 from storage_core.engine.sandbox.query import Query, TypesDiffer
-from storage_core.errors import Unavailable
+from storage_core.errors import InvalidInput, Unavailable
 
 
 class Result:
@@ -140,6 +140,8 @@ def _raised(said: dict[str, Any]) -> Exception:
     name, text = said["class"], said["text"]
     if name == TypesDiffer.__name__:
         return TypesDiffer()
+    if name == InvalidInput.__name__:
+        return InvalidInput(text)
     if name == Unavailable.__name__:
         return Unavailable(text)
     if name.startswith("Arrow") and "Memory" not in name:

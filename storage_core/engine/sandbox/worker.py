@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage_core.engine.answer_types import require_kept_types
 from storage_core.engine.sandbox import landlock
 from storage_core.engine.sandbox.caller import Caller
 from storage_core.engine.sandbox.messages import Kind, decoded, encoded_batch
@@ -71,7 +72,9 @@ def _reported(error: Exception) -> dict[str, Any]:
 
 
 def _send_rows(query: Query, connection: duckdb.DuckDBPyConnection, caller: Caller) -> None:
-    rows = connection.sql(query.text).to_arrow_reader(query.batch_rows)
+    found = connection.sql(query.text)
+    require_kept_types(found)
+    rows = found.to_arrow_reader(query.batch_rows)
     caller.send(Kind.ROWS, rows.schema.serialize())
     for batch in rows:
         caller.send(Kind.ROWS, encoded_batch(batch))
