@@ -86,7 +86,7 @@ def as_held(schema: pa.Schema, where: str) -> pa.Schema:
 
     Raises `InvalidInput` naming the column, and `where` it is, for a type that has none, and for two columns of a name.
     """
-    held = pa.schema([_held_field(each) for each in schema])
+    held = pa.schema([pa.field(each.name, _held(each.type)).with_nullable(each.nullable) for each in schema])
     try:
         to_schema_string(pa.schema([each for each in held if not _has_nulls_only(each.type)]))
     except InvalidInput as error:
@@ -179,12 +179,6 @@ def _joined_inside_of(first: pa.DataType, second: pa.DataType) -> pa.DataType | 
 def _has_nulls_only(type_: pa.DataType) -> bool:
     """Whether the type of a column, or of something inside of it, is that of values of which none is known."""
     return any(pa.types.is_null(each) for each in leaf_types(type_))
-
-
-def _held_field(field: pa.Field) -> pa.Field:
-    """The column as a table holds it. Arrow refuses to make a required column of the type null."""
-    kind = _held(field.type)
-    return pa.field(field.name, kind, nullable=field.nullable or pa.types.is_null(kind))
 
 
 def _held(type_: pa.DataType) -> pa.DataType:
