@@ -1,1 +1,1 @@
-"""Programs of the Makefile: they bring Python packages, Java and a browser along. Standard library only."""
+"""Programs of the Makefile and of developers. Those that bring Python packages, Java and a browser need no package."""

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.columns import may_widen
+from storage_core.rows.extension_types import held_as
+from storage_core.rows.leaves import leaf_types
 from storage_core.rows.new_columns import require_new_columns
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.rows.validity import validated
@@ -66,10 +68,10 @@ class Union:
         """
         for name, each in self.fields.items():
             where = self.first[name]
-            if pa.types.is_null(each.type):
+            if _has_nulls_only(each.type):
                 raise InvalidInput(
                     f"{where}: column {each.name!r} has no type, here and in every other file: all its values are "
-                    "null; declare the table with a type for it, or leave it out by a query",
+                    "null, or all inside of it are; declare the table with a type for it, or leave it out by a query",
                     file=where,
                     column=each.name,
                 )
@@ -92,7 +94,7 @@ def as_held(schema: pa.Schema, where: str) -> pa.Schema:
         raise error.reworded(f"{where}: {error.found}", file=where) from error
     held = pa.schema([pa.field(each.name, _held(each.type)).with_nullable(each.nullable) for each in schema])
     try:
-        to_schema_string(pa.schema([each for each in held if not pa.types.is_null(each.type)]))
+        to_schema_string(pa.schema([each for each in held if not _has_nulls_only(each.type)]))
     except InvalidInput as error:
         raise error.reworded(f"{where}: {error.found}", file=where) from error
     folded = [name.casefold() for name in held.names]
@@ -154,12 +156,44 @@ def _joined(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     """The type that holds the values of both, or None."""
     if first == second or pa.types.is_null(second) or may_widen(second, first):
         return first
-    return second if pa.types.is_null(first) or may_widen(first, second) else None
+    return second if pa.types.is_null(first) or may_widen(first, second) else _joined_inside(first, second)
+
+
+def _joined_inside(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """The type that holds both, of nested types that differ only where one of them has nothing but nulls."""
+    if not (_has_nulls_only(first) or _has_nulls_only(second)):
+        return None
+    kinds = pa.types
+    if kinds.is_list(first) and kinds.is_list(second):
+        element = _joined_inside_of(first.value_type, second.value_type)
+        return None if element is None else pa.list_(pa.field("element", element))
+    if kinds.is_map(first) and kinds.is_map(second):
+        key = _joined_inside_of(first.key_type, second.key_type)
+        item = _joined_inside_of(first.item_type, second.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if not kinds.is_struct(first) or not kinds.is_struct(second):
+        return None
+    if [each.name for each in first.fields] != [each.name for each in second.fields]:
+        return None
+    inside = [_joined_inside_of(a.type, b.type) for a, b in zip(first.fields, second.fields, strict=True)]
+    fields = [each.with_type(type_) for each, type_ in zip(first.fields, inside, strict=True) if type_ is not None]
+    return pa.struct(fields) if len(fields) == len(inside) else None
+
+
+def _joined_inside_of(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    if first == second or pa.types.is_null(second):
+        return first
+    return second if pa.types.is_null(first) else _joined_inside(first, second)
+
+
+def _has_nulls_only(type_: pa.DataType) -> bool:
+    """Whether the type of a column, or of something inside of it, is that of values of which none is known."""
+    return any(pa.types.is_null(each) for each in leaf_types(type_))
 
 
 def _held(type_: pa.DataType) -> pa.DataType:
     """The type in which a table holds these values, or the type itself."""
-    kinds = pa.types
+    kinds, type_ = pa.types, held_as(type_)
     if kinds.is_dictionary(type_):
         return _held(type_.value_type)
     if kinds.is_large_string(type_) or kinds.is_string_view(type_):

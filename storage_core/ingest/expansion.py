@@ -37,9 +37,11 @@ def plain_bytes(values: pa.Array) -> int:
             taken = pc.sum(pc.binary_length(lengths).cast(pa.int64()).take(values.indices)).as_py()
             return int(taken or 0) + 4 * len(values)
         return int(lengths.nbytes / max(1, len(lengths)) * len(values))
-    if kinds.is_map(type_):
-        entries = values.flatten() if hasattr(values, "flatten") else values.values
-        return plain_bytes(entries) + 4 * len(values)
+    if isinstance(type_, pa.BaseExtensionType):
+        return plain_bytes(values.storage)
+    if kinds.is_map(type_):  # whose keys and items are those of the whole array that it is a slice of
+        start, end = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        return sum(plain_bytes(each[start:end]) for each in (values.keys, values.items)) + 4 * len(values)
     if kinds.is_list(type_) or kinds.is_large_list(type_):
         return plain_bytes(values.flatten()) + 4 * len(values)
     if kinds.is_fixed_size_list(type_):

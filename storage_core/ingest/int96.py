@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from storage_core.errors import unsound
 from storage_core.rows.calendar import BEYOND
@@ -32,10 +31,9 @@ class Int96Columns:
     coarse: pa.Schema
 
     @staticmethod
-    def of(opening: Callable[[Unit], pq.ParquetFile]) -> Int96Columns:
-        """Return the columns of the file that `opening` opens with INT96 values in a unit."""
-        fine, coarse = (opening(unit).schema_arrow.remove_metadata() for unit in ("us", "s"))
-        return Int96Columns(fine, coarse)
+    def of(columns: Callable[[Unit], pa.Schema]) -> Int96Columns:
+        """Return the columns of a file. The argument returns them with INT96 values in a unit."""
+        return Int96Columns(columns("us"), columns("s"))
 
     @property
     def names(self) -> list[str]:

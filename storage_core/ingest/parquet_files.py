@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.errors import InvalidInput, unsound
+from storage_core.errors import Corrupt, InvalidInput, unsound
 from storage_core.foreign_text import shortened
 from storage_core.formats.parquet_footer import require_sound_chunks
 from storage_core.ingest.expansion import Expansion, plain_bytes
 from storage_core.ingest.int96 import Int96Columns, Unit, as_instants, exact_moments
 from storage_core.ingest.lines import MOST_CELLS
+from storage_core.ingest.parquet_columns import LogicalTypes, dictionary_paths, leaves, repeats_texts
 from storage_core.ingest.parquet_pages import Chunk, check_read, chunks_of, groups_of_rows
 from storage_core.ingest.rejection import Parsed, RejectedLine
 from storage_core.ingest.watched_stream import watched
@@ -30,10 +31,10 @@ from storage_core.system_errors import raise_refused
 
 _BATCH_ROWS = 250_000
 _BATCH_BYTES = 256 * 2**20
-_DELTA_ROWS = 256
-"""Each value may be as long as a page, though it takes a few bytes of it: it begins like the one before."""
+_REPEATED_ROWS = 256
+"""Rows at once where each text may be as long as a page, and takes a few bytes of the page: it repeats another one."""
 
-_MAGIC = b"PAR1"
+_MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _LARGEST_FOOTER = 32 * 2**20
 _MOST_FOOTER_ITEMS = 100_000
 
@@ -50,7 +51,9 @@ def parquet_blocks(
     be sound.
     """
     first_number = 1
-    for batch in sound_batches(file, stream, lambda found: _conformed(found.empty_table(), schema), schema):
+    for batch in sound_batches(
+        file, stream, lambda found: _conformed(pa.Table.from_batches([], found), schema), schema
+    ):
         yield _rows(file, batch, first_number, (schema, nonzero))
         first_number += batch.num_rows
 
@@ -73,18 +76,17 @@ def sound_batches(
         opened = _open(checked, ())
         require_sound_chunks(opened.metadata, size)
         chunks.update(chunks_of(opened.metadata))
-        texts = [each.path for each in _leaves(opened) if each.physical_type == "BYTE_ARRAY"]
-        found = _columns(checked, opened.metadata)
+        texts, logical = dictionary_paths(opened), LogicalTypes.of(opened, schema)
+        found = _columns(checked, opened.metadata, schema)
         columns = found.fitting(schema)
         check(columns)
         opened = _open(checked, texts, opened.metadata)
-        rows_at_once, groups = _batch_rows(opened, chunks), groups_of_rows(opened.metadata)
+        rows_at_once = _batch_rows(opened, texts)
 
         def again(unit: Unit, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-            other = _open(checked, (), opened.metadata, unit)
-            return cast("Iterator[pa.RecordBatch]", other.iter_batches(rows_at_once, groups, names, use_threads=False))
+            return _batches(_open(checked, (), opened.metadata, unit), rows_at_once, names)
 
-        batches = opened.iter_batches(rows_at_once, groups, use_threads=False)
+        batches = map(logical.batch, _batches(opened, rows_at_once))
         for read in exact_moments(batches, found.names, again):
             batch = as_instants(read, found.names, columns)
             expanded = sum(map(plain_bytes, batch.columns))
@@ -94,7 +96,7 @@ def sound_batches(
                 yield batch.slice(start, rows)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise_refused(file, error)
-        raise unsound(f"it is not a whole Parquet file ({error})") from error
+        raise _unreadable(error) from error
 
 
 def footer_of(file: str, stream: BinaryIO) -> tuple[Int96Columns, int]:
@@ -105,12 +107,27 @@ def footer_of(file: str, stream: BinaryIO) -> tuple[Int96Columns, int]:
         return _columns(stream, metadata), metadata.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise_refused(file, error)
-        raise unsound(f"it is not a whole Parquet file ({error})") from error
+        raise _unreadable(error) from error
 
 
-def _columns(stream: BinaryIO, metadata: pq.FileMetaData) -> Int96Columns:
+def _columns(stream: BinaryIO, metadata: pq.FileMetaData, table: pa.Schema | None = None) -> Int96Columns:
     """The columns, of a file whose footer is read."""
-    return Int96Columns.of(lambda unit: _open(stream, (), metadata, unit))
+
+    def columns(unit: Unit) -> pa.Schema:
+        opened = _open(stream, (), metadata, unit)
+        return LogicalTypes.of(opened, table).schema(opened.schema_arrow.remove_metadata())
+
+    return Int96Columns.of(columns)
+
+
+def _unreadable(error: Exception) -> Corrupt:
+    if isinstance(error, pa.ArrowNotImplementedError):
+        return unsound("it uses a codec, an encoding or a nesting of Parquet that Tidemark cannot read")
+    if "keys must be annotated as required" in str(error):
+        return unsound("its schema allows null as a key of a map. Import a query of DuckDB that reads the file")
+    if "decrypt" in str(error):
+        return unsound("it is encrypted, and Tidemark has no keys")
+    return unsound("it is not a whole Parquet file, or it is damaged")
 
 
 def _sized(stream: BinaryIO) -> int:
@@ -118,6 +135,8 @@ def _sized(stream: BinaryIO) -> int:
     stream.seek(max(0, size - 8))
     footer, magic = int.from_bytes(stream.read(4), "little"), stream.read(4)
     stream.seek(0)
+    if magic == _ENCRYPTED:
+        raise unsound("it is encrypted, and Tidemark has no keys")
     if magic == _MAGIC and footer > min(size, _LARGEST_FOOTER):
         raise unsound(f"its footer has {footer} bytes, {min(size, _LARGEST_FOOTER)} are the most")
     return size
@@ -134,19 +153,25 @@ def _open(
         read_dictionary=list(texts),
         coerce_int96_timestamp_unit=int96,
         thrift_container_size_limit=_MOST_FOOTER_ITEMS,
+        arrow_extensions_enabled=False,  # JSON of the extension type comes never as a dictionary
     )
 
 
-def _leaves(opened: pq.ParquetFile) -> list[pq.ColumnSchema]:
-    return [opened.metadata.schema.column(index) for index in range(opened.metadata.num_columns)]
+def _batches(opened: pq.ParquetFile, rows: int, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows. A batch is of one row group: Arrow reads nested texts with one dictionary, and ends a batch at another.
+
+    So batches of other columns of the file have the same rows.
+    """
+    for group in groups_of_rows(opened.metadata):
+        yield from opened.iter_batches(rows, [group], names, use_threads=False)
 
 
-def _batch_rows(opened: pq.ParquetFile, chunks: Mapping[int, Chunk]) -> int:
+def _batch_rows(opened: pq.ParquetFile, texts: Sequence[str]) -> int:
     """How many rows are read at once: fewer of many columns, of wide values, and of long lists."""
-    width = sum(max(8, each.length or 0) for each in _leaves(opened))
+    width = sum(max(8, each.length or 0) for each in leaves(opened))
     rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, width)))
-    if any(each.may_be_delta for each in chunks.values()):
-        rows = min(rows, _DELTA_ROWS)
+    if repeats_texts(opened, texts):
+        rows = min(rows, _REPEATED_ROWS)
     for group in map(opened.metadata.row_group, groups_of_rows(opened.metadata)):
         longest = max((group.column(index).num_values for index in range(group.num_columns)), default=0)
         rows = min(rows, max(1, MOST_CELLS * max(1, group.num_rows) // max(1, longest)))

@@ -132,6 +132,50 @@ def test_a_column_without_a_type_anywhere_is_refused(tmp_path: Path) -> None:
         tm.Table.import_from(str(tmp_path / "x" / "table"), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("nothing", "full"),
+    [
+        (pa.array([[], None], pa.list_(pa.null())), pa.array([["x"]])),
+        (pa.array([{"a": None, "b": 1}, None], pa.struct({"a": pa.null(), "b": pa.int64()})), [{"a": "x", "b": 2}]),
+        (
+            pa.array([[("k", None)], []], pa.map_(pa.string(), pa.null())),
+            pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+        ),
+        (pa.array([[{"a": []}]], pa.list_(pa.struct({"a": pa.list_(pa.null())}))), [[{"a": [1]}]]),
+    ],
+)
+def test_nested_values_without_a_type_take_that_of_other_files(tmp_path: Path, nothing: pa.Array, full: Any) -> None:
+    full = full if isinstance(full, pa.Array) else pa.array(full)
+    for order in ((nothing, full), (full, nothing)):
+        folder = tmp_path / f"{order[0] is full}"
+        folder.mkdir()
+        for number, each in enumerate(order):
+            pq.write_table(pa.table({"c": each}), folder / f"{number}.parquet")
+        tm.Table.import_from(tmp_path / f"{folder.name} table", folder)
+        table = tm.Table.open(tmp_path / f"{folder.name} table")
+        expected = [*nothing.to_pylist(), *full.to_pylist()]
+        assert sorted(map(str, table.scan().to_arrow().column("c").to_pylist())) == sorted(map(str, expected))
+
+
+def test_a_nested_column_without_a_type_anywhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"c": pa.array([[]], pa.list_(pa.null()))}), tmp_path / "in" / "a.parquet")
+    with pytest.raises(
+        tm.errors.InvalidInput, match=r"a\.parquet: column 'c' has no type, here and in every other file"
+    ):
+        tm.Table.import_from(tmp_path / "table", tmp_path / "in")
+
+
+def test_uuids_and_json_are_imported_from_a_folder_as_from_a_query(tmp_path: Path) -> None:
+    query = "select gen_random_uuid() as id, [gen_random_uuid()] as ids, '{\"a\": 1}'::json as document from range(50)"
+    (tmp_path / "in").mkdir()
+    duckdb.sql(f"copy ({query}) to '{tmp_path}/in/a.parquet'")
+    tm.Table.import_from(tmp_path / "table", tmp_path / "in")
+    tm.Table.import_from(tmp_path / "asked", duckdb.sql(f"from '{tmp_path}/in/a.parquet'"), name="query")
+    table, asked = tm.Table.open(tmp_path / "table"), tm.Table.open(tmp_path / "asked")
+    assert table.scan().to_arrow().to_pylist() == asked.scan().to_arrow().to_pylist()
+
+
 def test_columns_in_the_names_of_folders_are_not_lost_silently(tmp_path: Path) -> None:
     (tmp_path / "lake" / "day=1").mkdir(parents=True)
     pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / "day=1" / "a.parquet")
