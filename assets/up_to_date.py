@@ -1,7 +1,7 @@
 """Reports assets that are up to date and were never materialized, so that the UI does not show them as missing.
 
 A step without work gets no run, so no run materializes its asset. The event that this module reports belongs to no run
-(decision 0191). An asset without partitions gets at most one event, and so does each window that has rows, per asset.
+(decision 0187). An asset without partitions gets at most one event, and so does each window that has rows, per asset.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
     A merge that is too large for one task has a commit of its own. Before the merges splits are written in windows of
     another duration: with `REWINDOW` all that have to be, with `POLICY` so many of those of cold windows as one run
-    replaces (decision 0148). With `RESORT` all splits of another sort schema are written in the table's order (0189).
+    replaces (decision 0148). With `RESORT` all splits of another sort schema are written in the table's order (0186).
     With `most_bytes` a run takes pieces that read so much together, the newest first (0169).
 
     Raises `Held` while another run compacts these windows, and `Fenced` when one took over: files that were not

@@ -1,6 +1,6 @@
 """Which tables and raw logs the sensor and schedules of upkeep look after, and whether these start by themselves.
 
-The other sensors and schedules, such as those of alerts and of the purge, start with them (decision 0192).
+The other sensors and schedules, such as those of alerts and of the purge, start with them (decision 0188).
 
 One switch per table (decision 0171): `automation: on` or `off`, else what `automation.yaml` says of all. Where any is
 on, sensor and schedules start by themselves, for those that are on and no others. Where none is, they wait until

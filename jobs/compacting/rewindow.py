@@ -1,6 +1,6 @@
 """Splits written anew in windows of another duration: those of former windows when asked (decision 0136), those of cold
 ones, which are joined to longer ones, in scheduled runs, too (decision 0148). Or in another order, when asked
-(decision 0189).
+(decision 0186).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Refuses requests to the webserver that pages of other sites make in a browser of its machine (decision 0186).
+"""Refuses requests to the webserver that pages of other sites make in a browser of its machine (decision 0183).
 
 A browser sends requests of every page to any address, and a name of the attacker may stand for the loopback. The guard
 looks at what a browser adds and a page cannot change: `Host`, `Origin`, `Sec-Fetch-Site` and the type of the content.

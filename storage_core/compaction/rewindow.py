@@ -1,7 +1,7 @@
 """Splits written anew, because their windows or their order are not what they should be.
 
 Splits of windows of a former duration are written in the table's windows (decision 0136), and splits of cold windows in
-longer ones (decision 0148). Splits of another sort schema are written in the order of the table's (decision 0189).
+longer ones (decision 0148). Splits of another sort schema are written in the order of the table's (decision 0186).
 
 A piece of work reads splits of one scope, about one target size of them, and writes their rows by window and sorted.
 Rows stay as they are. A change of windows keeps the sort schema, and a change of the sort schema keeps the windows.

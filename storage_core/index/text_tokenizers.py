@@ -48,7 +48,7 @@ LANGUAGES: Final[Mapping[str, str]] = {
 MOST_GRAM: Final = 10
 
 MOST_BYTES: Final = 65_530
-"""Tantivy leaves a longer word out of an index. Decision 0183."""
+"""Tantivy leaves a longer word out of an index. Decision 0181."""
 
 _OPTION = "tokenizer"
 _UNCHANGED: Final = (RAW, WHITESPACE)
@@ -93,7 +93,7 @@ def validate(definition: IndexDefinition) -> None:
 def revision_of(definition: IndexDefinition) -> int | None:
     """Return which words the tokenizers of an index make, by number; None where they are those of the first release.
 
-    Segments of another revision have other words, so they do not answer (decision 0183).
+    Segments of another revision have other words, so they do not answer (decision 0181).
     """
     names = {tokenizer_of(definition, column) for column in definition.columns}
     return None if names <= {*_UNCHANGED} else _REVISION
