@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
-from storage_core.rows.calendar import as_text
 
 Mask = npt.NDArray[np.bool_]
 Verdict = dict[tuple[str, str], Mask]
@@ -110,6 +109,8 @@ def with_bytes(rows: pa.Table, faults: Iterable[Fault]) -> pa.Table:
 
 def row_text(rows: pa.Table, index: int) -> str:
     """Return a row as JSON for a person, also with a time that Python cannot hold."""
+    from storage_core.rows.calendar import as_text  # whose kernels opening a table does not need
+
     return json.dumps(as_text(rows.slice(index, 1)).to_pylist()[0], default=str, ensure_ascii=False)
 
 

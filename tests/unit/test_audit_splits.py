@@ -9,12 +9,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from storage_core.append import append as lower_append
 from storage_core.audit.audit import audit
 from storage_core.errors import CommitConflict, InvalidInput
-from storage_core.log.actions import Add
+from storage_core.log.actions import Add, Metadata
 from storage_core.log.deletion_vector import inline
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import bind
-from tests.support.events import CONFIG, SCHEMA, events, snapshot
+from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events, snapshot
+from tests.support.ids import SeededIds
+from tests.support.invalid_values import text_of
 from tests.unit.audited_events import FIRST, LATER, OTHER_ORDER, Events, lying, sorted_rows
 from tidemark import Table
 
@@ -129,6 +135,17 @@ def test_ss_5_a_file_that_is_not_what_the_log_says(table: Events, two: list[Add]
     table.store.delete([two[0].path])
     (found,) = table.audit().violations
     assert (found.invariant, found.path) == ("SS-5", two[0].path)
+
+
+def test_ss_6_a_value_that_no_reader_takes() -> None:
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
+    log = TransactionLog(MemoryStore("texts"), ids=SeededIds(1))
+    log.create(Metadata(id=TABLE_ID, schemaString=to_schema_string(schema)))
+    rows = pa.table({"id": [1, 2, 3], "text": text_of([b"a", b"m\xff", b"z"])})
+    lower_append(log, log.snapshot(), [rows])
+    (found,) = audit(log.store, log.snapshot()).violations
+    assert found.invariant == "SS-6"
+    assert "column 'text': the text is not valid UTF-8 in 1 row, first" in found.message
 
 
 def test_columns_of_several_row_groups_are_judged_as_one() -> None:
