@@ -145,6 +145,13 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     try:
         return _decoded(column, field.type).cast(field.type, safe=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if column.type == pa.timestamp("ns", column.type.tz if pa.types.is_timestamp(column.type) else None):
+            raise InvalidInput(
+                f"column {field.name!r}: a value of type {type_text(column.type)} does not fit {type_text(field.type)} "
+                "exactly: it has digits below the microsecond. Round it. If it is INT96 of a Parquet file, read the "
+                "file with coerce_int96_timestamp_unit='us'.",
+                column=field.name,
+            ) from error
         raise InvalidInput(
             f"column {field.name!r}: a value of type {type_text(column.type)} does not fit {type_text(field.type)} "
             f"exactly: {error}",

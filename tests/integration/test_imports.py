@@ -537,3 +537,12 @@ def test_the_folder_of_an_iceberg_table_is_not_taken_for_one_of_parquet_files(tm
         pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / name)
     with pytest.raises(tm.errors.InvalidInput, match="is an Iceberg table"):
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
+
+
+def test_int96_that_pyarrow_reads_at_nanoseconds_is_refused_with_how_to_read_it(tmp_path: Path) -> None:
+    write_int96(int96_rows(), tmp_path / "a.parquet")
+    table = tm.Table.create(str(tmp_path / "t"), pa.schema([("at", pa.timestamp("us"))]))
+    with pytest.raises(tm.errors.InvalidInput, match="read the file with coerce_int96_timestamp_unit='us'"):
+        table.append(pq.read_table(tmp_path / "a.parquet", columns=["at"]))
+    table.append(pq.read_table(tmp_path / "a.parquet", columns=["at"], coerce_int96_timestamp_unit="us"))
+    assert table.scan().to_arrow().num_rows == 6
