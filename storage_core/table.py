@@ -115,7 +115,7 @@ class Table:
     @staticmethod
     @_call
     def create(
-        uri: str,
+        uri: str | Path,
         schema: pa.Schema,
         *,
         time_column: str | None = None,
@@ -171,7 +171,7 @@ class Table:
 
     @staticmethod
     @_call
-    def declare(declaration: TableDeclaration, uri: str | None = None) -> Table:
+    def declare(declaration: TableDeclaration, uri: str | Path | None = None) -> Table:
         """Open the declared table, creating it first where it does not exist. Idempotent, also under concurrency.
 
         Order, indexes, landing place and settings of the upkeep that changed in the declaration are committed to the
@@ -201,7 +201,7 @@ class Table:
     @staticmethod
     @_call
     def import_from(
-        uri: str,
+        uri: str | Path,
         source: str | Path | ArrowStream | Stream,
         *,
         name: str | None = None,
@@ -254,7 +254,7 @@ class Table:
 
     @staticmethod
     @_call
-    def open(uri: str, at: At | None = None) -> Table:
+    def open(uri: str | Path, at: At | None = None) -> Table:
         """Open a table at its newest version, or at a version number, a moment (ISO text or datetime, UTC) or a tag.
 
         Raises `NotFound` when there is no table, or no such version. Requests: one GET each for the hint and the
@@ -1088,7 +1088,7 @@ class Table:
         return done
 
     @_call
-    def clone(self, uri: str, *, version: At | None = None, deep: bool = False) -> Cloned:
+    def clone(self, uri: str | Path, *, version: At | None = None, deep: bool = False) -> Cloned:
         """Make a table of this version, or of an older one, at an empty place, and return what it holds.
 
         A shallow clone writes a log and shares the files with this table, which a tag keeps here for as long as it
@@ -1222,13 +1222,13 @@ class Table:
         self.require_capable()
 
 
-def exists(uri: str) -> bool:
+def exists(uri: str | Path) -> bool:
     """Return whether there is a table at this location. One LIST."""
     _, log = _log_at(uri)
     return log.exists()
 
 
-def _log_at(uri: str) -> tuple[MeteredStore, TransactionLog]:
+def _log_at(uri: str | Path) -> tuple[MeteredStore, TransactionLog]:
     store = MeteredStore(open_table_store(uri))
     cached = cached_pieces(CacheSettings.of(os.environ))
     return store, TransactionLog(store, clock=SystemClock(), ids=SystemIds(), cached=cached)

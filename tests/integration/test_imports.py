@@ -171,7 +171,7 @@ def test_uuids_and_json_are_imported_from_a_folder_as_from_a_query(tmp_path: Pat
     (tmp_path / "in").mkdir()
     duckdb.sql(f"copy ({query}) to '{tmp_path}/in/a.parquet'")
     tm.Table.import_from(tmp_path / "table", tmp_path / "in")
-    tm.Table.import_from(tmp_path / "asked", duckdb.sql(f"from '{tmp_path}/in/a.parquet'"), name="query")
+    tm.Table.import_from(tmp_path / "asked", duckdb.read_parquet(f"{tmp_path}/in/a.parquet"), name="query")
     table, asked = tm.Table.open(tmp_path / "table"), tm.Table.open(tmp_path / "asked")
     assert table.scan().to_arrow().to_pylist() == asked.scan().to_arrow().to_pylist()
 
