@@ -151,8 +151,8 @@ def test_nested_values_without_a_type_take_that_of_other_files(tmp_path: Path, n
         folder.mkdir()
         for number, each in enumerate(order):
             pq.write_table(pa.table({"c": each}), folder / f"{number}.parquet")
-        tm.Table.import_from(tmp_path / f"{folder.name} table", folder)
-        table = tm.Table.open(tmp_path / f"{folder.name} table")
+        tm.Table.import_from(str(tmp_path / f"{folder.name} table"), folder)
+        table = tm.Table.open(str(tmp_path / f"{folder.name} table"))
         expected = [*nothing.to_pylist(), *full.to_pylist()]
         assert sorted(map(str, table.scan().to_arrow().column("c").to_pylist())) == sorted(map(str, expected))
 
@@ -163,7 +163,7 @@ def test_a_nested_column_without_a_type_anywhere_is_refused(tmp_path: Path) -> N
     with pytest.raises(
         tm.errors.InvalidInput, match=r"a\.parquet: column 'c' has no type, here and in every other file"
     ):
-        tm.Table.import_from(tmp_path / "table", tmp_path / "in")
+        tm.Table.import_from(str(tmp_path / "table"), tmp_path / "in")
 
 
 def test_uuids_and_json_are_imported_from_a_folder_as_from_a_query(tmp_path: Path) -> None:
