@@ -32,7 +32,6 @@ from storage_core.declaration_parts import (
     below,
     place,
     require_columns,
-    written_alike,
 )
 from storage_core.declaration_upkeep import (
     CheckpointDeclaration,
@@ -46,7 +45,7 @@ from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
 from storage_core.index.segments import validate as validate_index
 from storage_core.ingest.landing import APART, LandingSpec, captured_columns, require_landing_apart
-from storage_core.objectstore.resolve import overlap
+from storage_core.objectstore.resolve import overlap, written_alike
 from storage_core.region.spec import check_spec, first_specs
 from storage_core.rows import sort_schema as sort_schemas
 from storage_core.rows import windows

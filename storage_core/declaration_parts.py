@@ -16,7 +16,7 @@ from storage_core.errors import InvalidInput
 from storage_core.ingest.landing import DeltaChanges, LandingFormat, LandingSpec
 from storage_core.ingest.time_format import check_time_format
 from storage_core.named_settings import INSTANT_FORMAT, parse_instant, read_raw_logs
-from storage_core.objectstore.resolve import check_location
+from storage_core.objectstore.resolve import check_location, is_relative
 from storage_core.rows import windows
 from storage_core.rows.schema import from_schema_string
 from storage_core.rows.vectors import dimensions_of, vector_type
@@ -257,18 +257,9 @@ def place(uri: str) -> str:
     return uri
 
 
-def written_alike(one: str, other: str) -> bool:
-    """Return whether both locations are relative to the same folder, or neither is relative to one."""
-    return _is_relative(one) == _is_relative(other)
-
-
-def _is_relative(uri: str) -> bool:
-    return "://" not in uri and not Path(uri).is_absolute()
-
-
 def below(root: Path, uri: str) -> str:
     """Return a place with what it is relative to: `root`, unless it is a URI or an absolute path."""
-    return str(root / uri) if _is_relative(uri) else uri
+    return str(root / uri) if is_relative(uri) else uri
 
 
 def arrow_field(name: str, spark_type: str, *, nullable: bool = True) -> pa.Field:

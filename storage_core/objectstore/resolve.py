@@ -88,6 +88,16 @@ def overlap(one: str, other: str) -> bool:
     return here == there or here in locations_above(there) or there in locations_above(here)
 
 
+def written_alike(one: str, other: str) -> bool:
+    """Return whether both locations are relative to the same folder, or neither is relative to one."""
+    return is_relative(one) == is_relative(other)
+
+
+def is_relative(uri: str) -> bool:
+    """Return whether the location is a path that depends on the working directory."""
+    return "://" not in uri and not Path(uri).is_absolute()
+
+
 def _completed(uri: str) -> str:
     """The canonical location, without what differs between two ways to reach one bucket."""
     if scheme_of(uri) != "s3":
