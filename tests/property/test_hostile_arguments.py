@@ -47,7 +47,7 @@ HOSTILE: list[Any] = [
     {}, {"id": None}, {"id": 1}, {"id": "x"}, {"nope": 1}, {1: 2}, {None: None}, {"more": {"b": 1}}, {"text": b"\xff"},
     {"gc.retention": "foo"}, set(), {1}, frozenset({"id"}), range(3), iter([1]), object(), object, len, Ellipsis,
     dt.date(2026, 1, 1), dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(9999, 12, 31),  # noqa: DTZ001
-    dt.timedelta(-1), dt.timedelta.max, Path(), Path("/nowhere"),
+    dt.timedelta(-1), dt.timedelta.max, Path(), Path("nowhere"),
     Random(1), pa.table({"id": [1]}), pa.table({"nope": ["x"]}), pa.schema([]), pa.int64(), pa.scalar(1), pa.array([1]),
     tm.col("id"), tm.col("nope") == 1, tm.col("id") == 1, tm.QueryLimits(), ValueError("x"), InterruptedError,
 ]  # fmt: skip
@@ -82,6 +82,14 @@ METHODS = sorted(
     for name, method in inspect.getmembers(tm.Table, inspect.isfunction)
     if not name.startswith("_") and name not in LEFT_OUT
 )
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative location, also one that leads upwards, is a place of this test."""
+    folder = tmp_path / "a" / "b" / "c"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
 
 
 def _table(uri: str, *, keyed: bool) -> tm.Table:
