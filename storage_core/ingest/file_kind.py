@@ -27,7 +27,10 @@ _OTHERS = (
     (b"Obj\\x01", "an Avro file"),
     (b"ORC[\\x00-\\x09\\x0b-\\x1f\\x80-\\xff]", "an ORC file"),
     (b"ARROW1\\x00", "an Arrow file"),
-    (b"\\xff\\xfe|\\xfe\\xff", "UTF-16 text; write it as UTF-8"),
+    (
+        b"(\\xff\\xfe|\\xfe\\xff)(?=.*\\x00)",
+        "UTF-16 text; write it as UTF-8",
+    ),  # which has zeros in its ASCII characters
 )
 _EXPANDED = [
     *((re.compile(magic, re.DOTALL), f"compressed with {name}; only gzip is read") for magic, name in _COMPRESSED),
