@@ -29,6 +29,7 @@ from storage_core.raw_log.records import Named, RawRecord, all_prepared, prepare
 from storage_core.raw_log.stores import Place, RawStore, opened
 from storage_core.raw_log.writer import Appended, RawWriter
 from storage_core.rows.incoming import Rows, read_whole, require_each_once, validated_rows
+from storage_core.rows.times import in_microseconds
 
 _logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class RawLog:
         if isinstance(held, pa.Table | pa.RecordBatch):
             given = RawRecord(table=table, fields={}, operation=operation)
             require_each_once(held.schema.names)
-            held = validated_rows(held)
+            held = in_microseconds(validated_rows(held))
             records = prepared_columns(held, given, named=named, now_ms=self._clock.now_ms())
             if records is not None:
                 return self._writer.append(records)
