@@ -151,10 +151,7 @@ def _time(value: np.datetime64 | dt.date) -> object:
         case np.datetime64() if value != value.astype("datetime64[us]"):
             raise ValueError(f"{value} has digits below the microsecond. Round it")
         case np.datetime64():
-            found = value.astype("datetime64[us]").item()
-            if not isinstance(found, dt.datetime):
-                raise ValueError(f"{value} is not between the years 1 and 9999")
-            return _time(found)
+            return _time(value.astype("datetime64[us]").item())
         case dt.datetime() if getattr(value, "nanosecond", 0):  # of pandas
             raise ValueError(f"{value} has digits below the microsecond. Round it")
         case dt.datetime() if value.tzinfo is None:
@@ -163,6 +160,8 @@ def _time(value: np.datetime64 | dt.date) -> object:
             return {"$timestamp": value.astimezone(dt.UTC).isoformat()}
         case dt.date():
             return {"$date": value.isoformat()}
+        case _:  # what NumPy gives for years that Python does not have
+            raise ValueError("a time is not between the years 1 and 9999")
 
 
 def _long(value: int) -> int:

@@ -90,12 +90,12 @@ class RawLog:
     ) -> Appended:
         """Append one operation per row for one table; durable in every mandatory store when this returns.
 
-        `rows` is a mapping, a sequence of mappings, Arrow data, or a stream of them, which is read whole; of a delete
-        the key columns suffice. `key` and `unique_by` name the fields that hold the records' key, and their id: of the
-        records with one id the table takes one, so that appending again after `CommitUnknown` doubles nothing. One PUT
-        per store, shared with concurrent calls; none for no rows. Raises `InvalidInput` naming the row when one has no
-        form in the log, for a stream that breaks off, and naming a column that Arrow data have twice (nothing is
-        written then), and what `append_many` raises.
+        `rows` are as of `Table.append`, and a stream is read whole; of a delete the key columns suffice. `key` and
+        `unique_by` name the fields that hold the records' key, and their id: of the records with one id the table takes
+        one, so that appending again after `CommitUnknown` doubles nothing. One PUT per store, shared with concurrent
+        calls; none for no rows. Raises `InvalidInput` naming the row when one has no form in the log, for a stream that
+        breaks off, and naming a column that Arrow data have twice (nothing is written then), and what `append_many`
+        raises.
         """
         held, named = read_whole(rows), Named(key=key, id=unique_by)
         if isinstance(held, pa.Table | pa.RecordBatch):
