@@ -206,6 +206,19 @@ def test_missing_values_of_pandas_are_null(tmp_path: Path) -> None:
     assert _distributed([{"id": 1, "time": pd.NaT}])[0] == [dict.fromkeys(SCHEMA.names) | {"id": 1}]
 
 
+def test_a_key_may_be_text_or_a_time_without_a_zone(tmp_path: Path) -> None:
+    schema = pa.schema([("time", pa.timestamp("us", "UTC")), ("n", pa.int64())])
+    table = tm.Table.create(str(tmp_path / "t"), schema, primary_key="time")
+    table.upsert(pd.DataFrame({"time": ["2026-11-01T12:00:00.00025", "2026-11-02"], "n": [1, 2]}), on="time")
+    for key in (LOCAL, AWARE, "2026-11-01 12:00:00.00025", TEXT["time"]):
+        assert table.get(key) == {"time": ROW["time"], "n": 1}
+    with table.writer() as writer:
+        writer.delete("2026-11-02")
+        writer.delete(pl.LazyFrame({"time": [LOCAL]}))
+        writer.flush()
+    assert _rows(table) == []
+
+
 SOON = {"id": 1, "time": "soon"}
 FINE = pd.Timestamp("2026-11-01T12:00:00.000000001")
 ADVICE = r"'soon' is not a time\. Write it as 2026-11-01T12:00:00Z"
