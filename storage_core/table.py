@@ -215,13 +215,13 @@ class Table:
         """Bring all rows of a source into the table at `uri`, which is made where there is none; in one commit, once.
 
         `source` is a folder of Parquet files or a Delta table (at a `version`, or its newest), each by its place, or a
-        stream of Arrow data, such as a relation of DuckDB, with a `name`. Nothing there is changed. Files may differ:
-        columns are joined by name, lack or not, and widen as those of a table may. What cannot be joined is refused
-        before anything is made, with the file, the column and both types. A new table is as declared, or has the
-        columns of the source and what is given here, as of `create`; without it, no windows. Imported again, with what
-        it held then, nothing is done; a stream is known by its name alone, whatever it holds: other rows need another
-        name. The result has no `commit_id` then. Raises `InvalidInput` for a `declaration` beside what it declares; see
-        `importing.run.import_rows`.
+        stream of Arrow data, such as a relation of DuckDB or a data frame, with a `name`. Nothing there is changed.
+        Files may differ: columns are joined by name, lack or not, and widen as those of a table may. What cannot be
+        joined is refused before anything is made, with the file, the column and both types. A new table is as declared,
+        or has the columns of the source and what is given here, as of `create`; without it, no windows. Imported again,
+        with what it held then, nothing is done; a stream is known by its name alone, whatever it holds: other rows need
+        another name. The result has no `commit_id` then. Raises `InvalidInput` for a `declaration` beside what it
+        declares; see `importing.run.import_rows`.
         """
         from storage_core import creation
         from storage_core.importing.given import AS_IT_IS, TableOptions, source_of
@@ -335,10 +335,11 @@ class Table:
         counted, and kept in quarantine or dropped where the table says so (decision 0051). No rows commit and claim
         nothing. Raises `InvalidInput` when a row does not fit; nothing is written then.
 
-        `rows` is a mapping, a list of them, Arrow data, or an object that gives a stream of Arrow data
-        (`__arrow_c_stream__`). A stream into an append table is read, sorted and written in pieces of 64 MiB, and
-        committed at its end: when it breaks off, or a row of it does not fit, nothing is committed and the collector
-        takes what was written. Into a keyed table it is read whole.
+        `rows` is a mapping, a list of them, Arrow data, a data frame of pandas or Polars, or an object that gives a
+        stream of Arrow data (`__arrow_c_stream__`). Times without a zone are UTC in a column of instants, and text in
+        ISO 8601 is read in columns of dates and timestamps (docs/guide/2-own-data.md). A stream into an append table is
+        read, sorted and written in pieces of 64 MiB, and committed at its end: when it breaks off, or a row of it does
+        not fit, nothing is committed and the collector takes what was written. Into a keyed table it is read whole.
 
         With `application`, a name and a number, the work of that number is done once, as by `update`: rows that are
         appended again by the same work, or by work of a lower number, are not taken. It is of append tables only.

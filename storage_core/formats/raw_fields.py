@@ -132,12 +132,8 @@ def _plain(value: object) -> object:
             return bool(value)
         case Decimal():
             return {"$decimal": _finite(value)}
-        case dt.datetime() if value.tzinfo is None:
-            return {"$local": value.isoformat()}
-        case dt.datetime():
-            return {"$timestamp": value.astimezone(dt.UTC).isoformat()}
-        case dt.date():
-            return {"$date": value.isoformat()}
+        case np.datetime64() | dt.date():
+            return _time(value)
         case bytes():
             return {"$bytes": base64.b64encode(value).decode("ascii")}
         case Mapping():
@@ -146,6 +142,26 @@ def _plain(value: object) -> object:
             return _array(list(value))
         case _:
             raise TypeError(f"a raw log has no form for {type(value).__name__}")
+
+
+def _time(value: np.datetime64 | dt.date) -> object:
+    match value:
+        case np.datetime64() | dt.datetime() if value != value:  # noqa: PLR0124  # the NaT of NumPy and pandas
+            return None
+        case np.datetime64() if value != value.astype("datetime64[us]"):
+            raise ValueError(f"{value} has digits below the microsecond. Round it")
+        case np.datetime64():
+            return _time(value.astype("datetime64[us]").item())
+        case dt.datetime() if getattr(value, "nanosecond", 0):  # of pandas
+            raise ValueError(f"{value} has digits below the microsecond. Round it")
+        case dt.datetime() if value.tzinfo is None:
+            return {"$local": value.isoformat()}
+        case dt.datetime():
+            return {"$timestamp": value.astimezone(dt.UTC).isoformat()}
+        case dt.date():
+            return {"$date": value.isoformat()}
+        case _:  # what NumPy gives for years that Python does not have
+            raise ValueError("a time is not between the years 1 and 9999")
 
 
 def _long(value: int) -> int:

@@ -22,6 +22,7 @@ from storage_core.ingest.parquet_columns import LogicalTypes, dictionary_paths, 
 from storage_core.ingest.parquet_pages import Chunk, check_read, chunks_of, groups_of_rows
 from storage_core.ingest.rejection import Parsed, RejectedLine
 from storage_core.ingest.watched_stream import watched
+from storage_core.rows import times
 from storage_core.rows.calendar import BEYOND, beyond
 from storage_core.rows.decimals import TOO_LONG, too_long
 from storage_core.rows.schema import conform
@@ -191,8 +192,10 @@ def _rows(file: str, batch: pa.RecordBatch, first_number: int, wanted: tuple[pa.
         rejected, valid = _rejected(file, numbers, reasons, with_bytes(given, invalid))
         given, numbers = given.filter(pa.array(valid)), numbers[valid]
     fitting, misfits = without_misfits(given, schema)
+    fitting, texts = times.without_misfits(fitting, schema)
     rows = _conformed(fitting, schema)
-    more, complete = _rejected(file, numbers, [*misfits, *_faults(rows, schema, nonzero)], with_lists(rows, given))
+    shown = times.with_texts(with_lists(rows, given), given)
+    more, complete = _rejected(file, numbers, [*misfits, *texts, *_faults(rows, schema, nonzero)], shown)
     kept = rows.filter(pa.array(complete)) if more else rows
     return Parsed(conform(kept, schema), ()).and_rejected([*rejected, *more])
 

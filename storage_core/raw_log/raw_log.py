@@ -29,6 +29,7 @@ from storage_core.raw_log.records import Named, RawRecord, all_prepared, prepare
 from storage_core.raw_log.stores import Place, RawStore, opened
 from storage_core.raw_log.writer import Appended, RawWriter
 from storage_core.rows.incoming import Rows, read_whole, require_each_once, validated_rows
+from storage_core.rows.times import in_microseconds
 
 _logger = logging.getLogger(__name__)
 
@@ -89,18 +90,18 @@ class RawLog:
     ) -> Appended:
         """Append one operation per row for one table; durable in every mandatory store when this returns.
 
-        `rows` is a mapping, a sequence of mappings, Arrow data, or a stream of them, which is read whole; of a delete
-        the key columns suffice. `key` and `unique_by` name the fields that hold the records' key, and their id: of the
-        records with one id the table takes one, so that appending again after `CommitUnknown` doubles nothing. One PUT
-        per store, shared with concurrent calls; none for no rows. Raises `InvalidInput` naming the row when one has no
-        form in the log, for a stream that breaks off, and naming a column that Arrow data have twice (nothing is
-        written then), and what `append_many` raises.
+        `rows` are as of `Table.append`, and a stream is read whole; of a delete the key columns suffice. `key` and
+        `unique_by` name the fields that hold the records' key, and their id: of the records with one id the table takes
+        one, so that appending again after `CommitUnknown` doubles nothing. One PUT per store, shared with concurrent
+        calls; none for no rows. Raises `InvalidInput` naming the row when one has no form in the log, for a stream that
+        breaks off, and naming a column that Arrow data have twice (nothing is written then), and what `append_many`
+        raises.
         """
         held, named = read_whole(rows), Named(key=key, id=unique_by)
         if isinstance(held, pa.Table | pa.RecordBatch):
             given = RawRecord(table=table, fields={}, operation=operation)
             require_each_once(held.schema.names)
-            held = validated_rows(held)
+            held = in_microseconds(validated_rows(held))
             records = prepared_columns(held, given, named=named, now_ms=self._clock.now_ms())
             if records is not None:
                 return self._writer.append(records)

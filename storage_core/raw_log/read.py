@@ -5,7 +5,6 @@ Nothing that a producer wrote raises here: one bad record never stops the others
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +28,6 @@ from storage_core.system_errors import raise_refused
 FEW = 128
 """Of fewer records, making the columns costs more than looking at each."""
 
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
-_INSTANT = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})?", re.ASCII
-)
 _DECIMAL = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?", re.ASCII)
 _CODES: Mapping[str, Operation] = {each.name.lower(): each for each in Operation}
 
@@ -77,8 +72,8 @@ def typed_records(
 ) -> TypedRecords:
     """Return records (`RECORD_COLUMNS`) of one table under its schema, every value kept exactly or rejected.
 
-    Values are exact by `rows.exact`. Text is taken for a date, moment or decimal when it is one in ISO form or digits,
-    for JSON has none; a moment without a zone is UTC in a column of instants. A record is rejected when its fields are
+    Values are exact by `rows.exact`, which reads the text of a date or time; text is taken for a decimal when it is one
+    in digits, for JSON has none. A record is rejected when its fields are
     not those of the raw log, when it names a column that the schema lacks, when a value does not fit, when it lacks a
     column of `key`, and when anything but a delete lacks a required column or has a key beyond `MAX_KEY_BYTES`; of the
     columns `nonzero`, also when the vector is zero. The
@@ -178,17 +173,9 @@ def _numbered(value: Any, type_: pa.DataType) -> Any:
 
 
 def _from_text(value: Any, type_: pa.DataType) -> Any:
-    """Return the date, moment or decimal that a text spells; every other value, and other text, as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        if pa.types.is_date(type_) and _DATE.fullmatch(value):
-            return dt.date.fromisoformat(value)
-        if pa.types.is_timestamp(type_) and _INSTANT.fullmatch(value):
-            return dt.datetime.fromisoformat(value)
-    except ValueError:
-        return value
-    return Decimal(value) if pa.types.is_decimal(type_) and _DECIMAL.fullmatch(value) else value
+    """Return the decimal that a text spells; every other value, and other text, as it is."""
+    is_decimal = isinstance(value, str) and pa.types.is_decimal(type_) and _DECIMAL.fullmatch(value)
+    return Decimal(value) if is_decimal else value
 
 
 def _type_within(type_: pa.DataType, name: str | None) -> pa.DataType:

@@ -27,6 +27,7 @@ from storage_core.rows.calendar import as_text
 from storage_core.rows.exact import exact_array
 from storage_core.rows.keys import key_codes
 from storage_core.rows.schema import conform
+from storage_core.rows.times import is_timed
 from storage_core.split.kept_values import KeptValues
 from storage_core.system_errors import raise_refused
 
@@ -177,7 +178,7 @@ def _array(values: Sequence[object], wanted: pa.DataType) -> pa.Array:
 
 
 def _scalar_array(value: object, wanted: pa.DataType) -> pa.Array:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or is_timed(wanted):
         return exact_array([value], wanted)
     read = pa.array([value]).cast(wanted)
     if pa.types.is_floating(wanted) and pc.is_inf(read)[0].as_py() and "inf" not in value.lower():

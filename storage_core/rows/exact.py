@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.foreign_text import shortened
+from storage_core.rows.times import refuse_text, with_times
 from storage_core.rows.vectors import is_vector
 
 _INTEGERS = (int, np.integer)
@@ -30,14 +31,20 @@ def exact_array(values: Sequence[object], type_: pa.DataType, path: str = "") ->
     """Return the values as an array of this type; None is null. `path` is what an error calls them.
 
     Numbers must be equal to what is stored, but that decimal fractions round to the nearest float; a moment without a
-    zone is UTC in a column of instants, and one with a zone has no place in a column without. A struct takes no field
-    that its type lacks. Raises `TypeError`, `ValueError` (also Arrow's) or `OverflowError` naming the value or field.
+    zone is UTC in a column of instants, and one with a zone has no place in a column without. Text of a column of times
+    is read (`rows.times`). A struct takes no field that its type lacks. Raises `TypeError`, `ValueError` (also Arrow's)
+    or `OverflowError` naming the value or field.
     """
+    return _array(with_times(values, type_), type_, path)
+
+
+def _array(values: Sequence[object], type_: pa.DataType, path: str) -> pa.Array:
     if is_vector(type_):
         _require_lists(values)
     if pa.types.is_nested(type_):
         for name, child, below in _children(values, type_, path):
-            exact_array(below, child, f"{path}.{name}")
+            refuse_text(below, child, f"{path}.{name}")
+            _array(below, child, f"{path}.{name}")
         return pa.array(values, type_)
     if pa.types.is_decimal(type_):
         values = _scaled(values, type_)

@@ -1,15 +1,16 @@
-"""Rows as callers hand them over: objects of Python, Arrow data, or any object that gives a stream of Arrow data."""
+"""Rows as callers give them: objects of Python, Arrow data, data frames, or what gives a stream of Arrow data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias, TypeGuard, cast
+from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.repeated import repeated
 from storage_core.rows.exact import exact_array
+from storage_core.rows.frames import collected, is_frame
 from storage_core.rows.library_types import require_kept_values
 from storage_core.rows.validity import validated
 from storage_core.rows.vectors import type_text
@@ -60,10 +61,11 @@ def validated_rows(given: pa.Table | pa.RecordBatch) -> pa.Table:
 
 
 def is_stream(rows: object) -> TypeGuard[ArrowStream]:
-    """Return whether the rows come as a stream of batches. One of pandas has an index, which its owner must settle."""
-    if isinstance(rows, Mapping | pa.Table | pa.RecordBatch) or type(rows).__module__.partition(".")[0] == "pandas":
+    """Return whether the rows come as a stream of batches, as those of every data frame do."""
+    if isinstance(rows, Mapping | pa.Table | pa.RecordBatch):
         return False
-    return hasattr(rows, "__arrow_c_stream__")
+    is_part = type(rows).__module__.partition(".")[0] == "pandas"  # such as a series, which is a column
+    return is_frame(rows) or (hasattr(rows, "__arrow_c_stream__") and not is_part)
 
 
 def read_whole(rows: Rows) -> InMemory:
@@ -92,11 +94,14 @@ def pieces_of(rows: ArrowStream) -> Iterator[pa.Table]:
 
 
 def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
-    """Return the stream as a reader of batches; nothing is read yet.
+    """Return the stream as a reader of batches; nothing is read yet, but a lazy frame is collected.
 
-    Raises `InvalidInput` where there is none, and for a column of DuckDB or Polars whose values Arrow data does not
-    keep.
+    Raises `InvalidInput` where there is none, and for a column of DuckDB, Polars or pandas whose values Arrow data does
+    not keep.
     """
+    rows = _collected(rows)
+    if isinstance(rows, pa.Table):
+        return rows.to_reader()
     require_kept_values(rows)
     # A reader itself, not as a stream, which would keep nothing but the text of what it raises.
     own = getattr(rows, "to_reader", None)  # of a scan
@@ -104,6 +109,15 @@ def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
         given = rows if own is None else own()
         return given if isinstance(given, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(rows)
     except Exception as error:  # the library whose rows these are raises what it likes
+        raise _broken(rows, error) from error
+
+
+def _collected(rows: ArrowStream) -> Any:
+    try:
+        return collected(rows)
+    except InvalidInput:
+        raise
+    except Exception as error:  # the library whose lazy frame it is raises what it likes
         raise _broken(rows, error) from error
 
 
@@ -151,8 +165,8 @@ def _listed(rows: object) -> list[Mapping[str, object]]:
     if isinstance(rows, Iterable) and all(isinstance(each, Mapping) for each in listed):
         return listed
     raise InvalidInput(
-        f"rows are mappings of column to value, or Arrow data, found {type(rows).__name__}; "
-        "make Arrow data of a data frame by pa.Table.from_pandas(frame, preserve_index=False)"
+        f"rows are mappings of column to value, Arrow data or a data frame, found {type(rows).__name__}. Give one of "
+        "these"
     )
 
 

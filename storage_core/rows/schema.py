@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted, shortened
-from storage_core.rows import columns
+from storage_core.rows import columns, times
 from storage_core.rows.extension_types import plain
 from storage_core.rows.incoming import require_each_once
 from storage_core.rows.vectors import VECTOR, is_vector, listed, require_dimensions, type_text, vector_of
@@ -84,8 +84,9 @@ def conform(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
 
     Missing nullable columns become null. Conversions are exact or refused: other text, binary and list layouts,
     dictionaries, integers and decimals that fit, integers as floats that represent them, timestamps of other units
-    and zones. Raises `InvalidInput` for an unknown or repeated column, a type that would need interpretation, a value
-    that does not fit, and a null in a required column (naming the column and the first row, counted from 0).
+    and zones, and times without a zone or as text (`rows.times`). Raises `InvalidInput` for an unknown or repeated
+    column, a type that would need interpretation, a value that does not fit, and a null in a required column (naming
+    the column and the first row, counted from 0).
     """
     rows = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
     _check_columns(rows.schema.names, schema)
@@ -133,7 +134,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     # Lists and maps are equal whatever their inner fields are called; the cast renames them without a copy.
     if column.type.equals(field.type) and not pa.types.is_nested(field.type):
         return column
-    column = plain(column, field.type)
+    column = times.conformed(plain(column, field.type), field)
     if not _is_exact(column.type, field.type) and not columns.is_of_earlier(column.type, field):
         hint = _hint(column.type, field.type)
         raise InvalidInput(
@@ -171,7 +172,7 @@ def _decoded(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 def _hint(source: pa.DataType, target: pa.DataType) -> str:
     if pa.types.is_timestamp(source) and pa.types.is_timestamp(target):
-        return "only one of them names an instant: attach or drop the time zone yourself"
+        return "only one of them names an instant: drop the time zone yourself"
     return "convert it before writing"
 
 

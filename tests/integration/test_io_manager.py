@@ -220,6 +220,16 @@ def test_a_frame_of_pandas_that_was_filtered_is_stored_without_its_row_numbers(
     assert Table.open(f"{root}/events").schema.names == ["at", "country", "n"]
 
 
+@pytest.mark.parametrize("made", [pl.DataFrame, pl.LazyFrame, pd.DataFrame])
+def test_an_asset_may_give_times_as_text_and_without_a_zone(
+    instance: DagsterInstance, root: str, made: Callable[[object], object]
+) -> None:
+    run(instance, root, events(rows(1)))
+    for at in ("2026-01-01 02:00", dt.datetime(2026, 1, 1, 2)):  # noqa: DTZ001  # UTC, as the text is
+        run(instance, root, events(made({"at": [at], "country": ["at"], "n": [2]})))
+        assert Table.open(f"{root}/events").scan().to_arrow().to_pylist() == rows(2).to_pylist()
+
+
 def test_outputs_of_ops_are_tables_where_they_say_which(instance: DagsterInstance, root: str) -> None:
     settings = {"tidemark/uri": f"{root}/events", "tidemark/create": {}}
     seen: list[Any] = []

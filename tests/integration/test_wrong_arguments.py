@@ -66,7 +66,7 @@ def test_a_version_is_a_number_a_time_or_a_tag_and_nothing_else(table: Table, at
         (lambda table: table.search("s:*", index="words", syntax="strict"), "does not know which rows have a value"),
         (lambda table: table.get(2**63), "does not fit the key columns"),
         (lambda table: table.get({"id": 1, "other": 2}), "does not name a value for each"),
-        (lambda table: table.append(pd.DataFrame({"id": [1]})), "from_pandas"),
+        (lambda table: table.append(pd.Series([1], name="id")), "rows are mappings of column to value, Arrow data or"),
         (lambda table: table.append(5), "rows are mappings"),
         (lambda table: table.read_history(page_bytes="5"), "page_bytes is '5'. Give a whole number."),
         (lambda table: table.read_history(page_bytes=None), "page_bytes is None. Give a whole number."),
@@ -127,9 +127,9 @@ def test_a_writer_takes_rows_and_keys_only_and_a_generator_of_patches_is_whole(t
     with table.writer() as writer:
         for method in (writer.put, writer.patch):
             with pytest.raises(InvalidInput, match="rows are mappings"):
-                method(pd.DataFrame({"id": [1]}))
+                method(pd.Series([1], name="id"))
         with pytest.raises(InvalidInput, match="column 'id'"):
-            writer.delete(pd.DataFrame({"id": [1]}))
+            writer.delete(pd.Series([1], name="id"))
         writer.put({"id": 1, "s": "a"})
         writer.patch(row for row in [{"id": 1, "s": "b"}])
     assert table.get(1) == {"id": 1, "s": "b"}

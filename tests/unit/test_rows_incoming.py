@@ -101,9 +101,9 @@ def test_a_python_value_that_a_column_can_hold_is_kept(kind: pa.DataType, given:
     assert table_of([{"c": given}, {"c": None}], pa.schema([("c", kind)]))["c"].to_pylist() == [kept, None]
 
 
-def test_a_data_frame_is_refused_with_the_way_to_make_arrow_data_of_it() -> None:
-    for rows in (pd.DataFrame({"key": ["a"]}), "a", [1]):
-        with pytest.raises(InvalidInput, match="from_pandas"):
+def test_what_is_not_rows_is_refused_with_what_to_give() -> None:
+    for rows in (pd.Series(["a"]), "a", [1]):
+        with pytest.raises(InvalidInput, match="mappings of column to value, Arrow data or a data frame, found"):
             table_of(rows, SCHEMA)
 
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import shortened
-from storage_core.rows.frames import Data, arrow_data
+from storage_core.rows.frames import collected
+from storage_core.rows.incoming import is_stream, reader_of
 from tidemark.io_manager import pandas_frames, spark_frames
 
 if TYPE_CHECKING:
     from storage_core.read.scan import Scan
+
+
+Data: TypeAlias = pa.Table | pa.RecordBatchReader
+"""Its columns are known before a row is read."""
 
 
 class Form(StrEnum):
@@ -86,7 +93,8 @@ def data_of(value: object) -> Data:
     form = next(filter(None, map(form_of, type(value).__mro__)), None)
     if form is None:
         raise InvalidInput(f"a table takes {TYPES}; the asset returned a {shortened(_name(type(value)))}: return one")
-    return arrow_data(spark_frames.rows_of(value) if form is Form.SPARK else value)  # type: ignore[arg-type]  # by its form
+    rows = spark_frames.rows_of(value) if form is Form.SPARK else collected(value)  # type: ignore[arg-type]  # by its form
+    return reader_of(rows) if is_stream(rows) else rows
 
 
 def _name(kind: type) -> str:

@@ -29,7 +29,7 @@ from tidemark.io_manager.slices import Shape, condition_of
 
 if TYPE_CHECKING:
     from storage_core.read.predicate import Filter
-    from storage_core.rows.frames import Data
+    from tidemark.io_manager.forms import Data
 
 EVERY_ROW = "true"
 
