@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from storage_core.read.history_pages import HistoryPage
     from storage_core.read.lookup_plan import LookupPlan
     from storage_core.read.plan import Plan, Watched
-    from storage_core.read.predicate import Filter, Predicate
+    from storage_core.read.predicate import Condition, Filter, Predicate
     from storage_core.read.raw_rows import WithRawLogs
     from storage_core.read.scan import Scan
     from storage_core.read.sql import Opened, TableView
@@ -355,7 +355,7 @@ class Table:
         return appended
 
     @_call
-    def delete(self, filter: Filter | str, *, limits: QueryLimits | None = None) -> Changed:  # noqa: A002  # as of scan
+    def delete(self, filter: Condition, *, limits: QueryLimits | None = None) -> Changed:  # noqa: A002  # as of scan
         """Delete the rows that meet a condition, in one commit; `"true"` for every row.
 
         `filter` is as of `scan`. The rows are those of the version that the commit follows, whatever else commits
@@ -381,7 +381,7 @@ class Table:
     def update(
         self,
         values: Mapping[str, object],
-        filter: Filter | str,  # noqa: A002  # as of scan
+        filter: Condition,  # noqa: A002  # as of scan
         *,
         application: tuple[str, int] | None = None,
         limits: QueryLimits | None = None,
@@ -408,7 +408,7 @@ class Table:
     def overwrite(
         self,
         rows: Rows,
-        filter: Filter | str,  # noqa: A002  # as of scan
+        filter: Condition,  # noqa: A002  # as of scan
         *,
         application: tuple[str, int] | None = None,
         limits: QueryLimits | None = None,
@@ -443,7 +443,7 @@ class Table:
     @_call
     def forget(
         self,
-        filter: Filter | str,  # noqa: A002  # as of scan
+        filter: Condition,  # noqa: A002  # as of scan
         *,
         raw_logs: Sequence[RawTable] = (),
         limits: QueryLimits | None = None,
@@ -468,7 +468,7 @@ class Table:
     @_call
     def forget_report(
         self,
-        filter: Filter | str,  # noqa: A002  # as of scan
+        filter: Condition,  # noqa: A002  # as of scan
         *,
         raw_logs: Sequence[RawTable] = (),
         limits: QueryLimits | None = None,

@@ -123,6 +123,8 @@ class Opaque:
 
 
 Predicate = Compare | IsNull | And | Or | Opaque
+Condition: TypeAlias = "Filter | str"
+"""Which rows a statement is about. A statement without one is refused with advice of its own."""
 
 
 MOST_NESTED = 200
