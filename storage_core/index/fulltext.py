@@ -275,14 +275,14 @@ def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: In
     writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
     numbers = np.arange(first_row, first_row + rows.num_rows, dtype=np.uint64)
     numbered = rows.select(list(definition.columns)).append_column(ROW_FIELD, pa.array(numbers))
+    lengths = {each: text_tokenizers.gram_of(definition, each) for each in definition.columns}
+    grams = {column: length for column, length in lengths.items() if length is not None}
     # tantivy takes one document object at a time; the batches keep the Python objects of a few rows alive only.
     for batch in numbered.to_batches(max_chunksize=_BATCH_ROWS):
         for document in batch.to_pylist():
-            fields = {name: _value(definition, name, value) for name, value in document.items() if value is not None}
+            fields = {name: value for name, value in document.items() if value is not None}
+            for name in grams.keys() & fields.keys():
+                fields[name] = text_tokenizers.prepared(fields[name], grams[name])
             writer.add_document(tantivy.Document.from_dict(fields, schema))
     writer.commit()
     writer.wait_merging_threads()
-
-
-def _value(definition: IndexDefinition, name: str, value: Any) -> Any:
-    return value if name == ROW_FIELD else text_tokenizers.prepared(definition, name, value)
