@@ -94,7 +94,10 @@ def _remove_abandoned(folder: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove it; again where a thread of a library has made a file in it meanwhile, as those of tantivy do once."""
+    """Remove it, and once more where a thread of a library has made a file in it meanwhile.
+
+    An index that tantivy has just opened reloads once in a thread of its own, which touches a lock file.
+    """
     for _ in range(2):
         if path.exists():
             shutil.rmtree(path, ignore_errors=True)

@@ -27,7 +27,7 @@ from jobs.requests import audit, request
 from jobs.running.command import failure_of
 from jobs.spark.spark import Spark
 from storage_core.errors import Interrupted, TidemarkError, Unavailable, as_tidemark_error
-from storage_core.foreign_text import log_to_stderr
+from storage_core.foreign_text import log_to_stderr, printable
 
 BEGAN, MESSAGE, LEVEL, ENDED = "began", "log", "level", "ended"
 """The fields of answers, which `assets.shared_jobs` reads."""
@@ -86,7 +86,7 @@ def _job(line: str, spark: Spark, answers: Answers) -> TidemarkError | None:
     except KeyboardInterrupt:
         return _failed(job, Interrupted("stopped by a signal; run it again"), answers)
     except Exception as error:  # noqa: BLE001  # of this job: the next one is of another table
-        sys.stderr.write(traceback.format_exc())
+        sys.stderr.write(printable(traceback.format_exc()))
         return _failed(job, as_tidemark_error(error), answers)
     text = report.to_json()
     print(text, flush=True)  # noqa: T201  # as the command of the job does
@@ -95,7 +95,7 @@ def _job(line: str, spark: Spark, answers: Answers) -> TidemarkError | None:
 
 
 def _failed(job: str, error: TidemarkError, answers: Answers) -> TidemarkError:
-    sys.stderr.write(f"{job}: {error.kind}: {error}\n")
+    sys.stderr.write(printable(f"{job}: {error.kind}: {error}") + "\n")
     answers.send({ENDED: failure_of(job, error)})
     return error
 

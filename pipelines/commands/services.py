@@ -142,7 +142,7 @@ def _settled(what: str, *, is_verbose: bool = False) -> tuple[Path, Mapping[str,
 
 def _hosts(declared: list[str] | None) -> list[str]:
     """The hosts that were declared. Raises `InvalidInput` for a text that is not one."""
-    from pipelines.processes.browser_guard import declared_hosts
+    from pipelines.processes.web_hosts import declared_hosts
 
     declared_hosts(declared or ())
     return declared or []

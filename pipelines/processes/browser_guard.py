@@ -7,11 +7,7 @@ Programs send neither `Origin` nor `Sec-Fetch-Site`, so they are answered as bef
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Self
 from urllib.parse import parse_qsl
 
 from graphql import GraphQLError, OperationDefinitionNode, OperationType, parse
@@ -19,63 +15,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from storage_core.errors import InvalidInput
+from pipelines.processes.web_hosts import DEFAULT_PORTS, Authority, address_of
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _CONTENT = frozenset({"application/json", "application/graphql"})
 """What a page of another site may not send without a request for permission, which is refused. A form sends neither."""
-_NAME = r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*"
-_AUTHORITY = re.compile(rf"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>{_NAME}))(?::(?P<port>[0-9]{{1,5}}))?")
-
-
-@dataclass(frozen=True, slots=True)
-class Authority:
-    """A host with its port, which is None where none is written."""
-
-    host: str
-    port: int | None
-
-    @classmethod
-    def parse(cls, text: str) -> Self | None:
-        """Return what stands in `Host`, or behind the scheme of an origin; None where it is neither."""
-        if (found := _AUTHORITY.fullmatch(text.lower())) is None:
-            return None
-        port = None if found["port"] is None else int(found["port"])
-        return None if port is not None and not 0 < port < 1 << 16 else cls(found["v6"] or found["name"], port)
-
-    def has_origin(self, origin: Authority) -> bool:
-        """Return whether a page of that origin, whose port is known, has come from here."""
-        ports = _DEFAULT_PORTS.values() if self.port is None else (self.port,)
-        return self.host == origin.host and origin.port in ports
-
-
-def declared_hosts(names: Iterable[str]) -> list[Authority]:
-    """Return the hosts of `--allow-host`. Raises `InvalidInput` for a text that is not a host."""
-    found = []
-    for name in names:
-        host = Authority.parse(name)
-        if host is None or ((address := _address(host.host)) and address.is_unspecified):
-            raise InvalidInput(
-                f"--allow-host {name!r} is not a host. Write the name that people use, and its port where the address "
-                "in the browser has one: tidemark.example.com or tidemark.example.com:8443."
-            )
-        found.append(host)
-    return found
-
-
-def named(host: str) -> list[str]:
-    """Return the host of `--host` where it is a name. An address is known by the connections that come to it."""
-    return [] if _address(host) else [host]
-
-
-def _address(host: str) -> IPv4Address | IPv6Address | None:
-    """The address that the text is, or None."""
-    try:
-        return ip_address(host)
-    except ValueError:
-        return None
 
 
 class BrowserGuard:
@@ -121,16 +66,16 @@ class BrowserGuard:
     def _is_own(self, origin: str, host: Authority) -> bool:
         """Whether it is the origin of pages that came by this host, or by a declared one."""
         scheme, _, rest = origin.partition("://")
-        if scheme not in _DEFAULT_PORTS or (page := Authority.parse(rest)) is None:
+        if scheme not in DEFAULT_PORTS or (page := Authority.parse(rest)) is None:
             return False
-        page = Authority(page.host, page.port or _DEFAULT_PORTS[scheme])
+        page = Authority(page.host, page.port or DEFAULT_PORTS[scheme])
         return any(each.has_origin(page) for each in (host, *self._hosts))
 
 
 def _is_address_of(scope: Scope, host: str) -> bool:
     """Whether the host is the very address that the connection has come to: no name of an attacker is one."""
-    address = _address(host)
-    return address is not None and address == _address((scope.get("server") or ("",))[0])
+    address = address_of(host)
+    return address is not None and address == address_of((scope.get("server") or ("",))[0])
 
 
 def _opens_a_page(scope: Scope, headers: Headers) -> bool:

@@ -26,7 +26,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from pipelines.processes.browser_guard import BrowserGuard, declared_hosts, named
+from pipelines.processes.browser_guard import BrowserGuard
+from pipelines.processes.web_hosts import declared_hosts, named
 from pipelines.report.page import POLICY
 from pipelines.report.written import REPORT_PATH, report_file
 from pipelines.tables import tables_folder

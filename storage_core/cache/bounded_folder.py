@@ -29,13 +29,15 @@ from storage_core.settings.cache import CacheSettings
 LARGEST: Final = 4
 """What is written at once, and what one read keeps, is at most this part of the bound: a quarter."""
 
-TEMPORARY: Final = "tidemark-tmp-"
+IN_CACHE: Final = "tmp"
+"""What `storage_core.scratch` is asked for where entries are filled."""
+
+TEMPORARY: Final = f"tidemark-{IN_CACHE}-"
 """How the name of a folder begins in which entries are filled, or removed."""
 
 _LISTED = 64  # a process lists the folder when it wrote this part of the bound
 _FULL = 8  # and leaves this part of it free: room for what eight processes write until they list again
 _BLOCKS_BYTES = 8192  # what a piece may take beside its bytes, which need not begin or end with a block
-_ABANDONED_NS = 24 * 3600 * 10**9
 _UNUSED_NS = 10 * 365 * 24 * 3600 * 10**9
 _TOUCHED_NS = 60 * 10**9
 _FILE = re.compile(r"[0-9a-f]{32}\.split", re.ASCII)
@@ -192,9 +194,9 @@ def _remove(folder: int, entry: Entry) -> bool:
         if not entry.is_folder:
             os.unlink(entry.name, dir_fd=folder)
             return True
-        if entry.name.startswith(TEMPORARY) and time.time_ns() - entry.used_ns < _ABANDONED_NS:
-            return False
-        moved = f"{TEMPORARY}{secrets.token_hex(8)}"
+        if entry.name.startswith(TEMPORARY):
+            return False  # storage_core.scratch removes it when its lock is free
+        moved = f"{TEMPORARY}{secrets.token_hex(4)}.locked"
         os.rename(entry.name, moved, src_dir_fd=folder, dst_dir_fd=folder)
     except FileNotFoundError:
         return True

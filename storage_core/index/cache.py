@@ -21,7 +21,7 @@ import pyarrow as pa
 import xxhash
 from pyroaring import BitMap
 
-from storage_core.cache.bounded_folder import BoundedFolder, begin_unused, bounded_folder, touch
+from storage_core.cache.bounded_folder import IN_CACHE, BoundedFolder, begin_unused, bounded_folder, touch
 from storage_core.formats.bundle import checksum
 from storage_core.formats.translation_map import TranslationMap
 from storage_core.index import segments
@@ -168,7 +168,7 @@ def open_cache(directory: Path | None) -> Iterator[SegmentCache]:
         def made() -> Path:
             if directory is not None:
                 make_folders(directory)
-            return stack.enter_context(scratch_folder("segments" if directory is None else "tmp", directory))
+            return stack.enter_context(scratch_folder("segments" if directory is None else IN_CACHE, directory))
 
         yield SegmentCache(made, kept)
 

@@ -21,11 +21,12 @@ from pyroaring import BitMap
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted, shortened
 from storage_core.index import native_errors, text_files, text_limits, text_syntax, text_tokenizers
-from storage_core.index.text_composed import Searcher, compose, scratch_directory
+from storage_core.index.text_composed import Searcher, compose
 from storage_core.index.text_files import ROW_FIELD
 from storage_core.index.text_limits import Node
 from storage_core.index.text_queries import QueryBuilder
 from storage_core.rows.vectors import type_text
+from storage_core.scratch import scratch_folder
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
     """
     room_bytes = _ROOM_PER_TEXT * min(_text_bytes(rows, definition), _CHUNK_TEXT_BYTES)
     what = f"full-text segment of index {definition.name!r}"
-    with native_errors.writing(what, room_bytes=room_bytes), scratch_directory(None) as root:
+    with native_errors.writing(what, room_bytes=room_bytes), scratch_folder("fulltext") as root:
         built = [root / f"chunk-{start}" for start, _ in _chunks(rows, definition)]
         for directory, (start, chunk) in zip(built, _chunks(rows, definition), strict=True):
             _build_chunk(directory, chunk, start, definition)
@@ -275,14 +276,14 @@ def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: In
     writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
     numbers = np.arange(first_row, first_row + rows.num_rows, dtype=np.uint64)
     numbered = rows.select(list(definition.columns)).append_column(ROW_FIELD, pa.array(numbers))
+    lengths = {each: text_tokenizers.gram_of(definition, each) for each in definition.columns}
+    grams = {column: length for column, length in lengths.items() if length is not None}
     # tantivy takes one document object at a time; the batches keep the Python objects of a few rows alive only.
     for batch in numbered.to_batches(max_chunksize=_BATCH_ROWS):
         for document in batch.to_pylist():
-            fields = {name: _value(definition, name, value) for name, value in document.items() if value is not None}
+            fields = {name: value for name, value in document.items() if value is not None}
+            for name in grams.keys() & fields.keys():
+                fields[name] = text_tokenizers.prepared(fields[name], grams[name])
             writer.add_document(tantivy.Document.from_dict(fields, schema))
     writer.commit()
     writer.wait_merging_threads()
-
-
-def _value(definition: IndexDefinition, name: str, value: Any) -> Any:
-    return value if name == ROW_FIELD else text_tokenizers.prepared(definition, name, value)

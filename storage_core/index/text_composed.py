@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,20 +45,9 @@ def open_searcher(directories: Sequence[Path], definition: IndexDefinition, scra
     """
     import tantivy
 
-    with scratch_directory(scratch) as root:
+    with scratch_folder("fulltext", scratch) as root:
         composed = compose(directories, root / "composed", definition)
         return Searcher(tantivy.Index.open(str(root / "composed")).searcher(), composed)
-
-
-@contextmanager
-def scratch_directory(parent: Path | None) -> Iterator[Path]:
-    """A temporary directory for tantivy indexes, removed at the end.
-
-    An index that was just opened reloads once in a thread of its own, which touches a lock file. When that falls into
-    the removal, a directory is not empty any more; it happens once per index, so the second removal finds no rival.
-    """
-    with scratch_folder("fulltext", parent) as root:
-        yield root
 
 
 def compose(directories: Sequence[Path], target: Path, definition: IndexDefinition) -> Composed:

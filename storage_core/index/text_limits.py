@@ -19,6 +19,7 @@ MAX_CLAUSES = 2_048
 MAX_BOOST = 1e9
 MAX_SLOP = 65_536
 MAX_ARRANGEMENTS = 2_048  # of the words of a phrase with slop: each is a phrase that the index is asked for
+MAX_MOVES = 2**18  # of words, which are tried to find those: long phrases may need many for each
 
 _WORD = re.compile(r"[^\W_]+")
 

@@ -16,9 +16,10 @@ import numpy as np
 from storage_core.index import native_errors, text_files, text_tokenizers
 from storage_core.index.covering import Renumbered
 from storage_core.index.fulltext import tantivy_schema
-from storage_core.index.text_composed import compose, scratch_directory
+from storage_core.index.text_composed import compose
 from storage_core.index.text_files import META, ROW_FIELD
 from storage_core.rows.keys import Positions
+from storage_core.scratch import scratch_folder
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def merge(parts: Sequence[Renumbered], definition: IndexDefinition) -> dict[str,
     """
     size = sum(len(data) for files, _ in parts for data in files.values())
     what = f"merged full-text segment of index {definition.name!r}"
-    with native_errors.writing(what, room_bytes=2 * size), scratch_directory(None) as root:
+    with native_errors.writing(what, room_bytes=2 * size), scratch_folder("fulltext") as root:
         directories = [_unpacked(root / f"part-{number}", files) for number, (files, _) in enumerate(parts)]
         target = root / "whole"
         compose(directories, target, definition)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from storage_core.foreign_text import shortened
 from storage_core.index import text_terms, text_tokenizers
-from storage_core.index.text_limits import MAX_ARRANGEMENTS, Node
+from storage_core.index.text_arrangements import arrangements
+from storage_core.index.text_limits import Node
 from storage_core.index.text_terms import Term
 from storage_core.settings.index import IndexDefinition
 
@@ -218,38 +219,6 @@ class QueryBuilder:
     def _not_a_word(self, column: str, term: Term) -> ValueError:
         name = text_tokenizers.tokenizer_of(self.definition, column)
         return ValueError(f"{term.text!r} is not one word by the tokenizer {name!r} of column {column!r}")
-
-
-def arrangements(words: Sequence[str], slop: int) -> Iterator[Sequence[tuple[int, str]]]:
-    """Yield the places that the words of a sloppy phrase may have, each set of places once.
-
-    A word that is moved by d places stands d behind its place in the phrase. The moves of all words differ by at most
-    `slop`, and no two words have one place. Raises `ValueError` where there are too many.
-    """
-    seen: set[frozenset[tuple[int, str]]] = set()
-    for moves in _moves(words, slop):
-        places = frozenset((number + move, word) for number, (move, word) in enumerate(zip(moves, words, strict=True)))
-        if places in seen:
-            continue
-        seen.add(places)
-        if len(seen) > MAX_ARRANGEMENTS:
-            raise ValueError(f"its {len(words)} words have too many arrangements within {slop} places; lower the slop")
-        yield sorted(places)
-
-
-def _moves(words: Sequence[str], slop: int) -> Iterator[tuple[int, ...]]:
-    """The moves of each word, from 0 to `slop`, at least one of them 0, that give no place to two words."""
-    waiting: list[tuple[int, ...]] = [()]
-    while waiting:
-        moves = waiting.pop()
-        number = len(moves)
-        if number == len(words):
-            yield moves
-            continue
-        taken = {place + move for place, move in enumerate(moves)}
-        is_last = number + 1 == len(words) and 0 not in moves
-        choices = (0,) if is_last else range(slop, -1, -1)
-        waiting.extend((*moves, move) for move in choices if number + move not in taken)
 
 
 def _every_row() -> tantivy.Query:

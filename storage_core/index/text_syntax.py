@@ -32,11 +32,11 @@ def words(text: str) -> Node:
     return any_of([literal(word) for word in dict.fromkeys(found)])
 
 
-def literal(text: str, field: str | None = None) -> Node:
-    """Return the node for a text as one phrase."""
+def literal(text: str) -> Node:
+    """Return the node for a text as one phrase, in any column."""
     return {
         "type": "literal",
-        "field_name": field,
+        "field_name": None,
         "phrase": text,
         "delimiter": "double_quotes",
         "slop": 0,

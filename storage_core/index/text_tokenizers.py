@@ -105,9 +105,8 @@ def register(index: tantivy.Index, definition: IndexDefinition, *, marking: bool
         index.register_tokenizer(name, _marker(name) if marking else _analyzer(name))
 
 
-def prepared(definition: IndexDefinition, column: str, text: str) -> str:
-    """Return the text that a document has for a text of the column: of n-grams all of them, one after the other."""
-    length = gram_of(definition, column)
+def prepared(text: str, length: int | None) -> str:
+    """Return the text that a document has for a text of a column with this `gram_of`: all n-grams one after another."""
     if length is None or len(text) <= length:
         return text
     return "".join([text[start : start + length] for start in range(len(text) - length + 1)])
@@ -115,7 +114,7 @@ def prepared(definition: IndexDefinition, column: str, text: str) -> str:
 
 def words(definition: IndexDefinition, column: str, text: str) -> list[str]:
     """Return the words that the index has for a text of the column, in order."""
-    return _analyzer(tokenizer_of(definition, column)).analyze(prepared(definition, column, text))
+    return _analyzer(tokenizer_of(definition, column)).analyze(prepared(text, gram_of(definition, column)))
 
 
 def unstemmed(definition: IndexDefinition, column: str, text: str) -> list[str]:
@@ -123,7 +122,7 @@ def unstemmed(definition: IndexDefinition, column: str, text: str) -> list[str]:
     name = tokenizer_of(definition, column)
     if name.endswith("_stem"):
         name = DEFAULT
-    return _analyzer(name).analyze(prepared(definition, column, text))
+    return _analyzer(name).analyze(prepared(text, gram_of(definition, column)))
 
 
 def gram_of(definition: IndexDefinition, column: str) -> int | None:

@@ -31,14 +31,14 @@ from storage_core.rows.validity import examined
 class Acknowledged:
     """A WAL entry whose rows count: where it lies, its true number, and the generation that it belongs to.
 
-    `lost` of its records have a value that is not valid, and are not among `rows`.
+    `lost` of its records have a value that is not valid, and are not among `rows`; None where the whole entry is valid.
     """
 
     key: str
     number: int
     generation: int
     rows: int
-    lost: int = 0
+    lost: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         complete=_complete(store, written, {each.number for each in acknowledged}) | _stood_for(filed),
         filed=filed,
         unread=tuple(each for each in named if isinstance(each, Unread)),
-        unreadable={each.key: each.lost for each, _ in entries if each.lost},
+        unreadable={each.key: each.lost for each, _ in entries if each.lost is not None},
         offsets={} if manifest is None else manifest.distributed,
     )
 
@@ -150,22 +150,25 @@ def _entries(store: ObjectStore, inventory: Inventory, region: str) -> Iterator[
         yield entry, found.writer_epoch
 
 
-def read_entry(store: ObjectStore, key: str) -> tuple[WalEntry, int]:
+def read_entry(store: ObjectStore, key: str) -> tuple[WalEntry, int | None]:
     """Return the WAL entry with those of its records whose values are valid, and the number of the others. One GET.
 
+    The number is None for an entry that is valid as a whole. It is 0 where only bytes that no record has are not valid.
     Raises what reading an entry raises, `Corrupt` for bytes that are not what was written.
     """
     data = store.get(key).data
     try:
-        return wal_entry.decode(data, key), 0
+        return wal_entry.decode(data, key), None
     except Corrupt:
         found = wal_entry.decode(data, key, checked=False)
     records: pa.Table = found.records
+    valid = np.ones(records.num_rows, np.bool_)
     try:
         records, faults = examined(records)
-        valid = ~np.logical_or.reduce([each.rows for each in faults])
+        for each in faults:
+            valid &= ~each.rows
     except InvalidInput:  # no value of a column can be told
-        valid = np.zeros(found.records.num_rows, np.bool_)
+        valid = np.zeros(records.num_rows, np.bool_)
     kept = conform(
         records.filter(pa.array(valid)) if valid.any() else records.schema.empty_table(), found.records.schema
     )

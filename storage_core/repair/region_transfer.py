@@ -64,7 +64,8 @@ def _damaged(
     for each in check_regions(source, inventory, dict(found.merged), deep=False):
         if each.severity is Severity.ERROR and each.kind in _RECORDS:
             reason, rows = f"{each.expected}; found: {each.found}", known.get(each.key)
-            yield Lost(key=each.key, reason=reason, rows=rows, is_uncounted=rows is None)
+            if rows != 0:
+                yield Lost(key=each.key, reason=reason, rows=rows, is_uncounted=rows is None)
 
 
 def _unread(region: RegionSalvage, merged: int) -> Iterator[Lost]:

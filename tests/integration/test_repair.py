@@ -45,7 +45,7 @@ from tests.support.every_kind import EveryKind, answers, every_kind
 from tests.support.fault_store import FaultStore, PutFault
 from tests.support.ids import SeededIds
 from tests.support.invalid_values import text_of, with_offsets
-from tests.support.keyed_table import KeyedTable
+from tests.support.keyed_table import PLANES, KeyedTable
 from tests.support.merge_plan import plan as plan_compaction
 from tests.support.scale import scaled
 
@@ -235,19 +235,20 @@ def test_every_lost_region_manifest_leaves_every_acknowledged_row(whole: EveryKi
     assert answered(target, "scan", "latest", "get") == answered(original().store, "scan", "latest", "get")
 
 
-def _with_an_entry_of(texts: pa.Array) -> tuple[MemoryStore, str]:
+def _with_an_entry_of(models: pa.Array) -> tuple[MemoryStore, str]:
     """A keyed table whose newest WAL entry has these values, as releases before the check wrote it."""
     clock = ManualClock(step_ms=1)
     store = MemoryStore("planes", clock=clock)
-    table = KeyedTable(store, clock=clock).create()
+    model = PLANES.get_field_index("model")
+    table = KeyedTable(store, clock=clock).create(PLANES.set(model, pa.field("model", models.type)))
     with table.writer() as writer:
         writer.put({"tailnum": "before", "seats": 1})
-        writer.put([{"tailnum": f"N{number}", "seats": number, "model": "m"} for number in range(len(texts))])
+        writer.put([{"tailnum": f"N{number}", "seats": number} for number in range(len(models))])
         region = writer.region_id
         (number,) = (max(each.entry or 0 for each in take_inventory(table.store).of(KeyKind.WAL_ENTRY)),)
     held = wal.read(table.store, region, number)
     rows = held.entry.records
-    broken = rows.set_column(rows.schema.get_field_index("model"), "model", texts)
+    broken = rows.set_column(rows.schema.get_field_index("model"), "model", models)
     key = wal_entry_key(region, number)
     table.store.put(key, wal_entry.encode(replace(held.entry, records=broken)), Overwrite())
     return store, key
@@ -261,6 +262,22 @@ def test_of_a_wal_entry_with_a_value_that_is_not_valid_the_other_rows_are_kept_a
     assert [(each.key, each.rows, each.is_uncounted) for each in outcome.lost] == [(key, 1, False)]
     assert (outcome.rows_lost, outcome.uncounted) == (1, 0)
     assert {*KeyedTable(target).rows()} == {"N0", "N2", "before"}
+
+
+def test_of_a_wal_entry_with_invalid_bytes_that_no_row_has_every_row_is_kept() -> None:
+    below_a_null = pa.StructArray.from_arrays(
+        [text_of([b"m", b"m\xff", b"z"])], ["name"], mask=pa.array([False, True, False])
+    )
+    store, _ = _with_an_entry_of(below_a_null)
+    target, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert outcome.lost == ()
+    rows = KeyedTable(target).rows()
+    assert {key: row.get("model") for key, row in rows.items()} == {
+        "before": None,
+        "N0": {"name": "m"},
+        "N1": None,
+        "N2": {"name": "z"},
+    }
 
 
 def test_of_a_wal_entry_of_which_no_value_can_be_told_every_row_is_counted() -> None:

@@ -26,7 +26,7 @@ from websockets.typing import Origin, Subprotocol
 
 from assets.launcher import PipesLauncher
 from pipelines.catalog import build_definitions
-from pipelines.processes.browser_guard import declared_hosts
+from pipelines.processes.web_hosts import declared_hosts
 from pipelines.processes.webserver import app_of
 from pipelines.tables import read_tables
 from storage_core.errors import InvalidInput

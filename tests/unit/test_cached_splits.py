@@ -22,7 +22,7 @@ import pytest
 import xxhash
 from pyroaring import BitMap
 
-from storage_core.cache.bounded_folder import BoundedFolder
+from storage_core.cache.bounded_folder import TEMPORARY, BoundedFolder
 from storage_core.cache.pieces import CacheCounts, CachedPieces, Piece, cached_pieces
 from storage_core.errors import InvalidInput
 from storage_core.formats.avro_state import decode_state
@@ -33,6 +33,7 @@ from storage_core.objectstore.contract import IfAbsent, IfMatch
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import generation, sorted_file
+from storage_core.scratch import remove_abandoned, scratch_folder
 from storage_core.settings.cache import CacheSettings
 from storage_core.settings.table import TableConfig
 from storage_core.split import chunk_checksums, row_groups
@@ -537,6 +538,29 @@ def test_what_is_not_of_the_cache_is_never_removed(place: Path) -> None:
         cached.write("s3://x", "path", name, [(piece, data)])
     assert BoundedFolder(place, 2**20).clear() >= 50_000
     assert {each.name for each in place.iterdir()} == mine
+
+
+def test_a_folder_that_a_process_fills_stays_however_old_it_is(place: Path) -> None:
+    place.mkdir(mode=0o700, parents=True)
+    with scratch_folder("tmp", place) as folder:
+        (folder / "part").write_bytes(b"0" * 10_000)
+        os.utime(folder, (0, 0))
+        BoundedFolder(place, 2**20).clear()
+        assert (folder / "part").exists()
+
+
+def test_an_entry_whose_removal_was_cut_short_is_removed_by_the_next_process(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.mkdir(mode=0o700, parents=True)
+    (place / f"segment-{'0' * 16}").mkdir()
+    with monkeypatch.context() as killed:
+        killed.setattr("shutil.rmtree", lambda *_args, **_options: None)
+        BoundedFolder(place, 2**20).clear()
+    (left,) = place.iterdir()
+    assert left.name.startswith(TEMPORARY)
+    remove_abandoned(place)
+    assert [*place.iterdir()] == []
 
 
 # --- settings

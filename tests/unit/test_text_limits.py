@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from pipelines.cli import main
 from storage_core.errors import InvalidInput
 from storage_core.index import fulltext, text_limits, text_syntax
+from storage_core.index.text_arrangements import arrangements
 from storage_core.objectstore.local import LocalStore
 from storage_core.settings.index import IndexDefinition
 from storage_core.table import Table
@@ -32,6 +34,9 @@ HOSTILE = {
     "slop": ('"a b"~4000000000', "slop"),
     "words": ("( " + " ".join(f"w{number}'" for number in range(5_000)), "Syntax Error"),
     "arrangements": ('"a b c d"~50', "too many arrangements"),
+    "moves": (f'"{" ".join(f"w{number}" for number in range(2_000))}"~1', "too many arrangements"),
+    "moves of equal words": (f'"{"a " * 2_000}"~1', "too many arrangements"),
+    "places": (f'"{" ".join(f"w{number}" for number in range(2_000))}"~65536', "too many arrangements"),
 }
 
 
@@ -57,6 +62,27 @@ def test_a_regular_expression_is_never_one() -> None:
     with pytest.raises(InvalidInput, match="Regex queries are not allowed"):
         fulltext.parse("text:/(a*)*b/", WORDS, syntax="strict")
     assert fulltext.parse("text:/(a*)*b/", WORDS).tree == text_syntax.words("text:/(a*)*b/")
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 5])
+@pytest.mark.parametrize("slop", [1, 2, 3])
+def test_each_arrangement_is_asked_for_once(length: int, slop: int) -> None:
+    for words in product("abc", repeat=length):
+        expected = set()
+        for moves in product(range(slop + 1), repeat=length):
+            places = [number + move for number, move in enumerate(moves)]
+            if len({*places}) == length:
+                placed = sorted(zip(places, words, strict=True))
+                expected.add(tuple((place - min(places), word) for place, word in placed))
+        asked = [tuple((place - each[0][0], word) for place, word in each) for each in arrangements(words, slop)]
+        assert set(asked) == expected
+        assert len(asked) == len(expected)
+
+
+def test_equal_words_are_not_put_in_every_order() -> None:
+    assert len([*arrangements(["a"] * 40, 2)]) == 820
+    text = f'"{" ".join(["a"] * 40)}"~2'
+    assert fulltext.parse(text, WORDS, syntax="strict").text == text
 
 
 @pytest.mark.parametrize("name", ["alternatives", "negations"])
