@@ -96,11 +96,11 @@ def _removed(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> tuple[
             return found, False
         _note_sizes(actions, unsized, found)
         named = {each.path for each in actions if isinstance(each, Add)}
+        removed = {each.path for each in actions if isinstance(each, Remove)} - named - found.keys()
+        live = named | kept | {path for path in removed if path in snapshot.splits}
         for each in actions:
             match each:
-                case Remove(path=path, size=size) if path not in found and path not in named | kept:
-                    if path in snapshot.splits:
-                        continue
+                case Remove(path=path, size=size) if path not in found and path not in live:
                     if size is None:
                         unsized[path] = at_ms
                     else:
