@@ -17,7 +17,7 @@ from storage_core.wording import counted
 
 if TYPE_CHECKING:
     from storage_core.formats.gc_plan import Plan
-    from storage_core.gc.held import Held
+    from storage_core.gc.retained_bytes import RetainedBytes
     from storage_core.ingest.landing import LandingSpec
 
 MOST_LANDED = 10_000
@@ -49,7 +49,7 @@ class ExternalLook:
         """Return what there is to do. Raises no error of what it looks at.
 
         Requests: a LIST per 1,000 entries of the landing place, one GET, and those of `shown_versions`. With
-        `with_held` also those of `gc.held`.
+        `with_held` also those of `measure_retained`.
         """
         return ExternalDebt(
             ingest=self._known("ingest", self._landed),
@@ -115,7 +115,7 @@ class ExternalLook:
             self._read = read_plan(self.table.store)
         return self._read
 
-    def _held(self) -> Held:
-        from storage_core.gc.held import held
+    def _held(self) -> RetainedBytes:
+        from storage_core.gc.retained_bytes import measure_retained
 
-        return held(self.table.store, self.table.snapshot, self._plan(), now_ms=self.now_ms)
+        return measure_retained(self.table.store, self.table.snapshot, self._plan(), now_ms=self.now_ms)

@@ -14,7 +14,7 @@ from itertools import islice
 from storage_core.compaction.debt import Debt, NextRun, Task, debt, together
 from storage_core.compaction.policy import Mode
 from storage_core.formats.keys import QUARANTINE_PREFIX
-from storage_core.gc.held import Held
+from storage_core.gc.retained_bytes import RetainedBytes
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import PAGE_KEYS, ObjectStore
 from storage_core.read.newest_rows import newest_row_ms, rows_came_ms
@@ -44,7 +44,7 @@ class ExternalDebt:
     collect: Owed | None = None
     mirrors: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
-    held: Held | None = None
+    held: RetainedBytes | None = None
 
 
 NOT_LOOKED = ExternalDebt()
@@ -91,7 +91,7 @@ class Status:
     behind: tuple[str, ...]
     mirrors: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
-    held: Held | None = None
+    held: RetainedBytes | None = None
 
 
 def status(

@@ -23,9 +23,9 @@ from storage_core.compaction.policy import Mode
 from storage_core.formats import keys
 from storage_core.formats.gc_plan import Candidate, Plan, Reason, encode
 from storage_core.formats.keys import gc_candidates_key
-from storage_core.gc import held
+from storage_core.gc import retained_bytes
 from storage_core.gc.collect import collect
-from storage_core.gc.held import Kept
+from storage_core.gc.retained_bytes import RetainedPart
 from storage_core.ingest.landing import LandingSpec
 from storage_core.log.actions import Txn
 from storage_core.objectstore.contract import IfAbsent, Overwrite
@@ -276,8 +276,10 @@ def test_what_holds_bytes_of_a_table_is_said_with_its_end(tmp_path: Path) -> Non
     config = table.config
     until_ms = at_ms + config.version_retention_ms + config.gc_horizon_ms
     assert found.held.live_bytes == found.bytes == 0
-    assert found.held.versions == Kept(bytes=gone, first_ms=until_ms, last_ms=until_ms)
-    assert found.held.horizon == Kept(bytes=100, first_ms=5 + config.gc_horizon_ms, last_ms=5 + config.gc_horizon_ms)
+    assert found.held.versions == RetainedPart(bytes=gone, first_ms=until_ms, last_ms=until_ms)
+    assert found.held.horizon == RetainedPart(
+        bytes=100, first_ms=5 + config.gc_horizon_ms, last_ms=5 + config.gc_horizon_ms
+    )
     assert (found.held.orphans.bytes, found.held.orphans.last_ms) == (7, 9 + config.gc_horizon_ms)
     assert (found.held.tags, found.held.is_partial) == ({"audit": None}, False)
     words = held_bytes(found, at_ms)
@@ -301,13 +303,13 @@ def test_a_failed_read_of_tags_leaves_the_step_of_the_collector_known(places: It
 
 def test_a_look_at_what_holds_bytes_reads_so_many_versions_at_most(places: Iterator[str]) -> None:
     table = filled(next(places), 1)
-    for number in range(held.MOST_VERSIONS):
+    for number in range(retained_bytes.MOST_VERSIONS):
         table.log.commit(table.refresh().snapshot, [Txn(appId="x", version=number)], operation="UPKEEP")
     asked = MeteredStore(table.refresh().store)
     plan = Plan(candidates={}, counter=0, etag=None)
-    found = held.held(asked, table.snapshot, plan, now_ms=table.snapshot.timestamp)
+    found = retained_bytes.measure_retained(asked, table.snapshot, plan, now_ms=table.snapshot.timestamp)
     assert found.is_partial
-    assert +Counter(asked.requests) == {"get": held.MOST_VERSIONS + 1}
+    assert +Counter(asked.requests) == {"get": retained_bytes.MOST_VERSIONS + 1}
 
 
 def test_a_look_at_five_hundred_tables_takes_so_many_requests_of_each(places: Iterator[str], tmp_path: Path) -> None:
