@@ -17,7 +17,7 @@ from assets.names import identifier
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput, NotFound, TidemarkError
 from storage_core.formats import located_yaml
-from storage_core.ingest.landing import APART
+from storage_core.ingest.landing import landing_overlap
 from storage_core.objectstore.resolve import canonical, with_locations_above
 
 TABLES = "TIDEMARK_TABLES"
@@ -180,16 +180,16 @@ def _require_apart(
     Both locations are as `with_locations_above` returns them. Cost: a lookup for each location above them.
     """
     if landing is not None and (table[0] in landing or landing[0] in table):
-        raise _overlap(file, "landing", "the landing place and the table")
+        raise _in_field(file, "landing", landing_overlap("the table"))
     if landing is not None and (name := tables.overlapping(landing)) is not None:
-        raise _overlap(file, "landing", f"the landing place and the table {name!r}")
+        raise _in_field(file, "landing", landing_overlap(f"the table {name!r}"))
     if (name := landings.overlapping(table)) is not None:
-        raise _overlap(file, "uri", f"the table and the landing place of {name!r}")
+        raise _in_field(file, "uri", landing_overlap("the table", f"the landing place of {name!r}"))
 
 
-def _overlap(file: Path, name: str, what: str) -> InvalidInput:
+def _in_field(file: Path, name: str, error: InvalidInput) -> InvalidInput:
     line = located_yaml.parse(file.read_bytes(), str(file)).line_of((name,))
-    return InvalidInput(f"{file}:{line}: field `{name}`: {what} overlap. {APART}")
+    return InvalidInput(f"{file}:{line}: field `{name}`: {error}")
 
 
 def _resolved(declaration: TableDeclaration, root: Path) -> TableDeclaration:

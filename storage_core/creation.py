@@ -21,7 +21,7 @@ from storage_core.definition import (
 )
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import probe_key, version_key
-from storage_core.ingest.landing import LANDING, require_landing_apart
+from storage_core.ingest.landing import LANDING, reject_overlap
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment, RemoveTranslation
 from storage_core.log.apart import require_apart
 from storage_core.log.log import TransactionLog
@@ -79,7 +79,7 @@ def declare(
     extra = {} if landing is None else {LANDING: landing.to_json()}
     is_delta = landing is not None and landing.is_delta
     if landing is not None:
-        require_landing_apart(landing.uri, log.store.uri, "the table")
+        reject_overlap(landing.uri, log.store.uri, "the table")
     if not log.exists():
         try:
             return create(log, declaration.schema(), declaration.config(), {**extra, **marks})

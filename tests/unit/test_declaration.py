@@ -392,7 +392,7 @@ def test_no_table_lies_in_the_landing_place_of_another_and_two_may_share_one(tmp
     declare("e", "warehouse/e", "warehouse")
     problems = {each.file.name: each.message for each in read_tables(tmp_path).problems}
     assert list(problems) == ["b.yaml", "c.yaml", "e.yaml"]
-    assert "b.yaml:2: field `uri`: the table and the landing place of 'a' overlap" in problems["b.yaml"]
+    assert "b.yaml:2: field `uri`: the landing place of 'a' and the table overlap" in problems["b.yaml"]
     assert "c.yaml:17: field `landing`: the landing place and the table 'a' overlap" in problems["c.yaml"]
 
 
@@ -418,7 +418,7 @@ def test_each_location_is_completed_once_however_many_tables_are_declared(
 def test_a_raw_log_of_a_table_lies_apart_from_its_landing_place(tmp_path: Path) -> None:
     raw = "raw_logs:\n- {name: raw, table: clicks, stores: [landing/raw]}\n"
     message = refusal(tmp_path, GOOD.replace("landing/events", "landing") + raw)
-    assert "field `raw_logs`: the raw log 'raw' and the landing place overlap" in message
+    assert "field `raw_logs`: the landing place and the raw log 'raw' overlap" in message
 
 
 def test_names_that_differ_in_a_dash_only_are_one_name(tmp_path: Path) -> None:
