@@ -45,11 +45,12 @@ def create(
 ) -> Snapshot:
     """Create an empty table and return its version 0; `extra` are settings beside those of the configuration.
 
+    The caller has checked the columns with `check_new`, before the sort schema became canonical.
     Raises `InvalidInput` when there is a table already, around this place or in it, or the parts contradict each other,
     `Unsupported` when the store cannot hold a table. Requests: those of `require_capable`, `require_apart` and
     `TransactionLog.create`.
     """
-    check_new(schema, config)
+    check_definition(schema, config)
     schema = without_metadata(schema)
     metadata = Metadata(
         id=log.ids.uuid(),
@@ -82,7 +83,9 @@ def declare(
         reject_overlap(landing.uri, log.store.uri, "the table")
     if not log.exists():
         try:
-            return create(log, declaration.schema(), declaration.config(), {**extra, **marks})
+            schema, config = declaration.schema(), declaration.config()
+            check_new(schema, config)
+            return create(log, schema, config, {**extra, **marks})
         except InvalidInput:
             if not log.exists():  # else another process declared it in between
                 raise
