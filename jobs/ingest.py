@@ -24,7 +24,7 @@ from storage_core.declaration import TableDeclaration, load
 from storage_core.definition import check_unchanged
 from storage_core.errors import InvalidInput
 from storage_core.ingest.batch import may_have_new_rows, plan
-from storage_core.ingest.landing import Landed, LandingSpec, require_landing_apart, survey
+from storage_core.ingest.landing import Landed, LandingSpec, reject_overlap, survey
 from storage_core.ingest.tally import tally
 from storage_core.ingest.work import IngestResult
 from storage_core.log.actions import Add
@@ -59,7 +59,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         raise InvalidInput(
             f"{where}: no landing place is declared; add landing: {{uri: …, format: …}} to the table's file"
         )
-    require_landing_apart(spec.uri, job.table.uri, "the table")
+    reject_overlap(spec.uri, job.table.uri, "the table")
     if spec.is_delta:
         return _from_delta(job, spark, spec, request)
     landed = survey(spec)
@@ -109,7 +109,7 @@ def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> Jo
     _windows(request.windows, declaration.window)
     spec = declaration.landing_spec()
     if spec is not None:
-        require_landing_apart(spec.uri, request.table_uri, "the table")
+        reject_overlap(spec.uri, request.table_uri, "the table")
     landed = survey(spec) if spec and not spec.is_delta else Landed([])
     details = {"files": len(landed.files), "creates_table": True} | _not_read(landed)
     planned = Metrics(bytes_in=sum(file.size for file in landed.files))

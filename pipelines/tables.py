@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from assets.names import identifier
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput, NotFound, TidemarkError
 from storage_core.formats import located_yaml
-from storage_core.ingest.landing import APART
-from storage_core.objectstore.resolve import canonical, overlap
+from storage_core.ingest.landing import landing_overlap
+from storage_core.objectstore.resolve import canonical, with_locations_above
 
 TABLES = "TIDEMARK_TABLES"
 
@@ -26,6 +26,31 @@ Taken = dict[tuple[str, str], tuple[str, Path]]
 """By field and what is the same of it for all ways to write it: how it is written, and in which file."""
 
 LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Locations:
+    """Locations of tables, or of their landing places, with the name of the first table of each.
+
+    `at` has the locations themselves, `within` the locations that they lie in.
+    """
+
+    at: dict[str, str] = field(default_factory=dict)
+    within: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, location: Sequence[str]) -> None:
+        """Add the location of a table, as `with_locations_above` returns it."""
+        here, *above = location
+        self.at.setdefault(here, name)
+        for each in above:
+            self.within.setdefault(each, name)
+
+    def overlapping(self, location: Sequence[str]) -> str | None:
+        """Return the name of a table whose location overlaps this one, or None."""
+        here, *_ = location
+        if here in self.within:
+            return self.within[here]
+        return next((self.at[each] for each in location if each in self.at), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +122,19 @@ def read_tables(folder: Path) -> DeclaredTables:
     root = folder.parent
     tables: list[DeclaredTable] = []
     taken: Taken = {}
+    own, landing = _Locations(), _Locations()
     problems: list[Problem] = []
     for path in sorted(folder.glob("*.yaml")):
         file = _shown(path, root)
         try:
             declaration = _resolved(load(file), root)
-            _require_apart(declaration, file, tables)
+            here = with_locations_above(declaration.uri)
+            lands = with_locations_above(declaration.landing.uri) if declaration.landing else None
+            _require_apart(file, here, lands, tables=own, landings=landing)
             _take(declaration, file, taken)
+            own.add(declaration.name, here)
+            if lands is not None:
+                landing.add(declaration.name, lands)
             tables.append(DeclaredTable(declaration, file))
         except TidemarkError as error:
             problems.append(Problem(file, str(error)))
@@ -134,30 +165,31 @@ def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
     """Raise `InvalidInput` where the name or the place is another's, however that writes it."""
     # Names that differ in a dash would be one name in Dagster.
     own = {("name", identifier(declaration.name)), ("uri", canonical(declaration.uri))}
-    for field, same in sorted(own & taken.keys()):
-        value, (other, its_file) = getattr(declaration, field), taken[field, same]
-        line = located_yaml.parse(file.read_bytes(), str(file)).line_of((field,))
-        raise InvalidInput(f"{file}:{line}: field `{field}`: {value!r} is taken, {its_file} has {other!r}")
-    taken.update({(field, same): (getattr(declaration, field), file) for field, same in own})
+    for name, same in sorted(own & taken.keys()):
+        value, (other, its_file) = getattr(declaration, name), taken[name, same]
+        line = located_yaml.parse(file.read_bytes(), str(file)).line_of((name,))
+        raise InvalidInput(f"{file}:{line}: field `{name}`: {value!r} is taken, {its_file} has {other!r}")
+    taken.update({(name, same): (getattr(declaration, name), file) for name, same in own})
 
 
-def _require_apart(declaration: TableDeclaration, file: Path, others: Sequence[DeclaredTable]) -> None:
-    """Raise `InvalidInput` if a landing place overlaps a table, of this declaration or of one before it."""
-    for field, what, landing, table in _to_compare(declaration, others):
-        if landing is not None and overlap(landing, table):
-            line = located_yaml.parse(file.read_bytes(), str(file)).line_of((field,))
-            raise InvalidInput(f"{file}:{line}: field `{field}`: {what} overlap. {APART}")
+def _require_apart(
+    file: Path, table: Sequence[str], landing: Sequence[str] | None, *, tables: _Locations, landings: _Locations
+) -> None:
+    """Raise `InvalidInput` if a landing place overlaps a table, of this declaration or of one before it.
+
+    Both locations are as `with_locations_above` returns them. Cost: a lookup for each location above them.
+    """
+    if landing is not None and (table[0] in landing or landing[0] in table):
+        raise _in_field(file, "landing", landing_overlap("the table"))
+    if landing is not None and (name := tables.overlapping(landing)) is not None:
+        raise _in_field(file, "landing", landing_overlap(f"the table {name!r}"))
+    if (name := landings.overlapping(table)) is not None:
+        raise _in_field(file, "uri", landing_overlap("the table", f"the landing place of {name!r}"))
 
 
-def _to_compare(
-    declaration: TableDeclaration, others: Sequence[DeclaredTable]
-) -> Iterator[tuple[str, str, str | None, str]]:
-    own = declaration.landing.uri if declaration.landing else None
-    yield "landing", "the landing place and the table", own, declaration.uri
-    for other in (each.declaration for each in others):
-        theirs = other.landing.uri if other.landing else None
-        yield "landing", f"the landing place and the table {other.name!r}", own, other.uri
-        yield "uri", f"the table and the landing place of {other.name!r}", theirs, declaration.uri
+def _in_field(file: Path, name: str, error: InvalidInput) -> InvalidInput:
+    line = located_yaml.parse(file.read_bytes(), str(file)).line_of((name,))
+    return InvalidInput(f"{file}:{line}: field `{name}`: {error}")
 
 
 def _resolved(declaration: TableDeclaration, root: Path) -> TableDeclaration:

@@ -21,7 +21,7 @@ from storage_core.definition import (
 )
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import probe_key, version_key
-from storage_core.ingest.landing import LANDING, require_landing_apart
+from storage_core.ingest.landing import LANDING, reject_overlap
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment, RemoveTranslation
 from storage_core.log.apart import require_apart
 from storage_core.log.log import TransactionLog
@@ -45,11 +45,12 @@ def create(
 ) -> Snapshot:
     """Create an empty table and return its version 0; `extra` are settings beside those of the configuration.
 
+    The caller has checked the columns with `check_new`, before the sort schema became canonical.
     Raises `InvalidInput` when there is a table already, around this place or in it, or the parts contradict each other,
     `Unsupported` when the store cannot hold a table. Requests: those of `require_capable`, `require_apart` and
     `TransactionLog.create`.
     """
-    check_new(schema, config)
+    check_definition(schema, config)
     schema = without_metadata(schema)
     metadata = Metadata(
         id=log.ids.uuid(),
@@ -79,10 +80,12 @@ def declare(
     extra = {} if landing is None else {LANDING: landing.to_json()}
     is_delta = landing is not None and landing.is_delta
     if landing is not None:
-        require_landing_apart(landing.uri, log.store.uri, "the table")
+        reject_overlap(landing.uri, log.store.uri, "the table")
     if not log.exists():
         try:
-            return create(log, declaration.schema(), declaration.config(), {**extra, **marks})
+            schema, config = declaration.schema(), declaration.config()
+            check_new(schema, config)
+            return create(log, schema, config, {**extra, **marks})
         except InvalidInput:
             if not log.exists():  # else another process declared it in between
                 raise

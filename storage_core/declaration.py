@@ -44,8 +44,8 @@ from storage_core.definition import check_bloom_filters, check_maintained, check
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
 from storage_core.index.segments import validate as validate_index
-from storage_core.ingest.landing import APART, LandingSpec, captured_columns, require_landing_apart
-from storage_core.objectstore.resolve import overlap, written_alike
+from storage_core.ingest.landing import LandingSpec, captured_columns, reject_overlap
+from storage_core.objectstore.resolve import written_alike
 from storage_core.region.spec import check_spec, first_specs
 from storage_core.rows import sort_schema as sort_schemas
 from storage_core.rows import windows
@@ -301,7 +301,7 @@ class TableDeclaration(Closed):
         if landing.time_format is not None and info.data["time_column"] is None:
             raise InvalidInput("time_format is the format of the time column. Declare a time_column, or leave it out")
         if "uri" in info.data and written_alike(info.data["uri"], landing.uri):
-            require_landing_apart(landing.uri, info.data["uri"], "the table")
+            reject_overlap(landing.uri, info.data["uri"], "the table")
         maps = [name for name, column in info.data["columns"].items() if column.is_map]
         if maps and landing.format not in ("parquet", "delta"):
             raise InvalidInput(f"column {maps[0]!r} is a map, which has no text form; land the files as parquet")
@@ -321,8 +321,8 @@ class TableDeclaration(Closed):
             return raw_logs
         for each in raw_logs:
             for store in (*each.stores, *each.optional):
-                if written_alike(store, landing.uri) and overlap(store, landing.uri):
-                    raise InvalidInput(f"the raw log {each.name!r} and the landing place overlap. {APART}")
+                if written_alike(store, landing.uri):
+                    reject_overlap(landing.uri, store, f"the raw log {each.name!r}")
         return raw_logs
 
     @field_validator("late_data")

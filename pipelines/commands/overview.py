@@ -42,7 +42,7 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
 
     chosen = places_of(uris or [])
     failures = _last_failures(chosen)
-    found = list(look_at_all(chosen.places))
+    found = list(look_at_all(chosen.places, with_held=True))
     waits = _held_back(chosen.root, found)
     if as_json:
         for each in found:
@@ -249,6 +249,7 @@ _OPTIONAL: Final = ("next compaction", "index lag", "bytes", "quarantine entries
 
 def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
     """A line per table, and below them what failed."""
+    from pipelines.status.external_debt import HELD
     from pipelines.status.words import held_bytes
     from storage_core.clock import SystemClock
 
@@ -260,7 +261,8 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
         if each.error is not None:
             output.line(f"{each.place.name}: {each.error.kind}: {each.error}")
         for step, why in ({} if each.status is None else each.status.unknown).items():
-            output.line(f"{each.place.name}: nobody knows what there is to {step}: {why}")
+            what = "holds its bytes" if step == HELD else f"there is to {step}"
+            output.line(f"{each.place.name}: nobody knows what {what}: {why}")
         if each.status is not None and (kept := held_bytes(each.status, now_ms)):
             output.line(f"{each.place.name}: {kept}")
         failure = failures.get(each.place.name)
@@ -270,6 +272,7 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
 
 def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, object]:
     from pipelines.quantities import age, duration, size
+    from pipelines.status.external_debt import HELD
     from pipelines.status.words import index_lag, next_run
 
     state = found.state_after(failure).value
@@ -278,7 +281,8 @@ def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, 
         return about
     if status.behind:
         about["status"] = f"behind: {', '.join(status.behind).replace('_', ' ')}"
-    owed = {step: f"{each.count:,}" for step, each in status.owed.items()} | dict.fromkeys(status.unknown, "?")
+    unknown = [step for step in status.unknown if step != HELD]
+    owed = {step: f"{each.count:,}" for step, each in status.owed.items()} | dict.fromkeys(unknown, "?")
     return {
         **about,
         "rows": status.rows,

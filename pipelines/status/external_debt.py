@@ -17,11 +17,14 @@ from storage_core.wording import counted
 
 if TYPE_CHECKING:
     from storage_core.formats.gc_plan import Plan
-    from storage_core.gc.held import Held
+    from storage_core.gc.retained_bytes import RetainedBytes
     from storage_core.ingest.landing import LandingSpec
 
 MOST_LANDED = 10_000
 """So many entries of a landing place are looked at."""
+
+HELD = "held"
+"""The name in `unknown` of what holds the bytes of the table, which is not a step."""
 
 Found = TypeVar("Found")
 
@@ -30,12 +33,14 @@ Found = TypeVar("Found")
 class ExternalLook:
     """One look at what the log does not say, of a table whose rows land at `landing`, if anywhere.
 
-    `lists` counts the requests that the landing place was asked, where the table's store counts the others.
+    `with_held` also finds what holds the bytes of the table. `lists` counts the requests that the landing place was
+    asked, where the table's store counts the others.
     """
 
     table: Table
     landing: LandingSpec | None
     now_ms: int
+    with_held: bool = False
     lists: int = 0
     _unknown: dict[str, str] = field(default_factory=dict)
     _read: Plan | None = None
@@ -43,13 +48,14 @@ class ExternalLook:
     def look(self) -> ExternalDebt:
         """Return what there is to do. Raises no error of what it looks at.
 
-        Requests: a LIST per 1,000 entries of the landing place, one GET, and those of `shown_versions` and `gc.held`.
+        Requests: a LIST per 1,000 entries of the landing place, one GET, and those of `shown_versions`. With
+        `with_held` also those of `measure_retained`.
         """
         return ExternalDebt(
             ingest=self._known("ingest", self._landed),
             collect=self._known("collect", self._noted),
             mirrors=self._known("publish", self._lacking) or {},
-            held=self._known("collect", self._held),
+            held=self._known(HELD, self._held) if self.with_held else None,
             unknown=self._unknown,
         )
 
@@ -109,7 +115,7 @@ class ExternalLook:
             self._read = read_plan(self.table.store)
         return self._read
 
-    def _held(self) -> Held:
-        from storage_core.gc.held import held
+    def _held(self) -> RetainedBytes:
+        from storage_core.gc.retained_bytes import measure_retained
 
-        return held(self.table.store, self.table.snapshot, self._plan(), now_ms=self.now_ms)
+        return measure_retained(self.table.store, self.table.snapshot, self._plan(), now_ms=self.now_ms)

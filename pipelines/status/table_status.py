@@ -91,14 +91,18 @@ def places_of(declared: DeclaredTables) -> list[Place]:
     return [Place.of(each.declaration) for each in declared.tables]
 
 
-def look_at_all(places: Sequence[Place], clock: Clock | None = None) -> Iterator[Looked]:
-    """Yield what a look at each table found, in their order. Raises nothing for a table that fails."""
+def look_at_all(places: Sequence[Place], clock: Clock | None = None, *, with_held: bool = False) -> Iterator[Looked]:
+    """Yield what a look at each table found, in their order. Raises nothing for a table that fails.
+
+    `with_held` also finds what holds the bytes of each table, with up to 33 more requests per table.
+    """
     now = clock or SystemClock()
     for start in range(0, len(places), PARALLEL_TABLES):
-        yield from all_of(lambda each: look(each, now), places[start : start + PARALLEL_TABLES], PARALLEL_TABLES)
+        some = places[start : start + PARALLEL_TABLES]
+        yield from all_of(lambda each: look(each, now, with_held=with_held), some, PARALLEL_TABLES)
 
 
-def look(place: Place, clock: Clock) -> Looked:
+def look(place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
     """Return how one table is. Requests: those of opening it, of `external_debt` and of `read.status`."""
     none: dict[str, int] = {}
     try:
@@ -108,15 +112,15 @@ def look(place: Place, clock: Clock) -> Looked:
     except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
         return Looked(place=place, error=as_tidemark_error(error), requests=none)
     try:
-        return look_into(table, place, clock)
+        return look_into(table, place, clock, with_held=with_held)
     except Exception as error:  # noqa: BLE001  # as above
         return Looked(place=place, error=as_tidemark_error(error), requests=table.store.requests)
 
 
-def look_into(table: Table, place: Place, clock: Clock) -> Looked:
+def look_into(table: Table, place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
     """Return how an opened table is; raises what `read.status` raises."""
     now_ms = clock.now_ms()
-    others = ExternalLook(table, place.landing, now_ms)
+    others = ExternalLook(table, place.landing, now_ms, with_held)
     external = others.look()
     found = status(table.store, table.snapshot, now_ms=now_ms, freshness_ms=place.freshness_ms, external=external)
     return Looked(place=place, status=found, requests=add_requests(table.store.requests, {"list": others.lists}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.quantities import duration, size
-from storage_core.gc.held import Kept
+from storage_core.gc.retained_bytes import RetainedPart
 from storage_core.read.status import Status
 from storage_core.wording import counted
 
@@ -43,7 +43,7 @@ def held_bytes(status: Status, now_ms: int) -> str:
     return ", ".join([f"{size(held.live_bytes)} live", *kept, *tags, *more])
 
 
-def _until(kept: Kept, now_ms: int) -> str:
+def _until(kept: RetainedPart, now_ms: int) -> str:
     first, last = _in(kept.first_ms or now_ms, now_ms), _in(kept.last_ms or now_ms, now_ms)
     return f"for {last}" if first == last else f"for {first} to {last}"
 

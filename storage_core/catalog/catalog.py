@@ -31,7 +31,7 @@ from storage_core.catalog.answers import (
 )
 from storage_core.catalog.checking import Checked, check
 from storage_core.catalog.database import Database
-from storage_core.catalog.known import Known, another_table, every_known, id_of, known_by
+from storage_core.catalog.known import Known, another_table, every_known, known_by
 from storage_core.catalog.plans import plan_of
 from storage_core.catalog.pruned import pruned
 from storage_core.catalog.queries import Statement
@@ -121,7 +121,7 @@ class Catalog:
             known = self._known(connection, table)
         store, log = _log_at(known.uri)
         snapshot = open_head(store, log.cached, seen=known.head_version)
-        if known.table_id not in (id_of(snapshot), snapshot.table_id):
+        if not known.is_of(snapshot):
             raise another_table(known, snapshot.table_id, self.database.place)
         return Table(store, log, snapshot)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from storage_core.catalog.known import Known, id_of
+from storage_core.catalog.known import Known
 from storage_core.catalog.rows import Columns, pieces, split_rows, texts_of
 from storage_core.catalog.schema import LIVE, REGIONS, SEGMENTS, SPLITS, TABLES
 from storage_core.errors import NotFound
@@ -53,11 +53,11 @@ def check(connection: Connection, known: Known, log: TransactionLog) -> Checked:
         snapshot = log.snapshot(version=known.head_version)
     except NotFound:
         newest = log.snapshot()
-        if known.table_id in (id_of(newest), newest.table_id):
+        if known.is_of(newest):
             found.differs(f"version {known.head_version} cannot be opened any more; the newest is {newest.version}")
             return found
         snapshot = newest
-    if known.table_id not in (id_of(snapshot), snapshot.table_id):
+    if not known.is_of(snapshot):
         found.differs(f"table_id is {known.table_id}, of the table there {snapshot.table_id}")
         return found
     _check_head(found, known, snapshot, log)

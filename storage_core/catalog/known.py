@@ -47,7 +47,7 @@ class Known:
     def of(snapshot: Snapshot, *, name: str, uri: str, commit_id: str) -> Known:
         """Return what a snapshot says."""
         return Known(
-            table_id=id_of(snapshot),
+            table_id=catalog_id(snapshot),
             name=name,
             uri=uri,
             head_version=snapshot.version,
@@ -85,6 +85,10 @@ class Known:
         features = json.loads(self.protocol).get("writerFeatures")
         return is_ours(Protocol(writerFeatures=None if features is None else tuple(features)))
 
+    def is_of(self, snapshot: Snapshot) -> bool:
+        """Return whether the snapshot is of this table. Earlier releases know a clone by the id of its source."""
+        return self.table_id in (catalog_id(snapshot), snapshot.table_id)
+
     def same_settings(self, other: Known) -> bool:
         """Tell whether both have the protocol, schema and configuration of the other."""
         return all(getattr(self, name) == getattr(other, name) for name in _SETTINGS)
@@ -107,10 +111,11 @@ class Known:
         }
 
 
-def id_of(snapshot: Snapshot) -> str:
-    """Return the id by which a catalogue knows a table: that of the log, and of a clone what made it, too.
+def catalog_id(snapshot: Snapshot) -> str:
+    """Return the id by which a catalog identifies a table.
 
-    A clone has the id of its source in its log, because its files have it.
+    For a clone this is the id in the log and a hash of the transaction that made the clone, because a clone has the
+    table id of its source in its log.
     """
     made = record_of(snapshot)
     if made is None:

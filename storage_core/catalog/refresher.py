@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from storage_core.catalog.answers import Outcome, Refreshed
 from storage_core.catalog.apply import apply, load
 from storage_core.catalog.database import Database
-from storage_core.catalog.known import Known, another_table, every_known, id_of
+from storage_core.catalog.known import Known, another_table, catalog_id, every_known
 from storage_core.catalog.schema import TABLES
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.log.actions import Action
@@ -76,7 +76,7 @@ class Refresher:
         see what was there before until it is all there.
         """
         snapshot = self.log.snapshot()
-        known = self._known(TABLES.c.table_id == id_of(snapshot))
+        known = self._known(TABLES.c.table_id == catalog_id(snapshot))
         self._load_from(snapshot, None if known is None else known.first_version)
         _logger.info("rebuilt %s in the catalogue %s", self._uri, self.database.place)
         done = self.refresh()
@@ -100,7 +100,7 @@ class Refresher:
         if actions is not None:
             return "" if _is_commit(known, actions) else f"its version {known.head_version} is another commit by now"
         head = self.log.snapshot()
-        same = (id_of(head), head.version, head.timestamp)
+        same = (catalog_id(head), head.version, head.timestamp)
         if same == (known.table_id, known.head_version, known.head_timestamp_ms):
             return ""
         if head.version < known.head_version:
@@ -127,10 +127,9 @@ class Refresher:
     def _load(self, found: Known | None, reason: str) -> str:
         """Load the table and return why; nothing where the catalogue has changed since it was `found`."""
         snapshot = self.log.snapshot()
-        # Catalogues of earlier releases know clones by the ids of their sources.
-        if found is not None and found.table_id not in (id_of(snapshot), snapshot.table_id):
+        if found is not None and not found.is_of(snapshot):
             raise another_table(found, snapshot.table_id, self.database.place)
-        elsewhere = self._known(TABLES.c.table_id == id_of(snapshot))
+        elsewhere = self._known(TABLES.c.table_id == catalog_id(snapshot))
         if elsewhere is not None and elsewhere.uri != self._uri:
             _require_moved(elsewhere, self._uri)
             reason = f"it was at {elsewhere.uri}"
@@ -196,7 +195,7 @@ def _are_there(connection: Connection, expected: Iterable[Known | None], about: 
 def _require_moved(known: Known, uri: str) -> None:
     """Raise `InvalidInput` where the table is still where the catalogue knows it: one of two places is a copy."""
     try:
-        found = id_of(TransactionLog(open_table_store(known.uri)).snapshot())
+        found = catalog_id(TransactionLog(open_table_store(known.uri)).snapshot())
     except NotFound:
         return
     if found == known.table_id:

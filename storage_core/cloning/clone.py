@@ -20,7 +20,7 @@ from storage_core.history.renumbered import renumbered_up_to, with_renumbered
 from storage_core.history.tagging import set_tag
 from storage_core.log.actions import Action, Metadata, Txn
 from storage_core.log.apart import require_apart
-from storage_core.log.conflicts.requirements import APPS_OF_VERSIONS
+from storage_core.log.conflicts.requirements import VERSION_APPS
 from storage_core.log.conflicts.settle import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.sharing import SOURCE, require_same_service
@@ -145,5 +145,5 @@ def _held(snapshot: Snapshot, missing: Sequence[str]) -> Iterator[Action]:
     yield from snapshot.splits.values()
     yield from (each for each in snapshot.segments.values() if each.path not in gone)
     yield from (each for each in snapshot.translations.values() if each.path not in gone)
-    left = (_APP, *APPS_OF_VERSIONS)  # what they record is of the source's versions and regions
+    left = (_APP, *VERSION_APPS)  # what they record is of the source's versions and regions
     yield from (txn for txn in snapshot.txns.every().values() if not txn.appId.startswith(left))

@@ -46,7 +46,7 @@ from storage_core.split.write import sort_and_write
 
 OPERATION = "REWINDOW"
 RESORT_OPERATION = "RESORT"
-"""What its commits call themselves in the log."""
+"""The operations of the commits: splits in other windows, and splits in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _tasks(
         RewindowTask(part, replace(context, window_seconds=duration))
         for context, ((_, duration), adds) in zip(contexts, by_scope.items(), strict=True)
         if context is not None
-        for part in _parts(adds, duration or 1, snapshot.config.target_split_bytes)
+        for part in _parts(adds, duration, snapshot.config.target_split_bytes)
     ]
 
 
@@ -171,12 +171,14 @@ def _durations(start: pa.ChunkedArray, seconds: pa.ChunkedArray, config: TableCo
     return pa.array(wanted)
 
 
-def _parts(adds: list[Add], duration: int, most_bytes: int) -> Iterator[tuple[Add, ...]]:
-    """The splits by about so many bytes, those that begin in one window of the new duration together where they fit."""
+def _parts(adds: list[Add], duration: int | None, most_bytes: int) -> Iterator[tuple[Add, ...]]:
+    """The splits by about so many bytes, those that begin in one window of the new duration together where they fit.
+
+    Without a duration there are no windows to keep together.
+    """
     part: list[Add] = []
     size = 0
-    for _, group in groupby(adds, key=lambda add: (add.windowStart or 0) // duration):
-        together = list(group)
+    for together in [adds] if duration is None else _by_window(adds, duration):
         if part and size + sum(add.size for add in together) > most_bytes:
             yield tuple(part)
             part, size = [], 0
@@ -188,6 +190,11 @@ def _parts(adds: list[Add], duration: int, most_bytes: int) -> Iterator[tuple[Ad
             size += add.size
     if part:
         yield tuple(part)
+
+
+def _by_window(adds: list[Add], duration: int) -> Iterator[list[Add]]:
+    for _, group in groupby(adds, key=lambda add: (add.windowStart or 0) // duration):
+        yield list(group)
 
 
 def execute(store: ObjectStore, task: RewindowTask, *, ids: Ids, now_ms: int) -> Rewrite:

@@ -17,30 +17,33 @@ _DELTA = "a Delta table lands here, and its files were not read: delete the rows
 def held_by_landed_files(judge: Judge, spec: LandingSpec) -> Iterator[Held]:
     """Yield the landed files that hold rows which meet the condition, or that cannot be read.
 
-    Cost: one LIST per 1,000 files, and one read of each file. A few blocks of a file are in memory.
+    Cost: one LIST per 1,000 files, and one read of each file, up to a row that meets the condition. A few blocks of a
+    file are in memory.
     """
     if spec.is_delta:
         yield Held(store=spec.uri, key="", kind="landed_file", by=KeptBy.NOT_READ, why=_DELTA)
         return
     for file in discover(spec):
         try:
-            is_held = _holds(judge, file, spec)
+            has_rows = _holds(judge, file, spec)
         except NotFound:
             continue
         except TidemarkError as error:
             why = f"the landed file cannot be read: {error.found}"
             yield Held(store=spec.uri, key=file.path, kind="landed_file", by=KeptBy.NOT_READ, why=why)
             continue
-        if is_held:
+        if has_rows:
             yield Held(store=spec.uri, key=file.path, kind="landed_file", by=KeptBy.LANDING, why=_WHY)
 
 
 def _holds(judge: Judge, file: LandedFile, spec: LandingSpec) -> bool:
-    """Whether a row or a rejected line of the file meets the condition, or may meet it."""
-    snapshot, is_held = judge.snapshot, False
+    """Whether a row or a rejected line of the file meets the condition, or may meet it. Reads to the first of them."""
+    snapshot = judge.snapshot
     for block in parse_blocks(file, spec, snapshot.schema, snapshot.config.time_column):
         if block.unreadable:
             raise Corrupt(block.rejected[0].reason, file=file.path)
-        is_held = is_held or bool(block.rows.num_rows and judge.rows(block.rows).any())
-        is_held = is_held or any(judge.text(line.text) is not False for line in block.rejected)
-    return is_held
+        if block.rows.num_rows and judge.rows(block.rows).any():
+            return True
+        if any(judge.text(line.text) is not False for line in block.rejected):
+            return True
+    return False

@@ -23,7 +23,7 @@ from storage_core.gc.retention import Retained
 from storage_core.log.actions import Action, Add, CommitInfo, IndexSegment, Remove, Translation, Txn
 from storage_core.log.advance import read_version
 from storage_core.log.checkpoints.root import read_state
-from storage_core.log.conflicts.requirements import APPS_OF_VERSIONS, following
+from storage_core.log.conflicts.requirements import FORGOTTEN, next_recorded_version
 from storage_core.log.covered import members
 from storage_core.log.encoding.codec import decode_version
 from storage_core.log.interop.manifest_paths import key_of_manifest
@@ -36,8 +36,6 @@ from storage_core.region.manifest import read_version as read_region_manifest
 
 OPERATION = "FORGET"
 """What its commits call themselves in the log."""
-
-_APP, _ = APPS_OF_VERSIONS
 
 
 def is_forgetting(actions: Iterable[Action]) -> bool:
@@ -60,9 +58,9 @@ class Since:
     def of(head: Snapshot) -> Since:
         """Return what the table's log has recorded. The requests of its transactions."""
         recorded = head.txns.every("tidemark")
-        last = recorded.get(_APP)
-        own = {app: txn.version for app, txn in recorded.items() if app.startswith(f"{_APP}:")}
-        generations = {app.removeprefix(f"{_APP}:"): version for app, version in own.items()}
+        last = recorded.get(FORGOTTEN)
+        own = {app: txn.version for app, txn in recorded.items() if app.startswith(f"{FORGOTTEN}:")}
+        generations = {app.removeprefix(f"{FORGOTTEN}:"): version for app, version in own.items()}
         if last is None or last.version > head.version:  # of another log, in a clone of an earlier release
             return Since(None, head.timestamp, {})
         return Since(last.version, last.lastUpdated or head.timestamp, generations)
@@ -70,11 +68,11 @@ class Since:
     def recorded(self, head: Snapshot, now_ms: int, regions: Iterable[str]) -> list[Txn]:
         """Return what a commit planned on `head` records: that version, and of these regions what it has merged."""
         merged = {region: head.merged_generations.get(region, 0) for region in regions}
-        recorded = {region: head.txns.get(f"{_APP}:{region}", 0) for region in merged}
+        recorded = {region: head.txns.get(f"{FORGOTTEN}:{region}", 0) for region in merged}
         new = {region: last for region, last in merged.items() if last > recorded[region]}
         return [
-            Txn(appId=_APP, version=following(_APP, head), lastUpdated=now_ms),
-            *(Txn(appId=f"{_APP}:{region}", version=last, lastUpdated=now_ms) for region, last in new.items()),
+            Txn(appId=FORGOTTEN, version=next_recorded_version(FORGOTTEN, head), lastUpdated=now_ms),
+            *(Txn(appId=f"{FORGOTTEN}:{region}", version=last, lastUpdated=now_ms) for region, last in new.items()),
         ]
 
 

@@ -146,13 +146,18 @@ class Landed:
     entries: int = 0
 
 
-def require_landing_apart(landing: str, other: str, what: str) -> None:
+def reject_overlap(landing: str, other: str, what: str) -> None:
     """Raise `InvalidInput` if the location `other`, which is `what`, is the landing place, holds it or lies in it.
 
     Ingestion would read the table's own files. No request.
     """
     if overlap(landing, other):
-        raise InvalidInput(f"the landing place and {what} overlap. {APART}")
+        raise landing_overlap(what)
+
+
+def landing_overlap(what: str, landing: str = "the landing place") -> InvalidInput:
+    """Return the error for a landing place that overlaps `what`."""
+    return InvalidInput(f"{landing} and {what} overlap. {APART}")
 
 
 def discover(spec: LandingSpec) -> list[LandedFile]:

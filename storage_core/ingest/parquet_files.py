@@ -16,6 +16,7 @@ from storage_core.errors import Corrupt, InvalidInput, unsound
 from storage_core.foreign_text import shortened
 from storage_core.formats.parquet_footer import require_sound_chunks
 from storage_core.ingest.expansion import Expansion, plain_bytes
+from storage_core.ingest.file_kind import HEAD_BYTES, require_uncompressed
 from storage_core.ingest.int96 import Int96Columns, Unit, as_instants, exact_moments
 from storage_core.ingest.lines import MOST_CELLS
 from storage_core.ingest.parquet_columns import LogicalTypes, dictionary_paths, leaves, repeats_texts
@@ -132,13 +133,17 @@ def _unreadable(error: Exception) -> Corrupt:
 
 
 def _sized(stream: BinaryIO) -> int:
+    """The size of a file. Raises `Corrupt` that names another kind of file, and for a footer that is too large."""
     size = stream.seek(0, io.SEEK_END)
     stream.seek(max(0, size - 8))
     footer, magic = int.from_bytes(stream.read(4), "little"), stream.read(4)
     stream.seek(0)
     if magic == _ENCRYPTED:
         raise unsound("it is encrypted, and Tidemark has no keys")
-    if magic == _MAGIC and footer > min(size, _LARGEST_FOOTER):
+    if magic != _MAGIC:  # a whole Parquet file saves the read of the head
+        require_uncompressed(stream.read(HEAD_BYTES))
+        stream.seek(0)
+    elif footer > min(size, _LARGEST_FOOTER):
         raise unsound(f"its footer has {footer} bytes, {min(size, _LARGEST_FOOTER)} are the most")
     return size
 

@@ -19,7 +19,6 @@ from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.ingest.content import ContentHash
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.csv_files import csv_blocks
-from storage_core.ingest.file_kind import HEAD_BYTES, require_uncompressed
 from storage_core.ingest.landing import LandedFile, LandingSpec, open_bytes, open_text
 from storage_core.ingest.line_files import ndjson_blocks, pattern_blocks
 from storage_core.ingest.lines import BLOCK_BYTES
@@ -90,9 +89,6 @@ def _blocks(
 ) -> Iterator[Parsed]:
     if spec.format == "parquet":
         with open_bytes(landed, content) as stream:
-            head = stream.read(HEAD_BYTES)
-            stream.seek(0)
-            require_uncompressed(head)
             yield from parquet_blocks(landed.path, stream, target.schema, nonzero=target.nonzero)
         return
     with open_text(landed, content) as stream:

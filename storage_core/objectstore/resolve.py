@@ -78,14 +78,24 @@ def canonical(uri: str) -> str:
             return parse_s3_uri(uri, {}).uri
 
 
+def with_locations_above(uri: str) -> tuple[str, ...]:
+    """Return the completed location, and then each one that it lies in. Relative paths are of this directory.
+
+    A location on S3 is completed from this environment. Raises `InvalidInput` for a location that is not valid. No
+    request.
+    """
+    here = _completed(uri)
+    return (here, *locations_above(here))
+
+
 def overlap(one: str, other: str) -> bool:
     """Return whether both locations are one place, or one lies in the other. Relative paths are of this directory.
 
     Locations on S3 are compared as this environment completes them. Raises `InvalidInput` for a location that is not
     valid. No request.
     """
-    here, there = _completed(one), _completed(other)
-    return here == there or here in locations_above(there) or there in locations_above(here)
+    here, there = with_locations_above(one), with_locations_above(other)
+    return here[0] in there or there[0] in here
 
 
 def written_alike(one: str, other: str) -> bool:

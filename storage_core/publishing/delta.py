@@ -169,7 +169,8 @@ class _DeltaMirror:
             widened=tuple(sorted(self._widened)),
             encoding=ENCODING,
         )
-        at_ms = snapshot.timestamp + (self.shown == snapshot.version)  # of each commit later than of the one before
+        is_again = self.shown == snapshot.version
+        at_ms = snapshot.timestamp + 1 if is_again else snapshot.timestamp  # times of a Delta log must grow
         info = {
             "timestamp": at_ms,
             "inCommitTimestamp": at_ms,

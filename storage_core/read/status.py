@@ -14,7 +14,7 @@ from itertools import islice
 from storage_core.compaction.debt import Debt, NextRun, Task, debt, together
 from storage_core.compaction.policy import Mode
 from storage_core.formats.keys import QUARANTINE_PREFIX
-from storage_core.gc.held import Held
+from storage_core.gc.retained_bytes import RetainedBytes
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import PAGE_KEYS, ObjectStore
 from storage_core.read.newest_rows import newest_row_ms, rows_came_ms
@@ -36,14 +36,15 @@ class Owed:
 class ExternalDebt:
     """What others say than the snapshot: of landed files, of mirrors by versions that they lack, of the collector.
 
-    `unknown` says of a step why nobody knows. `held` is what holds the bytes of the table's folder.
+    `unknown` says of a step, or of `held`, why nobody knows. `held` is what holds the bytes of the table's folder, or
+    None where nobody looked.
     """
 
     ingest: Owed | None = None
     collect: Owed | None = None
     mirrors: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
-    held: Held | None = None
+    held: RetainedBytes | None = None
 
 
 NOT_LOOKED = ExternalDebt()
@@ -64,10 +65,10 @@ class Status:
 
     `newest_row_at` is by the time column. `rows_came_at` is when the newest rows were committed, or before, where a
     `freshness` is declared; `behind` says what is older than that. `owed` has the steps with something to do, and
-    `unknown` why of a step nobody knows. `mirrors` are the versions that each format which is published lacks.
+    `unknown` why of a step, or of `held`, nobody knows. `mirrors` are the versions that each published format lacks.
     `next_run` is what a scheduled compaction reads and writes, and how many splits become how many; `freed_bytes` is
     what the retention takes out. Of `quarantine_entries` 1,000 are counted, of `regions` the first 64 looked at.
-    `held` is what holds the bytes of the table's folder, and until when.
+    `held` is what holds the bytes of the table's folder, and until when, or None where nobody looked.
     """
 
     uri: str
@@ -90,7 +91,7 @@ class Status:
     behind: tuple[str, ...]
     mirrors: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
-    held: Held | None = None
+    held: RetainedBytes | None = None
 
 
 def status(

@@ -40,7 +40,7 @@ from storage_core.log.actions import (
 from storage_core.log.apart import require_apart
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.root import named_keys
-from storage_core.log.conflicts.requirements import MergeProgress, is_of_versions, pruning
+from storage_core.log.conflicts.requirements import MergeProgress, pruning, records_a_version
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
 from storage_core.log.progress import Progress
@@ -266,7 +266,7 @@ class _Repair:
         # Fences whose tokens are versions name those of the damaged log: what was planned there cannot commit here.
         known = Progress(txns=found.txns, fences=found.fences, merged_generations=found.merged)
         # What was planned on versions that their fences name was planned on another log: numbers begin anew here.
-        actions += [each for each in known.beyond(head.progress) if not is_of_versions(each)]
+        actions += [each for each in known.beyond(head.progress) if not records_a_version(each)]
         return [*actions, pruning(head)] if any(isinstance(each, RemoveTxn) for each in actions) else actions
 
     # --- the tags

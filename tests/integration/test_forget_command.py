@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import tidemark as tm
 from jobs import forget
 from pipelines.cli import main
 from storage_core.declaration import load
+from storage_core.forget import landed
+from storage_core.ingest.parse import parse_blocks
 from storage_core.objectstore.local import LocalStore
 from tests.support.forgetting import CANARY, WHERE, places_of
 
@@ -105,6 +109,26 @@ def test_people_get_a_summary_by_reason_and_day_and_the_landed_files_that_hold_t
     assert len(shown.splitlines()) < 15
     assert main(["forget", "people", "--where", WHERE, "--report", "--paths"]) == 5
     assert capsys.readouterr().out.count("warehouse/") >= 40
+
+
+def test_a_landed_file_with_the_rows_is_named_for_them_also_if_a_later_block_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(landed, "parse_blocks", partial(parse_blocks, block_bytes=64))
+    for folder in ("tables", "landing"):
+        (tmp_path / folder).mkdir()
+    landing = "landing: {uri: landing, format: ndjson}\n"
+    text = f"name: people\nuri: warehouse\ncolumns: {{id: long!, person: string}}\n{landing}"
+    (tmp_path / "tables" / "people.yaml").write_text(text)
+    tm.Table.declare(load(Path("tables/people.yaml"))).append([{"id": 1, "person": "ann"}])
+    others = '{"id": 1, "person": "ann"}\n' * 20
+    for name, lines in (("found", f'{{"id": 2, "person": "{CANARY}"}}\n{others}'), ("not_found", others)):
+        (tmp_path / "landing" / f"{name}.ndjson.gz").write_bytes(gzip.compress(lines.encode())[:-8])
+    assert main(["forget", "people", "--where", WHERE, "--report", "--json"]) == 5
+    held = json.loads(capsys.readouterr().out)["held"]
+    by = {each["key"]: each["by"] for each in held if each["kind"] == "landed_file"}
+    assert by == {"found.ndjson.gz": "landing", "not_found.ndjson.gz": "not_read"}
 
 
 def test_the_job_reports_what_it_did_and_what_is_left(uri: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gzip
 import json
 import struct
 import zipfile
@@ -190,6 +191,15 @@ def test_a_damaged_file_is_named_and_nothing_is_made(tmp_path: Path) -> None:
     with pytest.raises(tm.errors.Corrupt, match=r"00001\.parquet: it is not a whole Parquet file") as damage:
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
     assert str(damage.value).endswith("; write the file again, or leave it out"), "fsck knows nothing of it"
+    assert not (tmp_path / "table").exists()
+
+
+def test_a_compressed_file_is_named_with_its_compression(tmp_path: Path) -> None:
+    land(tmp_path / "lake", 3)
+    file = tmp_path / "lake" / "1" / "00001.parquet"
+    file.write_bytes(gzip.compress(file.read_bytes()))
+    with pytest.raises(tm.errors.Corrupt, match=r"00001\.parquet: it is compressed with gzip"):
+        tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
     assert not (tmp_path / "table").exists()
 
 

@@ -12,6 +12,7 @@ from pipelines.tables import load_tables, read_tables, tables_folder
 from storage_core import declaration
 from storage_core.declaration_upkeep import UpkeepDeclaration
 from storage_core.errors import InvalidInput, NotFound
+from storage_core.objectstore import resolve
 from storage_core.settings.late_data import LateData
 from storage_core.table import Table
 
@@ -391,14 +392,33 @@ def test_no_table_lies_in_the_landing_place_of_another_and_two_may_share_one(tmp
     declare("e", "warehouse/e", "warehouse")
     problems = {each.file.name: each.message for each in read_tables(tmp_path).problems}
     assert list(problems) == ["b.yaml", "c.yaml", "e.yaml"]
-    assert "b.yaml:2: field `uri`: the table and the landing place of 'a' overlap" in problems["b.yaml"]
+    assert "b.yaml:2: field `uri`: the landing place of 'a' and the table overlap" in problems["b.yaml"]
     assert "c.yaml:17: field `landing`: the landing place and the table 'a' overlap" in problems["c.yaml"]
+
+
+def test_each_location_is_completed_once_however_many_tables_are_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(300):
+        text = GOOD.replace("name: events", f"name: t{number}").replace("warehouse/events", f"warehouse/t{number}")
+        write(tmp_path, text.replace("landing/events", f"landing/t{number}"), f"t{number}.yaml")
+    completed: list[str] = []
+    complete = resolve._completed
+
+    def counted(uri: str) -> str:
+        completed.append(uri)
+        return complete(uri)
+
+    monkeypatch.setattr(resolve, "_completed", counted)
+    assert len(read_tables(tmp_path).tables) == 300
+    # A declaration compares its own two locations, and both are compared with those of the other tables.
+    assert len(completed) == 4 * 300
 
 
 def test_a_raw_log_of_a_table_lies_apart_from_its_landing_place(tmp_path: Path) -> None:
     raw = "raw_logs:\n- {name: raw, table: clicks, stores: [landing/raw]}\n"
     message = refusal(tmp_path, GOOD.replace("landing/events", "landing") + raw)
-    assert "field `raw_logs`: the raw log 'raw' and the landing place overlap" in message
+    assert "field `raw_logs`: the landing place and the raw log 'raw' overlap" in message
 
 
 def test_names_that_differ_in_a_dash_only_are_one_name(tmp_path: Path) -> None:

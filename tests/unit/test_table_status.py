@@ -23,9 +23,9 @@ from storage_core.compaction.policy import Mode
 from storage_core.formats import keys
 from storage_core.formats.gc_plan import Candidate, Plan, Reason, encode
 from storage_core.formats.keys import gc_candidates_key
-from storage_core.gc import held
+from storage_core.gc import retained_bytes
 from storage_core.gc.collect import collect
-from storage_core.gc.held import Kept
+from storage_core.gc.retained_bytes import RetainedPart
 from storage_core.ingest.landing import LandingSpec
 from storage_core.log.actions import Txn
 from storage_core.objectstore.contract import IfAbsent, Overwrite
@@ -253,7 +253,7 @@ def test_what_holds_bytes_of_a_table_is_said_with_its_end(tmp_path: Path) -> Non
     clock = ManualClock(round(time.time() * 1000))
     table = filled(str(tmp_path / "events"), 2)
     place = Place(name="events", uri=table.uri)
-    first = look(place, clock).status
+    first = look(place, clock, with_held=True).status
     assert first is not None
     assert first.held is not None
     assert (first.held.versions.bytes, first.held.tags, first.held.is_partial) == (0, {}, False)
@@ -270,14 +270,16 @@ def test_what_holds_bytes_of_a_table_is_said_with_its_end(tmp_path: Path) -> Non
         Candidate(key=f"{key}x", reason=Reason.ORPHAN_SPLIT, size=7, first_seen_ms=9, since_version=0),
     ]
     table.store.put(gc_candidates_key(), encode(noted, counter=1, nonce="n"), IfAbsent())
-    found = look(place, clock).status
+    found = look(place, clock, with_held=True).status
     assert found is not None
     assert found.held is not None
     config = table.config
     until_ms = at_ms + config.version_retention_ms + config.gc_horizon_ms
     assert found.held.live_bytes == found.bytes == 0
-    assert found.held.versions == Kept(bytes=gone, first_ms=until_ms, last_ms=until_ms)
-    assert found.held.horizon == Kept(bytes=100, first_ms=5 + config.gc_horizon_ms, last_ms=5 + config.gc_horizon_ms)
+    assert found.held.versions == RetainedPart(bytes=gone, first_ms=until_ms, last_ms=until_ms)
+    assert found.held.horizon == RetainedPart(
+        bytes=100, first_ms=5 + config.gc_horizon_ms, last_ms=5 + config.gc_horizon_ms
+    )
     assert (found.held.orphans.bytes, found.held.orphans.last_ms) == (7, 9 + config.gc_horizon_ms)
     assert (found.held.tags, found.held.is_partial) == ({"audit": None}, False)
     words = held_bytes(found, at_ms)
@@ -286,15 +288,28 @@ def test_what_holds_bytes_of_a_table_is_said_with_its_end(tmp_path: Path) -> Non
     assert "the tag audit kept until it is removed" in words
 
 
+def test_a_failed_read_of_tags_leaves_the_step_of_the_collector_known(places: Iterator[str]) -> None:
+    table = filled(next(places), 1)
+    table.store.put(keys.tags_key(), b"{", IfAbsent())
+    place = Place(name="events", uri=table.uri)
+    found = look(place, ManualClock(), with_held=True).status
+    assert found is not None
+    assert found.held is None
+    assert {step: why.partition(":")[0] for step, why in found.unknown.items()} == {"held": "corrupt"}
+    without = look(place, ManualClock()).status
+    assert without is not None
+    assert (without.held, without.unknown) == (None, {})
+
+
 def test_a_look_at_what_holds_bytes_reads_so_many_versions_at_most(places: Iterator[str]) -> None:
     table = filled(next(places), 1)
-    for number in range(held.MOST_VERSIONS):
+    for number in range(retained_bytes.MOST_VERSIONS):
         table.log.commit(table.refresh().snapshot, [Txn(appId="x", version=number)], operation="UPKEEP")
     asked = MeteredStore(table.refresh().store)
     plan = Plan(candidates={}, counter=0, etag=None)
-    found = held.held(asked, table.snapshot, plan, now_ms=table.snapshot.timestamp)
+    found = retained_bytes.measure_retained(asked, table.snapshot, plan, now_ms=table.snapshot.timestamp)
     assert found.is_partial
-    assert +Counter(asked.requests) == {"get": held.MOST_VERSIONS + 1}
+    assert +Counter(asked.requests) == {"get": retained_bytes.MOST_VERSIONS + 1}
 
 
 def test_a_look_at_five_hundred_tables_takes_so_many_requests_of_each(places: Iterator[str], tmp_path: Path) -> None:
@@ -304,10 +319,13 @@ def test_a_look_at_five_hundred_tables_takes_so_many_requests_of_each(places: It
     of_plain = Place(name="plain", uri=plain.uri, landing=spec)
     of_published = Place(name="published", uri=published.uri)
     opening = [Counter(Table.open(each.uri).store.requests) for each in (plain, published)]
-    every = Counter({"list": 1, "get": 2})  # of quarantine, of the collector's plan and of the tags
-    of_versions = [Counter({"get": each.version + 1}) for each in (plain.refresh(), published.refresh())]
+    every = Counter({"list": 1, "get": 1})  # of quarantine and of the collector's plan
     of_looks = [opening[0] + every + Counter({"list": 1}), opening[1] + every + Counter({"get": 2})]
-    of_looks = [look + versions for look, versions in zip(of_looks, of_versions, strict=True)]
     found = list(look_at_all([of_plain, of_published] * 250, ManualClock()))
     assert [+Counter(each.requests) for each in found] == of_looks * 250
-    assert max(sum(each.values()) for each in of_looks) <= 14
+    assert max(sum(each.values()) for each in of_looks) <= 10
+    for_tags_and_versions = [Counter({"get": each.refresh().version + 2}) for each in (plain, published)]
+    with_held = [
+        +Counter(each.requests) for each in look_at_all([of_plain, of_published], ManualClock(), with_held=True)
+    ]
+    assert with_held == [look + more for look, more in zip(of_looks, for_tags_and_versions, strict=True)]

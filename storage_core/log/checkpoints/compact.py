@@ -10,14 +10,13 @@ from storage_core.formats.hint import CheckpointKind
 from storage_core.log.actions import Txn
 from storage_core.log.checkpoints.write import CheckpointResult, write_checkpoint
 from storage_core.log.commit import CommitLabel, Committer
-from storage_core.log.conflicts.requirements import APPS_OF_VERSIONS, following
+from storage_core.log.conflicts.requirements import COMPACT_STATE, next_recorded_version
 from storage_core.log.conflicts.settle import Plan, require_writable, validated
 from storage_core.log.log import TransactionLog
 from storage_core.log.replay import based_on_newest_state, recovery
 from storage_core.log.snapshot import Snapshot
 
 OPERATION = "COMPACT STATE"
-_, _APPLICATION = APPS_OF_VERSIONS
 
 
 def has_compact_state(snapshot: Snapshot) -> bool:
@@ -46,7 +45,7 @@ def compact_state(
     if snapshot.checkpoint_version == snapshot.version:
         # Not through the log's own commit, which may write a state of its own for the version.
         label = CommitLabel(commit_id=log.ids.uuid(), operation=OPERATION, metrics={}, job_run_id=job_run_id)
-        nothing = validated([Txn(appId=_APPLICATION, version=following(_APPLICATION, snapshot))])
+        nothing = validated([Txn(appId=COMPACT_STATE, version=next_recorded_version(COMPACT_STATE, snapshot))])
         snapshot = Committer(log.store, log.clock, log.ids).commit(Plan(snapshot, nothing), label, None).snapshot
     based = based_on_newest_state(log.store, snapshot)
     return write_checkpoint(log.store, based, log.ids.uuid, compact=True, recovery=recovery(log.store, based.version))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from storage_core.errors import CommitConflict, Fenced
-from storage_core.log.actions import Action, Fence
+from storage_core.log.actions import Action, Fence, RemoveTxn, Txn
 from storage_core.log.snapshot import Snapshot
 
 RESTORES = "tidemark:restore"
@@ -22,19 +23,25 @@ OF_VERSIONS = frozenset({PRUNING, RESTORES})
 """The fences whose tokens are versions, which say nothing in a log that numbers its versions anew."""
 
 
-APPS_OF_VERSIONS = ("tidemark:forgotten", "tidemark:compact-state")
+FORGOTTEN: Final = "tidemark:forgotten"
+COMPACT_STATE: Final = "tidemark:compact-state"
+VERSION_APPS = (FORGOTTEN, COMPACT_STATE)
 """The applications of the log itself, whose transactions hold versions, as the fences of `OF_VERSIONS` do.
 
 A clone and a repaired table number their versions anew and do not take them over.
 """
 
 
-def is_of_versions(action: Action) -> bool:
-    """Return whether an action records a version, which says nothing in a log that numbers its versions anew."""
-    return getattr(action, "resource", getattr(action, "appId", None)) in {*OF_VERSIONS, *APPS_OF_VERSIONS}
+def records_a_version(action: Action) -> bool:
+    """Return whether an action records or removes a version, which says nothing in a log that numbers them anew."""
+    match action:
+        case Fence(resource=name) | Txn(appId=name) | RemoveTxn(appId=name):
+            return name in {*OF_VERSIONS, *VERSION_APPS}
+        case _:
+            return False
 
 
-def following(app_id: str, planned: Snapshot) -> int:
+def next_recorded_version(app_id: str, planned: Snapshot) -> int:
     """Return the version to record for such an application in a commit that was planned on the snapshot.
 
     It is above the recorded one, which clones of earlier releases have of another log.

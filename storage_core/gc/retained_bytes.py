@@ -29,7 +29,7 @@ MOST_VERSIONS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class RetainedPart:
     """Bytes that are kept for one reason, and when the first and the last of them may go, in ms since the epoch."""
 
     bytes: int = 0
@@ -38,7 +38,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class RetainedBytes:
     """What holds the bytes of a table.
 
     `live_bytes` are those of splits, segments and translations of the newest version. `versions` are removed files that
@@ -49,14 +49,14 @@ class Held:
     """
 
     live_bytes: int
-    versions: Kept
-    horizon: Kept
-    orphans: Kept
+    versions: RetainedPart
+    horizon: RetainedPart
+    orphans: RetainedPart
     tags: Mapping[str, int | None]
     is_partial: bool
 
 
-def held(store: ObjectStore, snapshot: Snapshot, plan: Plan, *, now_ms: int) -> Held:
+def measure_retained(store: ObjectStore, snapshot: Snapshot, plan: Plan, *, now_ms: int) -> RetainedBytes:
     """Return what holds the bytes of the table. One GET for the tags, and one for each of the 32 newest versions.
 
     Versions that are older than the retention are not read. A moment is the earliest one: the next collection deletes.
@@ -70,7 +70,7 @@ def held(store: ObjectStore, snapshot: Snapshot, plan: Plan, *, now_ms: int) -> 
     tags = read_tags(store).live(now_ms)
     extra = sum(each.size for each in snapshot.segments.values())
     extra += sum(each.size for each in snapshot.translations.values())
-    return Held(
+    return RetainedBytes(
         live_bytes=snapshot.bytes + extra,
         versions=_kept(
             (size, at_ms + waits_ms) for key, (size, at_ms) in removed.items() if key not in plan.candidates
@@ -96,11 +96,11 @@ def _removed(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> tuple[
             return found, False
         _note_sizes(actions, unsized, found)
         named = {each.path for each in actions if isinstance(each, Add)}
+        removed = {each.path for each in actions if isinstance(each, Remove)} - named - found.keys()
+        live = named | kept | {path for path in removed if path in snapshot.splits}
         for each in actions:
             match each:
-                case Remove(path=path, size=size) if path not in found and path not in named | kept:
-                    if path in snapshot.splits:
-                        continue
+                case Remove(path=path, size=size) if path not in found and path not in live:
                     if size is None:
                         unsized[path] = at_ms
                     else:
@@ -121,13 +121,13 @@ def _is_orphan(candidate: Candidate) -> bool:
     return candidate.reason.value.startswith("orphan_")
 
 
-def _noted(candidates: Iterable[Candidate], horizon_ms: int) -> Kept:
+def _noted(candidates: Iterable[Candidate], horizon_ms: int) -> RetainedPart:
     return _kept((each.size, each.first_seen_ms + horizon_ms) for each in candidates)
 
 
-def _kept(found: Iterable[tuple[int, int]]) -> Kept:
+def _kept(found: Iterable[tuple[int, int]]) -> RetainedPart:
     known = list(found)
     moments = [until_ms for _, until_ms in known]
-    return Kept(
+    return RetainedPart(
         bytes=sum(size for size, _ in known), first_ms=min(moments, default=None), last_ms=max(moments, default=None)
     )
