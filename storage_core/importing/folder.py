@@ -89,7 +89,8 @@ def folder_of(uri: str) -> Folder:
     store = open_store(uri)
     if next(iter(store.list(DELTA_PREFIX)), None) is not None:
         raise InvalidInput(
-            f"{store.uri}: is a Delta table, whose files alone do not say which rows are in it; import it as one"
+            f"{store.uri}: is a Delta table. Import it as a Delta table, because the files alone do not show which rows "
+            "are live"
         )
     landed = folder_files(uri)
     if not landed.files:
