@@ -18,7 +18,7 @@ _ICEBERG = re.compile(r"metadata/[^/]*\.metadata\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class NotRead:
     """Files that are not read: their number, and the first names with the reason. The names are printable."""
 
     count: int = 0
@@ -30,7 +30,7 @@ class FolderFiles:
     """The Parquet files by path, and what else lies there."""
 
     files: Sequence[LandedFile]
-    left_out: LeftOut
+    not_read: NotRead
 
 
 def folder_files(uri: str) -> FolderFiles:
@@ -55,17 +55,17 @@ def folder_files(uri: str) -> FolderFiles:
                 "Import a query that reads the table.",
                 uri=store.uri,
             )
-        reason = _why_left_out(each, name, store.uri)
+        reason = _why_not_read(each, name, store.uri)
         if reason is None and isinstance(each, ObjectInfo):
             files.append(LandedFile(name, each.size, store.uri, each.last_modified_ms, each.etag))
         elif reason:
             count += 1
             if count <= MOST_NAMES:
                 names[printable(name)] = reason
-    return FolderFiles(sorted(files, key=lambda file: file.path), LeftOut(count, names))
+    return FolderFiles(sorted(files, key=lambda file: file.path), NotRead(count, names))
 
 
-def _why_left_out(found: ObjectInfo | Unnamed, name: str, uri: str) -> str | None:
+def _why_not_read(found: ObjectInfo | Unnamed, name: str, uri: str) -> str | None:
     """Return None for a file that is read, no text for one that is not counted, and else the reason."""
     is_parquet = name.casefold().endswith(SUFFIXES)
     if any(part.startswith((".", "_")) for part in name.split("/")):

@@ -62,7 +62,7 @@ def import_rows(
     source.require_fits(snapshot.schema)
     bring = _put if snapshot.config.kind == "keyed" else _added
     done = bring(log, snapshot, source, name)
-    return replace(done, not_read=source.left_out.count, not_read_names=source.left_out.names)
+    return replace(done, not_read=source.not_read.count, not_read_names=source.not_read.names)
 
 
 def _made(log: TransactionLog, make: Make, source: Source) -> Snapshot | None:

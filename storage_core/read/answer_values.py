@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
+from storage_core.rows.codes import Mask
 from storage_core.rows.decimals import TOO_LONG, too_long
-from storage_core.rows.nested_faults import Mask, wrong_values
+from storage_core.rows.nested_faults import wrong_values
 
 _ADVICE = "Cast it in the query, for example to VARCHAR."
 

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
+from storage_core.rows.codes import Mask
 from storage_core.rows.decimals import TOO_LONG, too_long
-from storage_core.rows.nested_faults import Mask, wrong_values
+from storage_core.rows.nested_faults import wrong_values
 
 BEYOND = "not between the years 1 and 9999"
 

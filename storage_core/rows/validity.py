@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.rows.codes import Mask
 
-Mask = npt.NDArray[np.bool_]
 Verdict = dict[tuple[str, str], Mask]
 """Which values are at fault, by reason and advice."""
 
