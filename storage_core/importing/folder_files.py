@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from storage_core.errors import InvalidInput
-from storage_core.ingest.landing import MOST_NAMES, LandedFile, printable
+from storage_core.ingest.landing import MOST_NAMES, LandedFile, printable_name
 from storage_core.objectstore.contract import ObjectInfo, Unnamed
 from storage_core.objectstore.resolve import open_store
 
@@ -61,7 +61,7 @@ def folder_files(uri: str) -> FolderFiles:
         elif reason:
             count += 1
             if count <= MOST_NAMES:
-                names[printable(name)] = reason
+                names[printable_name(name)] = reason
     return FolderFiles(sorted(files, key=lambda file: file.path), NotRead(count, names))
 
 
@@ -72,7 +72,9 @@ def _why_not_read(found: ObjectInfo | Unnamed, name: str, uri: str) -> str | Non
         return "its name, or the name of a folder above it, begins with . or _" if is_parquet else ""
     if isinstance(found, Unnamed):
         if is_parquet and not found.may_hold_more:
-            raise InvalidInput(f"{uri}/{printable(name)}: {found.reason}. Rename the file.", file=printable(name))
+            raise InvalidInput(
+                f"{uri}/{printable_name(name)}: {found.reason}. Rename the file.", file=printable_name(name)
+            )
         return found.reason
     if not is_parquet:
         return f"its name does not end in {', '.join(SUFFIXES)}"

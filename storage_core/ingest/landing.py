@@ -185,7 +185,7 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
         if reason is not None:
             not_read += 1
             if not_read <= MOST_NAMES:
-                names[printable(name)] = reason
+                names[printable_name(name)] = reason
     return Landed(sorted(files, key=lambda file: file.path), not_read, names, entries)
 
 
@@ -196,7 +196,7 @@ def _require_no_holder(key: str) -> None:
             continue
         parsed = parse_key(prefix + inside) if prefix == LOG_PREFIX else parse_raw_key(prefix + inside)
         if isinstance(parsed, ChunkKey) or getattr(parsed, "version", None) is not None:
-            where = f" in its folder {printable(folder[1:])!r}" if folder else ""
+            where = f" in its folder {printable_name(folder[1:])!r}" if folder else ""
             raise InvalidInput(f"the landing place contains {what}{where}. {APART}")
 
 
@@ -204,7 +204,7 @@ def _is_wanted(name: str, suffix: str | None) -> bool:
     return name.endswith(suffix or "") and not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
-def printable(name: str) -> str:
+def printable_name(name: str) -> str:
     """Return the name with what a terminal obeys, and what is not UTF-8, as escapes. No two names become one."""
     return fitted("".join(_escaped(each) for each in name), _LONGEST_NAME)
 

@@ -17,7 +17,7 @@ _WIDEST = 76  # digits, which any decimal of 128 bits has room in
 TOO_LONG = "a decimal has more digits than its type"
 
 
-def too_long(column: pa.ChunkedArray | pa.Array) -> Mask | None:
+def find_long_decimals(column: pa.ChunkedArray | pa.Array) -> Mask | None:
     """Return which values of a column contain a decimal with more digits than its type, or None if none does."""
     return wrong_values(column, _too_long)
 
