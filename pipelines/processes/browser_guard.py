@@ -65,7 +65,7 @@ def declared_hosts(names: Iterable[str]) -> list[Authority]:
     return found
 
 
-def named(host: str) -> list[str]:
+def host_names(host: str) -> list[str]:
     """Return the host of `--host` where it is a name. An address is known by the connections that come to it."""
     return [] if _address(host) else [host]
 
@@ -92,7 +92,7 @@ class BrowserGuard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
         elif (refusal := self._refusal(scope, Headers(scope=scope))) is None:
-            await self._app(scope, receive, _out_of_frames(send))
+            await self._app(scope, receive, _deny_framing(send))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})  # before it is accepted: the answer is 403
         else:
@@ -160,7 +160,7 @@ def _changes(text: str) -> bool:
     return any(each.operation is not OperationType.QUERY for each in operations)
 
 
-def _out_of_frames(send: Send) -> Send:
+def _deny_framing(send: Send) -> Send:
     """Send answers that a browser shows in no frame of another site, where a click could be stolen."""
 
     async def send_framed(message: Message) -> None:

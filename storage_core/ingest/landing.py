@@ -175,7 +175,7 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
         reason = None
         if isinstance(each, ObjectInfo):
             name = each.key
-            _require_no_holder(name)
+            _reject_table_or_raw_log(name)
             if _is_wanted(name, spec.suffix) and each.size > 0:
                 files.append(LandedFile(name, each.size, store.uri, each.last_modified_ms, each.etag))
             elif spec.suffix and _is_wanted(name.casefold(), spec.suffix.casefold()) and each.size > 0:
@@ -189,7 +189,7 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
     return Landed(sorted(files, key=lambda file: file.path), not_read, names, entries)
 
 
-def _require_no_holder(key: str) -> None:
+def _reject_table_or_raw_log(key: str) -> None:
     for prefix, what in ((LOG_PREFIX, "a table"), (LIVE_PREFIX, "a raw log")):
         folder, found, inside = f"/{key}".rpartition(f"/{prefix}")
         if not found or (folder and not _is_wanted(folder[1:], None)):

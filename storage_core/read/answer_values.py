@@ -15,8 +15,8 @@ from storage_core.rows.nested_faults import wrong_values
 _ADVICE = "Cast it in the query, for example to VARCHAR."
 
 
-def with_own_values(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch if each of its values is that of the query. Raises `InvalidInput` naming a column of another."""
+def reject_changed_values(batch: pa.RecordBatch) -> None:
+    """Raise `InvalidInput` for a column with a value that differs from the value of the query."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if find_long_decimals(column) is not None:
             raise InvalidInput(f"column {quoted(name)}: {TOO_LONG}, {column.type}. {_ADVICE}", column=name)
@@ -24,7 +24,6 @@ def with_own_values(batch: pa.RecordBatch) -> pa.RecordBatch:
             raise InvalidInput(
                 f"column {quoted(name)}: an infinite date or time is not a value. {_ADVICE}", column=name
             )
-    return batch
 
 
 def _infinite(values: pa.Array) -> Mask | None:

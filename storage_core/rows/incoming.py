@@ -10,7 +10,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.repeated import repeated
 from storage_core.rows.exact import exact_array
-from storage_core.rows.library_types import require_kept_values
+from storage_core.rows.library_types import reject_lossy_columns
 from storage_core.rows.validity import validated
 from storage_core.rows.vectors import type_text
 from storage_core.system_errors import of_the_system, unavailable
@@ -97,7 +97,7 @@ def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
     Raises `InvalidInput` where there is none, and for a column of DuckDB or Polars whose values Arrow data does not
     keep.
     """
-    require_kept_values(rows)
+    reject_lossy_columns(rows)
     # A reader itself, not as a stream, which would keep nothing but the text of what it raises.
     own = getattr(rows, "to_reader", None)  # of a scan
     try:
