@@ -199,5 +199,5 @@ _CHECKS: Mapping[JobName, Callable[[TableInputs, Table], DueRun | None]] = {
     "publish": _publish,
 }
 
-LOOKED_AT: frozenset[JobName] = frozenset({"ingest", "merge", *_CHECKS})
+OBSERVABLE_JOBS: frozenset[JobName] = frozenset({"ingest", "merge", *_CHECKS})
 """The jobs whose work storage shows. Collections and checks have schedules."""

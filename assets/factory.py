@@ -150,13 +150,13 @@ def _asset(
                     metadata |= index_metadata(debt(left.snapshot, step.request.index))
             checks = [step.judge(declaration, report)] if step.judge else []
             result = recorded(context, key, report, metadata, span=now(), checks=checks)
-            _report_the_rest(context, declaration, left, is_windowed=span is not None, clock=clock)
+            _report_up_to_date_assets(context, declaration, left, is_windowed=span is not None, clock=clock)
             return result
 
     return materialize
 
 
-def _report_the_rest(
+def _report_up_to_date_assets(
     context: AssetExecutionContext,
     declaration: TableDeclaration,
     table: Table,

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 
 from dagster import AssetKey, AssetMaterialization, DagsterInstance, MetadataValue
 
-from assets.due_runs import LOOKED_AT, TableInputs, outlook
+from assets.due_runs import OBSERVABLE_JOBS, TableInputs, outlook
 from assets.partitions import Span, partition_key, span_of
 from assets.recording import DATA_VERSION
 from assets.steps import Step, asset_key, steps_of
@@ -51,7 +51,9 @@ def report_up_to_date(
         One query per asset of windows and one for all other assets. Once, the requests of `look`.
     """
     span = span_of(declaration, clock)
-    steps = {asset_key(declaration.name, each.name): each for each in steps_of(declaration) if each.job in LOOKED_AT}
+    steps = {
+        asset_key(declaration.name, each.name): each for each in steps_of(declaration) if each.job in OBSERVABLE_JOBS
+    }
     known = _materialized(instance, [key for key in steps if key not in apart])
     missing = {
         key: _missing(instance, key, table, is_known=is_known, span=span if steps[key].windowed else None)

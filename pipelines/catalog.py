@@ -10,7 +10,7 @@ from dagster import AssetsDefinition, AssetSpec, Definitions, in_process_executo
 from assets.checks import build_table_checks
 from assets.definition_metadata import Project
 from assets.distribution import distributed_key
-from assets.due_runs import LOOKED_AT
+from assets.due_runs import OBSERVABLE_JOBS
 from assets.factory import build_table_assets
 from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
@@ -109,7 +109,7 @@ def build_once(
     declared = [each.declaration for each in raw_logs]
     prefix = automation.prefix
     jobs, assets = build_jobs(tables, declared, prefix=prefix), assets_of_jobs(tables, declared, prefix=prefix)
-    watched = [job for job in jobs if job.name.removeprefix(prefix) in LOOKED_AT]
+    watched = [job for job in jobs if job.name.removeprefix(prefix) in OBSERVABLE_JOBS]
     looked_after = [each for each in tables if automation.looks_after(each)]
     feeding = [(table, [each.request for each in _feeding(table, raw_logs)]) for table in tables]
     now = DeclaredNow(folder) if folder else None

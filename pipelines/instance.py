@@ -35,10 +35,10 @@ def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) 
     """Return the instance's folder, made where it is missing: `DAGSTER_HOME`, else `.dagster/` in the root.
 
     The root is the folder that holds `tables/`. In `.dagster/` the settings are linked to those of the package, unless
-    a file of the user's is there. For a database they are a file, in `DAGSTER_HOME` too, and
-    for a level of the terminal's lines other than INFO. Idempotent. Raises
-    `InvalidInput` when the folder cannot be made, or when a file of the user's says nothing of the database that is
-    set; `Unavailable` without the packages that a database needs.
+    a file of the user's is there. A database, or a terminal level other than INFO, needs a settings file of its own.
+    In `DAGSTER_HOME` only a database does. Idempotent. Raises `InvalidInput` when the folder cannot be made, or when a
+    file of the user's says nothing of the database that is set; `Unavailable` without the packages that a database
+    needs.
     """
     named, in_postgres = environment.get(DAGSTER_HOME), bool(environment.get(POSTGRES))
     folder = _made(Path(named).resolve() if named else (root or tables_folder().parent).resolve() / ".dagster")

@@ -178,9 +178,7 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
     }
     used = next((use for use, is_used in uses.items() if is_used), None)
     if used is None and name in _sorted_by(snapshot):
-        used = (
-            "in the sort schema of splits that were written before; write them anew by `tidemark compact NAME --resort`"
-        )
+        used = "in the sort schema of older splits. Rewrite them with `tidemark compact NAME --resort`"
     if used is not None:
         raise InvalidInput(f"column {name!r} cannot be {change}: it is {used}", column=name)
 

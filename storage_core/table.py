@@ -1,7 +1,7 @@
 """The table: one façade over the log, the regions, the indexes and the readers (docs/architecture/README.md).
 
 An operation imports what only it needs when it is first asked for, so that a program pays for what it uses
-(decision 0095). More than 300 lines: each public method is here with what it promises, and delegates.
+(decision 0095).
 """
 
 from __future__ import annotations

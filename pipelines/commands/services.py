@@ -43,9 +43,9 @@ def ui(
 ) -> None:
     """Open Dagster's UI, on this machine only.
 
-    It shows every run of the demo, of backfills and of schedules. The terminal shows what runs log at INFO, and with
-    --verbose each event of a run. With it come a daemon and a code server; of the three
-    one that ends is started again, and the others stay.
+    It shows every run of the demo, of backfills and of schedules. The terminal shows what runs log at INFO. With
+    --verbose it shows each event. The command also starts a daemon and a code server. If one of the three processes
+    ends, it is started again.
     """
     place, environment = _settled("the UI of Dagster", is_verbose=verbose)
     hosts = _hosts(allow_host)

@@ -37,7 +37,7 @@ class BrowserGuard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
         elif (refusal := self._refusal(scope, Headers(scope=scope))) is None:
-            await self._app(scope, receive, _out_of_frames(send))
+            await self._app(scope, receive, _deny_framing(send))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})  # before it is accepted: the answer is 403
         else:
@@ -105,7 +105,7 @@ def _changes(text: str) -> bool:
     return any(each.operation is not OperationType.QUERY for each in operations)
 
 
-def _out_of_frames(send: Send) -> Send:
+def _deny_framing(send: Send) -> Send:
     """Send answers that a browser shows in no frame of another site, where a click could be stolen."""
 
     async def send_framed(message: Message) -> None:

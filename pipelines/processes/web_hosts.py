@@ -53,7 +53,7 @@ def declared_hosts(names: Iterable[str]) -> list[Authority]:
     return found
 
 
-def named(host: str) -> list[str]:
+def host_names(host: str) -> list[str]:
     """Return the host of `--host` where it is a name. An address is known by the connections that come to it."""
     return [] if address_of(host) else [host]
 

@@ -27,7 +27,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from pipelines.processes.browser_guard import BrowserGuard
-from pipelines.processes.web_hosts import declared_hosts, named
+from pipelines.processes.web_hosts import declared_hosts, host_names
 from pipelines.report.page import POLICY
 from pipelines.report.written import REPORT_PATH, report_file
 from pipelines.tables import tables_folder
@@ -73,7 +73,7 @@ def main() -> None:
         instance.optimize_for_webserver(*_OF_THE_DATABASE)
         with WorkspaceProcessContext(instance, WorkspaceFileTarget([given.workspace])) as context:
             report = report_file(tables_folder().parent)
-            app = app_of(context, report, [*named(given.host), *given.allow_host])
+            app = app_of(context, report, [*host_names(given.host), *given.allow_host])
             uvicorn.run(app, host=given.host, port=given.port, log_level="warning")
 
 

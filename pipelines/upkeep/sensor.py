@@ -25,7 +25,7 @@ from dagster import (
 )
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from assets.due_runs import LOOKED_AT, DueRun, TableInputs, outlook
+from assets.due_runs import OBSERVABLE_JOBS, DueRun, TableInputs, outlook
 from assets.launcher import JobName
 from assets.run_tags import SENSOR
 from assets.steps import asset_key, index_asset
@@ -192,7 +192,7 @@ class Upkeep:
         inputs = TableInputs.of(declaration, self._clock)
         seen = Seen.of(inputs)
         wanted, not_yet, coming_ms, is_idle = [], [], list[int](), True
-        for job in (each for each in jobs_of(declaration) if each in LOOKED_AT):
+        for job in (each for each in jobs_of(declaration) if each in OBSERVABLE_JOBS):
             found = outlook(job, inputs)
             if found.in_ms is not None:
                 coming_ms.append(self._clock.now_ms() + found.in_ms)

@@ -1,7 +1,7 @@
 """One live split against TW-1, TW-2 and SS-1 to SS-6, from its file (docs/architecture/compaction.md, "Invariants").
 
 In memory are the encoded file, the sort columns of one row group, and one other column at a time; of a split with
-values that cannot be read, all columns. More than 300 lines: every invariant of a split is here.
+values that cannot be read, all columns.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _OPTIONS: Final = re.compile(r"(?<=explain)\s*\([^()']*\)", re.IGNORECASE)
 _COMMENT_MARK: Final = re.compile(r"/\*|\*/")
 
 
-def require_asking(statement: str, place: str) -> None:
+def require_read_statement(statement: str, place: str) -> None:
     """Raise `InvalidInput` for a statement that does not ask for rows."""
     words = _words(statement)
     first = found = next(words, "")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from storage_core.catalog.asking import require_asking
+from storage_core.catalog.asking import require_read_statement
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable
 from storage_core.extras import CATALOG, needs
@@ -90,7 +90,7 @@ class Database:
         `InvalidInput` for others, for several in one text: the second could begin outside of what is read only; and
         for one of SQLite that is about the connection, which goes on after it, or about other files.
         """
-        require_asking(statement, self.place)
+        require_read_statement(statement, self.place)
         with self.read() as connection:
             if connection.dialect.name == "postgresql":
                 connection.detach()

@@ -15,7 +15,7 @@ number in the group, if that is above `generations`. Splits that arrive later ha
 A merge of the generations that happens to take all of a group finalizes it as well. What is too much for one task is
 merged in parts (`ranges`), which reads every *run* at once: a split, or all splits of one number above the generations.
 Of a group with more runs than that, the oldest splits become runs first, each with such a number of its own (decision
-0147). More than 300 lines: each step is a part of one decision on the same columns.
+0147).
 """
 
 from __future__ import annotations

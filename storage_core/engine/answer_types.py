@@ -28,7 +28,7 @@ _CHANGED: Final = {
 _NESTED: Final = frozenset({"array", "list", "map", "struct", "tuple", "union"})
 
 
-def require_kept_types(answer: duckdb.DuckDBPyRelation) -> None:
+def reject_lossy_types(answer: duckdb.DuckDBPyRelation) -> None:
     """Raise `InvalidInput` for a column with a type, at any depth, whose values Arrow data does not keep."""
     for name, type_ in zip(answer.columns, answer.types, strict=True):
         for each in _all(type_):

@@ -10,7 +10,7 @@ from storage_core.forget.report import Held, KeptBy
 from storage_core.ingest.landing import LandedFile, LandingSpec, discover
 from storage_core.ingest.parse import parse_blocks
 
-_WHY = "it is no part of the table: remove the file, or write it anew under another name without the rows"
+_WHY = "the file is not part of the table. Remove it, or write it under another name without the rows"
 _DELTA = "a Delta table lands here, and its files were not read: delete the rows there, and vacuum it"
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable, unsound
 from storage_core.formats.keys import DELTA_PREFIX
 from storage_core.formats.short_hash import short_hash
-from storage_core.importing.folder_files import SUFFIXES, LeftOut, folder_files
+from storage_core.importing.folder_files import SUFFIXES, NotRead, folder_files
 from storage_core.importing.union import Union, fitted, require_fits
 from storage_core.ingest.int96 import Int96Columns
 from storage_core.ingest.landing import LandedFile, open_bytes
@@ -43,7 +43,7 @@ class Folder:
 
     name: str
     footers: Sequence[Footer]
-    left_out: LeftOut
+    not_read: NotRead
 
     @property
     def schema(self) -> pa.Schema:
@@ -89,7 +89,8 @@ def folder_of(uri: str) -> Folder:
     store = open_store(uri)
     if next(iter(store.list(DELTA_PREFIX)), None) is not None:
         raise InvalidInput(
-            f"{store.uri}: is a Delta table, whose files alone do not say which rows are in it; import it as one"
+            f"{store.uri}: is a Delta table. Import it as a Delta table, because the files alone do not show which "
+            "rows are live"
         )
     landed = folder_files(uri)
     if not landed.files:
@@ -99,7 +100,7 @@ def folder_of(uri: str) -> Folder:
     for each in prefetch(_footer, landed.files, _AT_ONCE):
         _require_columns_of_folders(each)
         footers.append(replace(each, found=known.setdefault(each.found, each.found)))
-    return Folder(store.uri, footers, landed.left_out)
+    return Folder(store.uri, footers, landed.not_read)
 
 
 def _where(file: LandedFile) -> str:

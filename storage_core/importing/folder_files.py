@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from storage_core.errors import InvalidInput
-from storage_core.ingest.landing import MOST_NAMES, LandedFile, printable
+from storage_core.ingest.landing import MOST_NAMES, LandedFile, printable_name
 from storage_core.objectstore.contract import ObjectInfo, Unnamed
 from storage_core.objectstore.resolve import open_store
 
@@ -18,7 +18,7 @@ _ICEBERG = re.compile(r"metadata/[^/]*\.metadata\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class NotRead:
     """Files that are not read: their number, and the first names with the reason. The names are printable."""
 
     count: int = 0
@@ -30,7 +30,7 @@ class FolderFiles:
     """The Parquet files by path, and what else lies there."""
 
     files: Sequence[LandedFile]
-    left_out: LeftOut
+    not_read: NotRead
 
 
 def folder_files(uri: str) -> FolderFiles:
@@ -55,24 +55,26 @@ def folder_files(uri: str) -> FolderFiles:
                 "Import a query that reads the table.",
                 uri=store.uri,
             )
-        reason = _why_left_out(each, name, store.uri)
+        reason = _why_not_read(each, name, store.uri)
         if reason is None and isinstance(each, ObjectInfo):
             files.append(LandedFile(name, each.size, store.uri, each.last_modified_ms, each.etag))
         elif reason:
             count += 1
             if count <= MOST_NAMES:
-                names[printable(name)] = reason
-    return FolderFiles(sorted(files, key=lambda file: file.path), LeftOut(count, names))
+                names[printable_name(name)] = reason
+    return FolderFiles(sorted(files, key=lambda file: file.path), NotRead(count, names))
 
 
-def _why_left_out(found: ObjectInfo | Unnamed, name: str, uri: str) -> str | None:
+def _why_not_read(found: ObjectInfo | Unnamed, name: str, uri: str) -> str | None:
     """Return None for a file that is read, no text for one that is not counted, and else the reason."""
     is_parquet = name.casefold().endswith(SUFFIXES)
     if any(part.startswith((".", "_")) for part in name.split("/")):
         return "its name, or the name of a folder above it, begins with . or _" if is_parquet else ""
     if isinstance(found, Unnamed):
         if is_parquet and not found.may_hold_more:
-            raise InvalidInput(f"{uri}/{printable(name)}: {found.reason}. Rename the file.", file=printable(name))
+            raise InvalidInput(
+                f"{uri}/{printable_name(name)}: {found.reason}. Rename the file.", file=printable_name(name)
+            )
         return found.reason
     if not is_parquet:
         return f"its name does not end in {', '.join(SUFFIXES)}"

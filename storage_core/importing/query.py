@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage_core.engine.answer_types import require_kept_types
+from storage_core.engine.answer_types import reject_lossy_types
 from storage_core.engine.session import of_the_caller
 from storage_core.errors import InvalidInput
 from storage_core.formats.short_hash import short_hash
@@ -35,7 +35,7 @@ def answer_of(query: str, database: Path | None = None, *, name: str | None = No
                 answer = connection.sql(query)
                 if answer is None:
                     raise InvalidInput("the query has no rows to import; give one SELECT")
-                require_kept_types(answer)
+                reject_lossy_types(answer)
                 identity = f"query:{place}:{short_hash(query)}" if name is None else name
                 yield Stream.of(answer.to_arrow_reader(_BATCH_ROWS), "the query", identity=identity)
         except duckdb.Error as error:

@@ -39,16 +39,16 @@ def import_rows(
     """Bring all rows of a source into the table, which is made where there is none; durable when this returns.
 
     Everything that types and names can tell is checked before the table is made. A new table cannot be opened before
-    its import has ended. The rows of an append table are
-    sorted and written piece by piece, and one commit adds them all: one that is interrupted before it is simply run
-    again. The commit records the source by `name`, else by where it is, with what it holds: imported again as it is,
-    nothing is done. The rows of a keyed table are put by key, through a writer, and recorded when all are flushed; done
-    again after an interruption they are put again, which by key is the same. Rows are never late.
+    its import has ended. The rows of an append table are sorted and written piece by piece, and one commit adds them
+    all: one that is interrupted before it is simply run again. The commit records the source by `name`, else by where
+    it is, with what it holds: imported again as it is, nothing is done. The rows of a keyed table are put by key,
+    through a writer, and recorded when all are flushed; done again after an interruption they are put again, which by
+    key is the same. Rows are never late.
 
     Raises `InvalidInput` for a source that was imported with other content, and naming file and column, for rows that
     do not fit, `CommitConflict` where somebody else imports it with other content meanwhile, `WriterFenced` where
-    another writer claimed a region of a keyed table, and what an append raises. Requests: those of
-    the source, one PUT per split, and those of a commit.
+    another writer claimed a region of a keyed table, and what an append raises. Requests: those of the source, one PUT
+    per split, and those of a commit.
     """
     if name is not None and (not name or not name.isprintable()):
         raise InvalidInput(f"an import is called by printable text, found {quoted(name)}")
@@ -62,7 +62,7 @@ def import_rows(
     source.require_fits(snapshot.schema)
     bring = _put if snapshot.config.kind == "keyed" else _added
     done = bring(log, snapshot, source, name)
-    return replace(done, not_read=source.left_out.count, not_read_names=source.left_out.names)
+    return replace(done, not_read=source.not_read.count, not_read_names=source.not_read.names)
 
 
 def _made(log: TransactionLog, make: Make, source: Source) -> Snapshot | None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from storage_core.errors import TidemarkError
-from storage_core.importing.folder_files import LeftOut
+from storage_core.importing.folder_files import NotRead
 from storage_core.importing.union import as_held, fitted, require_fits
 from storage_core.rows.incoming import ArrowStream, pieces_of, reader_of
 
@@ -43,7 +43,7 @@ class Source(Protocol):
         ...
 
     @property
-    def left_out(self) -> LeftOut:
+    def not_read(self) -> NotRead:
         """What lies at the place and is not read."""
         ...
 
@@ -66,7 +66,7 @@ class Stream:
     schema: pa.Schema
     reader: pa.RecordBatchReader
     files: int = 0
-    left_out: LeftOut = LeftOut()  # noqa: RUF009  # which is frozen
+    not_read: NotRead = NotRead()  # noqa: RUF009  # which is frozen
 
     @staticmethod
     def of(rows: ArrowStream, name: str, *, identity: str, content: str = "") -> Stream:

@@ -68,10 +68,10 @@ class Union:
         """
         for name, each in self.fields.items():
             where = self.first[name]
-            if _has_nulls_only(each.type):
+            if _has_untyped_part(each.type):
                 raise InvalidInput(
-                    f"{where}: column {each.name!r} has no type, here and in every other file: all its values are "
-                    "null, or all inside of it are; declare the table with a type for it, or leave it out by a query",
+                    f"{where}: column {each.name!r} has no type in any file: all its values, or all values of one of "
+                    "its fields, are null. Declare the table with a type, or leave the column out by a query.",
                     file=where,
                     column=each.name,
                 )
@@ -94,7 +94,7 @@ def as_held(schema: pa.Schema, where: str) -> pa.Schema:
         raise error.reworded(f"{where}: {error.found}", file=where) from error
     held = pa.schema([pa.field(each.name, _held(each.type)).with_nullable(each.nullable) for each in schema])
     try:
-        to_schema_string(pa.schema([each for each in held if not _has_nulls_only(each.type)]))
+        to_schema_string(pa.schema([each for each in held if not _has_untyped_part(each.type)]))
     except InvalidInput as error:
         raise error.reworded(f"{where}: {error.found}", file=where) from error
     folded = [name.casefold() for name in held.names]
@@ -161,7 +161,7 @@ def _joined(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
 
 def _joined_inside(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     """The type that holds both, of nested types that differ only where one of them has nothing but nulls."""
-    if not (_has_nulls_only(first) or _has_nulls_only(second)):
+    if not (_has_untyped_part(first) or _has_untyped_part(second)):
         return None
     kinds = pa.types
     if kinds.is_list(first) and kinds.is_list(second):
@@ -186,8 +186,8 @@ def _joined_inside_of(first: pa.DataType, second: pa.DataType) -> pa.DataType | 
     return second if pa.types.is_null(first) else _joined_inside(first, second)
 
 
-def _has_nulls_only(type_: pa.DataType) -> bool:
-    """Whether the type of a column, or of something inside of it, is that of values of which none is known."""
+def _has_untyped_part(type_: pa.DataType) -> bool:
+    """Return whether the type, or a type inside it, is `null`."""
     return any(pa.types.is_null(each) for each in leaf_types(type_))
 
 

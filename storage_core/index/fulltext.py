@@ -210,7 +210,7 @@ def _read_words(query: TextQuery, boosts: Mapping[str, float]) -> TextQuery:
 
 
 def _built(query: TextQuery, tree: Node, boosts: Mapping[str, float], *, is_strict: bool) -> TextQuery:
-    with native_errors.asking():
+    with native_errors.as_query_error():
         builder = QueryBuilder(query.definition, _index(query.definition), boosts, is_strict=is_strict)
         return replace(query, tree=tree, parsed=builder.of(tree))
 

@@ -56,7 +56,7 @@ def _unavailable(what: str, error: BaseException) -> Unavailable:
 
 
 @contextmanager
-def asking() -> Iterator[None]:
+def as_query_error() -> Iterator[None]:
     """Raise `ValueError` where tantivy panics over a query, which is of somebody else."""
     try:
         yield

@@ -16,7 +16,7 @@ def read(text: str) -> Node:
     import tantivy
 
     try:
-        with native_errors.asking():
+        with native_errors.as_query_error():
             return cast("Node", tantivy.parse_query(text))
     except ValueError as error:
         raise ValueError("it has a Syntax Error") from error

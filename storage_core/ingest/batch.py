@@ -71,9 +71,9 @@ def plan(
 
 
 def may_have_new_rows(work: IngestWork) -> bool:
-    """Return whether `execute` could write rows or reject the file; False if its content is in under another ETag.
+    """Return False if the content of the file is in the table already, under another ETag.
 
-    Reads the whole file where only its content tells, else nothing. Landed files that were copied have other ETags.
+    Copied files have other ETags. Cost: reads the whole file if only its content can decide, otherwise nothing.
     """
     is_all_in = work.whole and not work.seen and len(set(work.contents)) == 1
     known = () if work.ingested_size is not None else work.contents if is_all_in else work.pruned

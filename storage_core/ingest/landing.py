@@ -180,7 +180,7 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
         reason = None
         if isinstance(each, ObjectInfo):
             name = each.key
-            _require_no_holder(name)
+            _reject_table_or_raw_log(name)
             if _is_wanted(name, spec.suffix) and each.size > 0:
                 files.append(LandedFile(name, each.size, store.uri, each.last_modified_ms, each.etag))
             elif spec.suffix and _is_wanted(name.casefold(), spec.suffix.casefold()) and each.size > 0:
@@ -190,18 +190,18 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
         if reason is not None:
             not_read += 1
             if not_read <= MOST_NAMES:
-                names[printable(name)] = reason
+                names[printable_name(name)] = reason
     return Landed(sorted(files, key=lambda file: file.path), not_read, names, entries)
 
 
-def _require_no_holder(key: str) -> None:
+def _reject_table_or_raw_log(key: str) -> None:
     for prefix, what in ((LOG_PREFIX, "a table"), (LIVE_PREFIX, "a raw log")):
         folder, found, inside = f"/{key}".rpartition(f"/{prefix}")
         if not found or (folder and not _is_wanted(folder[1:], None)):
             continue
         parsed = parse_key(prefix + inside) if prefix == LOG_PREFIX else parse_raw_key(prefix + inside)
         if isinstance(parsed, ChunkKey) or getattr(parsed, "version", None) is not None:
-            where = f" in its folder {printable(folder[1:])!r}" if folder else ""
+            where = f" in its folder {printable_name(folder[1:])!r}" if folder else ""
             raise InvalidInput(f"the landing place contains {what}{where}. {APART}")
 
 
@@ -209,7 +209,7 @@ def _is_wanted(name: str, suffix: str | None) -> bool:
     return name.endswith(suffix or "") and not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
-def printable(name: str) -> str:
+def printable_name(name: str) -> str:
     """Return the name with what a terminal obeys, and what is not UTF-8, as escapes. No two names become one."""
     return fitted("".join(_escaped(each) for each in name), _LONGEST_NAME)
 

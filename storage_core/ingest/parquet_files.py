@@ -25,7 +25,7 @@ from storage_core.ingest.rejection import Parsed, RejectedLine
 from storage_core.ingest.watched_stream import watched
 from storage_core.rows import times
 from storage_core.rows.calendar import BEYOND, beyond
-from storage_core.rows.decimals import TOO_LONG, too_long
+from storage_core.rows.decimals import TOO_LONG, find_long_decimals
 from storage_core.rows.schema import conform
 from storage_core.rows.validity import examined, row_text, with_bytes
 from storage_core.rows.vectors import faults, is_vector, with_lists, without_misfits
@@ -241,7 +241,7 @@ def _faults(rows: pa.Table, schema: pa.Schema, nonzero: Collection[str]) -> Iter
         outside = beyond(column)
         if outside is not None:
             yield f"column {field.name}: {BEYOND}", np.asarray(outside.fill_null(fill_value=False))
-        long = too_long(column)
+        long = find_long_decimals(column)
         if long is not None:
             yield f"column {field.name}: {TOO_LONG}", long
         if is_vector(field.type):

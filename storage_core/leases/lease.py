@@ -167,11 +167,11 @@ class Lease:
 def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, is_dead: IsDead | None = None) -> Lease:
     """Hold the resource of the table for five minutes under a token higher than any before. One GET and one PUT.
 
-    `head` tells which token the log has recorded. A lease that has run out by this clock, or whose holder `is_dead`, is
-    taken over. So is one that runs for longer than any lease, of a clock that was ahead, once its object is as old as a
-    lease lasts by the store's clock; one HEAD. Raises `Held` when a live holder has it, `Corrupt` when the object is no
-    lease, `CommitUnknown` when the store did not say: if it was acquired after all, it runs out by itself;
-    `Unsupported` for a log of others.
+    `head` tells which token the log has recorded. Take over a lease that has expired by this clock, or whose holder
+    `is_dead`. A lease that expires later than any lease can was written by a clock that was ahead. Such a lease is
+    taken over when its object is five minutes old by the store's clock (one HEAD). Raises `Held` when a live holder has
+    it, `Corrupt` when the object is no lease, `CommitUnknown` when the store did not say: if it was acquired after all,
+    it runs out by itself; `Unsupported` for a log of others.
     """
 
     def free(record: LeaseRecord) -> bool:

@@ -2,7 +2,7 @@
 
 A version file is a sequence of actions, one JSON object per line with one top-level key that names the action. This
 module maps records to and from those objects; it does no I/O. Unknown fields are ignored, an unknown action is refused,
-and so is a known field whose value is not of the field's type. More than 300 lines: it is the list of all actions.
+and so is a known field whose value is not of the field's type.
 """
 
 from __future__ import annotations

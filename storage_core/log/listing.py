@@ -34,7 +34,7 @@ SPAN = 1_000
 CLOSE = 100
 """A state of so many versions ago is close: to look for a JSON checkpoint after it would cost more than it saves."""
 
-ABSENT = 32
+MOST_ABSENT_KEYS = 32
 """So many absent versions in a row end a search on a local disk: a larger gap is found by `fsck`."""
 
 
@@ -200,7 +200,7 @@ def _is_there(store: ObjectStore, key: str) -> bool:
 
 def _probed_beyond(store: ObjectStore, version: int) -> int:
     newest = tried = version
-    while tried - newest < ABSENT:
+    while tried - newest < MOST_ABSENT_KEYS:
         tried += 1
         if _is_there(store, version_key(tried)):
             newest = tried

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -13,6 +12,7 @@ from storage_core.formats.delta_log import Json, path_of, vector
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.columns import stored_schema
+from storage_core.settings.json_text import json_text
 from storage_core.split.vectors import deleted_rows
 
 _UNORDERED = frozenset({"NaN", "Infinity", "-Infinity"})
@@ -98,13 +98,9 @@ def _token(text: str, type_: pa.DataType, *, is_least: bool) -> str:
     kinds = pa.types
     if kinds.is_floating(type_) and Decimal(text) == 0:
         return "-0.0" if is_least else "0.0"  # some readers tell the two apart, and a file may hold either
-    return text if kinds.is_integer(type_) or kinds.is_floating(type_) or kinds.is_decimal(type_) else _quoted(text)
+    return text if kinds.is_integer(type_) or kinds.is_floating(type_) or kinds.is_decimal(type_) else json_text(text)
 
 
 def _object(members: Iterable[tuple[str, str]]) -> str:
     """A JSON object whose values are JSON already: a decimal keeps its digits."""
-    return "{" + ",".join(f"{_quoted(name)}:{value}" for name, value in members) + "}"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return "{" + ",".join(f"{json_text(name)}:{value}" for name, value in members) + "}"

@@ -8,22 +8,22 @@ import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
-from storage_core.rows.decimals import TOO_LONG, too_long
-from storage_core.rows.nested_faults import Mask, wrong_values
+from storage_core.rows.codes import Mask
+from storage_core.rows.decimals import TOO_LONG, find_long_decimals
+from storage_core.rows.nested_faults import wrong_values
 
 _ADVICE = "Cast it in the query, for example to VARCHAR."
 
 
-def with_own_values(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch if each of its values is that of the query. Raises `InvalidInput` naming a column of another."""
+def reject_changed_values(batch: pa.RecordBatch) -> None:
+    """Raise `InvalidInput` for a column with a value that differs from the value of the query."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if too_long(column) is not None:
+        if find_long_decimals(column) is not None:
             raise InvalidInput(f"column {quoted(name)}: {TOO_LONG}, {column.type}. {_ADVICE}", column=name)
         if wrong_values(column, _infinite) is not None:
             raise InvalidInput(
                 f"column {quoted(name)}: an infinite date or time is not a value. {_ADVICE}", column=name
             )
-    return batch
 
 
 def _infinite(values: pa.Array) -> Mask | None:

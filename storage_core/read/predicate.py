@@ -3,8 +3,7 @@
 A filter is built from typed expressions (`col("status") >= 500`) or parsed from a SQL predicate
 that is parsed and never pasted (lesson 83). Both become the same tree. What the tree cannot express
 stays `Opaque`: it is evaluated row by row and never prunes. Comparisons have SQL's three-valued meaning, with NaN
-greatest and equal to itself (docs/architecture/compaction.md). More than 300 lines: conditions as data, and the typed
-expressions that make them, are one grammar.
+greatest and equal to itself (docs/architecture/compaction.md).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.answer_values import with_own_values
+from storage_core.read.answer_values import reject_changed_values
 from storage_core.read.column_names import in_columns
 from storage_core.read.columns_read import columns_read
 from storage_core.read.plan import Plan, RawPart, TablePlan, Watched
@@ -90,7 +90,9 @@ def query(
 
     def batches() -> Iterator[pa.RecordBatch]:
         with query_errors(text, splits, limits, files=files), result:
-            yield from map(with_own_values, result)
+            for batch in result:
+                reject_changed_values(batch)
+                yield batch
             for each in read.values():
                 each.recheck()
 

@@ -5,8 +5,6 @@ calls and those of others, in the order of their arrival, and writes that as one
 So a call that is alone pays for one put and no hand-over, and any number of callers pay for about two puts each.
 
 Rows that nobody waits for are written by a thread that lives only as long as there are some.
-
-More than 300 lines: all that happens under the one lock is in one class.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
-from storage_core.rows.decimals import TOO_LONG, too_long
-from storage_core.rows.nested_faults import Mask, wrong_values
+from storage_core.rows.codes import Mask
+from storage_core.rows.decimals import TOO_LONG, find_long_decimals
+from storage_core.rows.nested_faults import wrong_values
 
 BEYOND = "not between the years 1 and 9999"
 
@@ -54,7 +55,7 @@ def within_calendar(table: pa.Table) -> pa.Table:
             row = pc.index(outside, True).as_py()
             value = column.slice(row, 1).cast(_textual(column.type))[0]
             raise InvalidInput(f"column {name!r}, row {row}: {value} is {BEYOND}", column=name, row=row)
-        wrong = too_long(column)
+        wrong = find_long_decimals(column)
         if wrong is not None:
             row = int(np.flatnonzero(wrong)[0])
             advice = "Give the column a wider type, or write the value as text."

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.rows.nested_faults import Mask, wrong_values
+from storage_core.rows.codes import Mask
+from storage_core.rows.nested_faults import wrong_values
 
 _WIDEST = 76  # digits, which any decimal of 128 bits has room in
 
@@ -16,7 +17,7 @@ _WIDEST = 76  # digits, which any decimal of 128 bits has room in
 TOO_LONG = "a decimal has more digits than its type"
 
 
-def too_long(column: pa.ChunkedArray | pa.Array) -> Mask | None:
+def find_long_decimals(column: pa.ChunkedArray | pa.Array) -> Mask | None:
     """Return which values of a column contain a decimal with more digits than its type, or None if none does."""
     return wrong_values(column, _too_long)
 

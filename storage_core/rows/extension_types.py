@@ -19,7 +19,7 @@ def held_as(type_: pa.DataType) -> pa.DataType:
     return type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
 
 
-def plain(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+def without_extension_types(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     """Return the column without extension types, at any depth. UUIDs become text where the target has text."""
     leaves = leaf_types(column.type)
     if not any(isinstance(each, pa.BaseExtensionType) for each in leaves):

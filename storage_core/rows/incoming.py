@@ -11,7 +11,7 @@ from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.repeated import repeated
 from storage_core.rows.exact import exact_array
 from storage_core.rows.frames import collected, is_frame
-from storage_core.rows.library_types import require_kept_values
+from storage_core.rows.library_types import reject_lossy_columns
 from storage_core.rows.validity import validated
 from storage_core.rows.vectors import type_text
 from storage_core.system_errors import of_the_system, unavailable
@@ -102,7 +102,7 @@ def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
     rows = _collected(rows)
     if isinstance(rows, pa.Table):
         return rows.to_reader()
-    require_kept_values(rows)
+    reject_lossy_columns(rows)
     # A reader itself, not as a stream, which would keep nothing but the text of what it raises.
     own = getattr(rows, "to_reader", None)  # of a scan
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
-from storage_core.engine.answer_types import require_kept_types
+from storage_core.engine.answer_types import reject_lossy_types
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
 
@@ -13,14 +13,14 @@ _OF_POLARS: Final = {"Int128": "Decimal(38, 0)", "UInt128": "Decimal(38, 0)", "O
 """Types of Polars that Arrow data lacks, each with one to cast to. An `Object` becomes the address of its value."""
 
 
-def require_kept_values(rows: object) -> None:
+def reject_lossy_columns(rows: object) -> None:
     """Raise `InvalidInput` for a relation of DuckDB or a frame of Polars with a column that Arrow data does not keep.
 
     Neither library is imported.
     """
     library, kind = type(rows).__module__.partition(".")[0], type(rows).__name__
     if library in ("duckdb", "_duckdb") and kind == "DuckDBPyRelation":
-        require_kept_types(cast("Any", rows))
+        reject_lossy_types(cast("Any", rows))
     elif library == "polars" and kind == "DataFrame":
         for name, type_ in cast("Any", rows).schema.items():
             for each in _inside(type_):

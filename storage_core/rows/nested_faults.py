@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Mask = npt.NDArray[np.bool_]
+from storage_core.rows.codes import Mask
+
 Offsets = npt.NDArray[np.int64]
 Check = Callable[[pa.Array], Mask | None]
 """Returns which values of an array without inner values are wrong, or None if none is."""

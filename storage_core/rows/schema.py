@@ -26,7 +26,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted, shortened
 from storage_core.rows import columns, times
-from storage_core.rows.extension_types import plain
+from storage_core.rows.extension_types import without_extension_types
 from storage_core.rows.incoming import require_each_once
 from storage_core.rows.vectors import VECTOR, is_vector, listed, require_dimensions, type_text, vector_of
 from storage_core.wording import counted
@@ -134,7 +134,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     # Lists and maps are equal whatever their inner fields are called; the cast renames them without a copy.
     if column.type.equals(field.type) and not pa.types.is_nested(field.type):
         return column
-    column = times.conformed(plain(column, field.type), field)
+    column = times.conformed(without_extension_types(column, field.type), field)
     if not _is_exact(column.type, field.type) and not columns.is_of_earlier(column.type, field):
         hint = _hint(column.type, field.type)
         raise InvalidInput(

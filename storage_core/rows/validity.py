@@ -3,7 +3,7 @@
 Arrow checks nothing when somebody wraps buffers in an array. Text that is not UTF-8, a decimal beyond its precision or
 an offset outside of its buffer is found only by whoever reads the value, and then no row of the column can be read.
 The check is one pass of Arrow's kernels over the buffers. Only a column that fails it is looked at value by value
-(decision 0175). More than 300 lines: to find faults and to leave out what no row has is the same walk over types.
+(decision 0175).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.rows.codes import Mask
 
-Mask = npt.NDArray[np.bool_]
 Verdict = dict[tuple[str, str], Mask]
 """Which values are at fault, by reason and advice."""
 

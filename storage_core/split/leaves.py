@@ -47,7 +47,7 @@ def leaves_of(footer: pq.FileMetaData, columns: Collection[str] | None) -> list[
     ]
 
 
-def recorded_order(footer: pq.FileMetaData, columns: Collection[str], path: str) -> list[OrderColumn]:
+def native_order(footer: pq.FileMetaData, columns: Collection[str], path: str) -> list[OrderColumn]:
     """Return the columns of the order that a file of these columns records. Raises `Corrupt` for one of others.
 
     They are told by path: files of earlier releases may name another leaf with the path of the column.

@@ -22,7 +22,7 @@ from storage_core.rows.vectors import typed
 from storage_core.split.encode import has_float
 from storage_core.split.failures import corrupt_on_failure
 from storage_core.split.group_bounds import Recorded, recorded
-from storage_core.split.leaves import decoded_bytes, leaves_of, recorded_order
+from storage_core.split.leaves import decoded_bytes, leaves_of, native_order
 from storage_core.split.ranges import VerifiedChunks
 from storage_core.split.row_groups import shown, stretches
 from storage_core.split.vectors import visible
@@ -223,7 +223,7 @@ class OpenSplit:
 
     def native_sorting(self) -> list[OrderColumn]:
         """Return the columns of the order that Parquet itself records, if any. Raises `Corrupt` for one of others."""
-        return recorded_order(self._file.metadata, self.stored.names, self.add.path)
+        return native_order(self._file.metadata, self.stored.names, self.add.path)
 
     def _leaves(self, columns: Collection[str] | None) -> list[int]:
         return leaves_of(self._file.metadata, self._present(columns))

@@ -13,7 +13,7 @@ from dagster import Definitions, in_process_executor
 
 from assets.checks import build_table_checks
 from assets.definition_metadata import Project
-from assets.due_runs import LOOKED_AT
+from assets.due_runs import OBSERVABLE_JOBS
 from assets.launcher import LAUNCHER, InProcessLauncher, PipesLauncher
 from jobs.spark.spark import Spark
 from pipelines.automation import Automation
@@ -39,7 +39,7 @@ defs = Definitions(
     jobs=_jobs,
     sensors=[
         build_upkeep_sensor(
-            [job for job in _jobs if job.name in LOOKED_AT],
+            [job for job in _jobs if job.name in OBSERVABLE_JOBS],
             _upkeep,
             Automation(_tables, of_all=AutomationDeclaration(default="on", interval=1_000)),
         )

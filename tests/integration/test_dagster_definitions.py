@@ -20,7 +20,7 @@ from dagster._core.instance import InstanceRef
 from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._core.utils import make_new_run_id
 
-from assets.due_runs import LOOKED_AT, DueRun, TableInputs, due_run
+from assets.due_runs import OBSERVABLE_JOBS, DueRun, TableInputs, due_run
 from assets.launcher import JobName, PipesLauncher
 from assets.partitions import contiguous, partition_key, partitions_of, span_of
 from assets.run_tags import REASON
@@ -328,7 +328,7 @@ def due(job: JobName, declaration: TableDeclaration) -> DueRun | None:
 def test_a_table_without_landed_files_asks_for_nothing(checkout: Path) -> None:
     for file in ("access_log", "planes"):
         inputs = TableInputs.of(load(checkout / "tables" / f"{file}.yaml"))
-        assert [due_run(job, inputs) for job in sorted(LOOKED_AT)] == [None] * len(LOOKED_AT)
+        assert [due_run(job, inputs) for job in sorted(OBSERVABLE_JOBS)] == [None] * len(OBSERVABLE_JOBS)
     assert not (checkout / "warehouse").exists()
 
 

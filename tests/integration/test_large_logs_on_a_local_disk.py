@@ -10,7 +10,7 @@ import pytest
 
 from storage_core.errors import Corrupt
 from storage_core.formats.keys import version_key
-from storage_core.log.listing import ABSENT
+from storage_core.log.listing import MOST_ABSENT_KEYS
 from tidemark import Table
 
 FILES = 20_000
@@ -57,7 +57,7 @@ def test_opening_committing_and_publishing_read_no_folder_of_many_files(tmp_path
     assert max(read_names, default=0) < 100
 
 
-@pytest.mark.parametrize("lost", [1, ABSENT - 1])
+@pytest.mark.parametrize("lost", [1, MOST_ABSENT_KEYS - 1])
 def test_versions_that_are_missing_before_others_are_noticed(tmp_path: Path, lost: int) -> None:
     uri = str(tmp_path / "t")
     appended(Table.create(uri, SCHEMA, settings={"checkpoint.interval": 2}), *range(3))

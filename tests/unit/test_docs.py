@@ -191,11 +191,17 @@ def test_every_command_that_a_text_in_the_code_names_exists() -> None:
 
 
 def test_every_tidemark_command_of_the_documents_parses() -> None:
+    broken = []
     for where, words in _commands_of("tidemark"):
         name, *arguments = [each for each in words if each != "-v"]
-        assert name in COMMANDS, where
-        if arguments:  # a bare name is mentioned, not shown
-            COMMANDS[name].make_context(name, arguments)
+        if name not in COMMANDS:
+            broken.append(f"{where}: {' '.join(words)}: no such command")
+        elif arguments:  # a bare name is mentioned, not shown
+            try:
+                COMMANDS[name].make_context(name, arguments)
+            except typer.TyperException as error:
+                broken.append(f"{where}: {' '.join(words)}: {error}")
+    assert broken == []
 
 
 def test_every_job_of_the_documents_parses() -> None:
@@ -204,9 +210,14 @@ def test_every_job_of_the_documents_parses() -> None:
     ]
     assert jobs
     assert [where for where, (package, _, job), _ in jobs if not (ROOT / package / f"{job}.py").is_file()] == []
-    for _, (package, _, job), words in jobs:
+    broken = []
+    for where, (package, _, job), words in jobs:
         if package == "jobs":
-            _parse(job, words)
+            try:
+                _parse(job, words)
+            except (SystemExit, TidemarkError) as error:
+                broken.append(f"{where}: {job} {' '.join(words)}: {error}")
+    assert broken == []
 
 
 def _parse(job: str, words: list[str]) -> None:
@@ -223,14 +234,20 @@ def _parse(job: str, words: list[str]) -> None:
 
 @pytest.mark.dagster
 def test_every_dagster_command_of_the_documents_parses() -> None:
+    import click
     from dagster._cli import cli
 
-    for _, words in _commands_of("dagster"):
+    broken = []
+    for where, words in _commands_of("dagster"):
         command: Any = cli
         arguments = [*words]
-        while hasattr(command, "commands"):
-            command = command.commands[arguments.pop(0)]
-        command.make_context("dagster", arguments)
+        try:
+            while hasattr(command, "commands"):
+                command = command.commands[arguments.pop(0)]
+            command.make_context("dagster", arguments)
+        except (click.UsageError, LookupError) as error:
+            broken.append(f"{where}: {' '.join(words)}: {error!r}")
+    assert broken == []
 
 
 def test_every_make_target_of_the_documents_exists() -> None:

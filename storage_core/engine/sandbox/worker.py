@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage_core.engine.answer_types import require_kept_types
+from storage_core.engine.answer_types import reject_lossy_types
 from storage_core.engine.sandbox import landlock
 from storage_core.engine.sandbox.caller import Caller
 from storage_core.engine.sandbox.messages import Kind, decoded, encoded_batch
@@ -73,7 +73,7 @@ def _reported(error: Exception) -> dict[str, Any]:
 
 def _send_rows(query: Query, connection: duckdb.DuckDBPyConnection, caller: Caller) -> None:
     found = connection.sql(query.text)
-    require_kept_types(found)
+    reject_lossy_types(found)
     rows = found.to_arrow_reader(query.batch_rows)
     caller.send(Kind.ROWS, rows.schema.serialize())
     for batch in rows:
