@@ -15,7 +15,6 @@ from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from storage_core.errors import InvalidInput, NotFound, TidemarkError, Unavailable
 from storage_core.extras import PIPELINE, needs
-from storage_core.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,6 +72,8 @@ def ui(
         return answers
 
     # Only this user gets into the folder, for who reaches the code server runs code as this user.
+    from storage_core.scratch import scratch_folder
+
     with scratch_folder("ui") as folder:
         code = Address(socket=str(listening := folder / "code"))
         programs = {

@@ -19,7 +19,6 @@ from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawT
 from pipelines.commands.running import run_job, windows
 from pipelines.commands.target import open_table, resolve
 from storage_core.errors import InvalidInput, NotFound
-from storage_core.scratch import scratch_folder
 from storage_core.wording import counted
 
 if TYPE_CHECKING:
@@ -175,6 +174,8 @@ def landed(file: str) -> Iterator[Path]:
         raise InvalidInput(f"{file}: is a folder; append one file, or declare the folder as a landing place and ingest")
     if file != STDIN and not path.exists():
         raise NotFound(f"{file}: there is no such file")
+    from storage_core.scratch import scratch_folder
+
     with scratch_folder("append") as folder:
         copy = folder.resolve() / ("stdin" if file == STDIN else path.name)
         with copy.open("wb") as target:

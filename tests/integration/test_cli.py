@@ -74,7 +74,7 @@ uri: warehouse/people
 columns: {id: long!, name: string}
 primary_key: id
 """
-OURS_FOR_HELP = 48
+OURS_FOR_HELP = 49
 """Modules of Tidemark that help may load: the commands and the options that they share."""
 ROWS: list[dict[str, object]] = [
     {"time": "2015-05-17T10:05:03Z", "status": 200, "path": "/home page", "price": "1.50", "load": 0.25},
