@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from storage_core.catalog.asking import require_asking
+from storage_core.catalog.rights import require_reader
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable
 from storage_core.extras import CATALOG, needs
@@ -85,8 +86,8 @@ class Database:
     def ask(self, statement: str) -> tuple[list[str], list[tuple[object, ...]]]:
         """Return the names and rows of one statement of anybody, which can change nothing.
 
-        Only statements that ask are sent (`catalog.asking`). A superuser of PostgreSQL asks with the rights of
-        `pg_read_all_data`, and the connection ends with the question, so that no setting or lock outlives it. Raises
+        Only statements that ask are sent (`catalog.asking`), in PostgreSQL only by roles without rights over the server
+        (`catalog.rights`). There the connection ends with the question, so that no setting or lock outlives it. Raises
         `InvalidInput` for others, for several in one text: the second could begin outside of what is read only; and
         for one of SQLite that is about the connection, which goes on after it, or about other files.
         """
@@ -94,7 +95,7 @@ class Database:
         with self.read() as connection:
             if connection.dialect.name == "postgresql":
                 connection.detach()
-                _lower_rights(connection)
+                require_reader(connection, self.place)
             driver: Any = connection.connection.dbapi_connection
             cursor = driver.cursor()
             is_sqlite = connection.dialect.name == "sqlite"
@@ -221,16 +222,6 @@ def _reading(connection: Connection) -> Iterator[None]:
     finally:
         if not connection.invalidated:
             connection.exec_driver_sql("PRAGMA query_only=0")
-
-
-def _lower_rights(connection: Connection) -> None:
-    """Let a superuser of PostgreSQL read tables only: no files of the server, no processes. Others are as they are."""
-    lowered = connection.exec_driver_sql(
-        "SELECT rolsuper AND EXISTS (SELECT FROM pg_roles WHERE rolname = 'pg_read_all_data') "
-        "FROM pg_roles WHERE rolname = current_user"
-    ).scalar()
-    if lowered:
-        connection.exec_driver_sql("SET LOCAL ROLE pg_read_all_data")
 
 
 def _of_rows(action: int, *_: object) -> int:
