@@ -41,6 +41,8 @@ _OF_THE_CONNECTION: Final = frozenset(
 )
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
 _STATEMENT: Final = frozenset({"0A", "22", "25", "42"})
+_OF_THE_CALL: Final = frozenset({"ProgrammingError", "DataError"})
+"""Errors of a driver about what it was given, or what it cannot make of an answer, such as a time without end."""
 _BEGIN: Final = "tidemark_begin"
 
 _Made = TypeVar("_Made")
@@ -108,6 +110,12 @@ class Database:
                     raise InvalidInput("the statement returns no rows; ask with select")
                 return [each[0] for each in cursor.description], [tuple(row) for row in cursor.fetchall()]
             except connection.dialect.loaded_dbapi.Error as error:
+                if _is_no_text(error):
+                    raise InvalidInput(
+                        f"{self.place}: the answer holds text that is not UTF-8. Ask for its bytes: "
+                        "CAST(column AS BLOB)",
+                        place=self.place,
+                    ) from error
                 advice = "; here statements ask for rows, with select" if _sqlite_code(error) == _SQLITE_DENIED else ""
                 raise _refused(error, f"{self.place}: {shortened(str(error).strip())}{advice}", self.place) from error
             finally:
@@ -246,12 +254,17 @@ def _meaning(error: SQLAlchemyError, place: str) -> Exception:
 def _refused(cause: BaseException | None, text: str, place: str) -> TidemarkError:
     """What the database says of a statement, or of itself."""
     state, code = getattr(cause, "sqlstate", None), _sqlite_code(cause)
-    if code in _SQLITE_DAMAGED:
+    if code in _SQLITE_DAMAGED or _is_no_text(cause):
         return Corrupt(text, advice="the catalogue is derived: delete the file, or name another, and refresh it")
-    is_statement = type(cause).__name__ == "ProgrammingError" or code in _SQLITE_STATEMENT
+    is_statement = type(cause).__name__ in _OF_THE_CALL or code in _SQLITE_STATEMENT
     if is_statement or (state is not None and state[:2] in _STATEMENT):
         return InvalidInput(text, place=place)
     return Unavailable(f"{text}; try again when the database can be reached", place=place)
+
+
+def _is_no_text(cause: BaseException | None) -> bool:
+    """Whether the driver of SQLite could not read text as UTF-8: its own errors of work have no code of SQLite."""
+    return isinstance(cause, sqlite3.OperationalError) and _sqlite_code(cause) is None
 
 
 def _is_passing(cause: BaseException | None) -> bool:

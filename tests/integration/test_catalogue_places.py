@@ -435,6 +435,37 @@ def test_the_refusal_says_how_to_make_a_role_that_can_ask(postgres: Postgres, tm
             catalog.sql("SELECT pg_read_file('PG_VERSION')")
 
 
+@pytest.mark.parametrize("text", ["select \0 1", "select 1 \0; delete from splits", "select '\udcff'"])
+def test_a_statement_that_the_database_would_not_get_as_it_is_is_refused(catalog: Catalog, text: str) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"the statement holds a (null character|character that UTF-8 does not have)"
+    ):
+        catalog.sql(text)
+
+
+def test_an_answer_that_is_no_text_or_time_of_python_says_what_to_ask_instead(
+    postgres_catalog: Catalog, tmp_path: Path
+) -> None:
+    with tm.open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
+        with pytest.raises(InvalidInput, match=r"holds text that is not UTF-8\. Ask for its bytes: CAST"):
+            catalog.sql("SELECT CAST(x'ff' AS text)")
+        assert catalog.sql("SELECT CAST(CAST(x'ff' AS text) AS BLOB)")[1] == [(b"\xff",)]
+        with pytest.raises(InvalidInput, match="too big"):
+            catalog.sql("SELECT zeroblob(2000000000)")
+    with pytest.raises(InvalidInput, match="date too large"):
+        postgres_catalog.sql("SELECT 'infinity'::date")
+
+
+def test_text_of_a_catalogue_that_is_not_utf8_is_damage(tmp_path: Path) -> None:
+    table = made(tmp_path / "t", 2)
+    with tm.open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
+        catalog.refresh(table.uri)
+        damage = "UPDATE tables SET name = CAST(x'ff' AS text)"
+        catalog.database.write(partial(sa.Connection.exec_driver_sql, statement=damage))
+        with pytest.raises(tm.errors.Corrupt, match="delete the file, or name another, and refresh it"):
+            catalog.tables()
+
+
 @pytest.fixture
 def postgres_catalog(postgres: Postgres) -> Iterator[Catalog]:
     with tm.open_catalog(postgres.owned_place()) as catalog:
