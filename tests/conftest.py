@@ -166,7 +166,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/catalog.db"
     server: Postgres = request.getfixturevalue("postgres")
-    return server.place()
+    return server.owned_place()
 
 
 @pytest.fixture

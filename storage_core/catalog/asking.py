@@ -23,7 +23,14 @@ _COMMENT_MARK: Final = re.compile(r"/\*|\*/")
 
 
 def require_read_statement(statement: str, place: str) -> None:
-    """Raise `InvalidInput` for a statement that does not ask for rows."""
+    """Raise `InvalidInput` for a statement that does not ask for rows, or that a database cannot get whole."""
+    if "\0" in statement:  # where the driver of PostgreSQL would end it
+        raise InvalidInput(f"{place}: the statement holds a null character. Leave it out", place=place)
+    if any("\ud800" <= each <= "\udfff" for each in statement):
+        raise InvalidInput(
+            f"{place}: the statement holds a character that UTF-8 does not have. Write the statement in UTF-8",
+            place=place,
+        )
     words = _words(statement)
     first = found = next(words, "")
     if first == "explain":

@@ -221,7 +221,8 @@ class Catalog:
     def sql(self, statement: str) -> tuple[list[str], list[tuple[object, ...]]]:
         """Return the names and rows of one statement of the database's own, which can change nothing.
 
-        All rows are held. Raises `InvalidInput` with what the database says of it.
+        All rows are held. Raises `InvalidInput` with what the database says of it, and in PostgreSQL for a role that
+        can get rights over the server.
         """
         return self.database.ask(statement)
 

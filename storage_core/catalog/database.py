@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from storage_core.catalog.asking import require_read_statement
+from storage_core.catalog.rights import require_reader
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable
 from storage_core.extras import CATALOG, needs
@@ -40,6 +41,8 @@ _OF_THE_CONNECTION: Final = frozenset(
 )
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
 _STATEMENT: Final = frozenset({"0A", "22", "25", "42"})
+_OF_THE_CALL: Final = frozenset({"ProgrammingError", "DataError"})
+"""Errors of a driver about what it was given, or what it cannot make of an answer, such as a time without end."""
 _BEGIN: Final = "tidemark_begin"
 
 _Made = TypeVar("_Made")
@@ -85,8 +88,8 @@ class Database:
     def ask(self, statement: str) -> tuple[list[str], list[tuple[object, ...]]]:
         """Return the names and rows of one statement of anybody, which can change nothing.
 
-        Only statements that ask are sent (`catalog.asking`). A superuser of PostgreSQL asks with the rights of
-        `pg_read_all_data`, and the connection ends with the question, so that no setting or lock outlives it. Raises
+        Only statements that ask are sent (`catalog.asking`), in PostgreSQL only by roles without rights over the server
+        (`catalog.rights`). There the connection ends with the question, so that no setting or lock outlives it. Raises
         `InvalidInput` for others, for several in one text: the second could begin outside of what is read only; and
         for one of SQLite that is about the connection, which goes on after it, or about other files.
         """
@@ -94,7 +97,7 @@ class Database:
         with self.read() as connection:
             if connection.dialect.name == "postgresql":
                 connection.detach()
-                _lower_rights(connection)
+                require_reader(connection, self.place)
             driver: Any = connection.connection.dbapi_connection
             cursor = driver.cursor()
             is_sqlite = connection.dialect.name == "sqlite"
@@ -107,6 +110,12 @@ class Database:
                     raise InvalidInput("the statement returns no rows; ask with select")
                 return [each[0] for each in cursor.description], [tuple(row) for row in cursor.fetchall()]
             except connection.dialect.loaded_dbapi.Error as error:
+                if _is_no_text(error):
+                    raise InvalidInput(
+                        f"{self.place}: the answer holds text that is not UTF-8. Ask for its bytes: "
+                        "CAST(column AS BLOB)",
+                        place=self.place,
+                    ) from error
                 advice = "; here statements ask for rows, with select" if _sqlite_code(error) == _SQLITE_DENIED else ""
                 raise _refused(error, f"{self.place}: {shortened(str(error).strip())}{advice}", self.place) from error
             finally:
@@ -223,16 +232,6 @@ def _reading(connection: Connection) -> Iterator[None]:
             connection.exec_driver_sql("PRAGMA query_only=0")
 
 
-def _lower_rights(connection: Connection) -> None:
-    """Let a superuser of PostgreSQL read tables only: no files of the server, no processes. Others are as they are."""
-    lowered = connection.exec_driver_sql(
-        "SELECT rolsuper AND EXISTS (SELECT FROM pg_roles WHERE rolname = 'pg_read_all_data') "
-        "FROM pg_roles WHERE rolname = current_user"
-    ).scalar()
-    if lowered:
-        connection.exec_driver_sql("SET LOCAL ROLE pg_read_all_data")
-
-
 def _of_rows(action: int, *_: object) -> int:
     """Tell SQLite what a statement of anybody may do; that it writes nothing is said by `query_only`."""
     return sqlite3.SQLITE_DENY if action in _OF_THE_CONNECTION else sqlite3.SQLITE_OK
@@ -255,12 +254,17 @@ def _meaning(error: SQLAlchemyError, place: str) -> Exception:
 def _refused(cause: BaseException | None, text: str, place: str) -> TidemarkError:
     """What the database says of a statement, or of itself."""
     state, code = getattr(cause, "sqlstate", None), _sqlite_code(cause)
-    if code in _SQLITE_DAMAGED:
+    if code in _SQLITE_DAMAGED or _is_no_text(cause):
         return Corrupt(text, advice="the catalogue is derived: delete the file, or name another, and refresh it")
-    is_statement = type(cause).__name__ == "ProgrammingError" or code in _SQLITE_STATEMENT
+    is_statement = type(cause).__name__ in _OF_THE_CALL or code in _SQLITE_STATEMENT
     if is_statement or (state is not None and state[:2] in _STATEMENT):
         return InvalidInput(text, place=place)
     return Unavailable(f"{text}; try again when the database can be reached", place=place)
+
+
+def _is_no_text(cause: BaseException | None) -> bool:
+    """Whether the driver of SQLite could not read text as UTF-8: its own errors of work have no code of SQLite."""
+    return isinstance(cause, sqlite3.OperationalError) and _sqlite_code(cause) is None
 
 
 def _is_passing(cause: BaseException | None) -> bool:

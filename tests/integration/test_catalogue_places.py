@@ -39,6 +39,13 @@ def made(place: Path, versions: int) -> tm.Table:
     return table
 
 
+TAKEN_BACK = (
+    "WITH a AS MATERIALIZED (SELECT set_config('role', 'none', true) r) "
+    "SELECT word FROM a, ts_stat(CASE WHEN r <> '' THEN 'SELECT to_tsvector(pg_read_file(''PG_VERSION''))' END)"
+)
+"""A statement that undoes a role which was set for it, and then reads a file of the server."""
+
+
 def is_right(catalog: Catalog, uri: str, version: int) -> bool:
     checked = catalog.check(uri)
     return (checked.shown, checked.version) == ([], version)
@@ -311,7 +318,9 @@ def test_a_statement_of_anybody_touches_no_other_file_and_leaves_the_connection_
         "SELECT 1; COPY (SELECT 42) TO '{file}'",
         "SELECT pg_read_file('PG_VERSION')",
         "SELECT lo_export(lo_from_bytea(0, 'x'), '{file}')",
-        "SELECT pg_terminate_backend(pg_backend_pid())",
+        TAKEN_BACK,
+        "SELECT set_config('role', 'postgres', true)",
+        "SELECT set_config('session_authorization', 'postgres', true)",
         "DO $$ BEGIN END $$",
         "SET search_path = pg_catalog",
     ],
@@ -348,9 +357,118 @@ def test_what_a_statement_sets_or_locks_ends_with_it(postgres_catalog: Catalog) 
     assert postgres_catalog.sql("SELECT pg_try_advisory_lock(7)")[1] == [(True,)]
 
 
+RIGHTS = {
+    "SUPERUSER": "is a superuser",
+    "CREATEROLE": "has CREATEROLE",
+    "REPLICATION": "has REPLICATION",
+    "IN ROLE pg_read_server_files": "as pg_read_server_files, which reaches",
+    "IN ROLE pg_write_server_files": "as pg_write_server_files, which reaches",
+    "IN ROLE pg_execute_server_program": "as pg_execute_server_program, which reaches",
+    "NOINHERIT IN ROLE pg_signal_backend": "as pg_signal_backend, which reaches",
+    "NOINHERIT IN ROLE postgres": "may act as postgres, which is a superuser",
+}
+
+
+@pytest.mark.parametrize("rights", RIGHTS)
+def test_no_question_is_sent_by_a_role_that_can_get_more_rights_than_to_read(
+    postgres: Postgres, tmp_path: Path, rights: str
+) -> None:
+    table, place = made(tmp_path / "t", 2), postgres.place()
+    role = postgres.role(f"wide_{[*RIGHTS].index(rights)}", rights)
+    schema = place.rpartition("%3D")[2]
+    with tm.open_catalog(place) as catalog, psycopg.connect(place, autocommit=True) as granting:
+        catalog.refresh(table.uri)
+        granting.execute(f"GRANT USAGE ON SCHEMA {schema} TO PUBLIC".encode())
+        granting.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO PUBLIC".encode())
+    with tm.open_catalog(postgres.asked_by(role, place)) as catalog:
+        for text in (TAKEN_BACK, "SELECT 1"):
+            with pytest.raises(InvalidInput, match=RIGHTS[rights]):
+                catalog.sql(text)
+        table.append({"n": 3})
+        assert catalog.refresh(table.uri).outcome == "refreshed"
+        assert is_right(catalog, table.uri, 3)
+        assert catalog.changes_since(table.uri, 2).rows
+
+
+@pytest.mark.parametrize("lowered", ["SET ROLE {role}", "SET SESSION AUTHORIZATION {role}"])
+def test_a_session_of_a_superuser_that_has_lower_rights_for_now_sends_no_question(
+    postgres: Postgres, lowered: str
+) -> None:
+    place = postgres.owned_place()
+    role = place.partition("//")[2].partition(":")[0]
+    with tm.open_catalog(place) as made_by_its_owner:
+        assert made_by_its_owner.sql("SELECT 1")[1] == [(1,)]
+    with tm.open_catalog(place.replace(f"//{role}:@", "//postgres:@")) as catalog:
+
+        @sa.event.listens_for(catalog.database.engine, "connect")
+        def _opened(connection: psycopg.Connection, _: object) -> None:
+            connection.execute(lowered.format(role=role).encode())
+            connection.commit()
+
+        catalog.database.engine.dispose()
+        with pytest.raises(InvalidInput, match="may act as postgres, which is a superuser"):
+            catalog.sql("SELECT 1")
+
+
+def test_a_question_keeps_the_role_that_its_session_has(postgres: Postgres) -> None:
+    place = postgres.owned_place()
+    owner = place.partition("//")[2].partition(":")[0]
+    member = postgres.role("member_of_an_owner", f"NOINHERIT IN ROLE {owner}")
+    with tm.open_catalog(
+        f"{postgres.asked_by(member, place.replace(owner, 'postgres'))}%20-crole%3D{owner}"
+    ) as catalog:
+        assert catalog.sql("SELECT session_user, current_user, count(*) FROM tables")[1] == [(member, owner, 0)]
+
+
+def test_the_refusal_says_how_to_make_a_role_that_can_ask(postgres: Postgres, tmp_path: Path) -> None:
+    table, place = made(tmp_path / "t", 2), postgres.place()
+    with tm.open_catalog(place) as catalog:
+        catalog.refresh(table.uri)
+        with pytest.raises(InvalidInput, match="Connect as a role that can only read") as refused:
+            catalog.sql("SELECT 1")
+    advice = str(refused.value).partition("Make one with: ")[2]
+    with psycopg.connect(place, autocommit=True) as connection:
+        connection.execute(advice.encode())
+    with tm.open_catalog(postgres.asked_by("catalog_reader", place), must_exist=True) as catalog:
+        assert catalog.sql("SELECT live_rows FROM tables")[1] == [(2,)]
+        with pytest.raises(InvalidInput, match="permission denied"):
+            catalog.sql("SELECT pg_read_file('PG_VERSION')")
+
+
+@pytest.mark.parametrize("text", ["select \0 1", "select 1 \0; delete from splits", "select '\udcff'"])
+def test_a_statement_that_the_database_would_not_get_as_it_is_is_refused(catalog: Catalog, text: str) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"the statement holds a (null character|character that UTF-8 does not have)"
+    ):
+        catalog.sql(text)
+
+
+def test_an_answer_that_is_no_text_or_time_of_python_says_what_to_ask_instead(
+    postgres_catalog: Catalog, tmp_path: Path
+) -> None:
+    with tm.open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
+        with pytest.raises(InvalidInput, match=r"holds text that is not UTF-8\. Ask for its bytes: CAST"):
+            catalog.sql("SELECT CAST(x'ff' AS text)")
+        assert catalog.sql("SELECT CAST(CAST(x'ff' AS text) AS BLOB)")[1] == [(b"\xff",)]
+        with pytest.raises(InvalidInput, match="too big"):
+            catalog.sql("SELECT zeroblob(2000000000)")
+    with pytest.raises(InvalidInput, match="date too large"):
+        postgres_catalog.sql("SELECT 'infinity'::date")
+
+
+def test_text_of_a_catalogue_that_is_not_utf8_is_damage(tmp_path: Path) -> None:
+    table = made(tmp_path / "t", 2)
+    with tm.open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
+        catalog.refresh(table.uri)
+        damage = "UPDATE tables SET name = CAST(x'ff' AS text)"
+        catalog.database.write(partial(sa.Connection.exec_driver_sql, statement=damage))
+        with pytest.raises(tm.errors.Corrupt, match="delete the file, or name another, and refresh it"):
+            catalog.tables()
+
+
 @pytest.fixture
 def postgres_catalog(postgres: Postgres) -> Iterator[Catalog]:
-    with tm.open_catalog(postgres.place()) as catalog:
+    with tm.open_catalog(postgres.owned_place()) as catalog:
         yield catalog
 
 

@@ -142,7 +142,9 @@ def test_every_side_answers_the_same_after_every_step(
     side: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     table, steps = table_of(kind, str(tmp_path / kind))
-    place = f"sqlite:///{tmp_path}/catalog.db" if side != "postgresql" else request.getfixturevalue("postgres").place()
+    place = f"sqlite:///{tmp_path}/catalog.db"
+    if side == "postgresql":
+        place = request.getfixturevalue("postgres").owned_place()
     by_hand = ByHand(table.log)
     with tm.open_catalog(place) as catalog:
         catalog.refresh(table.uri)

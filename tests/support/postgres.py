@@ -50,11 +50,32 @@ class Postgres:
         self._server.ensure_postgres_running()
 
     def place(self) -> str:
-        """Return the URL of an empty schema."""
+        """Return the URL of an empty schema, as a superuser."""
         name = f"place_{next(self._numbers)}"
         with psycopg.connect(self.uri, autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
         return f"{self.uri}&options=-csearch_path%3D{name}"
+
+    def owned_place(self) -> str:
+        """Return the URL of an empty schema, as a role of no other rights than to own it."""
+        place = self.place()
+        name = place.rpartition("%3D")[2]
+        role = self.role(f"owner_of_{name}")
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            connection.execute(
+                sql.SQL("ALTER SCHEMA {} OWNER TO {}").format(sql.Identifier(name), sql.Identifier(role))
+            )
+        return self.asked_by(role, place)
+
+    def role(self, name: str, rights: str = "") -> str:
+        """Make a role that may connect, with what else `CREATE ROLE` is to say of it, and return its name."""
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            connection.execute(f"CREATE ROLE {name} LOGIN {rights}".encode())
+        return name
+
+    def asked_by(self, role: str, place: str) -> str:
+        """Return the URL of a place for another role."""
+        return place.replace("//postgres:@", f"//{role}:@")
 
 
 @contextmanager
