@@ -23,7 +23,11 @@ _COMMENT_MARK: Final = re.compile(r"/\*|\*/")
 
 
 def require_asking(statement: str, place: str) -> None:
-    """Raise `InvalidInput` for a statement that does not ask for rows."""
+    """Raise `InvalidInput` for a statement that does not ask for rows, or that is not valid Unicode text."""
+    if re.search("[\ud800-\udfff]", statement):
+        raise InvalidInput(
+            f"{place}: the statement contains half of a surrogate pair. Write it as one character.", place=place
+        )
     words = _words(statement)
     first = found = next(words, "")
     if first == "explain":
