@@ -40,7 +40,7 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     if not folded or len(set(folded)) != len(folded):
         raise InvalidInput(f"a table needs columns whose names differ in more than case; found {schema.names}")
     named = [("primary_key", name) for name in config.primary_key]
-    named += [("time_column", config.time_column)] if config.time_column else []
+    named += [("time_column", config.time_column)] if config.time_column is not None else []
     for role, name in named:
         if name not in schema.names:
             raise InvalidInput(f"{role} names the column {name!r}; the table has {schema.names}", column=name)

@@ -1205,11 +1205,15 @@ class Table:
     def debt(self, mode: Mode | None = None) -> list[Debt]:
         """Return the windows where a compaction of this mode (`finalize`) or the retention has, or will have, work.
 
-        With what it is, why, how many bytes, and what the next run costs (`compaction.debt`). No request.
+        With what it is, why, how many bytes, and what the next run costs (`compaction.debt`). No request. Raises
+        `InvalidInput` for another mode.
         """
         from storage_core.compaction.debt import debt
         from storage_core.compaction.policy import Mode
 
+        if mode is not None and mode not in tuple(Mode):
+            raise InvalidInput(f"mode is {quoted(mode)}. Give one of {', '.join(Mode)}.", argument="mode")
+        mode = None if mode is None else Mode(mode)
         return debt(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode or Mode.FINALIZE)
 
     def _require_no_application(self, application: object) -> None:
@@ -1238,14 +1242,17 @@ def _log_at(uri: str | Path) -> tuple[MeteredStore, TransactionLog]:
 def _opened(name: str, given: object, consistency: str) -> Opened | pa.Table:
     if isinstance(given, Table):
         return partial(given._opened, None, consistency)  # noqa: SLF001  # of this class
-    from storage_core.rows.incoming import is_stream, read_whole
+    from storage_core.rows.incoming import is_stream, read_whole, validated_rows
 
     if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
+        given = pa.Table.from_batches([given])
     rows = read_whole(given) if is_stream(given) else given
     if not isinstance(rows, pa.Table):
         raise InvalidInput(f"{name} of a query is a table or Arrow data, found {quoted(given)}", name=name)
-    return rows
+    try:
+        return rows if is_stream(given) else validated_rows(rows)
+    except InvalidInput as error:
+        raise error.reworded(f"table {quoted(name)}: {error.found}", name=name) from error
 
 
 def _new_config(

@@ -114,7 +114,10 @@ def _footer(file: LandedFile) -> Footer:
     except OSError as error:
         raise Unavailable(f"{_where(file)}: {error}", file=file.path) from error
     except TidemarkError as error:
-        raise error.reworded(f"{_where(file)}: {error.found}", file=file.path) from error
+        text = f"{_where(file)}: {error.found}"
+        if "logical_type" in error.context:  # the file is not damaged
+            raise InvalidInput(f"{text}.", **{**error.context, "file": file.path}) from error
+        raise error.reworded(text, file=file.path) from error
     return Footer(file, found, rows)
 
 

@@ -17,7 +17,7 @@ from storage_core.rows.extension_types import held_as
 from storage_core.rows.leaves import leaf_types
 from storage_core.rows.new_columns import require_new_columns
 from storage_core.rows.schema import conform, to_schema_string
-from storage_core.rows.validity import validated
+from storage_core.rows.validity import TYPED_KEYS, has_untyped_keys, validated
 from storage_core.rows.vectors import is_vector, listed, type_text
 
 _TO_DO = (
@@ -92,6 +92,13 @@ def as_held(schema: pa.Schema, where: str) -> pa.Schema:
         require_new_columns(schema)
     except InvalidInput as error:
         raise error.reworded(f"{where}: {error.found}", file=where) from error
+    for each in schema:
+        if has_untyped_keys(each.type):
+            raise InvalidInput(
+                f"{where}: column {each.name!r} contains a map whose keys have no type. {TYPED_KEYS}",
+                file=where,
+                column=each.name,
+            )
     held = pa.schema([pa.field(each.name, _held(each.type)).with_nullable(each.nullable) for each in schema])
     try:
         to_schema_string(pa.schema([each for each in held if not _has_untyped_part(each.type)]))

@@ -98,7 +98,9 @@ def _is_delta(column: pq.ColumnChunkMetaData) -> bool:
 def _unheld(column: str, logical: str) -> Corrupt:
     return unsound(
         f"column {quoted(column)} has the logical type {logical}, which tables do not hold. Import a query of DuckDB "
-        "that casts the column"
+        "that casts the column",
+        column=column,
+        logical_type=logical,
     )
 
 

@@ -1,4 +1,4 @@
-"""Values of an answer of DuckDB that Arrow data cannot have: longer numbers than its decimals, and infinite times."""
+"""Values of an answer of DuckDB that Arrow data cannot have: long decimals, and times outside of its range."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ def reject_changed_values(batch: pa.RecordBatch) -> None:
             raise InvalidInput(
                 f"column {quoted(name)}: an infinite date or time is not a value. {_ADVICE}", column=name
             )
+        if wrong_values(column, _beyond_a_day) is not None:
+            raise InvalidInput(f"column {quoted(name)}: 24:00:00 is not a time of a day. {_ADVICE}", column=name)
+
+
+def _beyond_a_day(values: pa.Array) -> Mask | None:
+    if not pa.types.is_time64(values.type):
+        return None
+    most = 86_400 * (10**6 if values.type.unit == "us" else 10**9)
+    wrong = np.asarray(pc.greater_equal(values.cast(pa.int64()), most).fill_null(False))  # noqa: FBT003
+    return wrong if wrong.any() else None
 
 
 def _infinite(values: pa.Array) -> Mask | None:

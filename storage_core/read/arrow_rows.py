@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage_core.read.conversions import BATCH_ROWS, Conversions, require_rows
+from storage_core.read.conversions import BATCH_ROWS, Conversions, require_rows, within_calendar_of_python
 
 
 class ArrowRows(Conversions):
@@ -19,6 +19,18 @@ class ArrowRows(Conversions):
         if name.startswith("_") or not hasattr(pa.Table, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self.to_arrow(), name)
+
+    def to_pylist(self, **options: Any) -> list[dict[str, Any]]:
+        """Return the rows as dictionaries. Raises `InvalidInput` for a date or time that Python cannot represent."""
+        rows = self.to_arrow()
+        with within_calendar_of_python(rows):
+            return [*rows.to_pylist(**options)]
+
+    def to_pydict(self, **options: Any) -> dict[str, list[Any]]:
+        """Return the columns as lists. Raises `InvalidInput` for a date or time that Python cannot represent."""
+        rows = self.to_arrow()
+        with within_calendar_of_python(rows):
+            return {**rows.to_pydict(**options)}
 
     def __getitem__(self, key: object) -> Any:
         """Return a column, or rows, as an Arrow table does."""

@@ -6,7 +6,7 @@ import atexit
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -36,6 +36,23 @@ def parts(batches: Iterable[pa.RecordBatch], most: int) -> Generator[pa.RecordBa
     for batch in batches:
         for first in range(0, batch.num_rows, most):
             yield batch.slice(first, most)
+
+
+@contextmanager
+def within_calendar_of_python(rows: pa.Table) -> Iterator[None]:
+    """Raise `InvalidInput` naming the first column with a date or time that Python cannot represent, if one fails."""
+    try:
+        yield
+    except (OverflowError, ValueError) as error:
+        from storage_core.rows.calendar import BEYOND, first_beyond
+
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
+            if (text := first_beyond(column)) is not None:
+                raise InvalidInput(
+                    f"column {quoted(name)}: {text} is {BEYOND}. Cast it in the query, for example to VARCHAR.",
+                    column=name,
+                ) from error
+        raise
 
 
 _READING: Final[weakref.WeakSet[Generator[pa.RecordBatch]]] = weakref.WeakSet()
@@ -79,10 +96,15 @@ class Conversions(ABC):
         yield from self.to_reader(batch_rows)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return all rows as a pandas data frame. Raises `Unavailable` where pandas is not installed."""
+        """Return all rows as a pandas data frame.
+
+        Raises `Unavailable` if pandas is not installed, and `InvalidInput` for a date that Python cannot represent.
+        """
         with needs(PIPELINE, "to_pandas"):
             import pandas as pd  # noqa: F401  # before the rows are read
-        return self.to_arrow().to_pandas()
+        rows = self.to_arrow()
+        with within_calendar_of_python(rows):
+            return rows.to_pandas()
 
     def to_polars(self) -> pl.DataFrame:
         """Return all rows as a Polars data frame. Raises `Unavailable` where Polars is not installed."""

@@ -6,6 +6,7 @@ beyond are refused at the door; those of early 0.1 are read like others.
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ BEYOND = "not between the years 1 and 9999"
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 _MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+_DAYS_OF_400_YEARS = 146_097
 _DAYS = (-719_162, 2_932_896)
 
 
@@ -53,8 +55,8 @@ def within_calendar(table: pa.Table) -> pa.Table:
         outside = beyond(column)
         if outside is not None:
             row = pc.index(outside, True).as_py()
-            value = column.slice(row, 1).cast(_textual(column.type))[0]
-            raise InvalidInput(f"column {name!r}, row {row}: {value} is {BEYOND}", column=name, row=row)
+            shown = "a value inside" if pa.types.is_nested(column.type) else _text(column.slice(row, 1))
+            raise InvalidInput(f"column {name!r}, row {row}: {shown} is {BEYOND}", column=name, row=row)
         wrong = find_long_decimals(column)
         if wrong is not None:
             row = int(np.flatnonzero(wrong)[0])
@@ -63,12 +65,63 @@ def within_calendar(table: pa.Table) -> pa.Table:
     return table
 
 
+def first_beyond(column: pa.Array | pa.ChunkedArray) -> str | None:
+    """Return the first date or timestamp, of any unit, at any depth, outside the calendar, as text; None for none."""
+    found: list[str] = []
+
+    def check(values: pa.Array) -> Mask | None:
+        per_second = _per_second(values.type)
+        if per_second is None:
+            return None
+        least, most = (each // 10**6 * per_second for each in (_MICROSECONDS[0], _MICROSECONDS[1] + 1))
+        if pa.types.is_date32(values.type):
+            least, most = _DAYS[0], _DAYS[1] + 1
+        ticks = _ticks(values)
+        lowest, highest = (each.as_py() for each in pc.min_max(ticks).values())
+        if lowest is None or (lowest >= least and highest < most):
+            return None
+        wrong = np.asarray(pc.or_(pc.less(ticks, least), pc.greater_equal(ticks, most)).fill_null(False))  # noqa: FBT003
+        found.append(_text(values.slice(int(wrong.argmax()), 1)))
+        return wrong
+
+    return found[0] if wrong_values(column, check) is not None else None
+
+
 def as_text(table: Rows) -> Rows:
     """Return the rows with columns that hold something beyond the calendar as text, so that Python can hold them."""
     for index, column in enumerate(table.columns):
         if beyond(column) is not None:
             table = table.set_column(index, table.column_names[index], column.cast(_textual(column.type)))
     return table
+
+
+def _per_second(type_: pa.DataType) -> int | None:
+    """Return how many ticks a second has; 1 for dates, and None for types without dates and for nanoseconds."""
+    if pa.types.is_date32(type_):
+        return 1
+    return {"s": 1, "ms": 10**3, "us": 10**6}.get(type_.unit) if pa.types.is_timestamp(type_) else None
+
+
+def _ticks(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    whole = pa.int32() if pa.types.is_date32(values.type) else pa.int64()
+    return values.cast(whole).cast(pa.int64())
+
+
+def _text(values: pa.Array | pa.ChunkedArray) -> str:
+    """The first date or timestamp as text: Arrow writes another year for one that is far away."""
+    ticks, type_ = _ticks(values)[0].as_py(), values.type
+    per_second = _per_second(type_) or 1
+    seconds, below = divmod(ticks, per_second)
+    days, seconds = (ticks, 0) if pa.types.is_date32(type_) else divmod(seconds, 86_400)
+    cycles, days = divmod(days - _DAYS[0], _DAYS_OF_400_YEARS)
+    day = dt.date.fromordinal(days + 1)
+    year = day.year + 400 * cycles
+    text = f"{'-' if year < 0 else ''}{abs(year):04}-{day:%m-%d}"
+    if pa.types.is_date32(type_):
+        return text
+    digits = len(str(per_second)) - 1
+    fraction = f".{below:0{digits}}" if below else ""
+    return f"{text} {dt.timedelta(seconds=seconds)!s:0>8}{fraction}{'' if type_.tz is None else 'Z'}"
 
 
 def _beyond_inside(values: pa.Array) -> Mask | None:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.foreign_text import shortened
+from storage_core.rows.numpy_values import has_numpy_values, is_plain, python_value
 from storage_core.rows.times import refuse_text, with_times
 from storage_core.rows.vectors import is_vector
 
@@ -32,10 +35,16 @@ def exact_array(values: Sequence[object], type_: pa.DataType, path: str = "") ->
 
     Numbers must be equal to what is stored, but that decimal fractions round to the nearest float; a moment without a
     zone is UTC in a column of instants, and one with a zone has no place in a column without. Text of a column of times
-    is read (`rows.times`). A struct takes no field that its type lacks. Raises `TypeError`, `ValueError` (also Arrow's)
-    or `OverflowError` naming the value or field.
+    is read (`rows.times`), and values of NumPy are those of Python (`rows.numpy_values`). A struct takes no field that
+    its type lacks. Raises `TypeError`, `ValueError` (also Arrow's) or `OverflowError` naming the value or field.
     """
-    return _array(with_times(values, type_), type_, path)
+    with suppress(_NumpyFoundError):
+        return _array(with_times(values, type_), type_, path)
+    return _array(with_times([python_value(each) for each in values], type_), type_, path)
+
+
+class _NumpyFoundError(Exception):
+    """A column has values of NumPy, which Arrow does not keep."""
 
 
 def _array(values: Sequence[object], type_: pa.DataType, path: str) -> pa.Array:
@@ -46,6 +55,8 @@ def _array(values: Sequence[object], type_: pa.DataType, path: str) -> pa.Array:
             refuse_text(below, child, f"{path}.{name}")
             _array(below, child, f"{path}.{name}")
         return pa.array(values, type_)
+    if has_numpy_values({*map(type, values)}):
+        raise _NumpyFoundError
     if pa.types.is_decimal(type_):
         values = _scaled(values, type_)
     array = pa.array(values, type_)
@@ -115,8 +126,18 @@ def _children(values: Sequence[object], type_: pa.DataType, path: str) -> list[t
         pairs = [pair for each in values for pair in _pairs(each)]
         keys, items = [key for key, _ in pairs], [item for _, item in pairs]
         return [("key", type_.key_type, keys), ("value", type_.item_type, items)]
-    listed = (each for each in values if isinstance(each, Collection) and not isinstance(each, str | bytes | Mapping))
+    listed = (
+        _numbers(each) if isinstance(each, np.ndarray) else each
+        for each in values
+        if isinstance(each, Collection | np.ndarray) and not isinstance(each, str | bytes | Mapping)
+    )
     return [("element", type_.value_type, [*chain.from_iterable(listed)])]
+
+
+def _numbers(values: npt.NDArray[Any]) -> list[object]:
+    if not is_plain(values):
+        raise _NumpyFoundError
+    return [*values.tolist()]
 
 
 def _fields(value: Mapping[object, object] | list[Any], known: set[str], path: str) -> Mapping[object, object]:

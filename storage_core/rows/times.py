@@ -43,7 +43,7 @@ def has_times(type_: pa.DataType) -> bool:
 def with_times(values: Sequence[object], type_: pa.DataType) -> Sequence[object]:
     """Return the values of a column of dates or timestamps, each text as the time that it spells; else as they are.
 
-    Values of NumPy become those of Python, and a NaT of pandas None. Raises `ValueError` that says what to write.
+    A NaT of pandas becomes None. Raises `ValueError` that says what to write.
     """
     if not is_timed(type_) or not any(map(_is_foreign, {*map(type, values)})):
         return values
@@ -142,7 +142,7 @@ def _below_microseconds(values: pa.Array) -> Mask | None:
 
 
 def _is_foreign(kind: type) -> bool:
-    return issubclass(kind, str | np.datetime64) or kind.__name__ == "NaTType"
+    return issubclass(kind, str) or kind.__name__ == "NaTType"
 
 
 def _time(value: Any, type_: pa.DataType) -> object:
@@ -150,12 +150,7 @@ def _time(value: Any, type_: pa.DataType) -> object:
         if re.fullmatch(_pattern(type_), value) is None:
             raise ValueError(_advice(quoted(value), type_, value))
         return dt.date.fromisoformat(value) if pa.types.is_date(type_) else dt.datetime.fromisoformat(value)
-    if not isinstance(value, np.datetime64) or np.isnat(value):
-        return None
-    found = value.astype("datetime64[us]")
-    if found != value:
-        raise ValueError(f"{value} has digits below the microsecond. Round it")
-    return found.item()
+    return None
 
 
 def _pattern(type_: pa.DataType) -> str:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.rows.codes import Mask
 
+TYPED_KEYS = "Cast the map, for example to MAP(VARCHAR, VARCHAR)."
 Verdict = dict[tuple[str, str], Mask]
 """Which values are at fault, by reason and advice."""
 
@@ -54,6 +55,7 @@ def examined(rows: pa.Table) -> tuple[pa.Table, list[Fault]]:
     Raises `InvalidInput` for a column whose buffers do not fit together, of which no value can be told.
     """
     _require_names(list(rows.schema))
+    _require_typed_keys(rows.schema)
     faults: list[Fault] = []
     all_valid = is_valid(rows)
     for index, name in enumerate(rows.column_names):
@@ -85,6 +87,33 @@ def _require_names(fields: Sequence[pa.Field]) -> None:
         raise InvalidInput("the name of a column or field is not valid UTF-8. Rename it") from error
     except RecursionError as error:
         raise InvalidInput("a column nests more types than a table can hold. Use fewer levels") from error
+
+
+def has_untyped_keys(type_: pa.DataType) -> bool:
+    """Return whether the type is or contains a map whose keys have no type, such as DuckDB's `map{}`."""
+    if pa.types.is_map(type_) and pa.types.is_null(type_.key_type):
+        return True
+    return pa.types.is_nested(type_) and any(
+        has_untyped_keys(type_.field(number).type) for number in range(type_.num_fields)
+    )
+
+
+def _require_typed_keys(schema: pa.Schema) -> None:
+    """Raise `InvalidInput` for a map of maps whose keys have no type: Arrow ends the process that reads its entries."""
+    for field in schema:
+        if any(has_untyped_keys(entries) for entries in _entries(field.type)):
+            raise InvalidInput(
+                f"column {field.name!r} contains a map of maps whose keys have no type. {TYPED_KEYS}", column=field.name
+            )
+
+
+def _entries(type_: pa.DataType) -> Iterable[pa.DataType]:
+    """Yield the types of the keys and values of all maps in the type."""
+    if pa.types.is_map(type_):
+        yield from (type_.key_type, type_.item_type)
+    if pa.types.is_nested(type_):
+        for number in range(type_.num_fields):
+            yield from _entries(type_.field(number).type)
 
 
 def is_valid(data: pa.Table | pa.RecordBatch | pa.Array | pa.ChunkedArray) -> bool:

@@ -90,9 +90,9 @@ def test_a_column_that_no_filter_can_hold_is_refused(tmp_path: Path, column: str
 
 def test_filters_are_declared_and_changed_by_name(table: Table) -> None:
     assert table.snapshot.config.bloom_filters == ("user", "host")
-    with pytest.raises(InvalidInput, match="bloom_filters is .user.. Give a list of names"):
+    with pytest.raises(InvalidInput, match=r"bloom_filters is 'user'\. Give a list of names"):
         Table.create(table.uri + "-1", SCHEMA, time_column="at", bloom_filters="user")
-    with pytest.raises(InvalidInput, match="sort_schema is 5. Give a text"):
+    with pytest.raises(InvalidInput, match=r"sort_schema is 5\. Give a text"):
         Table.create(table.uri + "-1", SCHEMA, time_column="at", sort_schema=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="named twice: user"):
         Table.create(table.uri + "-2", SCHEMA, time_column="at", bloom_filters=["user", "user"])

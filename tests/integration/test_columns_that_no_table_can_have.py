@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -78,3 +80,35 @@ def test_rows_with_a_name_that_is_not_utf8_are_refused(tmp_path: Path) -> None:
     for name in (b"\xff", b"id\xff"):
         with pytest.raises(InvalidInput, match="the name of a column or field is not valid UTF-8"):
             table.append(pa.table([pa.array([1])], schema=pa.schema([(name, pa.int64())])))
+
+
+@pytest.mark.parametrize("value", ["map{}", "[map{}]", "{'a': map{}}", "map{'a': map{}}", "map{'a': [map{}]}"])
+def test_maps_whose_keys_have_no_type_are_refused(value: str, tmp_path: Path) -> None:
+    given = duckdb.connect().sql(f"select 1 id, {value} m")
+    for rows in (given, given.to_arrow_table()):
+        with pytest.raises(InvalidInput, match=r"column 'm' contains a map whose keys have no type\. Cast"):
+            tm.Table.import_from(str(tmp_path / "t"), rows, name="q")
+
+
+@pytest.mark.parametrize("value", ["map{'a': map{}}", "map{'a': [map{}]}"])
+def test_maps_of_maps_whose_keys_have_no_type_are_refused_by_append(value: str, tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int32()), ("m", pa.map_(pa.string(), pa.map_(pa.string(), pa.string())))])
+    table = tm.Table.create(str(tmp_path / "t"), schema)
+    with pytest.raises(InvalidInput, match=r"column 'm' contains a map of maps whose keys have no type\. Cast"):
+        table.append(duckdb.sql(f"select 1 id, {value} m"))
+
+
+@pytest.mark.parametrize("logical", ["interval '1 month'", "[interval '1 month']"])
+def test_a_file_with_a_type_that_no_table_has_is_not_damaged(logical: str, tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    duckdb.sql(f"copy (select 1 id, {logical} i) to '{tmp_path}/lake/a.parquet'")
+    with pytest.raises(InvalidInput, match=r"a\.parquet: column .* has the logical type INTERVAL"):
+        tm.Table.import_from(str(tmp_path / "t"), str(tmp_path / "lake"))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": "15m"}, {"primary_key": "x"}, {"sort_schema": "x"}])
+def test_an_empty_name_of_the_time_column_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="time_column names the column ''"):
+        tm.Table.create(str(tmp_path / "t"), pa.schema([("x", pa.int64())]), time_column="", **options)
+    with pytest.raises(InvalidInput, match="time_column names the column ''"):
+        tm.Table.import_from(str(tmp_path / "t"), pa.table({"x": [1]}), name="q", time_column="", **options)

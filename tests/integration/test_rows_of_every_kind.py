@@ -269,3 +269,22 @@ def test_rows_of_a_landed_file_whose_text_is_no_time_are_rejected_one_by_one() -
     (rejected,) = landed.rejected
     assert (rejected.line, '"soon"' in rejected.text) == (2, True)
     assert rejected.reason.startswith("column time: the text is not a time. Write it as 2026-11-01T12:00:00Z")
+
+
+@pytest.mark.parametrize("given", [np.uint64(2**64 - 1), np.int64(2**53 + 1), np.timedelta64(1, "s"), np.bool_(True)])
+def test_a_number_of_numpy_that_a_column_does_not_hold_is_refused_at_every_way_in(given: Any, tmp_path: Path) -> None:
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), ("x", pa.float64()), ("v", pa.list_(pa.float32(), 1))]
+    )
+    plain = tm.Table.create(tmp_path / "plain", schema)
+    plain.append([{"id": 1, "x": np.uint64(2**53), "v": np.array([1.5])}])
+    keyed = tm.Table.create(tmp_path / "keyed", schema, primary_key="id")
+    changes: list[dict[str, object]] = [{"x": given}, {"v": [given]}]
+    for change in changes:
+        with pytest.raises(InvalidInput):
+            plain.append([{"id": 2} | change])
+        with pytest.raises(InvalidInput):
+            plain.update(change, "true")
+        with keyed.writer() as writer, pytest.raises(InvalidInput):
+            writer.put([{"id": 2} | change])
+    assert plain.scan().to_arrow().to_pylist() == [{"id": 1, "x": 2.0**53, "v": [1.5]}]

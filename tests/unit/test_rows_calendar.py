@@ -14,7 +14,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.rows.calendar import as_text, beyond, within_calendar
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
-from tidemark import Table
+from tidemark import Table, expr
 
 INSTANT = pa.timestamp("us", "UTC")
 YEAR_10000 = 253_402_300_800_000_000
@@ -91,3 +91,47 @@ def test_a_keyed_row_beyond_the_calendar_is_found_with_its_time_as_text(tmp_path
 def test_text_stands_only_where_python_has_no_time() -> None:
     assert as_text(instants(0)).equals(instants(0))
     assert as_text(instants(0, YEAR_10000))["ts"].to_pylist()[0] == "1970-01-01 00:00:00.000000Z"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("290000-01-01 12:34:56.000789", "290000-01-01 12:34:56.000789"),
+        ("10000-01-01", "10000-01-01 00:00:00"),
+        ("0044-03-15 (BC)", "-0043-03-15 00:00:00"),
+        ("0001-12-31 (BC) 23:59:59", "0000-12-31 23:59:59"),
+    ],
+)
+def test_a_refusal_names_the_right_year(tmp_path: Path, text: str, shown: str) -> None:
+    schema = pa.schema([("at", pa.timestamp("us")), ("on", pa.date32()), ("all", pa.list_(pa.timestamp("us")))])
+    table = Table.create(tmp_path / "t", schema)
+    table.append([{"at": dt.datetime(2026, 1, 1)}])  # noqa: DTZ001  # which the column is
+    for column, kind, wanted in [("at", "timestamp", shown), ("on", "date", shown[: shown.index(" ")])]:
+        message = rf"column '{column}', row 0: {wanted} is not between the years 1 and 9999"
+        with pytest.raises(InvalidInput, match=message):
+            table.update({column: expr(f"'{text}'::timestamp::{kind}")}, "true")
+        for value in (f"'{text}'::timestamp::{kind}", f"['{text}'::timestamp::{kind}]", f"map{{1: '{text}'::{kind}}}"):
+            answer = table.sql(f"select {value} as x from t")
+            for read in (answer.to_pylist, answer.to_pydict):
+                with pytest.raises(InvalidInput, match=f"column 'x': {wanted} is not between the years 1 and 9999"):
+                    read()
+    with pytest.raises(InvalidInput, match="column 'all', row 0: a value inside is not between the years"):
+        table.update({"all": expr(f"['{text}'::timestamp]")}, "true")
+
+
+@pytest.mark.parametrize("kind", ["timestamp_s", "timestamp_ms", "timestamptz"])
+def test_a_time_of_another_unit_beyond_the_calendar_is_refused_in_python(tmp_path: Path, kind: str) -> None:
+    answer = Table.create(tmp_path / "t", SCHEMA).sql(f"select '290000-01-01 00:00:01'::{kind} as x")
+    assert answer.to_arrow().num_rows == 1
+    with pytest.raises(InvalidInput, match=r"column 'x': 290000-01-01 00:00:01Z? is not between the years 1 and 9999"):
+        answer.to_pylist()
+
+
+@pytest.mark.parametrize("form", ["{}", "[{}]", "{{'a': {}}}", "map{{1: {}}}"])
+@pytest.mark.parametrize("kind", ["time", "time_ns"])
+def test_an_answer_has_no_time_of_24_00(tmp_path: Path, form: str, kind: str) -> None:
+    table = Table.create(tmp_path / "t", SCHEMA)
+    last, beyond_it = (form.format(f"'{each}'::{kind}") for each in ("23:59:59.999999", "24:00:00"))
+    table.sql(f"select {last} as x").to_arrow().validate(full=True)
+    with pytest.raises(InvalidInput, match=r"column 'x': 24:00:00 is not a time of a day. Cast it"):
+        table.sql(f"select {beyond_it} as x").to_pylist()
