@@ -71,8 +71,8 @@ def check_time_format(text: str) -> None:
 @lru_cache(maxsize=64)
 def _misread(text: str) -> tuple[str, str] | None:
     """Return a day as the format has it, and what is read from that, where this is another day or none."""
-    # A zone names no day, and a timestamp without one has none to write.
-    probed = _DIRECTIVE.sub(lambda each: "" if each[1] in {"z", "Z"} else each[0], text)
+    # A zone names no day, and a timestamp without one has none to write: a letter stands for it.
+    probed = _DIRECTIVE.sub(lambda each: "Z" if each[1] in {"z", "Z"} else each[0], text)
     read = (
         "SELECT text, coalesce(CAST(CAST(found AS DATE) AS VARCHAR), 'no time') FROM ("
         "SELECT probe, strftime(probe, $format) AS text, try_strptime(strftime(probe, $format), $format) AS found "
