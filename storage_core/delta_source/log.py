@@ -17,6 +17,7 @@ from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.extras import DELTA, needs
 from storage_core.formats.keys import delta_commit_key
 from storage_core.importing.delta import as_delta_has_it
+from storage_core.importing.delta_escapes import is_wide, log_actions
 from storage_core.ingest.delta_versions import versions
 from storage_core.objectstore.contract import ObjectInfo, ObjectStore
 from storage_core.objectstore.resolve import open_store
@@ -125,6 +126,7 @@ class DeltaLog:
     def table_at(self, version: int) -> DeltaTable:
         """Return the table as of a version, by delta-rs, which reads the log up to it.
 
+        Names above U+FFFF are taken from the log itself, for delta-rs misreads them where they are escaped.
         Raises `NotFound` where its log does not reach back to it, `Unavailable` without the package.
         """
         place, options = as_delta_has_it(self.store.uri)
@@ -143,7 +145,18 @@ class DeltaLog:
             reader_version=protocol.min_reader_version,
             features=tuple(sorted(protocol.reader_features or ())),
         )
-        return DeltaTable(id=str(metadata.id), schema=schema)
+        table = DeltaTable(id=str(metadata.id), schema=schema)
+        named = (schema.text, *schema.partition_columns, *schema.mapping.values())
+        return self._as_declared(table, version) if any(map(is_wide, named)) else table
+
+    def _as_declared(self, table: DeltaTable, version: int) -> DeltaTable:
+        """The table with the columns that the newest JSON of the log declares; as it is where a checkpoint does."""
+        for lines in log_actions(self.store, version):
+            actions = [json.loads(line, strict=False) for line in lines]
+            declared = [each for each in actions if each.get("metaData")]
+            if declared:
+                return table.after(declared)
+        return table
 
     def commit(self, version: int, before: DeltaTable) -> DeltaCommit:
         """Return what a version did to the table as it was `before`. One GET.

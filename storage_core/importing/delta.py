@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.extras import DELTA, needs
 from storage_core.formats.keys import DELTA_PREFIX
+from storage_core.importing.delta_escapes import has_misread_action, is_wide
 from storage_core.importing.source import Stream
 from storage_core.objectstore.resolve import check_location, open_store, scheme_of
 from storage_core.objectstore.s3_location import parse_s3_uri
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 _UNREAD = frozenset({"typeWidening", "typeWidening-preview", "vacuumProtocolCheck"})
 """Features of Delta's readers that delta-rs lacks and Spark has."""
@@ -31,7 +36,7 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
 
     Deletion vectors, column mapping and partitions are read as Delta says, and times in microseconds. Credentials of S3
     are those of the environment. Raises `NotFound` for no such table or version, `InvalidInput` for a table that
-    delta-rs does not read and for a type that no table has, `Unavailable` without the package.
+    delta-rs does not read or misreads and for a type that no table has, `Unavailable` without the package.
     """
     check_location(uri)
     place, options = as_delta_has_it(uri)
@@ -41,10 +46,13 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
     table = None
     try:
         table = DeltaTable(place, version=version, storage_options=options)
+        _require_read_rightly(table, uri)
         stream: Any = QueryBuilder(_SESSION).register("source", table).execute("SELECT * FROM source")
         columns = pa.schema(table.schema())
     except TableNotFoundError as error:
         raise NotFound(f"{place}: there is no Delta table ({error})") from error
+    except InvalidInput:
+        raise
     except (DeltaError, OSError, ValueError) as error:
         needed = () if table is None else table.protocol().reader_features or ()
         if unread := sorted(_UNREAD.intersection(needed)):
@@ -61,6 +69,26 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
     required = {each.name for each in columns if not each.nullable}
     schema = pa.schema([each.with_nullable(each.name not in required) for each in found.schema])
     return Stream(found.name, found.identity, f"{table.metadata().id}@{table.version()}", schema, found.reader)
+
+
+def _require_read_rightly(table: DeltaTable, uri: str) -> None:
+    r"""Raise `InvalidInput` if the log has text that delta-rs misreads. No request unless text is above U+FFFF."""
+    if not _has_wide_text(table):
+        return
+    store = open_store(uri)
+    if has_misread_action(store, table.version()):
+        raise InvalidInput(
+            f"{store.uri}: the Delta log has characters above U+FFFF as \\u escapes, which delta-rs misreads. Write a "
+            "checkpoint of the Delta table with Spark, and import again.",
+            uri=store.uri,
+        )
+
+
+def _has_wide_text(table: DeltaTable) -> bool:
+    """Whether a name of a column, a value of a partition or a path has a character above U+FFFF, as it was read."""
+    values = (value for each in table.partitions() for value in each.values())
+    texts = chain((table.schema().to_json(),), table.metadata().partition_columns, values, table.file_uris())
+    return any(is_wide(str(each)) for each in texts)
 
 
 def as_delta_has_it(uri: str) -> tuple[str, dict[str, str]]:

@@ -7,7 +7,7 @@ import gzip
 import json
 import struct
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -407,22 +407,99 @@ def write_int96(rows: pa.Table, path: Path) -> None:
     pq.write_table(rows, path, use_deprecated_int96_timestamps=True, store_schema=False)
 
 
-def delta_of(place: Path, fields: dict[str, object], *, features: Sequence[str] = ()) -> Path:
-    """Make the Parquet file in a folder a Delta table with these columns, and these features of readers."""
+def delta_of(
+    place: Path,
+    fields: dict[str, object],
+    *,
+    features: Sequence[str] = (),
+    partition: Mapping[str, str] | None = None,
+    path: str = "a.parquet",
+    escaped: bool = True,
+) -> Path:
+    """Make the Parquet file in a folder a Delta table with these columns, and these features of readers.
+
+    The text of its log is ASCII where it is `escaped`.
+    """
     (place / "_delta_log").mkdir()
     schema = [{"name": name, "type": type_, "nullable": True, "metadata": {}} for name, type_ in fields.items()]
     needed = {"readerFeatures": list(features), "writerFeatures": list(features)} if features else {}
-    about = {"id": str(uuid4()), "format": {"provider": "parquet", "options": {}}, "partitionColumns": []}
-    text = json.dumps({"type": "struct", "fields": schema})
-    size = (place / "a.parquet").stat().st_size
-    added = {"path": "a.parquet", "partitionValues": {}, "size": size, "modificationTime": 0, "dataChange": True}
+    about = {
+        "id": str(uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "partitionColumns": [*(partition or {})],
+    }
+    text = json.dumps({"type": "struct", "fields": schema}, ensure_ascii=False)
+    size = (place / path).stat().st_size
+    added = {
+        "path": path,
+        "partitionValues": {**(partition or {})},
+        "size": size,
+        "modificationTime": 0,
+        "dataChange": True,
+    }
     actions: list[object] = [
         {"protocol": {"minReaderVersion": 3 if features else 1, "minWriterVersion": 7 if features else 2, **needed}},
         {"metaData": {**about, "schemaString": text, "configuration": {}, "createdTime": 0}},
         {"add": added},
     ]
-    (place / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    (place / "_delta_log" / f"{0:020}.json").write_text(
+        "\n".join(json.dumps(each, ensure_ascii=escaped) for each in actions), encoding="utf-8"
+    )
     return place
+
+
+WIDE, AT_HOME = "\U00020bb7", "\U0001f600"
+"""Characters whose escapes delta-rs misreads and reads."""
+
+
+def one_row(place: Path, path: str = "a.parquet", column: str = "n") -> Path:
+    place.mkdir()
+    pq.write_table(pa.table({column: pa.array([7], pa.int32())}), place / path)
+    return place
+
+
+def imported(tmp_path: Path, lake: Path) -> list[dict[str, object]]:
+    tm.Table.import_from(str(tmp_path / "table"), lake)
+    return list(tm.Table.open(str(tmp_path / "table")).scan().to_arrow().to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("value", "escaped"),
+    [
+        (WIDE, False),
+        (AT_HOME, False),
+        (AT_HOME, True),
+        ("\U00030001", True),
+        (f"\\{AT_HOME}", True),
+        ("\\ud842\\udfb7", True),
+    ],
+)
+def test_a_value_of_a_partition_in_a_delta_log_keeps_its_characters(tmp_path: Path, value: str, escaped: bool) -> None:
+    lake = delta_of(
+        one_row(tmp_path / "lake"), {"n": "integer", "q": "string"}, partition={"q": value}, escaped=escaped
+    )
+    assert imported(tmp_path, lake) == [{"n": 7, "q": value}]
+
+
+@pytest.mark.parametrize("of", ["value", "backslash before", "last plane", "column", "partition column", "path"])
+def test_a_delta_log_with_escapes_that_delta_rs_misreads_is_refused(tmp_path: Path, of: str) -> None:
+    values = {"value": WIDE, "backslash before": f"\\{WIDE}", "last plane": "\U0010ffff"}
+    path = f"{WIDE}.parquet" if of == "path" else "a.parquet"
+    column = f"n{WIDE}" if of == "column" else "n"
+    split = f"q{WIDE}" if of == "partition column" else "q"
+    lake = one_row(tmp_path / "lake", path, column)
+    delta_of(lake, {column: "integer", split: "string"}, partition={split: values.get(of, "v")}, path=path)
+    with pytest.raises(tm.errors.InvalidInput, match=r"lake: the Delta log has characters above U\+FFFF as .u escapes"):
+        imported(tmp_path, lake)
+    assert not (tmp_path / "table").exists()
+
+
+def test_escapes_of_a_version_that_nobody_asks_for_are_no_reason_to_refuse_a_delta_table(tmp_path: Path) -> None:
+    lake = delta_of(one_row(tmp_path / "lake"), {"n": "integer", "q": "string"}, partition={"q": WIDE}, escaped=False)
+    later = {"add": {"path": "b.parquet", "partitionValues": {"q": WIDE}, "size": 1, "modificationTime": 0}}
+    (lake / "_delta_log" / f"{1:020}.json").write_text(json.dumps(later | {"dataChange": True}))
+    tm.Table.import_from(str(tmp_path / "table"), lake, version=0)
+    assert tm.Table.open(str(tmp_path / "table")).scan().to_arrow().to_pylist() == [{"n": 7, "q": WIDE}]
 
 
 @pytest.mark.parametrize("kind", ["folder", "folder of instants", "delta", "query"])

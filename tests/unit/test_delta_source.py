@@ -18,6 +18,7 @@ from storage_core.delta_source.files import DeltaSchema, data_file, excerpt
 from storage_core.delta_source.log import DeltaLog
 from storage_core.delta_source.plan import DeltaGroup, next_group
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.importing.delta_escapes import log_actions
 from storage_core.ingest.delta_progress import DeltaGap, DeltaProgress, delta_progress, progress_txns
 from storage_core.ingest.landing import DeltaChanges
 from storage_core.log.transactions import Transactions
@@ -52,6 +53,45 @@ def test_an_excerpt_names_files_and_vectors_where_they_lie() -> None:
     assert (add["deletionVector"]["storageType"], add["deletionVector"]["pathOrInlineDv"]) == ("p", expected)
     with pytest.raises(InvalidInput, match="does not tell its partition"):
         excerpt(schema, [data_file(ROOT, {"path": "a.parquet"})])
+
+
+def test_names_of_columns_are_those_of_the_log_however_they_are_escaped(tmp_path: Path) -> None:
+    wide = "n\U00020bb7"
+    deltalake.write_deltalake(str(tmp_path), pa.table({wide: [1]}))
+    [file] = (tmp_path / "_delta_log").glob("*.json")
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert wide not in deltalake.DeltaTable(str(tmp_path)).schema().to_json(), "delta-rs misreads it"
+    found = next_group(DeltaLog.look(str(tmp_path)), None, "apply")
+    assert found is not None
+    assert list(found.table.schema.physical_names().values()) == [wide]
+
+
+@pytest.mark.parametrize(
+    ("names", "left"),
+    [
+        (["{1}.checkpoint.parquet"], [2]),
+        (["{1}.checkpoint.{a}.{b}.parquet"], [2, 1, 0]),
+        (["{1}.checkpoint.{a}.{b}.parquet", "{1}.checkpoint.{b}.{b}.parquet"], [2]),
+        (["{1}.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.parquet"], [2]),
+        (["{1}.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json"], [2, 1]),
+        (["{3}.checkpoint.parquet", "{2}.{3}.compacted.json", "{0}.crc"], [2, 1, 0]),
+        (["{1}.{2}.compacted.json"], [2, 2, 1, 0]),
+    ],
+)
+def test_the_json_of_a_delta_log_is_read_from_the_newest_checkpoint_on(
+    tmp_path: Path, names: list[str], left: list[int]
+) -> None:
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    for number in range(4):
+        (log / f"{number:020}.json").write_text(str(number))
+    digits = [f"{number:020}" for number in range(4)]
+    for name in names:
+        text = name.format(*digits, a=f"{1:010}", b=f"{2:010}")
+        (log / text).write_text("1" if ".checkpoint" in text else "2")
+    found = [int(line) for lines in log_actions(open_store(str(tmp_path)), 2) for line in lines]
+    assert found == left
 
 
 def test_a_file_that_came_and_went_and_what_a_compaction_rewrote_are_not_read(tmp_path: Path) -> None:

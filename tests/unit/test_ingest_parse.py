@@ -13,9 +13,11 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from contextlib import nullcontext
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
+from itertools import chain, combinations, permutations
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -25,8 +27,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core import declaration
+from storage_core.engine.session import session
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
-from storage_core.ingest import line_files
+from storage_core.ingest import line_files, time_format
 from storage_core.ingest.convert import RowFormat, convert
 from storage_core.ingest.csv_files import csv_blocks
 from storage_core.ingest.landing import LandedFile, LandingSpec, discover
@@ -34,6 +37,7 @@ from storage_core.ingest.lines import read_lines
 from storage_core.ingest.parquet_files import parquet_blocks
 from storage_core.ingest.parse import parse, parse_blocks
 from storage_core.ingest.rejection import Parsed
+from storage_core.ingest.time_format import check_time_format
 from storage_core.settings.query import QueryLimits
 from tests.support.invalid_values import numbers_of, text_of
 from tests.support.memory import grown_bytes
@@ -250,6 +254,72 @@ def test_a_time_format_that_gives_no_whole_moment_is_refused_before_a_file_is_re
     with pytest.raises(InvalidInput, match=re.escape(why)) as refused:
         parsed(tmp_path, "a.ndjson", '{"at": "x"}\n', format="ndjson", time_format=text_format)
     assert repr(text_format) in str(refused.value)
+
+
+DAYS = [date(year, 1, 1) + timedelta(days=day) for year in (1999, 2020, 2026) for day in (0, 5, 35, 59, 330, 364)]
+NAMES_OF_DAYS = ("Y", "y", "m", "b", "d", "j", "U", "W", "V", "G", "a", "u", "w", "x", "c")
+
+
+def is_refused(text_format: str) -> bool:
+    try:
+        check_time_format(text_format)
+    except InvalidInput:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("most", [3, 4])
+def test_every_accepted_time_format_gives_the_day_that_was_written(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ordered = chain(permutations(NAMES_OF_DAYS, 3), combinations(NAMES_OF_DAYS, 1), combinations(NAMES_OF_DAYS, 2))
+    named = list(ordered if most == 3 else combinations(NAMES_OF_DAYS, most))
+    formats = [" ".join(f"%{each}" for each in names) + " %H" for names in named]
+    with session(threads=1) as one:
+        monkeypatch.setattr(time_format, "session", lambda **_: nullcontext(one))
+        accepted = [each for each in formats if not is_refused(each)]
+    assert len(accepted) > 50
+    query = "SELECT max(CAST(try_strptime(strftime(day, ?), ?) AS DATE) IS DISTINCT FROM CAST(day AS DATE)) FROM days"
+    with duckdb.connect() as connection:
+        connection.execute("CREATE TABLE days AS SELECT unnest(CAST(? AS TIMESTAMP[])) AS day", [DAYS])
+        wrong = [each for each in accepted if connection.execute(query, [each, each]).fetchone() != (False,)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("text_format", "written", "found"),
+    [
+        ("%Y-W%W-%a %H:%M", "2026-W47-Fri 13:45", "2026-11-23"),
+        ("%G-W%V-%a", "2026-W48-Fri", "2026-11-23"),
+        ("%Y-%U-%u", "2026-47-5", "2026-11-22"),
+        ("%y %U %a", "26 47 Fri", "2026-11-22"),
+        ("%A %Y %W", "Friday 2026 47", "2026-11-23"),
+        ("%Y %m %j %z", "2026 11 331 Z", "2026-11-01"),
+        ("%Y%-m%-d", "2026111", "2026-11-01"),
+        ("%Y %j %V", "2026 331 48", "no time"),
+    ],
+)
+def test_a_time_format_by_which_another_day_is_read_is_refused(text_format: str, written: str, found: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check_time_format(text_format)
+    assert f"{text_format!r} does not give the day that was written" in str(refused.value)
+    assert f"DuckDB reads {written!r} as {found}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text_format",
+    [
+        "%Y-%m-%dT%H:%M:%S%z",
+        "%c",
+        "%x %X",
+        "%Z %Y-%m-%d",
+        "%a, %d %b %Y %H:%M:%S %Z",
+        "%d%b%Y:%I:%M%p",
+        "%Y/%j %a",
+        "%Y %W %w",
+        "%Y%m%d%H",
+    ],
+)
+def test_a_time_format_that_names_the_day_is_accepted(text_format: str) -> None:
+    check_time_format(text_format)
 
 
 def test_times_that_are_numbers_or_have_nanoseconds_are_rejected_with_that_reason(tmp_path: Path) -> None:
