@@ -154,4 +154,4 @@ def _looked_for(node: Node) -> Iterator[Node]:
 
 
 def _is_of_several(node: Node) -> bool:
-    return node["type"] == "range" or text_terms.term_of(node) is not None
+    return node["type"] in ("range", "prefix") or text_terms.term_of(node) is not None

@@ -120,10 +120,13 @@ def words(definition: IndexDefinition, column: str, text: str) -> list[str]:
 
 def unstemmed(definition: IndexDefinition, column: str, text: str) -> list[str]:
     """Return the same words before they are reduced to their stems."""
-    name = tokenizer_of(definition, column)
-    if name.endswith("_stem"):
-        name = DEFAULT
+    name = DEFAULT if has_stems(definition, column) else tokenizer_of(definition, column)
     return _analyzer(name).analyze(prepared(definition, column, text))
+
+
+def has_stems(definition: IndexDefinition, column: str) -> bool:
+    """Return whether the index has stems of the column's words, and not the words."""
+    return tokenizer_of(definition, column).endswith("_stem")
 
 
 def gram_of(definition: IndexDefinition, column: str) -> int | None:
