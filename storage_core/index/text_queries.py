@@ -235,6 +235,7 @@ class QueryBuilder:
             raise ValueError(self._stems_of(column))
         name = _SPECIAL.sub(r"\\\g<0>", column)
         text = f"{name}:{_low(node['lower'])} TO {_high(node['upper'])}"
+        text = text_tokenizers.folded(self.definition, column, text)
         try:
             return self.index.parse_query(text, [column])
         except ValueError as error:

@@ -53,7 +53,8 @@ MOST_BYTES: Final = 65_530
 _OPTION = "tokenizer"
 _UNCHANGED: Final = (RAW, WHITESPACE)
 """Those of tantivy, which make the words that they have always made."""
-_REVISION = 2
+_REVISION = 3
+_SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 _NGRAM = re.compile(r"ngram_([1-9][0-9]?)_([1-9][0-9]?)", re.ASCII)
 _USUAL_GRAM = 3  # of the lengths that an index allows this one: shorter runs are in most rows, longer ones are many
 
@@ -105,8 +106,20 @@ def register(index: tantivy.Index, definition: IndexDefinition, *, marking: bool
         index.register_tokenizer(name, _marker(name) if marking else _analyzer(name))
 
 
+def folded(definition: IndexDefinition, column: str, text: str) -> str:
+    """Return a text in which `ς` is `σ`, where the tokenizer of the column makes small letters of capital ones.
+
+    Each letter is lowered by itself, so a capital sigma is always `σ`. Both have two bytes: places stay.
+    """
+    return text if tokenizer_of(definition, column) in _UNCHANGED else text.replace(_FINAL_SIGMA, _SIGMA)
+
+
 def prepared(definition: IndexDefinition, column: str, text: str) -> str:
-    """Return the text that a document has for a text of the column: of n-grams all of them, one after the other."""
+    """Return the text that a document has for a text of the column, `folded`.
+
+    Of n-grams that is all of them, one after the other.
+    """
+    text = folded(definition, column, text)
     length = gram_of(definition, column)
     if length is None or len(text) <= length:
         return text

@@ -86,6 +86,8 @@ def test_a_fragment_is_bounded_and_cut_between_words() -> None:
         ("en_stem", "run*", "She runs a rune", "She <b>runs</b> a rune"),
         ("default", "run*", "She runs a rune", "She <b>runs</b> a <b>rune</b>"),
         ("default", "foo_b*", "foo_bar x", "<b>foo</b>_<b>bar</b> x"),
+        ("default", "ΑΘΗΝΑΣ", "ας <στους> σοφους αθηνας", "ας &lt;στους&gt; σοφους <b>αθηνας</b>"),
+        ("el_stem", "αθηνας", "σ ΑΘΗΝΑΣ", "σ <b>ΑΘΗΝΑΣ</b>"),
         ("ngram_2_3", "iban", "Kibana", "K<b>iban</b>a"),
         ("whitespace", "a-b", "x a-b y", "x <b>a-b</b> y"),
         ("raw", '"x y"', "x y", "<b>x y</b>"),

@@ -240,6 +240,17 @@ def test_a_prefix_of_several_words_warns_that_they_need_not_be_neighbours(
     assert "'foo_b*' finds the phrase before its last word, and the prefix anywhere" in caplog.text
 
 
+@pytest.mark.parametrize("tokenizer", ["default", "cjk", "el_stem", "en_stem", "ngram_3_3", "ngram_1_1"])
+def test_a_small_sigma_at_the_end_of_a_word_is_a_small_sigma(tmp_path: Path, tokenizer: str) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": tokenizer})
+    rows = pa.table({"head": ["ΑΘΗΝΑΣ", "αθηνας", "Αθηνας", "x"]})
+    queries = ["ΑΘΗΝΑΣ", "αθηνας", "Αθηνασ", "head: IN [αθηνας]", '"αθηνας"']
+    if tokenizer in ("default", "cjk"):
+        queries += ["αθηνας*", "ΑΘΗΝΑΣ~1", "head:[αθηνας TO αθηνας]"]
+    for query in queries:
+        assert sorted(rows_of(tmp_path, rows, definition, query, syntax="strict")) == [0, 1, 2], query
+
+
 ODD = "E3B0c44298fc1c149afbf4c8996fb92427ae41e4 हिन्दी cafe\u0301s 東京tower2 カナー_x² ΟΔΟΣ can't"
 SHA = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4"
 
@@ -249,13 +260,13 @@ SHA = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4"
     [
         ("raw", ODD, [ODD], None),
         ("whitespace", ODD, ODD.split(" "), None),
-        ("default", ODD, [SHA, "हिन्दी", "cafe\u0301s", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 2),
-        ("en_stem", ODD, [SHA, "हिन्दी", "cafe\u0301", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 2),
-        ("cjk", ODD, [SHA, "हिन्दी", "cafe\u0301s", *"東京", "tower2", *"カナー", "x²", "οδοσ", "can", "t"], 2),
-        ("ngram_1_2", "Ab東\nc É", ["ab", "b東", "東\n", "\nc", "c ", " é"], 2),
-        ("ngram_2_10", "Ab東\nc É", ["ab東", "b東\n", "東\nc", "\nc ", "c é"], 2),
-        ("ngram_5_9", "Ab東\nc É", ["ab東\nc", "b東\nc ", "東\nc é"], 2),
-        ("ngram_5_9", "Ab", ["ab"], 2),
+        ("default", ODD, [SHA, "हिन्दी", "cafe\u0301s", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 3),
+        ("en_stem", ODD, [SHA, "हिन्दी", "cafe\u0301", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 3),
+        ("cjk", ODD, [SHA, "हिन्दी", "cafe\u0301s", *"東京", "tower2", *"カナー", "x²", "οδοσ", "can", "t"], 3),
+        ("ngram_1_2", "Ab東\nc É", ["ab", "b東", "東\n", "\nc", "c ", " é"], 3),
+        ("ngram_2_10", "Ab東\nc É", ["ab東", "b東\n", "東\nc", "\nc ", "c é"], 3),
+        ("ngram_5_9", "Ab東\nc É", ["ab東\nc", "b東\nc ", "東\nc é"], 3),
+        ("ngram_5_9", "Ab", ["ab"], 3),
     ],
 )
 def test_the_words_of_a_revision_stay_as_segments_have_them(
