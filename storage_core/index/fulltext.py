@@ -275,7 +275,8 @@ def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: In
     text_tokenizers.register(index, definition)
     writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
     numbers = np.arange(first_row, first_row + rows.num_rows, dtype=np.uint64)
-    numbered = rows.select(list(definition.columns)).append_column(ROW_FIELD, pa.array(numbers))
+    texts = text_tokenizers.folded_rows(definition, rows.select(list(definition.columns)))
+    numbered = texts.append_column(ROW_FIELD, pa.array(numbers))
     lengths = {each: text_tokenizers.gram_of(definition, each) for each in definition.columns}
     grams = {column: length for column, length in lengths.items() if length is not None}
     # tantivy takes one document object at a time; the batches keep the Python objects of a few rows alive only.

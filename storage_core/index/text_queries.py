@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")  # no other sign: behind a backslash `<` is the edge of a word
 _ANYTHING = "(?s:.)*"
-_ESCAPED_SIGN = re.compile(r"\\([*~])")
+_ESCAPED_SIGN = re.compile(r"\\([*~\\])")
 _SPECIAL = re.compile(r"""[+^`:{}"'\[\]()!\\* ]""")
 _LONGEST_PREFIX = 900  # bytes: tantivy refuses regular expressions of more than 1,000 states
 
@@ -66,6 +66,8 @@ class QueryBuilder:
                 return [_every_row()]
             case "literal":
                 return self._literal(node)
+            case "prefix":  # of a text that is only words
+                return self._in_columns(None, lambda column: self._prefix_if_any(column, node["text"]))
             case "set":
                 return self._in_columns(node["field"], lambda column: self._set(column, node["elements"]))
             case "range":
@@ -123,8 +125,6 @@ class QueryBuilder:
 
     def _text(self, column: str, text: str, slop: int) -> tantivy.Query | None:
         """The rows with a text of the query, as one phrase."""
-        import tantivy
-
         words = text_tokenizers.words(self.definition, column, text)
         self._require_indexed(words)
         length = text_tokenizers.gram_of(self.definition, column)
@@ -134,8 +134,6 @@ class QueryBuilder:
             return None
         if length is not None and len(text) < length and not self.marking:
             return self._regular(column, f"{_ANYTHING}{_quoted(words[0])}{_ANYTHING}")
-        if len(words) == 1:
-            return tantivy.Query.term_query(self.index.schema, column, words[0])
         return self._phrase(column, words, 0 if self.marking else slop)
 
     def _phrase(self, column: str, words: Sequence[str], slop: int) -> tantivy.Query:
@@ -146,6 +144,8 @@ class QueryBuilder:
         import tantivy
 
         schema = self.index.schema
+        if len(words) == 1:
+            return tantivy.Query.term_query(schema, column, words[0])
         if not slop or (len(words) == 2 and words[0] != words[1]):
             return tantivy.Query.phrase_query(schema, column, list(words), slop)
         found = [tantivy.Query.phrase_query(schema, column, list(each)) for each in arrangements(words, slop)]
@@ -159,20 +159,59 @@ class QueryBuilder:
             if term.changes is not None:
                 raise self._not_a_word(column, term)
             return _scored(self._text(column, term.text, 0))
+        if term.changes is None:
+            return self._prefix(column, term)
         words = text_tokenizers.unstemmed(self.definition, column, term.text)
         self._require_indexed(words)
-        if term.changes is not None:
-            if len(words) != 1:
-                raise self._not_a_word(column, term)
-            return tantivy.Query.fuzzy_term_query(self.index.schema, column, words[0], distance=term.changes)
+        if len(words) != 1:
+            raise self._not_a_word(column, term)
+        if text_tokenizers.has_stems(self.definition, column):
+            return self._whole_word(column, term)
+        return tantivy.Query.fuzzy_term_query(self.index.schema, column, words[0], distance=term.changes)
+
+    def _prefix(self, column: str, term: Term) -> tantivy.Query | None:
+        words = text_tokenizers.unstemmed(self.definition, column, term.text)
+        self._require_indexed(words)
         longer = text_tokenizers.unstemmed(self.definition, column, f"{term.text}x")
-        if not words or (len(words) > 1 and len(longer) == len(words)):
+        if not words or (self.is_strict and len(words) > 1 and len(longer) == len(words)):
             raise self._not_a_word(column, term)
         if len(longer) > len(words):  # its last word ends before the star, so whatever follows is another word
             return _scored(self._text(column, term.text, 0))
-        if len(words[0].encode()) > _LONGEST_PREFIX:
+        if text_tokenizers.has_stems(self.definition, column):
+            return self._whole_word(column, term)
+        *before, last = words
+        if len(last.encode()) > _LONGEST_PREFIX:
             raise ValueError(f"a prefix has at most {_LONGEST_PREFIX} bytes; write fewer characters")
-        return self._regular(column, f"{_quoted(words[0])}{_ANYTHING}")
+        beginning = self._regular(column, f"{_quoted(last)}{_ANYTHING}")
+        return self._after(column, term, before, beginning) if before else beginning
+
+    def _after(self, column: str, term: Term, before: Sequence[str], beginning: tantivy.Query) -> tantivy.Query | None:
+        """The rows with some words as a phrase, and a word with the beginning: tantivy has no exact query for both.
+
+        So it may find more rows, and never fewer. Decision 0182.
+        """
+        import tantivy
+
+        self._warn(f"{f'{term.text}*'!r} finds the phrase before its last word, and the prefix anywhere in the text")
+        phrase = self._phrase(column, before, 0)
+        occur = tantivy.Occur.Should if self.marking else tantivy.Occur.Must
+        return _scored(tantivy.Query.boolean_query([(occur, phrase), (occur, beginning)]))
+
+    def _prefix_if_any(self, column: str, text: str) -> tantivy.Query | None:
+        """The rows of a prefix, else of its words as a phrase."""
+        try:
+            return self._term(column, Term(None, text, None))
+        except ValueError:
+            return self._text(column, text, 0)
+
+    def _whole_word(self, column: str, term: Term) -> tantivy.Query | None:
+        """The rows with the word of a term itself: an index of stems does not contain the words. Decision 0182."""
+        written = f"{term.text}*" if term.changes is None else f"{term.text}~{term.changes}"
+        self._refuse_or_warn(self._stems_of(column), f"The search reads {written!r} as the word {term.text!r}")
+        return _scored(self._text(column, term.text, 0))
+
+    def _stems_of(self, column: str) -> str:
+        return f"column {column!r} has stems, so it finds only whole words"
 
     def _set(self, column: str, elements: Sequence[str]) -> tantivy.Query | None:
         """The rows with any of some texts; each scores 1."""
@@ -192,8 +231,12 @@ class QueryBuilder:
             raise ValueError(f"a range is of one column; write it as {self.definition.columns[0]}:[a TO b]")
         if text_tokenizers.gram_of(self.definition, column) is not None:
             raise ValueError(f"column {column!r} has n-grams, which have no ranges")
+        if text_tokenizers.has_stems(self.definition, column):
+            self._refuse_or_warn(self._stems_of(column), "The search reads a query with a range as words")
+            raise ValueError(self._stems_of(column))
         name = _SPECIAL.sub(r"\\\g<0>", column)
         text = f"{name}:{_low(node['lower'])} TO {_high(node['upper'])}"
+        text = text_tokenizers.folded(self.definition, column, text)
         try:
             return self.index.parse_query(text, [column])
         except ValueError as error:
@@ -215,6 +258,17 @@ class QueryBuilder:
                 if self.is_strict:
                     raise ValueError(f"{reason}; leave it out")
                 _logger.warning("full-text query on index %s: %s", self.definition.name, reason)
+
+    def _refuse_or_warn(self, reason: str, instead: str) -> None:
+        """Raise `ValueError` with the reason where syntax is strict; else log it with what is done instead."""
+        if self.is_strict:
+            advice = "Ask for whole words, or search an index with the tokenizer `default`"
+            raise ValueError(f"{reason}. {advice}")
+        self._warn(f"{reason}. {instead}")
+
+    def _warn(self, what: str) -> None:
+        if not self.marking:  # the search has said so
+            _logger.warning("full-text query on index %s: %s", self.definition.name, shortened(what, 300))
 
     def _not_a_word(self, column: str, term: Term) -> ValueError:
         name = text_tokenizers.tokenizer_of(self.definition, column)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 150
 """Of the text of a fragment in UTF-8; a single longer word is a fragment too."""
 
+_SIGMAS = "σς"
 _HEAP_BYTES = 15_000_000  # the least that a writer takes; it grows by what it is given
 _ROOM_PER_TEXT = 8
 
@@ -55,17 +56,26 @@ def _marked(query: TextQuery, texts: Mapping[str, Sequence[str | None]]) -> list
     for column, values in texts.items():
         marker = tantivy.SnippetGenerator.create(words.searcher, wanted, words.index.schema, column)
         marker.set_max_num_chars(MOST_BYTES)
-        found.append([None if value is None else _html(marker, column, value) for value in values])
+        definition = query.definition
+        found.append([None if value is None else _html(marker, definition, column, value) for value in values])
     return found
 
 
-def _html(marker: tantivy.SnippetGenerator, column: str, text: str) -> str | None:
+def _html(marker: tantivy.SnippetGenerator, definition: IndexDefinition, column: str, text: str) -> str | None:
     import tantivy
 
     document = tantivy.Document()
-    document.add_text(column, text)
+    folded = text_tokenizers.folded(definition, column, text)
+    document.add_text(column, folded)
     snippet = marker.snippet_from_doc(document)
-    return snippet.to_html() if snippet.highlighted() else None
+    if not snippet.highlighted():
+        return None
+    html = str(snippet.to_html())
+    if folded == text:
+        return html
+    start = folded.find(snippet.fragment())
+    written = iter([each for each in text[start:] if each in _SIGMAS])
+    return "".join(next(written) if each in _SIGMAS else each for each in html)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,7 @@ class _Words:
         for column, values in texts.items():
             for value in values:
                 if value is not None:
-                    document.add_text(column, value)
+                    document.add_text(column, text_tokenizers.folded(definition, column, value))
         return _Words(definition, _indexed([document], definition))
 
     @property
@@ -154,4 +164,4 @@ def _looked_for(node: Node) -> Iterator[Node]:
 
 
 def _is_of_several(node: Node) -> bool:
-    return node["type"] == "range" or text_terms.term_of(node) is not None
+    return node["type"] in ("range", "prefix") or text_terms.term_of(node) is not None

@@ -15,11 +15,13 @@ from storage_core.index.text_limits import Node
 MOST_CHANGES: Final = 2
 """Of letters that are added, left out, replaced or swapped with their neighbour."""
 
+SHORTEST_PREFIX: Final = 2
+"""Characters before the star."""
+
 _WORD = r"((?:[^\\]|\\.)+)"  # a backslash takes the meaning from what follows
 _PREFIX = re.compile(rf"{_WORD}\*", re.DOTALL)
 _FUZZY = re.compile(rf"{_WORD}~([0-9]?)", re.DOTALL | re.ASCII)
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-_SHORTEST_PREFIX = 2
+_ESCAPED = re.compile(r"\\([\W_])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,10 @@ def term_of(node: Node) -> Term | None:
         return None
     written: str = node["phrase"]
     if found := _PREFIX.fullmatch(written):
-        if len(found[1]) < _SHORTEST_PREFIX:
-            raise ValueError(f"{written!r} stands for too many words; write {_SHORTEST_PREFIX} characters or more")
-        return Term(node["field_name"], _ESCAPED.sub(r"\1", found[1]), None)
+        text = _ESCAPED.sub(r"\1", found[1])
+        if len(text) < SHORTEST_PREFIX:
+            raise ValueError(f"{written!r} stands for too many words; write {SHORTEST_PREFIX} characters or more")
+        return Term(node["field_name"], text, None)
     if found := _FUZZY.fullmatch(written):
         changes = int(found[2] or 1)
         return (

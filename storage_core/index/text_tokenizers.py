@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+
 from storage_core.errors import InvalidInput
 from storage_core.settings.index import IndexDefinition
 
@@ -53,7 +55,8 @@ MOST_BYTES: Final = 65_530
 _OPTION = "tokenizer"
 _UNCHANGED: Final = (RAW, WHITESPACE)
 """Those of tantivy, which make the words that they have always made."""
-_REVISION = 2
+_REVISION = 3
+_SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 _NGRAM = re.compile(r"ngram_([1-9][0-9]?)_([1-9][0-9]?)", re.ASCII)
 _USUAL_GRAM = 3  # of the lengths that an index allows this one: shorter runs are in most rows, longer ones are many
 
@@ -105,8 +108,31 @@ def register(index: tantivy.Index, definition: IndexDefinition, *, marking: bool
         index.register_tokenizer(name, _marker(name) if marking else _analyzer(name))
 
 
+def folded(definition: IndexDefinition, column: str, text: str) -> str:
+    """Return a text in which `ς` is `σ`, where the tokenizer of the column makes small letters of capital ones.
+
+    Each letter is lowered by itself, so a capital sigma is always `σ`. Both have two bytes: places stay.
+    """
+    return text if tokenizer_of(definition, column) in _UNCHANGED else text.replace(_FINAL_SIGMA, _SIGMA)
+
+
+def folded_rows(definition: IndexDefinition, rows: pa.Table) -> pa.Table:
+    """Return rows whose texts are as `folded` returns each."""
+    import pyarrow.compute as pc  # an open table needs none of it
+
+    for column in definition.columns:
+        if tokenizer_of(definition, column) not in _UNCHANGED:
+            place = rows.schema.get_field_index(column)
+            texts = pc.replace_substring(rows.column(place).cast(pa.string()), _FINAL_SIGMA, _SIGMA)
+            rows = rows.set_column(place, column, texts)
+    return rows
+
+
 def prepared(text: str, length: int | None) -> str:
-    """Return the text that a document has for a text of a column with this `gram_of`: all n-grams one after another."""
+    """Return the text that a document has for a `folded` text of a column with this `gram_of`.
+
+    Of n-grams that is all of them, one after the other.
+    """
     if length is None or len(text) <= length:
         return text
     return "".join([text[start : start + length] for start in range(len(text) - length + 1)])
@@ -114,15 +140,19 @@ def prepared(text: str, length: int | None) -> str:
 
 def words(definition: IndexDefinition, column: str, text: str) -> list[str]:
     """Return the words that the index has for a text of the column, in order."""
-    return _analyzer(tokenizer_of(definition, column)).analyze(prepared(text, gram_of(definition, column)))
+    prepared_text = prepared(folded(definition, column, text), gram_of(definition, column))
+    return _analyzer(tokenizer_of(definition, column)).analyze(prepared_text)
 
 
 def unstemmed(definition: IndexDefinition, column: str, text: str) -> list[str]:
     """Return the same words before they are reduced to their stems."""
-    name = tokenizer_of(definition, column)
-    if name.endswith("_stem"):
-        name = DEFAULT
-    return _analyzer(name).analyze(prepared(text, gram_of(definition, column)))
+    name = DEFAULT if has_stems(definition, column) else tokenizer_of(definition, column)
+    return _analyzer(name).analyze(prepared(folded(definition, column, text), gram_of(definition, column)))
+
+
+def has_stems(definition: IndexDefinition, column: str) -> bool:
+    """Return whether the index has stems of the column's words, and not the words."""
+    return tokenizer_of(definition, column).endswith("_stem")
 
 
 def gram_of(definition: IndexDefinition, column: str) -> int | None:

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.rows.codes import Mask
 from storage_core.rows.nested_faults import wrong_values
+from storage_core.rows.vectors import Mask
 
 _WIDEST = 76  # digits, which any decimal of 128 bits has room in
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage_core.rows.codes import Mask
+from storage_core.rows.vectors import Mask
 
 Offsets = npt.NDArray[np.int64]
 Check = Callable[[pa.Array], Mask | None]

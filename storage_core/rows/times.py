@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
-from storage_core.rows.codes import Mask
 from storage_core.rows.leaves import Change, leaf_types, with_changed_leaves
 from storage_core.rows.nested_faults import wrong_values
+from storage_core.rows.vectors import Mask
 
 # The expressions mean the same to Python and to RE2, and match no day that the calendar lacks.
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"

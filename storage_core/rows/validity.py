@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
-from storage_core.rows.codes import Mask
+from storage_core.rows.vectors import Mask
 
 TYPED_KEYS = "Cast the map, for example to MAP(VARCHAR, VARCHAR)."
 Verdict = dict[tuple[str, str], Mask]

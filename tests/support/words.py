@@ -67,4 +67,5 @@ def _runs(text: str, *, apart: bool) -> Iterator[str]:
 
 
 def _lowered(text: str) -> str:
-    return "".join(each.lower() for each in text)  # one by one, as the index does: a capital sigma has one small form
+    """A text letter by letter, as the index has it: a sigma has one small form."""
+    return "".join(each.lower() for each in text).replace("ς", "σ")

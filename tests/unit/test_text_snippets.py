@@ -83,7 +83,11 @@ def test_a_fragment_is_bounded_and_cut_between_words() -> None:
     [
         ("en_stem", "run", "Running late, she runs", "<b>Running</b> late, she <b>runs</b>"),
         ("de_stem", "haus", "Alte Häuser", "Alte <b>Häuser</b>"),
-        ("en_stem", "run*", "She runs a rune", "She <b>runs</b> a <b>rune</b>"),
+        ("en_stem", "run*", "She runs a rune", "She <b>runs</b> a rune"),
+        ("default", "run*", "She runs a rune", "She <b>runs</b> a <b>rune</b>"),
+        ("default", "foo_b*", "foo_bar x", "<b>foo</b>_<b>bar</b> x"),
+        ("default", "ΑΘΗΝΑΣ", "ας <στους> σοφους αθηνας", "ας &lt;στους&gt; σοφους <b>αθηνας</b>"),
+        ("el_stem", "αθηνας", "σ ΑΘΗΝΑΣ", "σ <b>ΑΘΗΝΑΣ</b>"),
         ("ngram_2_3", "iban", "Kibana", "K<b>iban</b>a"),
         ("whitespace", "a-b", "x a-b y", "x <b>a-b</b> y"),
         ("raw", '"x y"', "x y", "<b>x y</b>"),

@@ -134,7 +134,6 @@ def test_signs_of_regular_expressions_stand_for_themselves(tmp_path: Path) -> No
     ("tokenizer", "query", "found"),
     [
         ("de_stem", "häuser", [0, 1]),
-        ("de_stem", "hau*", [0, 1]),
         ("fr_stem", "maison", [3]),
         ("ngram_2_3", "äus", [0]),
         ("ngram_2_3", "AUS", [1, 2]),
@@ -147,6 +146,111 @@ def test_words_are_what_the_tokenizer_makes(tmp_path: Path, tokenizer: str, quer
     assert sorted(rows_of(tmp_path, rows, definition, query)) == found
 
 
+STEMMED = [
+    ("en_stem", "running happily", ("running*", "runnin*", "running~1", "happily~2")),
+    ("de_stem", "alte Häuser", ("Häuser*", "Häuse*", "Häuser~1")),
+    ("fr_stem", "continuellement", ("continuellement*", "continuellement~1")),
+    ("el_stem", "λόγος", ("λόγος*", "λόγος~1")),
+]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "query"), [(a, b, each) for a, b, queries in STEMMED for each in queries]
+)
+def test_a_prefix_or_fuzzy_word_of_stems_is_refused_or_read_as_the_word(
+    tmp_path: Path, tokenizer: str, text: str, query: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": tokenizer})
+    rows = pa.table({"head": [text, "x"]})
+    for asked in (query, f"NOT {query}", f"head:{query}"):
+        with pytest.raises(InvalidInput, match="has stems, so it finds only whole words"):
+            rows_of(tmp_path, rows, definition, asked, syntax="strict")
+    word = query.rstrip("*12~")
+    for one, other in ((query, word), (f"NOT {query}", f"NOT {word}"), (f"x AND NOT {query}", f"x AND NOT {word}")):
+        assert rows_of(tmp_path, rows, definition, other).keys() == rows_of(tmp_path, rows, definition, one).keys()
+        assert f"The search reads {query!r} as the word {word!r}" in caplog.text
+        caplog.clear()
+
+
+def test_a_word_that_ends_before_the_star_is_found_by_its_stem(tmp_path: Path) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": "en_stem"})
+    rows = pa.table({"head": ["running", "walking"]})
+    assert rows_of(tmp_path, rows, definition, "running.*", syntax="strict") == {0: 1.0}
+
+
+def test_a_range_of_stems_is_refused_or_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": "en_stem"})
+    rows = pa.table({"head": ["running", "x"]})
+    with pytest.raises(InvalidInput, match="has stems, so it finds only whole words"):
+        rows_of(tmp_path, rows, definition, "head:[runn TO runz]", syntax="strict")
+    rows_of(tmp_path, rows, definition, "head:[runn TO runz]")
+    assert "has stems, so it finds only whole words" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        (r"a\\*", [0, 1]),
+        (r"a\\~1", [0, 1, 2, 3]),
+        (r"a\*", [2]),
+        (r"a\\\*", [1]),
+        (r"a\\\**", [1]),
+        (r"a\b*", [0]),
+        (r"NOT a\\*", [2, 3, 4]),
+        (r"ab\**", [4]),
+        (r'"a\\b" OR head: IN [a\\*]', [0, 1]),
+    ],
+)
+def test_a_backslash_stands_for_itself_behind_another(tmp_path: Path, query: str, found: list[int]) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": "raw"})
+    rows = pa.table({"head": ["a\\b", "a\\*", "a*", "a", "ab*c"]})
+    assert sorted(rows_of(tmp_path, rows, definition, query, syntax="strict")) == found
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("foo_b*", [0]),
+        ("3.1*", [1]),
+        ("o'n*", [2]),
+        ("main.py*", [3]),
+        ("main.p*", [3]),
+        ("NOT foo_b*", [1, 2, 3, 4, 5]),
+        ("foo_b* AND NOT bar", []),
+        ("nothing OR 3.1*", [1]),
+        ("fo* (", [0, 4]),
+        ("foo_b* (", [0]),
+        ("f* (", []),
+        ("(/x* " + "y" * 1_000 + "*", []),
+        ("( fo* " + " ".join(f"w{number}*" for number in range(3_000)), []),
+    ],
+)
+def test_a_prefix_of_several_words_is_their_phrase_and_the_last_as_a_prefix(
+    tmp_path: Path, query: str, found: list[int]
+) -> None:
+    rows = pa.table({"head": ["foo_bar", "3.14", "o'neill", "main.py", "foo", "bar"], "body": [None] * 6})
+    assert sorted(rows_of(tmp_path, rows, DEFINITION, query)) == found
+
+
+def test_a_prefix_of_several_words_warns_that_they_need_not_be_neighbours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = pa.table({"head": ["foo x bar", "foo"], "body": ["", ""]})
+    assert sorted(rows_of(tmp_path, rows, DEFINITION, "foo_b*")) == [0]
+    assert "'foo_b*' finds the phrase before its last word, and the prefix anywhere" in caplog.text
+
+
+@pytest.mark.parametrize("tokenizer", ["default", "cjk", "el_stem", "en_stem", "ngram_3_3", "ngram_1_1"])
+def test_a_small_sigma_at_the_end_of_a_word_is_a_small_sigma(tmp_path: Path, tokenizer: str) -> None:
+    definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": tokenizer})
+    rows = pa.table({"head": ["ΑΘΗΝΑΣ", "αθηνας", "Αθηνας", "x"]})
+    queries = ["ΑΘΗΝΑΣ", "αθηνας", "Αθηνασ", "head: IN [αθηνας]", '"αθηνας"']
+    if tokenizer in ("default", "cjk"):
+        queries += ["αθηνας*", "ΑΘΗΝΑΣ~1", "head:[αθηνας TO αθηνας]"]
+    for query in queries:
+        assert sorted(rows_of(tmp_path, rows, definition, query, syntax="strict")) == [0, 1, 2], query
+
+
 ODD = "E3B0c44298fc1c149afbf4c8996fb92427ae41e4 हिन्दी cafe\u0301s 東京tower2 カナー_x² ΟΔΟΣ can't"
 SHA = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4"
 
@@ -156,13 +260,13 @@ SHA = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4"
     [
         ("raw", ODD, [ODD], None),
         ("whitespace", ODD, ODD.split(" "), None),
-        ("default", ODD, [SHA, "हिन्दी", "cafe\u0301s", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 2),
-        ("en_stem", ODD, [SHA, "हिन्दी", "cafe\u0301", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 2),
-        ("cjk", ODD, [SHA, "हिन्दी", "cafe\u0301s", *"東京", "tower2", *"カナー", "x²", "οδοσ", "can", "t"], 2),
-        ("ngram_1_2", "Ab東\nc É", ["ab", "b東", "東\n", "\nc", "c ", " é"], 2),
-        ("ngram_2_10", "Ab東\nc É", ["ab東", "b東\n", "東\nc", "\nc ", "c é"], 2),
-        ("ngram_5_9", "Ab東\nc É", ["ab東\nc", "b東\nc ", "東\nc é"], 2),
-        ("ngram_5_9", "Ab", ["ab"], 2),
+        ("default", ODD, [SHA, "हिन्दी", "cafe\u0301s", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 3),
+        ("en_stem", ODD, [SHA, "हिन्दी", "cafe\u0301", "東京tower2", "カナー", "x²", "οδοσ", "can", "t"], 3),
+        ("cjk", ODD, [SHA, "हिन्दी", "cafe\u0301s", *"東京", "tower2", *"カナー", "x²", "οδοσ", "can", "t"], 3),
+        ("ngram_1_2", "Ab東\nc É", ["ab", "b東", "東\n", "\nc", "c ", " é"], 3),
+        ("ngram_2_10", "Ab東\nc É", ["ab東", "b東\n", "東\nc", "\nc ", "c é"], 3),
+        ("ngram_5_9", "Ab東\nc É", ["ab東\nc", "b東\nc ", "東\nc é"], 3),
+        ("ngram_5_9", "Ab", ["ab"], 3),
     ],
 )
 def test_the_words_of_a_revision_stay_as_segments_have_them(
