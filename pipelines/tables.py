@@ -129,7 +129,9 @@ def read_tables(folder: Path) -> DeclaredTables:
         try:
             declaration = _resolved(load(file), root)
             here = with_locations_above(declaration.uri)
-            lands = with_locations_above(declaration.landing.uri) if declaration.landing else None
+            place = declaration.landing
+            # A Delta landing place may be the mirror of another table: its log names the files to read.
+            lands = None if place is None or place.is_delta else with_locations_above(place.uri)
             _require_apart(file, here, lands, tables=own, landings=landing)
             _take(declaration, file, taken)
             own.add(declaration.name, here)

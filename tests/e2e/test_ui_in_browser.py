@@ -43,7 +43,7 @@ from tests.support.scale import scaled
 from tidemark import Table
 
 PER_DAY = 96
-DAYS = max(2, scaled(2))
+DAYS = scaled(2)
 WINDOWS = DAYS * PER_DAY
 END_SECONDS = 60
 

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 LOG = logging.getLogger(__name__)
 
-DAYS = max(2, scaled(2))
+DAYS = scaled(2)
 PER_DAY = 96
 START = dt.datetime(2015, 5, 1, tzinfo=dt.UTC)
 END = START + dt.timedelta(days=DAYS)

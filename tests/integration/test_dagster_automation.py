@@ -162,7 +162,7 @@ def test_the_interval_of_the_sensor_is_declared_and_a_file_that_is_not_sound_is_
 
 def test_the_switch_of_a_component_is_on_where_yaml_makes_a_boolean_of_it() -> None:
     fields = {"name": "events", "uri": "warehouse/events", "columns": {"n": "int!"}, "automation": True}
-    assert "upkeep_sensor" in started(component_definitions(TableComponent(**fields)).get_repository_def())
+    assert "tidemark_upkeep_sensor" in started(component_definitions(TableComponent(**fields)).get_repository_def())
 
 
 def test_every_asset_of_a_table_shows_what_its_declaration_says_of_it(tmp_path: Path) -> None:

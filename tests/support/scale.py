@@ -10,6 +10,10 @@ def scale() -> float:
     return float(os.environ.get("TIDEMARK_SCALE", "1"))
 
 
+SMALL = 30
+"""Counts up to this are the shape of a test, such as days and kills. A scale below 1 leaves them as they are."""
+
+
 def scaled(default: int) -> int:
-    """Return `default` times `TIDEMARK_SCALE`, and at least 1."""
-    return max(1, round(default * scale()))
+    """Return `default` times `TIDEMARK_SCALE`, but not below the smaller of `default` and `SMALL`."""
+    return max(min(default, SMALL), round(default * scale()))
