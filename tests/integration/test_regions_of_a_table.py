@@ -88,7 +88,7 @@ def test_many_keys_are_answered_in_their_order_and_missing_ones_are_none(table: 
     assert found == [table.get(each) for each in wanted]
     assert [each and each["name"] for each in found] == ["merged", "new", None, None, "new", "merged"]
     assert table.get_many([]) == []
-    with pytest.raises(InvalidInput, match="list of keys"):
+    with pytest.raises(InvalidInput, match="Give a list"):
         table.get_many("5")
     with pytest.raises(InvalidInput, match="does not name"):
         table.get_many([(1, 2)])

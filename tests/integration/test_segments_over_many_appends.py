@@ -38,5 +38,6 @@ def test_a_search_asks_a_bounded_number_of_segments_over_a_hundred_appends() -> 
         assert table.store.requests["get"] - before <= 2 * FACTOR + len(head.translations) + len(head.splits)
         assert found.num_rows
         assert found.equals(search(table.store, replace(head, segments={}), query, index="text", limit=1_000))
-    assert len(head.translations) <= 2  # merged segments are where the rows are
+    # Merged segments are where the rows are. Those of the compactions stay for an index that has no segment yet.
+    assert len(head.translations) <= 5
     table.require_exact(head)
