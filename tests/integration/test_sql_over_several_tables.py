@@ -187,7 +187,7 @@ def test_a_damaged_split_of_any_table_is_noticed(tmp_path: Path, flights: tm.Tab
         ({"duckdb_settings": PLANES}, "a query cannot call a table 'duckdb_settings'"),
         ({"tidemark_template_t": PLANES}, "a query cannot call a table 'tidemark_template_t'"),
         ({1: PLANES}, "a query cannot call a table 1"),
-        ([PLANES], "tables are given by name"),
+        ([PLANES], "Give a mapping"),
         ({"p": "planes"}, "p of a query is a table or Arrow data, found 'planes'"),
         ({"p": [{"a": 1}]}, "p of a query is a table or Arrow data"),
         ({"q": PLANES}, "Table with name p does not exist! A query reads the tables t, q, and no other"),
