@@ -63,6 +63,9 @@ def server(listening: int) -> WarmServer:
     return found
 
 
+ALONE = "TIDEMARK_TEST_ALONE"
+
+
 def why_not(server: WarmServer, environment: Mapping[str, str], folder: Path, log: pytest.LogCaptureFixture) -> str:
     """The one line that says why a job does not use the server."""
     (file := folder / "server.json").write_text(server.to_json(), encoding="utf-8")
@@ -103,6 +106,13 @@ class Neighbour(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no type
 def test_the_token_goes_to_the_literal_address_of_the_server_and_to_this_users_socket_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if not os.environ.get(ALONE):  # a process that has a Spark session makes no other
+        name = test_the_token_goes_to_the_literal_address_of_the_server_and_to_this_users_socket_only.__name__
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{name}"]
+        environment = {**os.environ, ALONE: "1"}
+        ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout
+        return
     own, other = Neighbour(), Neighbour()
     servers = [grpc.server(ThreadPoolExecutor(2), handlers=(each,)) for each in (own, other)]
     port = servers[0].add_insecure_port("127.0.0.1:0")
