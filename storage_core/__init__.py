@@ -1,1 +1,1 @@
-"""Tidemark's storage core: tables on plain object storage. `tidemark` has the public names."""
+"""Tidemark's storage core: tables on object storage. The public names are in the package `tidemark`."""

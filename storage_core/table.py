@@ -1,13 +1,15 @@
-"""The table: one façade over the log, the regions, the indexes and the readers (docs/architecture/README.md).
+"""The public table class, `Table`, and `exists`.
 
-An operation imports what only it needs when it is first asked for, so that a program pays for what it uses
-(decision 0095).
+`Table` combines the transaction log, the regions, the indexes and the readers of one table. The page
+docs/architecture/README.md describes these parts.
+
+Most methods import their implementation when they are called. A program therefore loads only the code that it uses
+(decision 0042).
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,88 +19,77 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from storage_core.arguments import checked
-from storage_core.cache.pieces import cached_pieces
-from storage_core.clock import SystemClock
-from storage_core.errors import InvalidInput
-from storage_core.foreign_text import quoted
-from storage_core.headroom import QUERY_BYTES, require_headroom
-from storage_core.ids import SystemIds
-from storage_core.log.log import TransactionLog
-from storage_core.log.sharing import open_table_store
+from storage_core.base.arguments import checked
+from storage_core.base.errors import InvalidInput, typed
+from storage_core.base.process import QUERY_BYTES, require_headroom
+from storage_core.base.text import quoted
+from storage_core.data.rows.columns import without_metadata
+from storage_core.data.settings.table import MapMode, TableConfig
+from storage_core.log.log import TransactionLog, log_at
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.verified import Verified
-from storage_core.read.view import PAGE_BYTES, Consistency, View
-from storage_core.rows.columns import without_metadata
-from storage_core.settings.cache import CacheSettings
-from storage_core.settings.table import MapMode, TableConfig
-from storage_core.system_errors import typed
+from storage_core.read.view import PAGE_BYTES, At, Consistency, View, snapshot_at
+from storage_core.store.meter import MeteredStore
 
 if TYPE_CHECKING:
-    from storage_core.alteration import ColumnChange
-    from storage_core.append import Appended
-    from storage_core.cache.pieces import CacheCounts
-    from storage_core.cloning.cloned import Cloned
-    from storage_core.compaction.debt import Debt
-    from storage_core.compaction.policy import Mode
-    from storage_core.declaration import TableDeclaration
-    from storage_core.dml.changed import Changed
-    from storage_core.dml.keyed import Matching
-    from storage_core.dml.statements import Target
-    from storage_core.engine.parameters import Parameters
-    from storage_core.forget.raw_table import RawTable
-    from storage_core.forget.report import ForgetReport, Forgotten
-    from storage_core.formats.tags import Tag
-    from storage_core.history.restore import Restored
-    from storage_core.importing.imported import Imported
-    from storage_core.importing.source import Stream
-    from storage_core.ingest.landing import LandingSpec
-    from storage_core.log.history import HistoryEntry
-    from storage_core.publishing.mirrored import Mirrored
-    from storage_core.read.arrow_rows import HeldRows
-    from storage_core.read.history_pages import HistoryPage
-    from storage_core.read.lookup_plan import LookupPlan
+    from storage_core.base.limits import QueryLimits
+    from storage_core.change.creation import ColumnChange
+    from storage_core.change.declaration import TableDeclaration
+    from storage_core.change.statement import Changed
+    from storage_core.change.statements import Matching, Target
+    from storage_core.compact.debt import Debt
+    from storage_core.data.formats.documents import Tag
+    from storage_core.data.rows.incoming import ArrowStream, Rows
+    from storage_core.data.settings.index import IndexDefinition
+    from storage_core.data.settings.layout import Mode
+    from storage_core.data.settings.table import LateData
+    from storage_core.engine.statement import Parameters
+    from storage_core.interop.import_files import Stream
+    from storage_core.interop.import_given import Imported
+    from storage_core.interop.publishing import Mirrored
+    from storage_core.log.sharing import Cloned
+    from storage_core.log.versions import HistoryEntry
+    from storage_core.maintain.forget_report import ForgetReport, Forgotten, RawTable
+    from storage_core.maintain.history import Restored
+    from storage_core.read.answers import HeldRows, SqlResult
+    from storage_core.read.history import HistoryPage
+    from storage_core.read.lookup import LookupPlan
     from storage_core.read.plan import Plan, Watched
     from storage_core.read.predicate import Condition, Filter, Predicate
-    from storage_core.read.raw_rows import WithRawLogs
     from storage_core.read.scan import Scan
-    from storage_core.read.sql import Opened, TableView
-    from storage_core.read.sql_result import SqlResult
-    from storage_core.region.options import WriterOptions
-    from storage_core.region.router import TableWriter
-    from storage_core.region.spec import DeclaredField
-    from storage_core.region.unmerged import Captured
-    from storage_core.rows.incoming import ArrowStream, Rows
-    from storage_core.search.kept import Kept
-    from storage_core.search.plan import SearchPlan
-    from storage_core.search.recall import Recall
-    from storage_core.search.searched import Searched
-    from storage_core.settings.index import IndexDefinition
-    from storage_core.settings.late_data import LateData
-    from storage_core.settings.query import QueryLimits
+    from storage_core.read.search.kept import Kept
+    from storage_core.read.search.matches import Searched
+    from storage_core.read.search.plan import SearchPlan
+    from storage_core.read.search.vectors import Recall
+    from storage_core.read.sql import Opened
+    from storage_core.read.table_read import TableView
+    from storage_core.read.unmerged import WithRawLogs
+    from storage_core.store.pieces import CacheCounts
+    from storage_core.write.append import Appended
+    from storage_core.write.ingest.landing import LandingSpec
+    from storage_core.write.region.records import WriterOptions
+    from storage_core.write.region.router import TableWriter
+    from storage_core.write.region.spec import DeclaredField
+    from storage_core.write.region.unmerged import Captured
 
 P = ParamSpec("P")
 R = TypeVar("R")
-AUTO = "auto"
-"""The window of a table unless it is said: 15 minutes where there is a time column, none elsewhere."""
-_USUAL_WINDOW = "15m"
 
 
-_loading = typed("this process")  # modules and libraries are loaded where they are used, as far as the system lets it
+_loading = typed("this process")  # modules are loaded at their first use, and the system can refuse that
 
 
 def _call(method: Callable[P, R]) -> Callable[P, R]:
-    """A public call: with arguments of the types that it names, and errors of the system that are typed."""
+    """Return the method with checks of its argument types, and with errors of this project instead of system errors."""
     return _loading(checked(method))
 
 
 class Table:
-    """One table at one snapshot.
+    """A table, read at one snapshot.
 
-    Reads see the version the object was opened at, moved forward by its own commits and by `refresh`. A table opened
-    with `at` stays at that version and refuses writes. Objects of this class are cheap; they hold no connection.
+    Reads use the version at which the object was opened. A commit through this object moves the object to the new
+    version, and `refresh` moves it to the newest version. A table opened with `at` stays at that version and refuses
+    writes. An object of this class is cheap to create and holds no connection.
     """
 
     def __init__(self, store: MeteredStore, log: TransactionLog, snapshot: Snapshot, *, pinned: bool = False) -> None:
@@ -109,7 +100,7 @@ class Table:
         self._kept: Kept | None = None
 
     def __repr__(self) -> str:
-        """Say which table this is, at which version; nothing is requested."""
+        """Return the location and the version of the table. Makes no request."""
         return f"Table({self.uri!r}, version={self.version})"
 
     @staticmethod
@@ -120,7 +111,7 @@ class Table:
         *,
         time_column: str | None = None,
         sort_schema: str | None = None,
-        window: str | int | None = AUTO,
+        window: str | int | None = "auto",
         primary_key: str | Sequence[str] | None = None,
         indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
         regions: Sequence[DeclaredField] = (),
@@ -135,64 +126,121 @@ class Table:
     ) -> Table:
         """Create an empty table and return it at version 0.
 
-        `time_column` windows the table by `window` (15 minutes unless it is said), above an hour only with
-        `coarse_window`; `primary_key` makes it keyed, `regions` (`region.spec.declared_fields`) divides it among
-        writers, and `map_columns={"attrs": "merge"}` lets patches merge the keys of that map instead of replacing it.
-        `late_data` (`{"policy": "quarantine", "acceptance_window": "1h"}`) says what becomes of rows that arrive late;
-        without it none is late. Whole windows leave when they ended as long ago as `retention` says, such as `"30d"`,
-        or seconds. Splits have a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single
-        values. Splits are of one partition each of `partition_by`: columns, or transforms of them such as `day(ts)`,
-        `bucket[16](id)` and `truncate[4](name)`. Generations of a keyed table get segments of `maintained_indexes`, of
-        all `indexes` where it is not said. `settings` are those of `alter`, such as `{"splits.target_size": "64MiB"}`.
-        Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
-        `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
-        """
-        from storage_core import creation
+        A table without a `primary_key` is an append table. A table with one is a keyed table: its rows are put, patched
+        and deleted by key.
 
-        config = _new_config(
-            schema,
-            time_column=time_column,
-            sort_schema=sort_schema,
-            window=window,
-            primary_key=primary_key,
-            indexes=indexes,
-            regions=regions,
-            coarse_window=coarse_window,
-            late_data=late_data,
-            retention=retention,
-            map_columns=map_columns,
-            bloom_filters=bloom_filters,
-            partition_by=partition_by,
-            maintained_indexes=maintained_indexes,
-            settings=settings,
-        )
-        store, log = _log_at(uri)
+        Args:
+            uri: Location of the new table: a path, or `s3://bucket/prefix`.
+            schema: Columns of the table, as an Arrow schema. Two names that differ only in upper and lower case are
+                refused.
+            time_column: Name of a timestamp column with the event time. Windows, late rows and `retention` use this
+                column. None: the table has no windows.
+            sort_schema: Order of the rows in a split, such as `"visitor|url|timestamp/V2"`. `timestamp` means the time
+                column. None: by time.
+            window: Span of event time that one split may cover, such as `"15m"`, or an integer in seconds. `"auto"`: 15
+                minutes if there is a `time_column`, else no windows. None: no windows. A keyed table can have windows
+                only if the time column is part of its key.
+            primary_key: Name of the key column, or several names in key order. None: an append table.
+            indexes: Search indexes, each an `IndexDefinition` or a mapping such as
+                `{"name": "urls", "kind": "fulltext", "columns": ["url"]}`. Kinds: `fulltext`, `bitmap`, `vector`,
+                `primary_key`. Default: no index.
+            regions: Fields that divide the keys of a keyed table among writers, such as
+                `{"transform": "bucket", "source": "id", "n": 4}`. The function `region.spec.declared_fields` documents
+                the form. Default: one region.
+            coarse_window: True allows a `window` longer than one hour.
+            late_data: Treatment of rows that arrive late, such as
+                `{"policy": "quarantine", "acceptance_window": "1h"}`. The policies are `accept`, `quarantine` and
+                `drop`. None: no row is late.
+            retention: Age at which a whole window is dropped, counted from the end of the window, such as `"30d"`, or
+                an integer in seconds. None: rows stay.
+            map_columns: Mode of each map column for patches of a keyed table. `{"attrs": "merge"}` merges the entries
+                of a patch into the map. `"replace"` replaces the whole map and is the default mode.
+            bloom_filters: Names of columns for which each split gets a Parquet Bloom filter. Readers use these filters
+                to look up single values. Default: none.
+            partition_by: Columns or transforms of columns, such as `day(ts)`, `bucket[16](id)` or `truncate[4](name)`.
+                Each split contains rows of one partition only. A keyed table can be partitioned only by columns of its
+                key. Default: no partitions.
+            maintained_indexes: Names of the indexes for which the generations of a keyed table get index segments.
+                None: all `indexes`.
+            settings: Further settings by name, as in `alter`, such as `{"splits.target_size": "64MiB"}`. None: the
+                defaults.
+
+        Returns:
+            The new table at version 0.
+
+        Raises:
+            InvalidInput: The location already contains a table, or the arguments contradict each other.
+            Unsupported: The store cannot hold a table.
+
+        Cost:
+            One LIST and one PUT. On S3, a probe of the store precedes them.
+        """
+        from storage_core.change import creation
+        from storage_core.change.definition import new_config
+
+        given = {
+            "time_column": time_column,
+            "sort_schema": sort_schema,
+            "window": window,
+            "primary_key": primary_key,
+            "indexes": indexes,
+            "regions": regions,
+            "coarse_window": coarse_window,
+            "late_data": late_data,
+            "retention": retention,
+            "map_columns": map_columns,
+            "bloom_filters": bloom_filters,
+            "partition_by": partition_by,
+            "maintained_indexes": maintained_indexes,
+        }
+        config = new_config(schema, given, settings or {})
+        store, log = log_at(uri)
         return Table(store, log, creation.create(log, schema, config))
 
     @staticmethod
     @_call
     def declare(declaration: TableDeclaration, uri: str | Path | None = None) -> Table:
-        """Open the declared table, creating it first where it does not exist. Idempotent, also under concurrency.
+        """Open the declared table, and create the table first if the location has none.
 
-        Order, indexes, landing place and settings of the upkeep that changed in the declaration are committed to the
-        table; splits that exist keep the order they were written in.
-        Raises `InvalidInput` naming what else differs from the table, which keeps what it was created with.
+        The call is idempotent, also if several processes declare the same table concurrently. An existing table follows
+        its declaration: new and wider columns, the order, the indexes, the landing location and the maintenance
+        settings are committed. Existing splits keep the order in which they were written.
+
+        Args:
+            declaration: The declaration, such as one read from a file in `tables/`.
+            uri: Location of the table. None: the location in the declaration.
+
+        Returns:
+            The table at its newest version.
+
+        Raises:
+            InvalidInput: The declaration differs from the table in a setting that cannot change. The error names the
+                setting, and the table keeps its own value.
         """
-        from storage_core import creation
+        from storage_core.change import creation
 
-        store, log = _log_at(declaration.uri if uri is None else uri)
+        store, log = log_at(declaration.uri if uri is None else uri)
         return Table(store, log, creation.declare(log, declaration))
 
     @_call
     def alter(self, settings: Mapping[str, object]) -> Table:
-        """Change settings in one commit, and return the table: `{"gc.retention": "90d", "compaction": {"factor": 12}}`.
+        """Change settings of the table in one commit.
 
-        Names and values are those of declarations, and of `describe()["settings"]`; None is back to the default. Others
-        stay, also what somebody else changes meanwhile; nothing is committed where all is as it is given. Each job
-        follows at its next run, new splits at once; those that exist stay as they are. Raises `InvalidInput` naming
-        a setting that there is not or that cannot change, or what is wrong with a value.
+        Settings that are not given keep their values, also if another process changes them concurrently. No commit is
+        made if every given setting already has its value. A job uses the new settings from its next run. New splits
+        follow the new settings at once, and existing splits stay as they are.
+
+        Args:
+            settings: Values by name, such as `{"gc.retention": "90d", "compaction": {"factor": 12}}`. The names and
+                values are those of declarations and of `describe()["settings"]`. A value of None restores the default.
+
+        Returns:
+            This table, moved to the new version.
+
+        Raises:
+            InvalidInput: A setting is unknown or cannot change, or a value is invalid. The error names the setting.
         """
-        from storage_core import creation
+        from storage_core.change import creation
 
         self._require_writable()
         self._view.snapshot = creation.change_settings(self._log, self.snapshot, settings)
@@ -212,82 +260,108 @@ class Table:
         sort_schema: str | None = None,
         primary_key: str | Sequence[str] | None = None,
     ) -> Imported:
-        """Bring all rows of a source into the table at `uri`, which is made where there is none; in one commit, once.
+        """Import all rows of a source into a table, once.
 
-        `source` is a folder of Parquet files or a Delta table (at a `version`, or its newest), each by its place, or a
-        stream of Arrow data, such as a relation of DuckDB or a data frame, with a `name`. Nothing there is changed.
-        Files may differ: columns are joined by name, lack or not, and widen as those of a table may. What cannot be
-        joined is refused before anything is made, with the file, the column and both types. A new table is as declared,
-        or has the columns of the source and what is given here, as of `create`; without it, no windows. Imported again,
-        with what it held then, nothing is done; a stream is known by its name alone, whatever it holds: other rows need
-        another name. The result has no `commit_id` then. Raises `InvalidInput` for a `declaration` beside what it
-        declares; see `importing.run.import_rows`.
+        The table is created if `uri` has none. The source is not changed. The rows of an append table become visible in
+        one commit. Files of one source may differ: columns are joined by name, a file may lack columns, and types widen
+        as in `widen_column`. If the files cannot be joined, the import fails before a table is created. The error names
+        the file, the column and both types.
+
+        A second import of the same source with the same content does nothing. A stream is identified by its `name`
+        only. Rows that are not imported yet therefore need a new name. `interop.importing.import_rows` describes the
+        import.
+
+        Args:
+            uri: Location of the table.
+            source: Location of a folder of Parquet files or of a Delta table. Or a stream of Arrow data, such as a
+                DuckDB relation or a data frame, which needs a `name`.
+            name: Name under which the import is recorded. None: the location of the source.
+            version: Version of a Delta table to import. None: its newest version.
+            declaration: Declaration of the table to create. None: the new table has the columns of the source and the
+                settings of the four arguments below.
+            time_column: Time column of a new table, as in `create`. None: the table has no windows.
+            window: Window of a new table, as in `create`. None: 15 minutes with a `time_column`, else no windows.
+            sort_schema: Order of rows of a new table, as in `create`. None: by time.
+            primary_key: Key of a new table, as in `create`. None: an append table.
+
+        Returns:
+            The outcome of the import. It has no `commit_id` if the source was already imported.
+
+        Raises:
+            InvalidInput: The source cannot be imported, or one of the last four arguments is given together with a
+                `declaration`.
         """
-        from storage_core import creation
-        from storage_core.importing.given import AS_IT_IS, TableOptions, source_of
-        from storage_core.importing.run import import_rows
+        from storage_core.change import creation
+        from storage_core.change.definition import new_config
+        from storage_core.interop.import_given import AS_IT_IS, TableOptions, source_of
+        from storage_core.interop.importing import import_rows
 
         wanted = TableOptions(time_column=time_column, window=window, sort_schema=sort_schema, primary_key=primary_key)
         if declaration is not None and wanted != AS_IT_IS:
             raise InvalidInput(
-                f"{uri}: the declaration of {declaration.name!r} declares what the table is; leave out time_column, "
+                f"{uri}: the declaration of {declaration.name!r} defines these settings. Leave out time_column, "
                 "window, sort_schema and primary_key",
                 uri=uri,
             )
         given = source_of(source, name=name, version=version)
-        _, log = _log_at(uri)
+        _, log = log_at(uri)
 
         def make(schema: pa.Schema, marks: Mapping[str, str]) -> Snapshot:
             if declaration is not None:
                 given.require_fits(declaration.schema())
                 return creation.declare(log, declaration, marks)
-            config = _new_config(
-                schema,
-                time_column=time_column,
-                window=AUTO if window is None else window,
-                sort_schema=sort_schema,
-                primary_key=primary_key,
-            )
-            return creation.create(log, schema, config, marks)
+            return creation.create(log, schema, new_config(schema, wanted.settings(), {}), marks)
 
         return import_rows(log, given, make, name=name, wanted=wanted)
 
     @staticmethod
     @_call
     def open(uri: str | Path, at: At | None = None) -> Table:
-        """Open a table at its newest version, or at a version number, a moment (ISO text or datetime, UTC) or a tag.
+        """Open an existing table.
 
-        Raises `NotFound` when there is no table, or no such version. Requests: one GET each for the hint and the
-        checkpoint it names, one per version after it, one that finds no further version, and one LIST beyond it.
+        Args:
+            uri: Location of the table: a path, or `s3://bucket/prefix`.
+            at: Version to open: a version number, a time (ISO text or a datetime, in UTC if it has no zone) or the name
+                of a tag. The table then stays at this version and refuses writes. None: the newest version, and the
+                table is writable.
+
+        Returns:
+            The table at that version.
+
+        Raises:
+            NotFound: There is no table at `uri`, or the version does not exist or is no longer retained.
+
+        Cost:
+            One GET for the hint and one GET for the checkpoint that the hint names. One GET for each version after the
+            checkpoint, and one GET that finds no further version. One LIST of the log after that version.
         """
-        store, log = _log_at(uri)
+        store, log = log_at(uri)
         return Table(store, log, log.snapshot() if at is None else snapshot_at(log, at), pinned=at is not None)
 
     @property
     def uri(self) -> str:
-        """Where the table is."""
+        """The location of the table."""
         return self._store.uri
 
     @property
     def version(self) -> int:
-        """The version that reads see."""
+        """The version that reads use."""
         return self.snapshot.version
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the table."""
+        """The columns of the table, as an Arrow schema."""
         return without_metadata(self.snapshot.schema)
 
     def landing(self) -> LandingSpec | None:
-        """Return where files of this table land, as declared when it was created, or None."""
-        from storage_core.ingest.landing import LANDING, LandingSpec
+        """Return the declared landing location of the table and its format, or None if the table has none."""
+        from storage_core.write.ingest.landing import landing_of
 
-        text = self.snapshot.metadata.configuration.get(LANDING)
-        return None if text is None else LandingSpec.from_json(text)
+        return landing_of(self.snapshot.metadata.configuration)
 
     @property
     def snapshot(self) -> Snapshot:
-        """The snapshot that reads see."""
+        """The snapshot that reads use."""
         return self._view.snapshot
 
     @property
@@ -297,7 +371,7 @@ class Table:
 
     @property
     def store(self) -> MeteredStore:
-        """The store of the table, which counts its requests."""
+        """The object store of the table. The store object counts its requests."""
         return self._store
 
     @property
@@ -307,44 +381,67 @@ class Table:
 
     @property
     def cache_counts(self) -> CacheCounts:
-        """What this object found in the cache on disk so far: hits, misses, bytes, failures. No request."""
+        """The hits, misses, bytes and failures of this object's disk cache so far. Makes no request."""
         return self._log.cached.counts
 
     def require_capable(self) -> None:
-        """Return when the store keeps its contract: called before the first write; on S3 that probes it once a process.
+        """Check that the store provides the guarantees that a table needs.
 
-        Raises `Unsupported` naming what the store lacks. Requests: see `objectstore.probe`.
+        A table calls this method before its first write. On S3 the check probes the store once per process.
+
+        Raises:
+            Unsupported: The store lacks a guarantee. The error names the guarantee.
+
+        Cost:
+            See `store.resolve`.
         """
-        from storage_core import creation
-
-        creation.require_capable(self._log)
+        self._log.require_capable()
 
     @_call
     def refresh(self) -> Table:
-        """Move to the newest version and return the table; a pinned table stays. The GETs of `log.refresh`."""
+        """Move to the newest version.
+
+        Returns:
+            This table. A table opened with `at` stays at its version.
+
+        Cost:
+            The GETs of `log.refresh`.
+        """
         self._view.refresh()
         return self
 
     @_call
     def append(self, rows: Rows, *, application: tuple[str, int] | None = None) -> Appended:
-        """Add rows in one commit; when this returns they are durable and every reader that opens the table sees them.
+        """Add rows in one commit.
 
-        Rows are split by window and sorted before they are written. On a keyed table the rows are put through a
-        region writer and flushed instead: durable, visible to `latest` readers, in the base after the next merge.
-        That claims the region and fences a live `writer()`, whose next write raises `WriterFenced`. Late rows are
-        counted, and kept in quarantine or dropped where the table says so (decision 0051). No rows commit and claim
-        nothing. Raises `InvalidInput` when a row does not fit; nothing is written then.
+        After the call returns, the rows are durable, and every reader that opens the table sees them. The rows are
+        split by window and sorted before they are written. Late rows are counted. If the table has a policy for them,
+        late rows go to quarantine or are dropped (docs/architecture/ingestion.md). An empty input commits nothing and
+        claims no region.
 
-        `rows` is a mapping, a list of them, Arrow data, a data frame of pandas or Polars, or an object that gives a
-        stream of Arrow data (`__arrow_c_stream__`). Times without a zone are UTC in a column of instants, and text in
-        ISO 8601 is read in columns of dates and timestamps (docs/guide/2-own-data.md). A stream into an append table is
-        read, sorted and written in pieces of 64 MiB, and committed at its end: when it breaks off, or a row of it does
-        not fit, nothing is committed and the collector takes what was written. Into a keyed table it is read whole.
+        On a keyed table a region writer puts and flushes the rows. They are then durable and visible to `latest`
+        readers, and the next merge adds them to the base. The region writer claims the region, which fences a live
+        `writer()`. The next write of that writer raises `WriterFenced`.
 
-        With `application`, a name and a number, the work of that number is done once, as by `update`: rows that are
-        appended again by the same work, or by work of a lower number, are not taken. It is of append tables only.
+        A stream into an append table is read, sorted and written in pieces of 64 MiB, and committed at its end. If the
+        stream breaks off or a row does not fit, nothing is committed and the collector deletes the files that were
+        written. A stream into a keyed table is read as a whole.
+
+        Args:
+            rows: A mapping, a list of mappings, Arrow data, a pandas or Polars data frame, or an object with an Arrow
+                stream (`__arrow_c_stream__`). A time without a zone is read as UTC if the column has a zone. ISO 8601
+                text is accepted in date and timestamp columns (docs/guide/2-own-data.md).
+            application: Name and sequence number of the work that appends these rows. Each number is applied once. A
+                later call with the same number or a lower number adds no rows. Append tables only. None: every call
+                adds its rows.
+
+        Returns:
+            The outcome, with the number of rows and the number of late rows.
+
+        Raises:
+            InvalidInput: A row does not fit. Nothing is committed.
         """
-        from storage_core.append import append, fitting, put
+        from storage_core.write.append import append, fitting, put
 
         self._require_writable()
         if self.snapshot.config.kind == "keyed":
@@ -355,22 +452,36 @@ class Table:
         return appended
 
     @_call
-    def delete(self, filter: Condition, *, limits: QueryLimits | None = None) -> Changed:  # noqa: A002  # as of scan
-        """Delete the rows that meet a condition, in one commit; `"true"` for every row.
+    def delete(self, filter: Condition, *, limits: QueryLimits | None = None) -> Changed:  # noqa: A002  # as in `scan`
+        """Delete the rows that meet a condition.
 
-        `filter` is as of `scan`. The rows are those of the version that the commit follows, whatever else commits
-        meanwhile: none that met the condition is left in it, none that did not is gone. No file is rewritten: rows
-        are hidden by deletion vectors, and a split without a row left leaves the table. What the log's statistics
-        exclude is not read, and neither is a split of which they show that all of it goes. Where no row meets it
-        nothing is committed. Raises `InvalidInput` for no condition and for one that may be another when it is
-        evaluated again, `Unavailable` where the condition passes `limits`, `CommitConflict`.
+        On an append table one commit deletes the rows. The condition is evaluated on the version directly before the
+        new version, even if others commit concurrently. The new version contains all rows that did not meet the
+        condition and no row that met it. Nothing is committed if no row matches.
 
-        Of a keyed table the rows are those that `latest` shows: they are deleted by key in the logs of their regions,
-        durable and gone for `committed` and `latest` readers when this returns, and out of the base after the next
-        merge. A live writer goes on, and what it puts later comes back. While a row that matches has a record in one of
-        the table's `raw_logs` that is not distributed, it is `Unavailable`. See `dml.keyed`.
+        No file is rewritten. Deletion vectors hide the rows, and a split whose rows are all deleted leaves the table.
+        The log's statistics show for some splits that no row matches or that every row matches. The delete does not
+        read these splits.
+
+        On a keyed table the deleted rows are those that a `latest` read shows. Their keys are deleted in the logs of
+        their regions. After the call returns, the deletes are durable and `committed` and `latest` readers no longer
+        see the rows. The next merge removes the rows from the base. A live writer continues, and rows that this writer
+        puts later are in the table again. `change.statements` describes the details.
+
+        Args:
+            filter: Condition as in `scan`. `"true"` deletes every row.
+            limits: Time and memory for evaluating the condition. None: the defaults of `QueryLimits`.
+
+        Returns:
+            The outcome, with the number of deleted rows.
+
+        Raises:
+            InvalidInput: There is no condition, or a second evaluation of the condition could give another result.
+            Unavailable: The condition exceeds `limits`. A keyed table also raises this error if one of its `raw_logs`
+                contains a record of a matching row that is not distributed yet.
+            CommitConflict: In every attempt, another writer first committed a change of the same rows.
         """
-        from storage_core.dml import statements
+        from storage_core.change import statements
 
         if self.config.kind == "keyed":
             matching = self._matching(filter, "delete", limits, self.config.primary_key)
@@ -381,22 +492,35 @@ class Table:
     def update(
         self,
         values: Mapping[str, object],
-        filter: Condition,  # noqa: A002  # as of scan
+        filter: Condition,  # noqa: A002  # as in `scan`
         *,
         application: tuple[str, int] | None = None,
         limits: QueryLimits | None = None,
     ) -> Changed:
-        """Set columns of the rows that meet a condition, in one commit: to a value, or to an expression of the row.
+        """Set columns of the rows that meet a condition.
 
-        `{"status": 404, "n": tm.expr("n + 1")}`; an expression is SQL's over the columns of the row as it was. The
-        rows are those of `delete`: they are hidden where they were, and written changed as new splits of their
-        windows. With `application`, a name and a number, the work of that number is done once, however often it is
-        asked for; `application` is of append tables only. Of a keyed table they are patched by key, as `delete`
-        deletes them, and no column of the key is set. Raises what `delete` raises, and `InvalidInput` for a value that
-        does not fit.
+        On an append table one commit hides the old rows and adds the changed rows as new splits of their windows. The
+        rows are selected as in `delete`. On a keyed table the rows are patched by key, in the same way as `delete`
+        deletes them by key.
+
+        Args:
+            values: New value by column: a constant, or a SQL expression over the columns of the old row. Example:
+                `{"status": 404, "n": tm.expr("n + 1")}`. Columns of the primary key cannot be set.
+            filter: Condition as in `scan`.
+            application: Name and sequence number of this work, as in `append`. A number is applied once, even if the
+                call is repeated. Append tables only. None: every call is applied.
+            limits: Time and memory for the condition and the expressions. None: the defaults of `QueryLimits`.
+
+        Returns:
+            The outcome, with the number of changed rows.
+
+        Raises:
+            InvalidInput: A value does not fit its column, or `delete` would refuse the condition.
+            Unavailable: As in `delete`.
+            CommitConflict: As in `delete`.
         """
-        from storage_core.dml import statements
-        from storage_core.settings.query import QueryLimits
+        from storage_core.base.limits import QueryLimits
+        from storage_core.change import statements
 
         if self.config.kind != "keyed":
             return self._ran(statements.update(self._target(limits), values, filter, application))
@@ -408,32 +532,56 @@ class Table:
     def overwrite(
         self,
         rows: Rows,
-        filter: Condition,  # noqa: A002  # as of scan
+        filter: Condition,  # noqa: A002  # as in `scan`
         *,
         application: tuple[str, int] | None = None,
         limits: QueryLimits | None = None,
     ) -> Changed:
-        """Put rows in the place of those that meet a condition, in one commit: all that met it are gone, these are in.
+        """Replace the rows that meet a condition with other rows, in one commit.
 
-        Of append tables only. Each row given meets the condition itself; `rows` and `filter` are as of `append` and
-        `scan`, `application` as of `update`. Rows are never late. Raises what `delete` raises, and `InvalidInput` for a
-        row that does not meet the condition: nothing is committed then.
+        Append tables only. After the commit, the table contains all given rows and none of the old rows that met the
+        condition. The given rows are never late.
+
+        Args:
+            rows: New rows, as in `append`. Each of them must meet the condition.
+            filter: Condition as in `scan`.
+            application: Name and sequence number of this work, as in `update`. None: every call is applied.
+            limits: Time and memory for the condition. None: the defaults of `QueryLimits`.
+
+        Returns:
+            The outcome, with the numbers of deleted and added rows.
+
+        Raises:
+            InvalidInput: A given row does not meet the condition, or `delete` would refuse the condition. Nothing is
+                committed.
+            Unavailable: As in `delete`.
+            CommitConflict: As in `delete`.
         """
-        from storage_core.dml import statements
+        from storage_core.change import statements
 
         statements.require_append_table(self.snapshot, self.uri)
         return self._ran(statements.overwrite(self._target(limits), rows, filter, application))
 
     @_call
     def upsert(self, rows: Rows, *, on: str | Sequence[str]) -> Changed:
-        """Add rows in the place of those with the same values in the columns `on`, in one commit.
+        """Add rows, and replace the rows that have the same values in the columns `on`.
 
-        Rows of the table that have them are hidden, however many there are, so that afterwards one row has them. On a
-        keyed table `on` is the primary key, and the rows are put through a writer as `append` does. `rows` are
-        read whole. Rows are never late in an append table. Raises `InvalidInput` for rows given that do not differ in
-        `on`, or lack a value there.
+        On an append table, one commit adds the rows and hides all old rows with the same values. Afterwards exactly one
+        row has each combination of these values. The rows are never late. On a keyed table a region writer puts the
+        rows, as in `append`.
+
+        Args:
+            rows: New rows, as in `append`. They are read as a whole.
+            on: Name of a column, or several names. On a keyed table it must be the primary key.
+
+        Returns:
+            The outcome, with the number of rows.
+
+        Raises:
+            InvalidInput: Two given rows have the same values in `on`, or a given row has no value in one of these
+                columns.
         """
-        from storage_core.dml import statements
+        from storage_core.change import statements
 
         if self.config.kind == "keyed":
             self._require_writable()
@@ -443,20 +591,36 @@ class Table:
     @_call
     def forget(
         self,
-        filter: Condition,  # noqa: A002  # as of scan
+        filter: Condition,  # noqa: A002  # as in `scan`
         *,
         raw_logs: Sequence[RawTable] = (),
         limits: QueryLimits | None = None,
     ) -> Forgotten:
-        """Erase the rows that meet a condition: out of the table now, and out of every store as the collector goes.
+        """Erase the rows that meet a condition from the table and, over time, from every store.
 
-        They are deleted as by `delete`, the splits and index segments that hold them are ended, and quarantine entries
-        and chunks of raw logs become due: of those that the table's setting names and of `raw_logs`, others that it
-        takes rows from. What waits for the retention of versions or for a tag is in the report, object by object and
-        until when; `forget_report` makes it again later. Running it again is right at any time. Rows that are written
-        later, landed again or distributed later are not forgotten. Raises what `delete` raises.
+        The call deletes the rows as `delete` does. It also rewrites the splits and removes the index segments that
+        contain the rows, and marks quarantine entries and raw log chunks for erasure. The collector removes the objects
+        later. Some objects stay until the retention of versions ends or a tag is removed. The report lists each of
+        these objects and the time until which it stays.
+
+        Running the call again is safe at any time. Rows that are written, landed or distributed after the call are not
+        erased.
+
+        Args:
+            filter: Condition as in `scan`.
+            raw_logs: Further raw logs from which the table receives rows. The raw logs in the table's setting
+                `raw_logs` are always included. Default: none.
+            limits: Time and memory for the condition. None: the defaults of `QueryLimits`.
+
+        Returns:
+            The outcome with the report. `forget_report` creates a new report later.
+
+        Raises:
+            InvalidInput: As in `delete`.
+            Unavailable: As in `delete`.
+            CommitConflict: As in `delete`.
         """
-        from storage_core.forget import forget
+        from storage_core.maintain import forget
 
         target = self._target(limits)
         keyed = self.config.kind == "keyed"
@@ -468,34 +632,45 @@ class Table:
     @_call
     def forget_report(
         self,
-        filter: Condition,  # noqa: A002  # as of scan
+        filter: Condition,  # noqa: A002  # as in `scan`
         *,
         raw_logs: Sequence[RawTable] = (),
         limits: QueryLimits | None = None,
     ) -> ForgetReport:
-        """Return what still holds rows that meet a condition, by a search of every object; `forget` forgets them.
+        """Return a report of the objects that still contain rows that meet a condition.
 
-        Nothing is written, and the view stays where it is: the report is of the newest version. Arguments as of
-        `forget`. It reads all splits that no version names, or only older ones.
+        The report covers the objects of the newest version and of older versions, and objects that no version
+        references. Nothing is written, and this object stays at its version. Use `forget` to erase the rows.
+
+        Args:
+            filter: Condition as in `scan`.
+            raw_logs: Further raw logs, as in `forget`. Default: none.
+            limits: Time and memory for the condition. None: the defaults of `QueryLimits`.
+
+        Returns:
+            The report, object by object.
+
+        Cost:
+            Reads all splits that the newest version does not reference.
         """
-        from storage_core.dml.statements import Target
-        from storage_core.forget import forget
-        from storage_core.settings.query import QueryLimits
+        from storage_core.base.limits import QueryLimits
+        from storage_core.change.statements import Target
+        from storage_core.maintain import forget
 
         head = self._log.refresh(self.snapshot)
         target = Target(self._log, head, self._verified, limits or QueryLimits())
         return forget.of(target, filter, self._feeding(head, raw_logs)).report(head)
 
     def _feeding(self, head: Snapshot, given: Sequence[RawTable]) -> Sequence[RawTable]:
-        """The raw logs whose rows the table takes."""
-        from storage_core.forget.raw import with_named
+        """Return the raw logs that supply rows to the table: the given raw logs and the raw logs in the settings."""
+        from storage_core.maintain.forget import with_named
 
         return with_named(given, head.config.raw_logs, self._view.raw_store)
 
     def _target(self, limits: QueryLimits | None) -> Target:
-        """What a statement works on: the newest version."""
-        from storage_core.dml.statements import Target
-        from storage_core.settings.query import QueryLimits
+        """Move to the newest version and return it as the target of a statement."""
+        from storage_core.base.limits import QueryLimits
+        from storage_core.change.statements import Target
 
         self._require_writable()
         return Target(self._log, self._view.refresh(), self._verified, limits or QueryLimits())
@@ -503,9 +678,11 @@ class Table:
     def _matching(
         self, condition: object, verb: str, limits: QueryLimits | None, columns: Sequence[str] | None = None
     ) -> Matching:
-        """What reads the rows of a keyed table that meet a condition now, none of which raw logs may change later."""
-        from storage_core.dml.statements import required_filter
-        from storage_core.read.raw_rows import require_distributed
+        """Return a function that reads the rows of a keyed table that meet a condition now.
+
+        The function refuses rows that records in raw logs can still change.
+        """
+        from storage_core.change.statements import required_filter
 
         self._require_writable()
         wanted = required_filter(condition, verb, self.snapshot.schema.names)
@@ -513,7 +690,7 @@ class Table:
         def matching() -> tuple[Snapshot, pa.Table]:
             found = self.scan(columns, wanted, consistency=Consistency.LATEST, limits=limits)
             rows = found.to_arrow()
-            require_distributed(found, rows)
+            found.require_distributed(rows)
             return found.snapshot, rows
 
         return matching
@@ -526,19 +703,33 @@ class Table:
     def writer(
         self, *, region: Mapping[str, object] | str | None = None, options: WriterOptions | None = None
     ) -> TableWriter:
-        """Return a writer of a keyed table, a context manager with `put`, `patch`, `reset`, `delete`, `flush`.
+        """Return a writer of a keyed table.
 
-        A table of one region is claimed at once. Of a table with several, each region is claimed by the first row that
-        falls into it (`RoutingWriter` says what is atomic then); with `region`, a value per field of the region spec,
-        only that one, and rows of others are refused. Claiming fences earlier writers. Raises `InvalidInput` on an
-        append table, `RegionClosed` while the region spec is being changed.
+        The writer is a context manager with the methods `put`, `patch`, `reset`, `delete` and `flush`. A claim of a
+        fences the earlier writers of this region. If the table has one region, the writer claims it immediately. If the
+        table has several regions, the writer claims each region at the first row for that region. `RoutingWriter`
+        documents which writes are atomic in this case.
 
-        A text as `region` names a region that no spec governs, of a table with the setting `regions_by_hand`: it takes
-        any row. The caller promises that no key it writes there has unmerged records in another region; statements keep
-        to that. Where it does not hold, readers see the records of both folded, those of the spec's region below those
-        by hand, these by id; and the base has what was merged last, one row per key.
+        A manual region is a region that the caller names as text (see `region`). The caller must not write a key there
+        that has unmerged records in another region. `delete` and the other statements follow this rule. If a caller
+        breaks the rule, readers fold the records of both regions. They apply the records of the region spec's regions
+        first. Then they apply the records of manual regions in the order of the region ids. The base contains one row
+        per key, which is the row that was merged last.
+
+        Args:
+            region: Region to write: one value for each field of the region spec. Only this region is claimed, and rows
+                of other regions are refused. Text names a manual region that the region spec does not cover. A manual
+                region needs the setting `regions_by_hand` and accepts every row. None: all regions.
+            options: Buffer sizes, flush thresholds and durability of the writer. None: the defaults of `WriterOptions`.
+
+        Returns:
+            The writer.
+
+        Raises:
+            InvalidInput: The table is an append table.
+            RegionClosed: The region spec is being changed.
         """
-        from storage_core.region.router import open_writer
+        from storage_core.write.region.router import open_writer
 
         self._require_writable()
         return open_writer(self._log, self.snapshot, region=region, options=options)
@@ -547,21 +738,34 @@ class Table:
     def scan(
         self,
         columns: Sequence[str] | None = None,
-        filter: Filter | str | None = None,  # noqa: A002  # the name that readers of this kind of library expect
+        filter: Filter | str | None = None,  # noqa: A002  # the name that readers of similar libraries expect
         *,
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
         limits: QueryLimits | None = None,
     ) -> Scan:
-        """Return a scan of the chosen columns and rows; nothing is read until it is converted.
+        """Return a scan of the chosen columns and rows.
 
-        `filter` is an expression (`col("status") >= 500`) or a SQL condition as text. `at` reads an older version.
-        `consistency` is `snapshot`, or `committed` (of keyed tables flushed generations too) or `latest` (every
-        acknowledged row, also those in `raw_logs` of the table that are not distributed yet). Raises `InvalidInput` for
-        an unknown column, and for no column. A filter that takes more time or memory than `limits` allow, by default
-        those of `QueryLimits`, is `Unavailable` when rows are read.
+        The scan reads data only when the caller converts the scan, for example with `to_arrow`.
+
+        Args:
+            columns: Names of the columns to return. None: all columns.
+            filter: Expression such as `col("status") >= 500`, or a SQL condition as text. None: all rows.
+            at: Older version to read: a version number, a time or a tag, as in `open`. None: the version of this
+                object.
+            consistency: `snapshot` (the default) reads the base. `committed` adds the flushed generations of a keyed
+                table. `latest` adds every acknowledged row, including rows in the table's `raw_logs` that are not
+                distributed yet.
+            limits: Time and memory for the filter. None: the defaults of `QueryLimits`.
+
+        Returns:
+            The scan.
+
+        Raises:
+            InvalidInput: A column is unknown, or `columns` is empty.
+            Unavailable: The filter exceeds `limits`. Raised when rows are read.
         """
-        from storage_core.read.regions import matching_regions
+        from storage_core.read.lookup import matching_regions
         from storage_core.read.scan import Scan, chosen_columns, wanted_filter
 
         wanted = wanted_filter(filter)
@@ -581,11 +785,25 @@ class Table:
         parameters: Parameters | None = None,
         tables: Mapping[str, Table | ArrowStream] | None = None,
     ) -> SqlResult:
-        """Return the answer of one SELECT that calls this table `t`, in DuckDB's dialect; it reads nothing else.
+        """Run one SELECT in DuckDB's dialect and return its result.
 
-        `parameters` are the values of `?`, `$1` or `$name` in it: a list, or values by name. `tables` are further ones
-        by name: tables, read as they see themselves with the same consistency, and Arrow data, which is held whole.
-        Raises `Unavailable` when it takes more time or memory than `limits` allow, by default those of `QueryLimits`.
+        The query calls this table `t`. It can read only `t` and the `tables` given here.
+
+        Args:
+            query: Text of the SELECT.
+            at: Older version of this table to read, as in `scan`. None: the version of this object.
+            consistency: Consistency of all tables, as in `scan`. Default: `snapshot`.
+            limits: Time and memory for the query. None: the defaults of `QueryLimits`.
+            parameters: Values for `?` and `$1` as a list, or values for `$name` by name. None: no parameters.
+            tables: Further tables by name. A `Table` is read at its own version, with the same consistency. Arrow data
+                is held in memory as a whole. None: no further tables.
+
+        Returns:
+            The result.
+
+        Raises:
+            InvalidInput: The text is not a single valid SELECT, or the parameters do not match the query.
+            Unavailable: The query exceeds `limits`.
         """
         from storage_core.read import sql
 
@@ -595,7 +813,7 @@ class Table:
     def _sources(
         self, at: At | None, consistency: str, tables: Mapping[str, Table | ArrowStream] | None
     ) -> dict[str, Opened | pa.Table]:
-        """What a query reads by name: this table, and further ones."""
+        """Return the tables that a query reads, by name: this table and the further ones."""
         from storage_core.engine.statement import TABLE
         from storage_core.read import sql
 
@@ -604,22 +822,35 @@ class Table:
         return {TABLE: partial(self._opened, at, consistency), **opened}
 
     def _opened(self, at: At | None, consistency: str, predicate: Predicate | None) -> TableView:
-        from storage_core.read.regions import matching_regions
-        from storage_core.read.sql import TableView
+        from storage_core.read.lookup import matching_regions
+        from storage_core.read.table_read import TableView
 
         regions = partial(matching_regions, self._store, predicate=predicate)
         snapshot, records, raw = self._view.records(at, consistency, regions)
         return TableView(self._store, snapshot, self._verified, records, raw)
 
     def get(self, key: object, *, at: At | None = None, consistency: str | None = None) -> dict[str, object] | None:
-        """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
+        """Return the row with this primary key, or None if no row has this key.
 
-        `consistency` is that of `scan`, but `latest` unless given; an older version has `snapshot` only.
-        Requests besides those of the view, of what this object does not keep: from the newest unmerged generation on,
-        until a record tells the whole row, of each whose bounds and Bloom filter admit the key its key index and its
-        entries, before them its manifest and its filter where the region's manifest has no copies; per split whose
-        bounds admit the key those of `key_splits.rows`. The row is sought while it is looked for a newer version; where
-        there is one, it is sought again. `explain_get` tells all this of a key.
+        By default the lookup sees every acknowledged row. The lookup and the check for a newer version run
+        concurrently. If there is a newer version, the lookup runs again.
+
+        Args:
+            key: Value of the key column. For a key of several columns: the values in key order, or a mapping.
+            at: Older version to read, as in `scan`. It requires the consistency `snapshot`. None: the version of this
+                object.
+            consistency: As in `scan`. None: `latest`, or `snapshot` if the lookup reads an older version.
+
+        Returns:
+            The row as values by column, or None.
+
+        Cost:
+            The requests of the view, plus the requests below for data that this object has not cached. The lookup goes
+            through the unmerged generations, newest first, until a record determines the whole row. For each generation
+            whose bounds and Bloom filter admit the key, it reads the key index and the entries. It also
+            reads the manifest and the filter of a generation if the region's manifest contains no copy of them. For
+            each split whose bounds admit the key, it makes the requests of `key_splits.rows`. `explain_get` lists all
+            of these requests for one key.
         """
         return self.get_many([key], at=at, consistency=consistency)[0]
 
@@ -627,12 +858,21 @@ class Table:
     def get_many(
         self, keys: Sequence[object], *, at: At | None = None, consistency: str | None = None
     ) -> list[dict[str, object] | None]:
-        """Return the rows with these primary keys in their order, None where there is none; all of one view.
+        """Return the rows with these primary keys, all from one view.
 
-        Requests: those of `get`, once per region that holds one of the keys, not once per key.
+        Args:
+            keys: Primary keys, each as in `get`.
+            at: As in `get`.
+            consistency: As in `get`.
+
+        Returns:
+            One entry per key, in the order of `keys`: the row as values by column, or None if no row has the key.
+
+        Cost:
+            The requests of `get`. They are made once per region that contains one of the keys, not once per key.
         """
         from storage_core.read import lookup
-        from storage_core.read.regions import holding_regions
+        from storage_core.read.lookup import holding_regions
 
         wanted = lookup.key_rows(self.snapshot, keys)
         seen = self._view.level(consistency, at, usual=Consistency.LATEST)
@@ -648,7 +888,7 @@ class Table:
 
         with require_headroom(
             "a lookup by key", size=QUERY_BYTES
-        ):  # also of the threads: one without memory never starts
+        ):  # this check also covers the threads, because a thread cannot start without memory
             return self._view.answered(at, seen, partial(holding_regions, self._store, keys=wanted), answer)
 
     @_call
@@ -663,7 +903,7 @@ class Table:
         limit: int = 10,
         offset: int = 0,
         columns: Sequence[str] | None = None,
-        filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
+        filter: Filter | str | None = None,  # noqa: A002  # as in `scan`
         syntax: str = "lenient",
         boosts: Mapping[str, float] | None = None,
         at: At | None = None,
@@ -675,37 +915,66 @@ class Table:
         cache_dir: Path | None = None,
         limits: QueryLimits | None = None,
     ) -> HeldRows:
-        """Return the best `limit` rows for a query, or a vector, on an index, with a `score` column, best first.
+        """Return the best rows for a query or a vector, best first, with a `score` column.
 
-        All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly, or
-        scored exactly by its vectors. With `latest` every acknowledged row is searched as its patches made it; what a
-        writer was given with `durable=False` once it is durable. Deleted and superseded rows are never found, and weigh
-        in scores of full text until they are compacted away (decision 0094). A full-text query that does not parse
-        (`can't`), or names no column of the index, asks for any of its words; with `syntax="strict"` it is refused;
-        `boosts` multiplies the scores of columns. A bitmap index takes a value, a list of them, or by column one of
-        these or conditions, as in `{"status": {">=": 500}}`.
-        A `vector`, a list or an array of numbers, finds the nearest rows of those with one: `distance` is the metric's
-        own, `score` 1 - distance (cosine) or -distance (l2, dot), both from exact vectors; `nprobe` clusters of each
-        segment are looked into. `index` may be left out where one alone takes a vector, or a query.
-        A query and a vector, or several indexes: each ranks its rows, and the ranks (`fusion="rrf"`) or scores
-        ("linear") are added up, times the `weights` by index, into `score`; an index of full text with the weight 0
-        filters instead. Rank and score of each index stand beside it, as `<index>_rank` and `<index>_score`, null for
-        rows that are not among its best (`search.hybrid.search`).
-        `order_by` a column returns the rows in its order instead, without a score: greatest first, which of times is
-        newest first, or with `descending=False` least first; nulls are last. `snippets` adds a struct with a fragment
-        of each text of the index as HTML, in which what matched is in `<b>` and all else escaped (`text_snippets`).
-        `filter`, `columns`, `consistency` and `limits` are those of `scan`: only rows that meet the filter count
-        towards `limit` and `offset`, the number of best rows to leave out. Rows with equal scores have one order, so
-        pages of one version neither overlap nor leave a row out. Unpacked segments stay in
-        `cache_dir`, a folder that nobody else may write to; None keeps them for this call only. Open searchers, decoded
-        pages and bitmaps are kept with this object, in bounded memory and temporary files (`index.searchers`,
-        `split.kept_values`). Raises `NotFound` for an unknown index, `InvalidInput` for an unknown column and for a
-        query, vector or filter that is none.
+        The search finds all matches, also in rows that are not indexed or not merged yet. It reads and indexes rows
+        without an index segment during the search, or scores them exactly by their embeddings. With the consistency
+        `latest` it searches every acknowledged row, with all patches applied. A row written with `durable=False` is
+        searched once it is durable. Deleted and superseded rows are never returned, but count in full-text scores until
+        compaction removes them (decision 0022).
+
+        Several rankings are combined if there is a query and a vector, or several indexes. Each index ranks its rows.
+        The `score` is the sum of reciprocal ranks or of scaled scores (see `fusion`), each multiplied by the weight of
+        its index. The columns `<index>_rank` and `<index>_score` contain the rank and the score in each index. They are
+        null for a row that is not among the best rows of the index (`search.hybrid.search`).
+
+        Rows with equal scores have a fixed order. Pages of one version therefore neither overlap nor miss a row. This
+        object keeps open searchers, decoded pages and bitmaps in bounded memory and in temporary files
+        (`read.search.kept`, `split.fetch`).
+
+        Args:
+            query: Text for a full-text index. If the text does not parse (such as `can't`) or names a column outside
+                the index, the search finds all rows that contain any of its words. For a bitmap index: a value, a list
+                of values, or a mapping from columns to values, lists or conditions, such as `{"status": {">=": 500}}`.
+                None: search by `vector` only.
+            vector: Embedding as a list or array of numbers. The result has the nearest rows. The column `distance`
+                contains the metric's distance. The `score` is 1 - distance (cosine) or -distance (l2, dot). Both are
+                computed from the exact embeddings. None: search by `query` only.
+            index: Name of the index, or several names. None: the only index that accepts the query or the vector.
+            fusion: How rankings are combined: `"rrf"` (the default) adds reciprocal ranks, `"linear"` adds scaled
+                scores.
+            weights: Weight by index name, at least 0, and above 0 for at least one index. A full-text index with the
+                weight 0 only filters. None: 1 for each.
+            limit: Largest number of rows to return. Default: 10.
+            offset: Number of best rows to skip. Default: 0.
+            columns: Names of the columns to return, as in `scan`. None: all columns.
+            filter: Condition as in `scan`. Only rows that meet it count towards `limit` and `offset`. None: all rows.
+            syntax: `"lenient"` (the default) or `"strict"`, which refuses a full-text query that does not parse.
+            boosts: Factor by column for full-text scores. None: 1 for each.
+            at: Older version to read, as in `scan`. None: the version of this object.
+            consistency: As in `scan`. Default: `snapshot`.
+            nprobe: Number of clusters to read in each segment of a vector index. None: chosen for each segment.
+            order_by: Column by which to order the rows instead of the score. The result then has no `score` column.
+                Nulls are last. None: by score.
+            descending: With `order_by`: True (the default) returns the greatest value first. For times this is the
+                newest time.
+            snippets: True adds a struct with one HTML fragment for each text column of the index. Matches are in `<b>`,
+                and all other text is escaped (`index.fulltext.snippets`).
+            cache_dir: Folder for unpacked index segments. No other user may be able to write to this folder. None: the
+                segments are kept for this call only.
+            limits: Time and memory for the filter, as in `scan`. None: the defaults of `QueryLimits`.
+
+        Returns:
+            The rows, held in memory.
+
+        Raises:
+            NotFound: The index is unknown.
+            InvalidInput: A column is unknown, or the query, the vector or the filter is invalid.
         """
-        from storage_core.read.arrow_rows import HeldRows
+        from storage_core.read.answers import HeldRows
         from storage_core.read.scan import chosen_columns
-        from storage_core.search.hybrid import search
-        from storage_core.search.question import SearchQuestion
+        from storage_core.read.search.hybrid import search
+        from storage_core.read.search.question import SearchQuestion
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         chosen = chosen_columns(columns, searched.snapshot.schema)
@@ -722,7 +991,7 @@ class Table:
         )
         found: Callable[..., pa.Table] = partial(search, searched, given, limit=limit, offset=offset)
         if order_by is not None or descending is not True:
-            from storage_core.search.ordered import Order, refuse_scores, search_ordered
+            from storage_core.read.search.ranking import Order, refuse_scores, search_ordered
 
             order = Order.of(order_by, descending)
             of_scores = {"vector": vector, "boosts": boosts, "nprobe": nprobe, "weights": weights}
@@ -731,7 +1000,7 @@ class Table:
                 search_ordered, searched, query, order, index=index, syntax=syntax, limit=limit, offset=offset
             )
         if snippets is not False:
-            from storage_core.search.snippets import with_snippets
+            from storage_core.read.search.order import with_snippets
 
             found = partial(with_snippets, found, searched.snapshot, query, index=index, syntax=syntax, wanted=snippets)
         return HeldRows(found(chosen))
@@ -742,19 +1011,38 @@ class Table:
         query: object,
         *,
         index: str | Sequence[str] | None = None,
-        filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
+        filter: Filter | str | None = None,  # noqa: A002  # as in `scan`
         syntax: str = "lenient",
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
         cache_dir: Path | None = None,
         limits: QueryLimits | None = None,
     ) -> int:
-        """Return how many rows a search for the query finds, exactly, however far index and merge lag.
+        """Return the exact number of rows that a search for the query finds.
 
-        No row is read for it but the columns of a filter that no bitmap index answers. The parameters are those of
-        `search`, which has what is raised; an index of vectors has no matches to count.
+        The count includes rows that are not indexed or not merged yet.
+
+        Args:
+            query: Query for a full-text or bitmap index, as in `search`. A vector index has no matches to count.
+            index: As in `search`. None: the only index that accepts the query.
+            filter: Condition as in `scan`. None: all rows.
+            syntax: As in `search`. Default: `"lenient"`.
+            at: Older version to read, as in `scan`. None: the version of this object.
+            consistency: As in `scan`. Default: `snapshot`.
+            cache_dir: As in `search`. None: segments are kept for this call only.
+            limits: As in `search`. None: the defaults of `QueryLimits`.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            NotFound: As in `search`.
+            InvalidInput: As in `search`.
+
+        Cost:
+            No row is read, except the columns of a filter that no bitmap index can answer.
         """
-        from storage_core.search.matches import Query, matched
+        from storage_core.read.search.matches import Query, matched
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         wanted = Query.of(searched.snapshot, query, index=index, syntax=syntax)
@@ -768,22 +1056,39 @@ class Table:
         *,
         limit: int = 10,
         index: str | Sequence[str] | None = None,
-        filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
+        filter: Filter | str | None = None,  # noqa: A002  # as in `scan`
         syntax: str = "lenient",
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
         cache_dir: Path | None = None,
         limits: QueryLimits | None = None,
     ) -> HeldRows:
-        """Return the `limit` most frequent values of a column among all rows that match: `value`, `count`.
+        """Return the most frequent values of a column among all rows that match a query.
 
-        Of `by`, which a bitmap index is over; exact however far the indexes and the merge lag. Most frequent first,
-        then by value; null is a value too. The other parameters are those of `search_count`. See `search.facets`.
+        The counts are exact, also if rows are not indexed or not merged yet. See `read.search.matches`.
+
+        Args:
+            query: Query for a full-text or bitmap index, as in `search`.
+            by: Column whose values are counted. A bitmap index must cover it.
+            limit: Largest number of values to return. Default: 10.
+            index: As in `search`. None: the only index that accepts the query.
+            filter: Condition as in `scan`. None: all rows.
+            syntax: As in `search`. Default: `"lenient"`.
+            at: Older version to read, as in `scan`. None: the version of this object.
+            consistency: As in `scan`. Default: `snapshot`.
+            cache_dir: As in `search`. None: segments are kept for this call only.
+            limits: As in `search`. None: the defaults of `QueryLimits`.
+
+        Returns:
+            The columns `value` and `count`, the most frequent value first, then by value. Null is counted as a value.
+
+        Raises:
+            NotFound: As in `search`.
+            InvalidInput: As in `search`.
         """
-        from storage_core.read.arrow_rows import HeldRows
-        from storage_core.search.facets import search_facets
-        from storage_core.search.matches import Query
-        from storage_core.search.question import page
+        from storage_core.read.answers import HeldRows
+        from storage_core.read.search.matches import Query, search_facets
+        from storage_core.read.search.question import page
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         wanted = Query.of(searched.snapshot, query, index=index, syntax=syntax)
@@ -800,8 +1105,8 @@ class Table:
         cache_dir: Path | None,
     ) -> Searched:
         from storage_core.read.scan import wanted_filter
-        from storage_core.search.kept import Kept
-        from storage_core.search.searched import Searched
+        from storage_core.read.search.kept import Kept
+        from storage_core.read.search.matches import Searched
 
         wanted = wanted_filter(given)
         self._kept = self._kept or Kept(self._verified, values=self._view.kept)
@@ -823,20 +1128,35 @@ class Table:
         index: str | None = None,
         queries: object = None,
         k: int = 10,
-        filter: Filter | str | None = None,  # noqa: A002  # as of `search`
+        filter: Filter | str | None = None,  # noqa: A002  # as in `search`
         *,
         nprobe: int | None = None,
         seed: int = 0,
         cache_dir: Path | None = None,
         limits: QueryLimits | None = None,
     ) -> Recall:
-        """Return how many of the `k` nearest rows searches by vector find, measured against all rows of this version.
+        """Measure the recall of searches by vector, against all rows of this version.
 
-        `queries` are vectors, or a number of rows drawn by `seed`, 100 by default, whose vectors they are. `filter`,
-        `nprobe`, `cache_dir` and `limits` are those of `search`; `index` may be left out where the table has one index
-        of vectors. All vectors are read once, in bounded memory. See `search.recall`.
+        The recall is the share of the `k` nearest rows that a search by vector finds. See `read.search.vectors`.
+
+        Args:
+            index: Name of the vector index. None: the only vector index of the table.
+            queries: Embeddings to search for, or a number of rows to draw at random. The embeddings of the drawn rows
+                are then the queries. None: 100 rows.
+            k: Number of nearest rows for each query. Default: 10.
+            filter: Condition as in `search`. None: all rows.
+            nprobe: As in `search`. None: chosen for each segment.
+            seed: Seed for drawing the rows. Default: 0.
+            cache_dir: As in `search`. None: segments are kept for this call only.
+            limits: As in `search`. None: the defaults of `QueryLimits`.
+
+        Returns:
+            The recall, and the numbers from which it was computed.
+
+        Cost:
+            Reads all embeddings once, in bounded memory.
         """
-        from storage_core.search.recall import recall
+        from storage_core.read.search.vectors import recall
 
         searched = self._searched(None, Consistency.SNAPSHOT, filter, limits=limits, cache_dir=cache_dir)
         return recall(searched, index=index, queries=queries, k=k, nprobe=nprobe, seed=seed)
@@ -853,13 +1173,27 @@ class Table:
         tables: Mapping[str, Table | ArrowStream] | None = None,
         analyze: bool = False,
     ) -> Plan:
-        """Return what `sql` reads for this query, and what each step leaves out: print it, or take `to_dict()`.
+        """Return the plan of a query: what `sql` reads, and what each step prunes.
 
-        With `analyze` the query is run, its rows are thrown away as they come, and what it did is told beside.
-        Requests: of each table those of its view, every manifest, and the footers of splits that are read by ranges
-        (`read.planning`), which are not kept: a read after it makes the requests that are foretold. Not counted are
-        those of opening the tables, and above `snapshot` those that find what newer records supersede
-        (`TablePlan.newer_records`).
+        Print the plan, or convert it with `to_dict()`.
+
+        Args:
+            query: As in `sql`.
+            at: As in `sql`.
+            consistency: As in `sql`.
+            limits: As in `sql`.
+            parameters: As in `sql`.
+            tables: As in `sql`.
+            analyze: True also runs the query, discards its rows as they arrive, and adds the measurements to the plan.
+
+        Returns:
+            The plan.
+
+        Cost:
+            For each table: the requests of its view, every manifest, and the footers of splits that are read by ranges
+            (`table_read.described`). The footers are not cached, so a later read makes all requests of the plan. The
+            plan does not count the requests that open the tables. Newer records supersede rows if the consistency is
+            above `snapshot`. The plan does not count the requests that find these rows (`TablePlan.newer_records`).
         """
         from storage_core.read import sql
 
@@ -886,7 +1220,7 @@ class Table:
         limit: int = 10,
         offset: int = 0,
         columns: Sequence[str] | None = None,
-        filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
+        filter: Filter | str | None = None,  # noqa: A002  # as in `scan`
         syntax: str = "lenient",
         boosts: Mapping[str, float] | None = None,
         at: At | None = None,
@@ -896,20 +1230,44 @@ class Table:
         limits: QueryLimits | None = None,
         analyze: bool = False,
     ) -> SearchPlan:
-        """Return what `search` asks for these arguments, index by index and source by source, and how it filters.
+        """Return the plan of a search: its work by index and by source, and how it filters.
 
-        Print it, or take `to_dict()`. With `analyze` it is run as well, and what it did is told beside: only a run
-        knows how many rows meet a filter, and so whether vectors are scored exactly or clusters are looked into, and
-        how many. Without a query and a vector: of the indexes that are named. Requests without `analyze`: those of the
-        view, every manifest where there is a filter, and maps where segments answer for a part of a split; no segment
-        and no split is read.
+        Print the plan, or convert it with `to_dict()`. Some numbers are known only after a run: how many rows meet the
+        filter, whether a search by vector scores rows exactly or reads clusters, and how many clusters. Use `analyze`
+        for these.
+
+        Args:
+            query: As in `search`. Without a query and a vector, the plan covers the indexes named in `index`.
+            vector: As in `search`.
+            index: As in `search`.
+            fusion: As in `search`.
+            weights: As in `search`.
+            limit: As in `search`.
+            offset: As in `search`.
+            columns: As in `search`.
+            filter: As in `search`.
+            syntax: As in `search`.
+            boosts: As in `search`.
+            at: As in `search`.
+            consistency: As in `search`.
+            nprobe: As in `search`.
+            cache_dir: As in `search`.
+            limits: As in `search`.
+            analyze: True also runs the search and adds the measurements to the plan.
+
+        Returns:
+            The plan.
+
+        Cost:
+            Without `analyze`: the requests of the view, every manifest if there is a filter, and the maps of segments
+            that cover only a part of a split. No segment and no split is read.
         """
         from storage_core.read.plan import analysis
         from storage_core.read.scan import chosen_columns
-        from storage_core.search.explain import indexes_of, planned, search_plan
-        from storage_core.search.hybrid import search
-        from storage_core.search.question import SearchQuestion
-        from storage_core.search.trace import Trace
+        from storage_core.read.search.hybrid import search
+        from storage_core.read.search.matches import Trace
+        from storage_core.read.search.plan import indexes_of, planned, search_plan
+        from storage_core.read.search.question import SearchQuestion
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         given = SearchQuestion(
@@ -938,32 +1296,62 @@ class Table:
     def explain_get(
         self, key: object, *, at: At | None = None, consistency: str | None = None, analyze: bool = False
     ) -> LookupPlan:
-        """Return what `get` asks for this key, in its region and of the base: print it, or take `to_dict()`.
+        """Return the plan of a lookup: what `get` reads for this key in its region and in the base.
 
-        With `analyze` it is run as well, and what it did is told beside. Requests: those of `lookup_planning.plan`,
-        which keeps nothing: a `get` after it makes those that are foretold, or fewer.
+        Print the plan, or convert it with `to_dict()`.
+
+        Args:
+            key: As in `get`.
+            at: As in `get`.
+            consistency: As in `get`.
+            analyze: True also runs the lookup and adds the measurements to the plan.
+
+        Returns:
+            The plan.
+
+        Cost:
+            The requests of `lookup.explained`. They fill no cache, so a later `get` makes the planned requests or
+            fewer.
         """
-        from storage_core.read import lookup, lookup_planning
+        from storage_core.read import lookup
 
         seen = self._view.level(consistency, at, usual=Consistency.LATEST)
         wanted = lookup.key_rows(self.snapshot, [key])
-        plan = lookup_planning.plan(self._store, self._view, wanted, at=at, consistency=seen, verified=self._verified)
+        plan = lookup.explained(self._store, self._view, wanted, at=at, consistency=seen, verified=self._verified)
         if not analyze:
             return plan
         return plan.analyzed([self._watched], lambda: int(self.get(key, at=at, consistency=seen) is not None))
 
     @_call
     def history(self, limit: int | None = None) -> list[HistoryEntry]:
-        """Return the commits up to this version, newest first, at most `limit`. One GET per version file."""
+        """Return the commits up to this version, newest first.
+
+        Args:
+            limit: Largest number of commits, at least 0. None: all retained commits.
+
+        Returns:
+            One entry per commit.
+
+        Raises:
+            InvalidInput: `limit` is negative.
+
+        Cost:
+            One GET for each version file.
+        """
         if limit is not None and limit < 0:
             raise InvalidInput(f"limit is {quoted(limit)}. Give a number of commits, or None for all.", limit=limit)
         return list(islice(self._log.history(self.version), None if limit is None else min(limit, self.version + 1)))
 
     @_call
     def changes(self, start: At, end: At | None = None) -> pa.RecordBatchReader:
-        """Return the rows that the commits after `start`, up to `end` or this version, added and removed.
+        """Return the rows that commits added and removed. See `read.changes`.
 
-        See `read.changes`: the columns of the table, `_change_type`, `_commit_version` and `_commit_timestamp`.
+        Args:
+            start: Version, time or tag, as in `open`. The commits after it are read.
+            end: Version, time or tag of the last commit to read. None: the version of this object.
+
+        Returns:
+            A stream with the columns of the table and `_change_type`, `_commit_version` and `_commit_timestamp`.
         """
         from storage_core.read.changes import changes
 
@@ -973,82 +1361,151 @@ class Table:
     def read_history(
         self, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
     ) -> HistoryPage:
-        """Return one page of the table's records, the first one or the one that the token leads to.
+        """Return one page of the table's records.
 
-        The pages hold the rows of the base as puts and then, unless `consistency` (`latest`) says less, every
-        acknowledged record that is not merged: folded under the schema of the table (`rows.fold`), whose columns say
-        their defaults, the table at the moment of the first page. Give `token` of each page for the next one, in this
-        process or another, until it is None. See `read.history_pages`.
+        The first pages contain the rows of the base as put records. The later pages contain the acknowledged records
+        that are not merged. All records have the columns of the table's schema. If a whole row is older than a column,
+        it has the default of the column. `rows.fold` computes the rows of the table from the records of all pages. All
+        pages show the table at the time of the first page. See `read.history`.
+
+        Args:
+            token: The `token` of the previous page. It can be used in this process or in another. None: the first page.
+            page_bytes: Largest size of a page in bytes. A page contains at least one record, of any size. Default:
+                5,000,000.
+            consistency: As in `scan`: a level below `latest` omits unmerged records. None: `latest`.
+
+        Returns:
+            The page. Its `token` is None on the last page. If its `restarted` is True, discard all earlier pages. The
+            history then starts again with this page, because the collector has deleted the earlier state.
+
+        Raises:
+            InvalidInput: The token is damaged or belongs to another table.
+            SnapshotExpired: The collector has deleted the state of the token, and the history was already restarted.
+            Unsupported: A newer release wrote the token.
         """
-        # There always is a first page.
+        # There is always a first page.
         return next(self.read_history_pages(token=token, page_bytes=page_bytes, consistency=consistency))
 
     @_call
     def read_history_pages(
         self, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
     ) -> Iterator[HistoryPage]:
-        """Yield the pages that `read_history` returns one after the other, each source opened once.
+        """Yield the pages that `read_history` returns, one after the other. Each source is opened once.
 
-        A table opened with `at` has a history of its version only, with the consistency `snapshot`.
+        Args:
+            token: As in `read_history`.
+            page_bytes: As in `read_history`.
+            consistency: As in `read_history`. A table opened with `at` has the history of its version only, with the
+                consistency `snapshot`.
+
+        Returns:
+            An iterator over the pages.
         """
-        from storage_core.read.history_pages import read_pages
+        from storage_core.read.history import read_pages
 
         return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=consistency)
 
     @_call
     def add_column(self, name: str, type: pa.DataType | str, *, default: object = None) -> Table:  # noqa: A002
-        """Add a nullable column behind the others, in one commit, and return the table; no row is rewritten.
+        """Add a nullable column after the existing columns, in one commit.
 
-        Rows that were written before, under a schema without it, have `default` in it, or null. Of rows written from
-        then on it is null where they do not give it, like any column. `type` is Arrow's, or text as in a declaration.
-        Raises `InvalidInput` for a column that is there, and for a default that is no value of the type.
+        No row is rewritten. Rows written before the commit have the `default`. A row written after the commit has null
+        if it was written without a value for the column, as for every other column.
+
+        Args:
+            name: Name of the new column.
+            type: Arrow type, or a type name as in a declaration, such as `"long"`.
+            default: Value for rows written before the commit. None: null.
+
+        Returns:
+            This table, moved to the new version.
+
+        Raises:
+            InvalidInput: The column exists, or the default is not a value of the type.
         """
-        from storage_core import alteration
+        from storage_core.change import creation
 
-        return self._altered(alteration.add_column(name, type, default))
+        return self._altered(creation.add_column(name, type, default))
 
     @_call
     def widen_column(self, name: str, type: pa.DataType | str) -> Table:  # noqa: A002
-        """Give a column a wider type, in one commit, and return the table; no row is rewritten.
+        """Change the type of a column to a wider type, in one commit.
 
-        Integers may become wider integers, `float` `double`, decimals longer ones of the same scale, and dates
-        timestamps, at midnight. Any other change raises `InvalidInput`, which says what to do instead.
+        No row is rewritten.
+
+        Args:
+            name: Name of the column.
+            type: The wider type: Arrow type or type name. An integer type can become a wider integer type, `float` can
+                become `double`, a decimal can get more digits at the same scale, and a date can become a timestamp at
+                midnight.
+
+        Returns:
+            This table, moved to the new version.
+
+        Raises:
+            InvalidInput: The new type is not one of these wider types. The error says what to do instead.
         """
-        from storage_core import alteration
+        from storage_core.change import creation
 
-        return self._altered(alteration.widen_column(name, type))
+        return self._altered(creation.widen_column(name, type))
 
     @_call
     def relax_column(self, name: str) -> Table:
-        """Let a required column be null from now on, in one commit, and return the table."""
-        from storage_core import alteration
+        """Make a required column nullable, in one commit.
 
-        return self._altered(alteration.relax_column(name))
+        Args:
+            name: Name of the column.
+
+        Returns:
+            This table, moved to the new version.
+        """
+        from storage_core.change import creation
+
+        return self._altered(creation.relax_column(name))
 
     @_call
     def rename_column(self, old: str, new: str) -> Table:
-        """Give a column another name, in one commit, and return the table; its values stay where they are.
+        """Rename a column, in one commit.
 
-        Raises `InvalidInput` for a column of the key, the time, the order of rows, regions, an index or another setting
-        that names it; the error says what to do.
+        No row is rewritten.
+
+        Args:
+            old: Current name of the column.
+            new: New name of the column.
+
+        Returns:
+            This table, moved to the new version.
+
+        Raises:
+            InvalidInput: The column is part of the key, the time column, the order of rows, the regions, an index or
+                another setting. The error says what to do.
         """
-        from storage_core import alteration
+        from storage_core.change import creation
 
-        return self._altered(alteration.rename_column(old, new))
+        return self._altered(creation.rename_column(old, new))
 
     @_call
     def drop_column(self, name: str) -> Table:
-        """Take a column away, in one commit, and return the table; older versions have it still.
+        """Remove a column, in one commit.
 
-        A column of this name that is added later is another one: it never shows the values of this one. Raises what
-        `rename_column` raises.
+        Older versions keep the column. A column that is added later under the same name is a different column. It never
+        shows the values of the removed one.
+
+        Args:
+            name: Name of the column.
+
+        Returns:
+            This table, moved to the new version.
+
+        Raises:
+            InvalidInput: As in `rename_column`.
         """
-        from storage_core import alteration
+        from storage_core.change import creation
 
-        return self._altered(alteration.drop_column(name))
+        return self._altered(creation.drop_column(name))
 
     def _altered(self, change: ColumnChange) -> Table:
-        from storage_core.alteration import change_column
+        from storage_core.change.creation import change_column
 
         self._require_writable()
         self._view.snapshot = change_column(self._log, self.snapshot, change)
@@ -1056,18 +1513,30 @@ class Table:
 
     @_call
     def set_regions(self, regions: Sequence[DeclaredField], *, quarantine: bool = False) -> Table:
-        """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
+        """Divide a keyed table into other regions.
 
-        When this returns every acknowledged row of the old regions is in the base, they are closed, and writers follow
-        the new spec. Until then writes are refused: a live writer is fenced, and opening one raises `RegionClosed`.
-        Readers notice nothing. The old regions are merged here, in this process; run the merge job just before to keep
-        that short. Interrupted at any point, calling it again finishes. A record that cannot be merged ends it, named
-        by region, generation, row and key; with `quarantine` all records of its key that are not merged go to
-        quarantine, and the base keeps what it has of that key. Raises `InvalidInput` when the fields cannot
-        divide the table, `CommitConflict` when others keep committing to the same rows. See decision 0040.
+        After the call returns, every acknowledged row of the old regions is in the base, the old regions are closed,
+        and writers follow the new region spec. Until then writes are refused: a live writer is fenced, and opening a
+        writer raises `RegionClosed`. Readers are not affected.
+
+        This process merges the old regions. To shorten the call, run the merge job just before it. If the call is
+        interrupted, call it again to finish. See decision 0010.
+
+        Args:
+            regions: Fields as in `create`. Empty: one region for all keys.
+            quarantine: What to do with a record that cannot be merged. False (the default): the call fails, and the
+                error names the region, the generation, the row and the key. True: all unmerged records of this key go
+                to quarantine, and the base keeps its row of the key.
+
+        Returns:
+            This table, moved to the new version.
+
+        Raises:
+            InvalidInput: The fields cannot divide the table.
+            CommitConflict: In every attempt, another writer first committed a change of the same rows.
         """
-        from storage_core.region.repartition import change_regions
-        from storage_core.region.spec import declared_fields
+        from storage_core.write.region.repartition import change_regions
+        from storage_core.write.region.spec import declared_fields
 
         self._require_writable()
         self._view.snapshot = change_regions(self._log, declared_fields(regions, self.schema), quarantine=quarantine)
@@ -1075,12 +1544,24 @@ class Table:
 
     @_call
     def restore(self, to: At, *, commit_id: str | None = None) -> Restored:
-        """Make the table what it was at a version, a moment or a tag, by one commit on top; see `history.restore`.
+        """Restore the content of an older version, by one new commit. See `maintain.history`.
 
-        Rows of a keyed table that are acknowledged and not merged stay, and the next merge applies them. Nothing that
-        was ingested or merged since is ingested or merged again.
+        Unmerged rows of a keyed table are kept, and the next merge applies them. Files and records that were ingested
+        or merged since that version are not ingested or merged again.
+
+        Args:
+            to: Version, time or tag to restore, as in `open`.
+            commit_id: Id for the commit. A repeated call with the same id finds its own commit and changes nothing.
+                None: a new id.
+
+        Returns:
+            The outcome, with the new snapshot.
+
+        Raises:
+            SnapshotExpired: Splits of that version are deleted or about to be deleted. Nothing is written.
+            CommitConflict: Other writers committed first in every attempt. Nothing is written.
         """
-        from storage_core.history.restore import restore
+        from storage_core.maintain.history import restore
 
         self._require_writable()
         target = snapshot_at(self._log, to)
@@ -1090,19 +1571,27 @@ class Table:
 
     @_call
     def clone(self, uri: str | Path, *, version: At | None = None, deep: bool = False) -> Cloned:
-        """Make a table of this version, or of an older one, at an empty place, and return what it holds.
+        """Clone one version of this table to an empty location. See `maintain.clone.clone`.
 
-        A shallow clone writes a log and shares the files with this table, which a tag keeps here for as long as it
-        stands: both go on by themselves from there, and neither's collector takes what the other needs. A `deep` clone
-        has copies of everything, each verified. Rows of a keyed table that no merge has applied are not in it. See
-        `cloning.clone.clone`.
+        A shallow clone has its own log and shares the data files with this table. A tag on this table keeps the shared
+        files as long as the tag exists. Both tables then change independently, and neither collector deletes a file
+        that the other table needs. A deep clone contains a verified copy of every file. Unmerged rows of a keyed table
+        are not cloned.
+
+        Args:
+            uri: Location of the clone. It must be empty.
+            version: Version, time or tag to clone, as in `open`. None: the version of this object.
+            deep: True copies all files. False (the default) shares them.
+
+        Returns:
+            The content of the clone and, for a keyed table at its newest version, the number of unmerged records.
         """
-        from storage_core.cloning.clone import clone
-        from storage_core.read.unmerged_metrics import unmerged_metrics
+        from storage_core.maintain.clone import clone
+        from storage_core.read.describe import unmerged_metrics
 
         self.require_capable()
         snapshot = self.snapshot if version is None else snapshot_at(self._log, version)
-        done = clone(self._log, snapshot, _log_at(uri)[1], deep=deep)
+        done = clone(self._log, snapshot, log_at(uri)[1], deep=deep)
         if self.config.kind != "keyed":
             return done
         is_newest = snapshot.version == self._log.refresh(snapshot).version
@@ -1111,17 +1600,25 @@ class Table:
         return replace(done, unmerged=count)
 
     @_call
-    def publish(self, format: str = "delta") -> Mirrored:  # noqa: A002  # as the command and declarations call it
-        """Show all versions up to the newest in another format, beside the table, and return what is shown.
+    def publish(self, format: str = "delta") -> Mirrored:  # noqa: A002  # the commands and declarations use this name
+        """Publish all versions up to the newest one in another table format, in the table's folder.
 
-        `delta` writes a `_delta_log` that names the same splits, one Delta commit per version; readers of Delta then
-        read the table where it is. Of a keyed table they see the base: what is merged. Nothing is rewritten; what
-        was shown already stays, and whatever ends this, the next call goes on. The setting `publish` says how deleted
-        rows are shown. `iceberg` writes metadata of Iceberg in `_iceberg`, a snapshot per version, from the extra of
-        that name; versions with deleted rows wait for a compaction. See `publishing.delta.publish_delta` and
-        `publishing.iceberg.publish_iceberg`.
+        `delta` writes a `_delta_log` that references the same splits, with one Delta commit per version. Delta readers
+        then read the table at its own location. `iceberg` writes Iceberg metadata in `_iceberg`, with one snapshot per
+        version. It needs the extra `iceberg`. Versions with deleted rows are published to Iceberg after a compaction.
+        Readers of a keyed table see the base, which contains the merged rows.
+
+        No data is rewritten, and versions that are already published stay. If the call is interrupted, the next call
+        continues. The setting `publish` controls how deleted rows are published. See
+        `interop.delta_mirror.publish_delta` and `interop.iceberg.publish_iceberg`.
+
+        Args:
+            format: `"delta"` (the default) or `"iceberg"`.
+
+        Returns:
+            The published versions.
         """
-        from storage_core.publishing.shown import format_of, publish_as
+        from storage_core.interop.steps import format_of, publish_as
 
         wanted = format_of(format)
         self._require_writable()
@@ -1129,11 +1626,22 @@ class Table:
 
     @_call
     def tag(self, name: str, version: At | None = None, *, expires: dt.timedelta | None = None) -> Tag:
-        """Keep a version, by default this one, readable as `at=name`: for ever, or for a while from now.
+        """Keep a version readable under a name, as `at=name`.
 
-        A tag of this name is moved. Raises `SnapshotExpired` when the version is no longer whole; see `log.tags`.
+        An existing tag of this name moves to the version. `log.log` describes tags.
+
+        Args:
+            name: Name of the tag. It starts with a letter.
+            version: Version, time or tag to keep, as in `open`. None: the version of this object.
+            expires: Time from now after which the tag expires. None: the tag does not expire.
+
+        Returns:
+            The tag.
+
+        Raises:
+            SnapshotExpired: Some files of the version are already deleted.
         """
-        from storage_core.history.tagging import set_tag
+        from storage_core.maintain.history import set_tag
 
         self.require_capable()
         target = self.snapshot if version is None else snapshot_at(self._log, version)
@@ -1141,26 +1649,42 @@ class Table:
 
     @_call
     def untag(self, name: str) -> Tag:
-        """Remove a tag and return it; its version is retained no longer than others. Raises `NotFound`."""
-        from storage_core.log.tags import remove_tag
+        """Remove a tag and return it.
+
+        Afterwards the version is retained no longer than a version that never had a tag.
+
+        Args:
+            name: Name of the tag.
+
+        Raises:
+            NotFound: There is no tag of this name.
+        """
+        from storage_core.log.log import remove_tag
 
         self.require_capable()
         return remove_tag(self._log, name)
 
     @_call
     def tags(self) -> list[Tag]:
-        """Return the tags that have not expired, by name. One GET."""
-        from storage_core.log.tags import read_tags
+        """Return the tags that have not expired, ordered by name. Makes one GET."""
+        from storage_core.log.log import read_tags
 
         return read_tags(self._store).live(self._log.clock.now_ms())
 
     @_call
     def describe(self, *, recall: bool = False) -> dict[str, object]:
-        """Return the table's metrics as plain data; the fields are a contract (`docs/spec.md`).
+        """Return the table's metrics as plain data.
 
-        With `recall` that of each index of vectors is measured now, as `recall` does, which reads all vectors.
+        The fields are a contract (`docs/spec.md`).
+
+        Args:
+            recall: True also measures the recall of each vector index, as `recall` does. This reads all embeddings.
+                Default: False.
+
+        Returns:
+            The metrics by name, with the table's settings under `settings`.
         """
-        from storage_core.named_settings import shown
+        from storage_core.data.settings.table import shown
         from storage_core.read import describe
 
         wanted = [each.name for each in self.config.indexes if recall and each.kind == "vector"]
@@ -1170,24 +1694,30 @@ class Table:
 
     @_call
     def describe_state(self) -> dict[str, object]:
-        """Return what the state behind this version is made of and what opening costs, as plain data (`docs/spec.md`).
+        """Return the parts of this version's state and the cost of opening the version, as plain data (`docs/spec.md`).
 
-        The table is opened once more for it, and each manifest costs a HEAD.
+        Cost:
+            Opens the table once more, and makes one HEAD for each manifest.
         """
-        from storage_core.read.describe_state import describe_state
+        from storage_core.read.describe import describe_state
 
         return describe_state(self._log, self.snapshot)
 
     @_call
     def checkpoint(self, *, compact: bool = False) -> Table:
-        """Make sure that this version has a state, so that opening is fast, and return the table. Idempotent.
+        """Write a checkpoint of this version if it has none, so that opening the version is fast. Idempotent.
 
-        With `compact` the state has the fewest manifests and no tombstone; where the version has another one already,
-        it is that of a version that follows and changes nothing. See `log.checkpoints.compact`.
+        Args:
+            compact: True writes a state with the fewest manifests and no tombstone. If the version already has another
+                state, the method commits a new version without changes and writes the state of that version. See
+                `log.log`. Default: False.
+
+        Returns:
+            This table.
         """
         self._require_writable()
         if compact:
-            from storage_core.log.checkpoints.compact import compact_state
+            from storage_core.log.log import compact_state
 
             self._view.snapshot = compact_state(self._log, self.snapshot).snapshot
         else:
@@ -1196,20 +1726,31 @@ class Table:
 
     @_call
     def files(self) -> list[dict[str, object]]:
-        """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""
+        """Return one plain object per live split. The fields are a contract (`docs/spec.md`)."""
         from storage_core.read import describe
 
         return list(describe.files(self.snapshot))
 
     @_call
     def debt(self, mode: Mode | None = None) -> list[Debt]:
-        """Return the windows where a compaction of this mode (`finalize`) or the retention has, or will have, work.
+        """Return the windows with pending work of compaction or retention, now or in the future.
 
-        With what it is, why, how many bytes, and what the next run costs (`compaction.debt`). No request. Raises
-        `InvalidInput` for another mode.
+        Each entry contains the work, its reason, its bytes and the cost of the next run (`compact.debt`).
+
+        Args:
+            mode: Mode of the compaction. None: `finalize`.
+
+        Returns:
+            The pending work.
+
+        Raises:
+            InvalidInput: The mode is unknown.
+
+        Cost:
+            No request.
         """
-        from storage_core.compaction.debt import debt
-        from storage_core.compaction.policy import Mode
+        from storage_core.compact.debt import debt
+        from storage_core.data.settings.layout import Mode
 
         if mode is not None and mode not in tuple(Mode):
             raise InvalidInput(f"mode is {quoted(mode)}. Give one of {', '.join(Mode)}.", argument="mode")
@@ -1217,32 +1758,26 @@ class Table:
         return debt(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode or Mode.FINALIZE)
 
     def _require_no_application(self, application: object) -> None:
-        """Return where no work of an application is done, on a keyed table."""
+        """Raise `InvalidInput` if an `application` is given, because a keyed table does not support one."""
         if application is not None:
-            raise InvalidInput(f"{self.uri}: the work of an application is told by its commit, and records have none")
+            raise InvalidInput(f"{self.uri}: a keyed table does not support `application`. Leave it out")
 
     def _require_writable(self) -> None:
         if self._view.pinned:
-            raise InvalidInput(f"{self.uri}: opened at version {self.version}; open it without `at` to write")
+            raise InvalidInput(f"{self.uri}: opened at version {self.version}. Open it without `at` to write")
         self.require_capable()
 
 
 def exists(uri: str | Path) -> bool:
-    """Return whether there is a table at this location. One LIST."""
-    _, log = _log_at(uri)
+    """Return whether there is a table at this location. Makes one LIST."""
+    _, log = log_at(uri)
     return log.exists()
-
-
-def _log_at(uri: str | Path) -> tuple[MeteredStore, TransactionLog]:
-    store = MeteredStore(open_table_store(uri))
-    cached = cached_pieces(CacheSettings.of(os.environ))
-    return store, TransactionLog(store, clock=SystemClock(), ids=SystemIds(), cached=cached)
 
 
 def _opened(name: str, given: object, consistency: str) -> Opened | pa.Table:
     if isinstance(given, Table):
         return partial(given._opened, None, consistency)  # noqa: SLF001  # of this class
-    from storage_core.rows.incoming import is_stream, read_whole, validated_rows
+    from storage_core.data.rows.incoming import is_stream, read_whole, validated_rows
 
     if isinstance(given, pa.RecordBatch):
         given = pa.Table.from_batches([given])
@@ -1253,57 +1788,3 @@ def _opened(name: str, given: object, consistency: str) -> Opened | pa.Table:
         return rows if is_stream(given) else validated_rows(rows)
     except InvalidInput as error:
         raise error.reworded(f"table {quoted(name)}: {error.found}", name=name) from error
-
-
-def _new_config(
-    schema: pa.Schema,
-    *,
-    time_column: str | None = None,
-    sort_schema: str | None = None,
-    window: str | int | None = AUTO,
-    primary_key: str | Sequence[str] | None = None,
-    indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
-    regions: Sequence[DeclaredField] = (),
-    coarse_window: bool = False,
-    late_data: LateData | Mapping[str, object] | None = None,
-    retention: str | int | None = None,
-    map_columns: Mapping[str, MapMode] | None = None,
-    bloom_filters: Sequence[str] = (),
-    partition_by: str | Sequence[str] = (),
-    maintained_indexes: Sequence[str] | None = None,
-    settings: Mapping[str, object] | None = None,
-) -> TableConfig:
-    """Return the settings of a new table; see `Table.create`. Raises `InvalidInput` for contradictory ones."""
-    from storage_core.definition import check_new, index_definitions, key_columns, late_setting, listed_names
-    from storage_core.named_settings import changed
-    from storage_core.region.spec import first_specs
-    from storage_core.rows.sort_schema import parse as parse_sort_schema
-    from storage_core.rows.windows import parse_duration, parse_milliseconds
-
-    if time_column is None and (window not in (None, AUTO) or coarse_window):
-        found = "coarse_window" if window in (None, AUTO) else f"window={window!r}"
-        raise InvalidInput(f"{found} needs a time_column: windows are of the time of an event")
-    if window == AUTO:
-        window = None if time_column is None else _USUAL_WINDOW
-    config = TableConfig(
-        time_column=time_column,
-        sort_schema=sort_schema,
-        window_seconds=None if window is None else parse_duration(window),
-        coarse_window=coarse_window,
-        primary_key=key_columns(primary_key),
-        indexes=index_definitions(indexes),
-        late_data=late_setting(late_data),
-        retention_ms=None if retention is None else parse_milliseconds(retention),
-        region_specs=first_specs(regions, schema),
-        map_columns=map_columns or {},
-        bloom_filters=listed_names("bloom_filters", bloom_filters),
-        partition_by=key_columns(partition_by, "partition_by"),
-        maintained_indexes=None
-        if maintained_indexes is None
-        else listed_names("maintained_indexes", maintained_indexes),
-    )
-    config = changed(config, settings or {})
-    check_new(schema, config)  # before the canonical text drops the types that were spelled out
-    if config.sort_schema is not None:
-        config = replace(config, sort_schema=parse_sort_schema(config.sort_schema, time_column).text)
-    return config

@@ -1,0 +1,1 @@
+"""A cache of transaction logs in a SQL database."""

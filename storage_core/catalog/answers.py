@@ -1,4 +1,4 @@
-"""What a catalogue answers, as records and pages."""
+"""Results of the catalog, as records and pages."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from storage_core.base.errors import NotFound, TidemarkError
+
 _Row = TypeVar("_Row")
 _Position = TypeVar("_Position")
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Row, _Position]):
-    """Rows as of a version of the table, and where the next page begins: None where there is none."""
+    """A page of rows at one version of the table, and the start of the next page. `after` is None on the last page."""
 
     rows: tuple[_Row, ...]
     after: _Position | None
@@ -20,12 +22,15 @@ class Page(Generic[_Row, _Position]):
 
 
 Place = tuple[int | None, str]
-"""A window or a time, None for splits without one, and a path."""
+"""The position of a split: its window or time (None if it has none) and its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionCandidate:
-    """A live split that another of its scope and window may be compacted with. Times in seconds, sizes in bytes."""
+    """A live split that can be compacted with another split of the same scope and window.
+
+    Times are in seconds, and sizes are in bytes.
+    """
 
     split_id: str
     window_start: int | None
@@ -44,7 +49,7 @@ class CompactionCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSplit:
-    """A live split that may hold a row that was asked for. Bounds are the texts of the log, by stored column."""
+    """A live split that may contain a wanted row. Its bounds are texts, as in the log, by stored column name."""
 
     split_id: str
     window_start: int | None
@@ -59,7 +64,7 @@ class FoundSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiredWindow:
-    """A window that has left its table by the table's retention, and how many live splits it has."""
+    """A window that is older than the retention of its table, and the number of its live splits."""
 
     table: str
     window_start: int
@@ -69,7 +74,10 @@ class ExpiredWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitChange:
-    """A split that joined or left with a version. One whose deleted rows change leaves and joins."""
+    """A split that a version added or removed.
+
+    If the deleted rows of a split change, the split is removed and added.
+    """
 
     version: int
     change: Literal["removed", "added"]
@@ -85,7 +93,11 @@ Outcome = Literal["current", "refreshed", "loaded"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refreshed:
-    """One table after its refresh. `versions` were applied one by one; `reason` says why it was loaded whole."""
+    """The outcome of a refresh.
+
+    `versions` is the number of versions that were applied one by one. If the whole table was loaded instead, `reason`
+    contains the reason.
+    """
 
     name: str
     uri: str
@@ -97,6 +109,20 @@ class Refreshed:
 
 
 def record(kind: type[_Row], row: Mapping[str, Any], **more: object) -> _Row:
-    """Return a record of the columns that it names."""
+    """Return a record of this kind. Its fields are the columns of `row` with the same names, and `more`."""
     names: tuple[str, ...] = kind.__slots__  # type: ignore[attr-defined]  # every record here has slots
     return kind(**{name: row[name] for name in names if name not in more}, **more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotRefreshed:
+    """A table that was not refreshed, and the error. If the table does not exist yet, `is_failure` is False."""
+
+    name: str
+    uri: str
+    error: TidemarkError
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether a person has to act."""
+        return not isinstance(self.error, NotFound)

@@ -1,33 +1,153 @@
-"""The database of a catalogue: its place, transactions, and what its errors mean.
+"""The database of the catalog: its connection, its transactions, and the version of its tables.
 
-What an error means is decided by its class and by the code that the database gave it, never by the text of a message.
+The class of an error and the error code of the database determine its meaning. The text of a message never does.
+
+`prepare` creates the tables, upgrades older tables, or refuses the database (`docs/spec.md`, "SQL catalogue"). Upgrade
+steps are additive: they add tables, columns and indexes, and change nothing else.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from storage_core.catalog.asking import require_read_statement
-from storage_core.catalog.rights import require_reader
-from storage_core.clock import Clock, SystemClock
-from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable
-from storage_core.extras import CATALOG, needs
-from storage_core.foreign_text import shortened, without_locations
-from storage_core.ids import Ids, SystemIds, random_pause_ms
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from storage_core.base.clock import Clock, Ids, SystemClock, SystemIds, random_pause_ms
+from storage_core.base.errors import (
+    CATALOG,
+    CommitConflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    TidemarkError,
+    Unavailable,
+    Unsupported,
+    needs,
+)
+from storage_core.base.text import escaped, quoted, shortened, without_locations
+from storage_core.catalog.schema import MARKER, METADATA
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy import URL, Engine
     from sqlalchemy.exc import SQLAlchemyError
+
+
+# Statements of users. The catalog sends only statements that query rows. It recognizes them by their first word.
+#
+# A read-only transaction is not enough, because PostgreSQL also executes COPY to a file or a program within it.
+
+
+ASKING: Final = frozenset({"select", "values", "table", "with", "show", "explain"})
+"""The words with which a statement may begin."""
+
+_OF_EXPLAIN: Final = frozenset({"analyze", "verbose", "query", "plan"})
+_BEFORE_A_WORD: Final = re.compile(r"[\s(]+|--[^\n\r]*")
+_WORD: Final = re.compile(r"\w+")
+_OPTIONS: Final = re.compile(r"(?<=explain)\s*\([^()']*\)", re.IGNORECASE)
+_COMMENT_MARK: Final = re.compile(r"/\*|\*/")
+
+
+def require_read_statement(statement: str, place: str) -> None:
+    """Raise `InvalidInput` if a statement does not query rows, or if the database would receive only a part of it."""
+    if "\0" in statement:  # PostgreSQL's driver would end the statement there
+        raise InvalidInput(f"{place}: the statement holds a null character. Leave it out", place=place)
+    if any("\ud800" <= each <= "\udfff" for each in statement):
+        raise InvalidInput(
+            f"{place}: the statement holds a character that UTF-8 does not have. Write the statement in UTF-8",
+            place=place,
+        )
+    words = _words(statement)
+    first = found = next(words, "")
+    if first == "explain":
+        found = next((each for each in words if each not in _OF_EXPLAIN), "")
+    if found not in ASKING - ({"explain", "show"} if first == "explain" else set()):
+        name = f"{first} {found}".strip() if first == "explain" else first or "another character than a letter"
+        raise InvalidInput(
+            f"{place}: the statement begins with {quoted(name)}. Begin it with {', '.join(sorted(ASKING))}, or with "
+            "EXPLAIN before one of these",
+            place=place,
+        )
+
+
+def _words(statement: str) -> Iterator[str]:
+    """Yield the first words of a statement in lower case, without comments, parentheses and options."""
+    at = 0
+    while at < len(statement):
+        if statement.startswith("/*", at):
+            at = _comment_end(statement, at)
+        elif found := _BEFORE_A_WORD.match(statement, at):
+            at = found.end()
+        elif found := _WORD.match(statement, at):
+            yield found.group().lower()
+            at = found.end()
+            if options := _OPTIONS.match(statement, at):
+                at = options.end()
+        else:
+            return
+
+
+def _comment_end(statement: str, at: int) -> int:
+    """Return the end of a comment. A comment may contain other comments, as in PostgreSQL.
+
+    In SQLite, comments are not nested.
+    """
+    depth = 0
+    for mark in _COMMENT_MARK.finditer(statement, at):
+        depth += 1 if mark.group() == "/*" else -1
+        if not depth:
+            return mark.end()
+    return len(statement)
+
+
+# PostgreSQL roles for statements of users: roles that can only read.
+#
+# A statement can get back every right that its session ever had, for example with `set_config('role', …)`. Reducing the
+# rights for one statement is therefore no protection. The role that logged in must not have further rights.
+
+
+_MORE_THAN_TO_READ: Final = """
+    SELECT rolname, CASE WHEN rolsuper THEN 'is a superuser' WHEN rolcreaterole THEN 'has CREATEROLE'
+        WHEN rolreplication THEN 'has REPLICATION' ELSE 'reaches files or processes of the server' END,
+        pg_catalog.quote_ident(coalesce(pg_catalog.current_schema(), 'public'))
+    FROM pg_catalog.pg_roles
+    WHERE pg_catalog.pg_has_role(session_user, oid, 'MEMBER') AND (rolsuper OR rolcreaterole OR rolreplication
+        OR rolname IN ('pg_read_server_files', 'pg_write_server_files', 'pg_execute_server_program',
+            'pg_signal_backend'))
+    ORDER BY rolname = session_user DESC, rolsuper DESC, rolname LIMIT 1
+"""
+"""Membership in a role counts even if the rights are not inherited, because a member can switch to the role."""
+
+
+def require_reader(connection: Connection, place: str) -> None:
+    """Raise `InvalidInput` if the PostgreSQL session can get rights over the server. The error contains the remedy."""
+    with connection.begin_nested() as whole:
+        # The role that logged in is checked, even if a connection pool has set another role for the session.
+        connection.exec_driver_sql("SET LOCAL SESSION AUTHORIZATION DEFAULT")
+        found = connection.exec_driver_sql(_MORE_THAN_TO_READ).one_or_none()
+        whole.rollback()
+    if found is None:
+        return
+    role, right, schema = (escaped(str(each)) for each in found)
+    raise InvalidInput(
+        f"{place}: this connection may act as {role}, which {right}. A statement could use these rights. Connect as "
+        "a role that can only read. Make one with: CREATE ROLE catalog_reader LOGIN PASSWORD '…'; "
+        f"GRANT USAGE ON SCHEMA {schema} TO catalog_reader; "
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO catalog_reader",
+        place=place,
+    )
+
 
 ATTEMPTS: Final = 6
 BUSY_SECONDS: Final = 30
-"""How long SQLite waits for another writer before it says that the database is busy."""
+"""The seconds for which SQLite waits for another writer before it reports that the database is busy."""
 
 _SQLITE_BUSY: Final = frozenset({5, 6})
 _SQLITE_DAMAGED: Final = frozenset({11, 26})
@@ -42,7 +162,7 @@ _OF_THE_CONNECTION: Final = frozenset(
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
 _STATEMENT: Final = frozenset({"0A", "22", "25", "42"})
 _OF_THE_CALL: Final = frozenset({"ProgrammingError", "DataError"})
-"""Errors of a driver about what it was given, or what it cannot make of an answer, such as a time without end."""
+"""Driver errors about an argument, or about a result that the driver cannot convert, such as an infinite time."""
 _BEGIN: Final = "tidemark_begin"
 
 _Made = TypeVar("_Made")
@@ -51,7 +171,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """Transactions on one database. Any number of processes may work on it."""
+    """Transactions on one database. Several processes may use it concurrently."""
 
     engine: Engine
     place: str
@@ -59,11 +179,17 @@ class Database:
     ids: Ids = field(default_factory=SystemIds, kw_only=True)
 
     def write(self, work: Callable[[Connection], _Made]) -> _Made:
-        """Return what `work` returns once all that it did is committed; where it raises, nothing is.
+        """Run `work` in a transaction, commit it, and return the result of `work`. If `work` raises, nothing is
+        committed.
 
-        It is tried again, a few times, where another transaction was in the way or the connection broke, so it must do
-        nothing outside of the database. Raises `Unavailable` after that, `CommitConflict` for a row that another
-        transaction has made meanwhile, `InvalidInput` and `Corrupt`.
+        If another transaction conflicts or the connection breaks, the transaction is tried again a few times. `work`
+        must therefore change nothing outside the database.
+
+        Raises:
+            Unavailable: All attempts failed.
+            CommitConflict: Another transaction created the same row.
+            InvalidInput: The database refuses a statement.
+            Corrupt: The database is damaged.
         """
         for failures in range(1, ATTEMPTS + 1):
             try:
@@ -78,7 +204,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Give a transaction that sees one state of the database and changes nothing. Raises as `write` does."""
+        """Yield a read-only transaction that sees one state of the database. Raises the errors of `write`."""
         try:
             with self._connection("BEGIN", read_only=True) as connection:
                 yield connection
@@ -86,12 +212,15 @@ class Database:
             raise error.said from error.__cause__
 
     def ask(self, statement: str) -> tuple[list[str], list[tuple[object, ...]]]:
-        """Return the names and rows of one statement of anybody, which can change nothing.
+        """Run one read-only statement of a user. Return the column names and the rows.
 
-        Only statements that ask are sent (`catalog.asking`), in PostgreSQL only by roles without rights over the server
-        (`catalog.rights`). There the connection ends with the question, so that no setting or lock outlives it. Raises
-        `InvalidInput` for others, for several in one text: the second could begin outside of what is read only; and
-        for one of SQLite that is about the connection, which goes on after it, or about other files.
+        Only statements that query rows are sent. PostgreSQL runs them only for roles without rights over the server,
+        and the connection is closed after the statement, so that no setting or lock remains.
+
+        Raises:
+            InvalidInput: The statement is not a query. Or the text contains several statements, because the second
+                statement could run outside the read-only transaction. Or a SQLite statement concerns the connection or
+                other files.
         """
         require_read_statement(statement, self.place)
         with self.read() as connection:
@@ -104,10 +233,10 @@ class Database:
             if is_sqlite:
                 driver.set_authorizer(_of_rows)
             try:
-                # Prepared, it can be one statement only; SQLite takes no more anyway.
+                # A prepared statement is always one statement. SQLite never accepts several statements.
                 cursor.execute(statement, **({"prepare": True} if connection.dialect.name == "postgresql" else {}))
                 if cursor.description is None:
-                    raise InvalidInput("the statement returns no rows; ask with select")
+                    raise InvalidInput("the statement returns no rows. Write a SELECT")
                 return [each[0] for each in cursor.description], [tuple(row) for row in cursor.fetchall()]
             except connection.dialect.loaded_dbapi.Error as error:
                 if _is_no_text(error):
@@ -116,7 +245,11 @@ class Database:
                         "CAST(column AS BLOB)",
                         place=self.place,
                     ) from error
-                advice = "; here statements ask for rows, with select" if _sqlite_code(error) == _SQLITE_DENIED else ""
+                advice = (
+                    ". A statement here only reads rows. Write a SELECT"
+                    if _sqlite_code(error) == _SQLITE_DENIED
+                    else ""
+                )
                 raise _refused(error, f"{self.place}: {shortened(str(error).strip())}{advice}", self.place) from error
             finally:
                 cursor.close()
@@ -127,7 +260,7 @@ class Database:
         """Close every connection."""
         self.engine.dispose()
 
-    def _options(self, read_only: bool) -> dict[str, object]:  # noqa: FBT001  # one of two
+    def _options(self, read_only: bool) -> dict[str, object]:  # noqa: FBT001  # one of two values
         if not read_only or self.engine.dialect.name != "postgresql":
             return {}
         return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -148,7 +281,7 @@ class Database:
 
 
 class _RetryError(Exception):
-    """What may go well another time; `said` is the error where it does not."""
+    """An error that another attempt may avoid. `said` is the error to raise if the last attempt fails."""
 
     def __init__(self, said: TidemarkError) -> None:
         super().__init__(str(said))
@@ -156,18 +289,20 @@ class _RetryError(Exception):
 
 
 def open_database(url: str, *, must_exist: bool, clock: Clock, ids: Ids) -> Database:
-    """Return the database at `sqlite:///file` or `postgresql://…`. Nothing is read or made yet.
+    """Return the database at `sqlite:///file` or `postgresql://…`. Reads and creates nothing.
 
-    Raises `InvalidInput` for another URL, `NotFound` for a file of SQLite that `must_exist`, `Unavailable` without the
-    packages of the extra `catalog`.
+    Raises:
+        InvalidInput: The URL has another form.
+        NotFound: The SQLite file is missing, and `must_exist` is True.
+        Unavailable: The packages of the extra `catalog` are missing.
     """
-    with needs(CATALOG, "the SQL catalogue"):
+    with needs(CATALOG, "the SQL catalog"):
         import sqlalchemy as sa
 
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError as error:
-        raise InvalidInput(f"{without_locations(shortened(url))!r} is no URL of a database; {_FORMS}") from error
+        raise InvalidInput(f"{without_locations(shortened(url))!r} is not the URL of a database. {_FORMS}") from error
     backend = parsed.get_backend_name()
     place = _place(parsed)
     if backend == "sqlite":
@@ -175,36 +310,41 @@ def open_database(url: str, *, must_exist: bool, clock: Clock, ids: Ids) -> Data
         engine = sa.create_engine(parsed.update_query_dict({"timeout": str(BUSY_SECONDS), **parsed.query}))
         _as_transactions(engine)
     elif backend == "postgresql":
-        with needs(CATALOG, "a catalogue in PostgreSQL"):
+        with needs(CATALOG, "a catalog in PostgreSQL"):
             engine = sa.create_engine(parsed.set(drivername="postgresql+psycopg"))
     else:
-        raise InvalidInput(f"{place}: a catalogue is in SQLite or PostgreSQL; {_FORMS}")
+        raise InvalidInput(f"{place}: a catalog is stored in SQLite or PostgreSQL. {_FORMS}")
     return Database(engine, place, clock=clock, ids=ids)
 
 
-_FORMS: Final = "write sqlite:///catalog.db or postgresql://user@host/database"
+_FORMS: Final = "Write sqlite:///catalog.db or postgresql://user@host/database"
 
 
 def _place(url: URL) -> str:
-    """The URL without what may be secret."""
+    """Return the URL without its secret parts."""
     host = "" if url.host is None else url.host if url.port is None else f"{url.host}:{url.port}"
     return f"{url.get_backend_name()}://{host}/{url.database or ''}"
 
 
 def _require_file(url: URL, place: str, *, must_exist: bool) -> None:
     if not url.database or url.database == ":memory:":
-        raise InvalidInput(f"{place}: name a file, as in sqlite:///catalog.db; memory is gone with the process")
+        raise InvalidInput(
+            f"{place}: a catalog in memory ends with the process. Name a file, such as sqlite:///catalog.db"
+        )
     file = Path(url.database)
     if not file.parent.is_dir():
-        raise NotFound(f"{place}: there is no folder {file.parent}; make it, or name another file")
+        raise NotFound(f"{place}: the folder {file.parent} does not exist. Create it, or name another file")
     if file.is_dir():
-        raise InvalidInput(f"{place}: this is a folder; name a file in it, as in sqlite:///{file / 'catalog.db'}")
+        raise InvalidInput(f"{place}: this is a folder. Name a file in it, such as sqlite:///{file / 'catalog.db'}")
     if must_exist and not file.is_file():
-        raise NotFound(f"{place}: there is no catalogue; make it with: tidemark catalog refresh --url …")
+        raise NotFound(f"{place}: the catalog does not exist. Create it with: tidemark catalog refresh --url …")
 
 
 def _as_transactions(engine: Engine) -> None:
-    """Let SQLite begin where SQLAlchemy does; its driver would begin at the first statement that writes."""
+    """Make SQLite begin a transaction when SQLAlchemy begins one.
+
+    Without this, the driver would begin a transaction only at the first statement that writes.
+    """
     from sqlalchemy import event
 
     @event.listens_for(engine, "connect")
@@ -220,8 +360,8 @@ def _as_transactions(engine: Engine) -> None:
 
 @contextmanager
 def _reading(connection: Connection) -> Iterator[None]:
-    """Let the transaction change nothing. Of SQLite it is the connection that is made so, until it goes back."""
-    if connection.dialect.name == "postgresql":  # whose options say so
+    """Make the transaction read-only. For SQLite the whole connection is read-only until it is returned."""
+    if connection.dialect.name == "postgresql":  # the options of its connection already do this
         yield
         return
     connection.exec_driver_sql("PRAGMA query_only=1")
@@ -233,37 +373,37 @@ def _reading(connection: Connection) -> Iterator[None]:
 
 
 def _of_rows(action: int, *_: object) -> int:
-    """Tell SQLite what a statement of anybody may do; that it writes nothing is said by `query_only`."""
+    """Decide which actions SQLite allows in a user's statement. `query_only` already prevents writes."""
     return sqlite3.SQLITE_DENY if action in _OF_THE_CONNECTION else sqlite3.SQLITE_OK
 
 
 def _meaning(error: SQLAlchemyError, place: str) -> Exception:
-    """Return the error of ours, in a `_RetryError` where another attempt may go well."""
+    """Return the error to raise, wrapped in `_RetryError` if another attempt may succeed."""
     from sqlalchemy.exc import DBAPIError, IntegrityError
 
     if not isinstance(error, DBAPIError):
         return Unavailable(f"{place}: {shortened(str(error))}", place=place)
     text = f"{place}: {shortened(str(error.orig).strip())}"
     if isinstance(error, IntegrityError):
-        return CommitConflict(f"{text}; another process has made it meanwhile, try again", place=place)
+        return CommitConflict(f"{text}. Another process created it meanwhile. Try again", place=place)
     said = _refused(error.orig, text, place)
     again = isinstance(said, Unavailable) and (_is_passing(error.orig) or error.connection_invalidated)
     return _RetryError(said) if again else said
 
 
 def _refused(cause: BaseException | None, text: str, place: str) -> TidemarkError:
-    """What the database says of a statement, or of itself."""
+    """Return the error for a message of the database about a statement or about the database itself."""
     state, code = getattr(cause, "sqlstate", None), _sqlite_code(cause)
     if code in _SQLITE_DAMAGED or _is_no_text(cause):
-        return Corrupt(text, advice="the catalogue is derived: delete the file, or name another, and refresh it")
+        return Corrupt(text, advice="the catalog can be built again: delete the file, or name another, and refresh it")
     is_statement = type(cause).__name__ in _OF_THE_CALL or code in _SQLITE_STATEMENT
     if is_statement or (state is not None and state[:2] in _STATEMENT):
         return InvalidInput(text, place=place)
-    return Unavailable(f"{text}; try again when the database can be reached", place=place)
+    return Unavailable(f"{text}. Try again when the database can be reached", place=place)
 
 
 def _is_no_text(cause: BaseException | None) -> bool:
-    """Whether the driver of SQLite could not read text as UTF-8: its own errors of work have no code of SQLite."""
+    """Return True if SQLite's driver could not decode text as UTF-8. The driver's own errors have no SQLite code."""
     return isinstance(cause, sqlite3.OperationalError) and _sqlite_code(cause) is None
 
 
@@ -274,3 +414,91 @@ def _is_passing(cause: BaseException | None) -> bool:
 def _sqlite_code(cause: BaseException | None) -> int | None:
     code = getattr(cause, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
+
+
+FORMAT: Final = "tidemark-catalog"
+FIRST: Final = 1
+
+Step = Callable[[Connection], None]
+STEPS: Mapping[int, Step] = {}
+"""The upgrade step to each version after the first version. `schema` creates a new database at the newest version."""
+
+_LOCK: Final = 8_239_611_035_147
+
+
+def prepare(database: Database, *, must_exist: bool, steps: Mapping[int, Step] = STEPS) -> None:
+    """Create the tables in an empty database, or upgrade older tables, in one transaction.
+
+    If the tables are up to date, the transaction only reads.
+
+    Raises:
+        InvalidInput: The database contains tables of another application.
+        Unsupported: A newer release created the tables.
+        NotFound: The database is empty, and `must_exist` is True.
+    """
+    newest = max((FIRST, *steps))
+    with database.read() as connection:
+        found = _found(connection, database.place, newest)
+    if found == newest:
+        return
+    if found is None and must_exist:
+        raise NotFound(
+            f"{database.place}: the catalog does not exist. Create it with: tidemark catalog refresh --url …",
+            place=database.place,
+        )
+    database.write(lambda connection: _bring_forward(connection, database.place, steps))
+
+
+def _bring_forward(connection: Connection, place: str, steps: Mapping[int, Step]) -> None:
+    if connection.dialect.name == "postgresql":  # SQLite has only one writer
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+    newest = max((FIRST, *steps))
+    found = _found(connection, place, newest)
+    if found is None:
+        METADATA.create_all(connection)
+        connection.execute(MARKER.insert(), {"format": FORMAT, "version": newest})
+        return
+    for version in range(found + 1, newest + 1):
+        steps[version](connection)
+        connection.execute(MARKER.update().values(version=version))
+        _logger.info("the catalog %s is of version %d now", place, version)
+
+
+def _found(connection: Connection, place: str, newest: int) -> int | None:
+    """Return the version of the tables, or None for an empty database. Raises an error for all other content."""
+    inspector = sa.inspect(connection)
+    names = inspector.get_table_names()
+    if not names:
+        return None
+    if MARKER.name not in names:
+        raise _foreign(place, f"it holds the tables {quoted(', '.join(sorted(names)))}")
+    columns = {each["name"] for each in inspector.get_columns(MARKER.name)}
+    if columns != set(MARKER.c.keys()):
+        raise _foreign(place, f"its table {MARKER.name} has the columns {quoted(', '.join(sorted(columns)))}")
+    rows = [(str(name), int(version)) for name, version in connection.execute(MARKER.select())]
+    if [name for name, _ in rows] != [FORMAT]:
+        raise _foreign(place, f"its table {MARKER.name} holds {rows[:3]}")
+    version = rows[0][1]
+    if version > newest:
+        raise Unsupported(
+            f"{place}: the catalog has version {version}, but this release supports up to {newest}. Upgrade Tidemark"
+        )
+    if version == newest:
+        _require_columns(inspector, place)
+    return version
+
+
+def _require_columns(inspector: sa.Inspector, place: str) -> None:
+    known = {name: several for (_, name), several in inspector.get_multi_columns().items()}
+    for table in METADATA.tables.values():
+        there = {each["name"] for each in known.get(table.name, ())}
+        if missing := sorted(set(table.c.keys()) - there):
+            raise _foreign(place, f"its table {table.name} lacks the columns {quoted(', '.join(missing))}")
+
+
+def _foreign(place: str, found: str) -> InvalidInput:
+    return InvalidInput(
+        f"{place}: expected an empty database or a catalog of Tidemark, and {found}. Give the catalog a database of "
+        "its own, in PostgreSQL a schema of its own (?options=-csearch_path%3Dname)",
+        place=place,
+    )

@@ -1,6 +1,7 @@
-"""The tables of a catalogue as SQLAlchemy knows them (`docs/spec.md`, "SQL catalogue").
+"""The tables of the catalog in SQLAlchemy (`docs/spec.md`, "SQL catalogue").
 
-A change is additive, a step of `migrations`, and made here too: this is the newest version.
+This module defines the newest version of the tables. Changes are additive. Each change is made here and in a step of
+`catalog.database`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, PrimaryKeyC
 
 METADATA = MetaData()
 TEXT = Text().with_variant(Text(collation="C"), "postgresql")
-"""Ordered by its bytes, as Python and SQLite order it."""
+"""Text that is ordered by its bytes, as in Python and SQLite."""
 
 MARKER = Table(
     "tidemark_catalog",
@@ -143,4 +144,4 @@ REGIONS = Table(
 )
 
 OF_A_TABLE = (SPLITS, SEGMENTS, COMMITS, REGIONS, TABLES)
-"""What has rows of a table; the table itself last."""
+"""All database tables with rows that belong to a table. The last of them is `TABLES`."""

@@ -1,0 +1,1 @@
+"""The check of SQL from outside, and the DuckDB sessions that run it."""

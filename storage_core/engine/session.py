@@ -1,24 +1,97 @@
-"""DuckDB, confined: the only place that opens it. It reads the files it is given, and nothing else.
+"""Confined DuckDB sessions, and the types of their columns and answers.
 
-A session has no network, no extension that is not built in and no view of Python's variables. What it spills goes to a
-private folder whose name is random, or nowhere: DuckDB lets every query read and write its `temp_directory`, which
-would be `.tmp` of the working directory.
-External access is off and the configuration locked before any text of a user is parsed. DuckDB's permission to read a
-file is one to write it as well (decision 0083), which is why text is checked by `statement` and run by `sandbox`.
+No other module opens DuckDB. A session reads the files that it is given and nothing else. It has no network, no
+extension that is not built in, and no access to Python's variables. A session spills only to a private folder with a
+random name, or does not spill. (DuckDB lets every query read and write its `temp_directory`, which would be `.tmp` in
+the working directory.) External access is off and the configuration locked before any text of a user is parsed. In
+DuckDB, the permission to read a file includes the permission to write it (decision 0024). Therefore `statement` checks
+the text, and `sandbox` runs it.
+
+`reject_lossy_types` refuses the types of DuckDB whose values Arrow data does not keep. `UHUGEINT` becomes a signed
+number, `TIMETZ` loses its zone, and `BIT`, `BIGNUM` and `VARIANT` become internal bytes. The Arrow data does not show
+which type a column had, so DuckDB's own types are checked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from storage_core.headroom import QUERY_BYTES, require_headroom
-from storage_core.settings.query import QueryLimits
+import pyarrow as pa
+
+from storage_core.base.errors import InvalidInput
+from storage_core.base.limits import QueryLimits
+from storage_core.base.process import QUERY_BYTES, require_headroom
+from storage_core.base.text import quoted
 
 if TYPE_CHECKING:
     import duckdb
+    import duckdb.sqltypes
+
+
+# Types of columns.
+
+_CHANGED: Final = {
+    "bignum": "VARCHAR",
+    "bit": "VARCHAR",
+    "time with time zone": "VARCHAR",
+    "uhugeint": "VARCHAR",
+    "variant": "JSON",
+}
+"""The ids of the lossy types, each with a type that keeps the values."""
+
+_NESTED: Final = frozenset({"array", "list", "map", "struct", "tuple", "union"})
+
+
+def reject_lossy_types(answer: duckdb.DuckDBPyRelation) -> None:
+    """Raise `InvalidInput` for a column with a type, at any depth, whose values Arrow data does not keep."""
+    for name, type_ in zip(answer.columns, answer.types, strict=True):
+        for each in _all(type_):
+            if each.id in _CHANGED:
+                shown = "TIMETZ" if each.id.startswith("time") else each.id.upper()
+                raise InvalidInput(
+                    f"column {quoted(name)} has values of DuckDB's type {shown}, which Arrow data does not keep. "
+                    f"Cast them in the query, for example to {_CHANGED[each.id]}.",
+                    column=name,
+                )
+
+
+def _all(type_: duckdb.sqltypes.DuckDBPyType) -> Iterator[duckdb.sqltypes.DuckDBPyType]:
+    """Yield the type and the types inside of it."""
+    yield type_
+    if type_.id in _NESTED:
+        for _, child in type_.children:
+            if not isinstance(child, int | list):  # the size of an array
+                yield from _all(child)
+
+
+_NAMES: Final[Mapping[pa.DataType, str]] = {
+    pa.string(): "VARCHAR",
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.date32(): "DATE",
+}
+
+
+def sql_type(type_: pa.DataType) -> str | None:
+    """Return the SQL name of a type. Return None for binary and nested types."""
+    if type_ in _NAMES:
+        return _NAMES[type_]
+    if pa.types.is_timestamp(type_):
+        return "TIMESTAMPTZ" if type_.tz else "TIMESTAMP"
+    if pa.types.is_decimal(type_):
+        return f"DECIMAL({type_.precision}, {type_.scale})"
+    return None
+
+
+# Sessions.
 
 _MIB = 2**20
 
@@ -31,9 +104,9 @@ def session(
     threads: int = 2,
     most_nested: int = 1000,
 ) -> duckdb.DuckDBPyConnection:
-    """Return a confined in-memory DuckDB in UTC that may open `files`, and can be told no other.
+    """Return a confined in-memory DuckDB in UTC. It may open `files` and cannot be given any other file.
 
-    Without `limits` time and memory are left to DuckDB; without `folder` nothing is spilled.
+    Without `limits`, the defaults of DuckDB for time and memory apply. Without `folder`, the session does not spill.
     """
     config: dict[str, str | bool | int | float | list[str]] = {
         "allow_community_extensions": False,
@@ -52,34 +125,39 @@ def session(
 
         connection = duckdb.connect(config=config)
     connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("SET enable_progress_bar = false")  # a slow statement would write to standard output
-    # This pass answers min and max from the bounds of one file; of floats, which may be NaN, it makes NaN and -0.0.
+    connection.execute("SET enable_progress_bar = false")  # otherwise a slow statement writes to standard output
+    # This pass computes min and max from the bounds of one file. For floats, which may be NaN, it returns NaN and -0.0
+    # instead of the right values.
     connection.execute("SET disabled_optimizers = 'statistics_propagation'")
-    connection.execute("SET parquet_metadata_cache = true")  # a query is bound several times, with all of its files
+    connection.execute("SET parquet_metadata_cache = true")  # each query is bound several times, with all its files
     if limits is not None and folder is not None:
-        # Among the settings of `connect` DuckDB takes this one and does not keep it.
+        # DuckDB accepts this setting in `connect` but does not keep it.
         connection.execute(f"SET max_temp_directory_size = '{-(-limits.spill_bytes // _MIB)}MiB'")
-    if files:  # each by its name, and by the pattern that matches nothing else
+    if files:  # allow each file by its name, and by the pattern that matches only this name
         names = [text for path in files for text in {str(path), literally(path)}]
         connection.execute("SET allowed_paths = ?", [names])
     connection.execute("SET enable_external_access = false")
-    if limits is not None:  # last, for it also ends what is said before
+    if limits is not None:  # set last, because the limit also applies to the statements of this function
         connection.execute(f"SET max_execution_time = {max(1, round(limits.seconds * 1000))}")
     connection.execute("SET lock_configuration = true")
     return connection
 
 
 def literally(path: Path) -> str:
-    """Return the path as a pattern that matches nothing else: DuckDB expands `*`, `?` and `[` in file names."""
+    """Return a pattern that matches only this path. DuckDB expands `*`, `?` and `[` in file names."""
     return re.sub(r"[*?[]", r"[\g<0>]", str(path))
 
 
 def of_the_caller(database: Path | None, *, folder: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
-    """Return a DuckDB for a query that the caller wrote over files of theirs, with the rights that they have.
+    """Return a DuckDB session with the rights of the caller, for a query that the caller wrote over their own files.
 
-    It reads what the query names: files, and the `database`, which it cannot change. It uses so much memory, and
-    spills to the `folder`; what it installs, and settings of the caller's own DuckDB, are not looked at.
-    Raises DuckDB's own error for a database that it cannot open.
+    Raises DuckDB's own error for a database that cannot be opened. Extensions that the query installs are not
+    checked, and the settings of the caller's own DuckDB are not read.
+
+    Args:
+        database: A database file that the query may read and cannot change. The query may read other files, too.
+        folder: The folder that the session spills to.
+        memory_bytes: The memory limit.
     """
     import duckdb
 

@@ -1,9 +1,20 @@
-"""SQL from outside: one SELECT of known parts, or it is not run.
+"""The check of SQL from outside: which statements and functions may run.
 
-DuckDB's own parser gives the tree. Everything in it must be known: the kinds of queries, tables and expressions, every
-field of every node, every function and type. So what a newer DuckDB adds to its language is refused, and so is what it
-counts as part of a SELECT today (`with x as (copy … to …)`). Text that is too long or too deep never comes to the
-parser, whose time grows faster than nesting does.
+**Statements.** A text runs only if it is one SELECT whose parts are all known. DuckDB's own parser returns the tree.
+This module must know everything in the tree: the kinds of queries, tables and expressions, every field of every node,
+every function and type. So it refuses language features that a newer DuckDB adds. It also refuses statements that the
+parser accepts inside a SELECT, such as `with x as (copy … to …)`. A text that is too long or nested too deeply never
+reaches the parser, because the parser's time grows faster than the nesting.
+
+**Functions.** A query may call only functions that read their arguments and nothing else. A function that is not listed
+is refused. A function of a newer DuckDB therefore stays refused until a developer reviews it.
+`tests/unit/test_sql_functions.py` fails when the engine's own list has changed. These functions are not listed:
+
+- functions that read files, settings, variables, the catalog or other queries
+- functions that plan or run text
+- functions that sleep, log or count
+- functions that take the inner form of an aggregate or a sort key, because DuckDB does not check this form
+- all functions of VARIANT, because its cast from deep JSON ends the process
 """
 
 from __future__ import annotations
@@ -12,32 +23,222 @@ import functools
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from storage_core.engine.functions import COPYING, NAMED, TABLE_FUNCTIONS, TYPES, words
+from storage_core.base.errors import InvalidInput
+from storage_core.base.text import quoted, shortened
 from storage_core.engine.session import session
-from storage_core.engine.tree import Node, nodes_of, refused, shown
-from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     import duckdb
 
+
+def words(text: str) -> frozenset[str]:
+    """Return the words as a set."""
+    return frozenset(text.split())
+
+
+OPERATORS = words("""
+    != !__postfix !~~ !~~* % & && * ** + - ->> / // < <-> << <= <=> <@ = > >= >> @ @> ^ ^@ __between | || ~ ~~ ~~*
+    ~~~
+""")
+"""Scalar functions that are written as operators."""
+
+SCALARS = words("""
+    abs acos acosh add age aggregate alias apply array_aggr array_aggregate array_apply array_cat array_concat
+    array_contains array_cosine_distance array_cosine_similarity array_cross_product array_distance array_distinct
+    array_dot_product array_extract array_filter array_grade_up array_has array_has_all array_has_any
+    array_indexof array_inner_product array_intersect array_length array_negative_dot_product
+    array_negative_inner_product array_position array_reduce array_resize array_reverse_sort array_select
+    array_slice array_sort array_to_json array_transform array_unique array_value array_where array_zip ascii asin
+    asinh atan atan2 atanh bar base64 bin binom bit_count bit_length bit_position bitstring cardinality cbrt ceil
+    ceiling century char_length character_length chr concat concat_ws contains cos cosh cot current_date
+    current_localtime current_localtimestamp damerau_levenshtein date_diff date_part date_sub date_trunc datediff
+    datepart datesub datetrunc day dayname dayofmonth dayofweek dayofyear decade decimal_division decode degrees
+    divide editdist3 element_at encode ends_with enum_code enum_first enum_last enum_range enum_range_boundary
+    epoch epoch_ms epoch_ns epoch_us equi_width_bins era error even exp factorial filter flatten floor format
+    formatReadableDecimalSize formatReadableSize format_bytes from_base64 from_binary from_hex from_json
+    from_json_strict gamma gcd gen_random_uuid generate_series get_bit get_current_time get_current_timestamp
+    grade_up greatest greatest_common_divisor hamming hash hex hour ilike_escape instr isfinite isinf isnan isodow
+    isoyear jaccard jaro_similarity jaro_winkler_similarity json_array json_array_length json_contains
+    json_deep_merge json_exists json_extract json_extract_path json_extract_path_text json_extract_string
+    json_insert json_keys json_merge_patch json_merge_patch_diff json_normalize json_object json_pretty json_quote
+    json_remove json_replace json_set json_strip_nulls json_structure json_transform json_transform_strict
+    json_type json_valid json_value julian last_day lcase lcm least least_common_multiple left left_grapheme len
+    length length_grapheme levenshtein lgamma like_escape list_aggr list_aggregate list_apply list_cat list_concat
+    list_contains list_cosine_distance list_cosine_similarity list_distance list_distinct list_dot_product
+    list_element list_extract list_filter list_grade_up list_has list_has_all list_has_any list_indexof
+    list_inner_product list_intersect list_negative_dot_product list_negative_inner_product list_pack
+    list_position list_reduce list_resize list_reverse_sort list_select list_slice list_sort list_transform
+    list_unique list_value list_where list_zip ln log log10 log2 lower lpad ltrim make_date make_time
+    make_timestamp make_timestamp_ms make_timestamp_ns make_timestamptz map map_concat map_contains map_entries
+    map_extract map_extract_value map_from_entries map_keys map_values md5 md5_number microsecond millennium
+    millisecond minute mismatches mod month monthname multiply nanosecond nextafter nfc_normalize
+    normalized_interval not_ilike_escape not_like_escape now octet_length ord overlay parse_dirname parse_dirpath
+    parse_filename parse_formatted_bytes parse_path pi position pow power prefix printf quarter radians random
+    range regexp_escape regexp_extract regexp_extract_all regexp_full_match regexp_matches regexp_replace
+    regexp_split_to_array repeat replace reverse right right_grapheme round round_even roundbankers row
+    row_to_json rpad rtrim second set_bit sha1 sha256 sign signbit sin sinh split sqrt starts_with str_split
+    str_split_regex strftime string_split string_split_regex string_to_array strip_accents strlen strpos strptime
+    struct_concat struct_contains struct_extract struct_extract_at struct_has struct_indexof struct_insert
+    struct_keys struct_pack struct_position struct_update struct_values substr substring substring_grapheme
+    subtract suffix tan tanh time_bucket timezone timezone_hour timezone_minute to_base to_base64 to_binary
+    to_centuries to_days to_decades to_hex to_hours to_json to_microseconds to_millennia to_milliseconds
+    to_minutes to_months to_quarters to_seconds to_timestamp to_weeks to_years today transaction_timestamp
+    translate trim trunc try_strptime typeof ucase unbin unhex unicode union_extract union_tag union_value
+    unpivot_list upper url_decode url_encode uuid uuid_extract_timestamp uuid_extract_version uuidv4 uuidv7
+    week weekday weekofyear xor year yearweek
+""")
+"""Scalar functions."""
+
+AGGREGATES = words("""
+    any_value approx_count_distinct approx_quantile approx_top_k arbitrary arg_max arg_max_null arg_max_nulls_last
+    arg_min arg_min_null arg_min_nulls_last argmax argmin array_agg avg bit_and bit_or bit_xor bitstring_agg
+    bool_and bool_or corr count count_if count_star countif covar_pop covar_samp decimal_average entropy favg
+    first fsum group_concat histogram histogram_exact kahan_sum kurtosis kurtosis_pop last list listagg lttb mad
+    max max_by mean median min min_by mode product quantile quantile_cont quantile_disc regr_avgx regr_avgy
+    regr_count regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy reservoir_quantile sem skewness stddev
+    stddev_pop stddev_samp string_agg sum sum_no_overflow sumkahan var_pop var_samp variance
+""")
+"""Aggregates."""
+
+WINDOWS = words("""
+    cume_dist dense_rank fill first_value lag last_value lead nth_value ntile percent_rank rank rank_dense
+    row_number
+""")
+"""Functions over a window."""
+
+MACROS = words("""
+    ago array_append array_pop_back array_pop_front array_prepend array_push_back array_push_front array_reverse
+    array_to_string array_to_string_comma_default assert_true date_add days_in_month fdiv fmod generate_subscripts
+    geomean geometric_mean if json json_group_array json_group_object json_group_structure list_any_value
+    list_append list_approx_count_distinct list_avg list_bit_and list_bit_or list_bit_xor list_bool_and
+    list_bool_or list_count list_entropy list_first list_histogram list_kurtosis list_kurtosis_pop list_last
+    list_mad list_max list_median list_min list_mode list_prepend list_product list_reverse list_sem list_skewness
+    list_stddev_pop list_stddev_samp list_string_agg list_sum list_var_pop list_var_samp map_contains_entry
+    map_contains_value md5_number_lower md5_number_upper nullif regexp_split_to_table split_part wavg weighted_avg
+""")
+"""Macros that call the other functions."""
+
+COPYING = words("""
+    array_pop_back array_to_string array_to_string_comma_default fmod json_group_array json_group_object
+    map_contains_entry nullif split_part weighted_avg
+""")
+"""Macros that use an argument more than once. With each level of nesting, DuckDB has to bind twice as much."""
+
+TABLE_FUNCTIONS = words("""
+    generate_series json_each json_tree range repeat unnest
+""")
+"""Functions that return rows."""
+
+NAMED = OPERATORS | SCALARS | AGGREGATES | WINDOWS | MACROS | {"unnest"}
+"""The functions that an expression may call."""
+
+TYPES = words("""
+    ARRAY BIGINT BIGNUM BINARY BIT BITSTRING BLOB BOOL BOOLEAN BPCHAR BYTEA CHAR DATE DATETIME DEC DECIMAL DOUBLE
+    ENUM FLOAT FLOAT4 FLOAT8 GUID HUGEINT INT INT1 INT128 INT16 INT2 INT32 INT4 INT64 INT8 INTEGER INTEGRAL
+    INTERVAL JSON LIST LOGICAL LONG MAP NULL NUMERIC NVARCHAR OID REAL ROW SHORT SIGNED SMALLINT STRING STRUCT
+    TEXT TIME TIMESTAMP TIMESTAMPTZ TIMESTAMPTZ_NS TIMESTAMP_MS TIMESTAMP_NS TIMESTAMP_S TIMESTAMP_US TIMETZ
+    TIME_NS TINYINT TUPLE UBIGINT UHUGEINT UINT128 UINT16 UINT32 UINT64 UINT8 UINTEGER UNION USMALLINT UTINYINT
+    UUID VARBINARY VARCHAR VARINT
+""") | {"TIME WITH TIME ZONE", "TIMESTAMP WITH TIME ZONE"}
+"""The types that a value may be cast to."""
+
+NESTED_TYPES = words("""
+    ARRAY ENUM JSON LIST MAP ROW STRUCT TUPLE UNION
+""")
+"""Types that contain other values. Their text is longer than the text of the contents, which is quoted in it."""
+
+OF_ONE_ROW = words("""
+    != !~~ !~~* % & && * ** + - ->> / // < << <= = > >= >> ^ ^@ __between abs acos acosh add ascii asin asinh
+    atan atan2 atanh base64 bin bit_count bit_length cbrt ceil ceiling century char_length character_length chr
+    concat concat_ws contains cos cosh cot date_add date_diff date_part date_sub date_trunc
+    datediff datepart datesub datetrunc day dayname dayofmonth dayofweek dayofyear decade decimal_division degrees
+    divide ends_with epoch epoch_ms epoch_ns epoch_us era even exp factorial floor format from_base64
+    from_binary from_hex gamma gcd greatest greatest_common_divisor hamming hex hour if ilike_escape instr
+    isfinite isinf isnan isodow isoyear jaccard json_extract_string
+    json_value julian last_day lcase lcm least least_common_multiple left left_grapheme len length length_grapheme
+    lgamma like_escape ln log log10 log2 lower lpad ltrim make_date make_time make_timestamp
+    make_timestamp_ms make_timestamp_ns md5 md5_number microsecond millennium millisecond minute mismatches mod
+    month monthname multiply nanosecond nextafter nfc_normalize not_ilike_escape not_like_escape nullif
+    octet_length ord overlay pi position pow power prefix printf quarter radians regexp_escape regexp_extract
+    regexp_full_match regexp_matches regexp_replace repeat replace reverse right right_grapheme round round_even
+    roundbankers rpad rtrim second sha1 sha256 sign signbit sin sinh split_part sqrt starts_with str_split
+    strftime string_split strip_accents strlen strpos strptime substr substring substring_grapheme subtract suffix
+    tan tanh time_bucket to_base to_base64 to_binary to_centuries to_days to_decades to_hex to_hours
+    to_microseconds to_millennia to_milliseconds to_minutes to_months to_quarters to_seconds to_weeks to_years
+    translate trim trunc try_strptime ucase unbin unhex unicode upper url_decode url_encode week weekday
+    weekofyear xor year yearweek | || ~ ~~ ~~* ~~~
+""")
+"""Functions that always return the same value for a row, and whose result length follows from the query text."""
+
+
+# The tree that DuckDB's parser makes of a text, and the error for a text that is refused.
+
+Node = Mapping[str, Any]
+_NESTED = (dict, list)  # the types of nested JSON values
+_SCHEMAS = (["main"], ["system", "main"])
+"""The schemas that DuckDB searches for a function before it searches for a column with that name."""
+
+
+def nodes_of(tree: Any) -> Iterator[Node]:
+    """Yield every record of the tree, at any depth, parents first."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting.extend(each for each in node.values() if each.__class__ in _NESTED)
+        else:
+            waiting.extend(each for each in node if each.__class__ in _NESTED)
+
+
+def called_on(call: Node) -> list[str]:
+    """Return the names before a function, such as the column in `s.repeat(3)`, which the parser treats as a schema."""
+    before = [str(each) for each in call["qualified_name"]["path"][:-1]]
+    return [] if before in _SCHEMAS else before
+
+
+def arguments(call: Node) -> list[Node]:
+    """Return the arguments of a call. If the call is a method of a column, the column is the first argument."""
+    given: list[Node] = [each["expression"] for each in call["arguments"]]
+    before = called_on(call)
+    return [{"class": "COLUMN_REF", "column_names": before}, *given] if before else given
+
+
+def refused(text: str, what: str, why: str) -> InvalidInput:
+    """Return the error for a text that is refused."""
+    return InvalidInput(f"the {what} {shown(text)} is refused: {why}", query=text)
+
+
+def shown(text: str) -> str:
+    """Return the text as an error shows it."""
+    return quoted(text, 500)
+
+
 TABLE = "t"
-"""What a query calls the table that it is asked of."""
+"""The name of the queried table in a query."""
 LONGEST_TEXT = 200_000
 MOST_WORDS = 20_000
-"""Words, numbers and signs: a list of some 10,000 constants."""
+"""The maximum number of words, numbers and signs in a text. It is sufficient for a list of about 10,000 constants."""
 MOST_NESTED = 100
-"""Brackets around brackets, and operators around operators. A list of conditions is one, however long."""
+"""The maximum nesting of brackets and of operators. A flat list of conditions is one level."""
 MOST_PARTS = 1_000
-"""SELECTs, and tables that they read, each as often as it is named. DuckDB's time to plan grows faster than these."""
+"""The maximum number of SELECTs and tables. Each is counted as often as it is named.
+
+DuckDB's planning time grows faster than linearly.
+"""
 MOST_JOINS = 100
 MOST_NAMES = 32
-"""Names with dots between them, for one column or a field of it. DuckDB's time to plan grows faster than their number,
-as with joins: a bound refuses at once what would use up the time of a query."""
+"""The maximum number of names, separated by dots, that denote one column or a field of it.
+
+As with joins, DuckDB's planning time grows faster than linearly with their number. Because of this limit, a query that
+would use up its time is refused immediately.
+"""
 MOST_COPIES = 8
-"""Macros that name an argument twice, within each other."""
+"""The maximum nesting of macros of `COPYING`."""
 
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"})
 _TABLES = frozenset(
@@ -68,14 +269,20 @@ _FIELDS = words("""
     values when_expr where_clause with_ordinality
 """)
 _PARSER_TOO_DEEP = "Max expression depth"
+_PARSER_NO_SELECT = "Only SELECT statements"
 _PLAIN_NAME = re.compile(r"[\w $-]+")
 _DUCKDBS_OWN = re.compile(r"duckdb|pragma|pg_|sqlite_|information_schema|tidemark", re.IGNORECASE)
 
 
-def parse(text: object, what: str = "query") -> Node:
-    """Return DuckDB's tree of one SELECT statement. Raises `InvalidInput` for anything else, and for too large a text.
+def parse(text: object, what: str = "query", *, given: str | None = None) -> Node:
+    """Return DuckDB's tree of one SELECT statement. Raises `InvalidInput` for other statements and for too long texts.
 
-    The tree is not checked yet. It is nested so little that a function that calls itself per expression can read it.
+    The tree is not checked yet. Its depth is limited, so a recursive function can read it.
+
+    Args:
+        text: The statement.
+        what: A description of the statement, for errors.
+        given: The text that errors quote, if the caller has made `text` from another text.
     """
     if not isinstance(text, str):
         raise InvalidInput(f"a {what} is text, found {text!r}", query=text)
@@ -88,7 +295,14 @@ def parse(text: object, what: str = "query") -> Node:
     if tree["error"]:
         if _PARSER_TOO_DEEP in tree["error_message"]:
             raise _too_deep(text, what)
-        raise InvalidInput(f"cannot read the {what} {shown(text)}: {tree['error_message']}", query=text)
+        quoted_text = shown(text if given is None else given)
+        if _PARSER_NO_SELECT in tree["error_message"]:
+            raise InvalidInput(
+                f"a {what} is one SELECT statement, found {quoted_text}. To change rows call append, upsert, update, "
+                "overwrite or delete",
+                query=text,
+            )
+        raise InvalidInput(f"the {what} {quoted_text} is not valid SQL: {tree['error_message']}", query=text)
     statements = tree["statements"]
     if len(statements) != 1:
         found = f"found {len(statements)} in {shown(text)}"
@@ -98,17 +312,20 @@ def parse(text: object, what: str = "query") -> Node:
 
 
 def parser() -> duckdb.DuckDBPyConnection:
-    """Return a cursor of the confined session of this process, which parses and knows the engine's own lists."""
+    """Return a cursor of this process's confined session, which parses SQL and has the engine's own lists."""
     return _parser(os.getpid()).cursor()
 
 
 def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query") -> None:
-    """Return when every part of the tree is known, and it reads `tables` and its own common tables only."""
+    """Raise `InvalidInput` unless every part of the tree is known and it reads only valid tables.
+
+    The valid tables are `tables` and the query's own common tables.
+    """
     nodes = list(nodes_of(tree))
     parts = sum(str(node.get("type")) in _PARTS for node in nodes)
     if parts > MOST_PARTS:
-        advice = "ask in parts, or for several values by one condition"
-        raise refused(text, what, f"it has {parts} SELECTs and tables where {MOST_PARTS} are the most; {advice}")
+        advice = "Ask in parts, or for several values by one condition"
+        raise refused(text, what, f"it has {parts} SELECTs and tables where {MOST_PARTS} are the most. {advice}")
     joins = sum(node.get("type") == "JOIN" for node in nodes)
     if joins > MOST_JOINS:
         raise refused(text, what, f"it has {joins} joins where {MOST_JOINS} are the most")
@@ -124,7 +341,7 @@ def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query"
 
 
 def check_copies(tree: Any, text: str, what: str) -> None:
-    """Return when few macros that copy their arguments stand within each other. Raises `InvalidInput`."""
+    """Raise `InvalidInput` if too many macros that copy their arguments are inside each other."""
     waiting = [(tree, 0)]
     while waiting:
         node, around = waiting.pop()
@@ -139,7 +356,7 @@ def check_copies(tree: Any, text: str, what: str) -> None:
 
 
 def is_table_name(name: str) -> bool:
-    """Return whether a table of a query may be called so: by a plain name that is none of DuckDB's own."""
+    """Return whether a table of a query may have this name: a plain name that is not one of DuckDB's own."""
     return bool(_PLAIN_NAME.fullmatch(name)) and not _DUCKDBS_OWN.match(name)
 
 
@@ -148,9 +365,9 @@ def _is_common_table(value: object) -> bool:
 
 
 def _objection(node: Node, common: set[str], tables: Collection[str]) -> str | None:
-    """Why this record is none that a query may hold; None where it is."""
+    """Return the reason why a query may not contain this record, or None if a query may contain it."""
     if node.get("class") == "PARAMETER":
-        return f"its parameter {node['identifier']} has no value; `parameters` of `Table.sql` gives one"
+        return f"its parameter {node['identifier']} has no value. Give one in `parameters` of `Table.sql`"
     unknown = node.keys() - _FIELDS
     if unknown:
         return f"a query may not hold {', '.join(sorted(unknown))}"
@@ -166,10 +383,10 @@ def _objection(node: Node, common: set[str], tables: Collection[str]) -> str | N
             path = [str(each).lower() for each in node["qualified_name"]["path"]]
             if len(path) != 1 or path[0] not in {*common, *tables} or node["at_clause"] is not None:
                 name = ".".join(map(str, node["qualified_name"]["path"]))
-                return f"Table with name {name} does not exist! A query {_reading(tables)}"
+                return f"Table with name {name} does not exist! {_reading(tables)}"
         case "TABLE_FUNCTION":
             name = str(node["function"]["function_name"]).lower()
-            return None if name in TABLE_FUNCTIONS else f"{name} is no function that a query may read from"
+            return None if name in TABLE_FUNCTIONS else f"the table function {name} is not allowed. {_reading(tables)}"
         case "SHOW_REF":
             return "a query may describe queries only" if node["query"] is None else None
         case "PIVOT":
@@ -179,8 +396,8 @@ def _objection(node: Node, common: set[str], tables: Collection[str]) -> str | N
 
 def _reading(tables: Collection[str]) -> str:
     if len(tables) == 1:
-        return f"calls the table {', '.join(tables)}, and reads no other"
-    return f"reads the tables {', '.join(tables)}, and no other"
+        return f"In a query, the table has the name {', '.join(tables)}. No other table can be read"
+    return f"A query can read the tables {', '.join(tables)}, and no other"
 
 
 def _from_type(pivot: Node) -> bool:
@@ -193,11 +410,11 @@ def _expression_objection(node: Node, class_: str) -> str | None:
     if "function_name" in node:
         name = str(node["function_name"]).lower()
         if name not in _CALLED or node.get("export_state"):
-            return f"{name} is no function that a query may use"
+            return f"the function {name} is not allowed in a query"
     if len(node.get("column_names") or ()) > MOST_NAMES:
         return f"a column is named by at most {MOST_NAMES} names with dots between them"
     if class_ == "TYPE" and str(node["type_name"]).upper() not in TYPES:
-        return f"{node['type_name']} is no type that a query may use"
+        return f"the type {node['type_name']} is not allowed in a query"
     return None
 
 
@@ -206,8 +423,8 @@ _CALLED = frozenset(map(str.lower, NAMED | TABLE_FUNCTIONS))
 
 def _check_size(text: str, what: str) -> None:
     if len(text) > LONGEST_TEXT:
-        advice = "give it in parts"
-        raise InvalidInput(f"a {what} has at most {LONGEST_TEXT} characters, found {len(text)}; {advice}", query=None)
+        advice = "Give it in parts"
+        raise InvalidInput(f"a {what} has at most {LONGEST_TEXT} characters, found {len(text)}. {advice}", query=None)
     try:
         coded = text.encode()
     except UnicodeEncodeError as error:
@@ -216,9 +433,9 @@ def _check_size(text: str, what: str) -> None:
 
     words, depth = duckdb.tokenize(text), 0
     if len(words) > MOST_WORDS:
-        advice = "give it in parts"
+        advice = "Give it in parts"
         raise InvalidInput(
-            f"a {what} has at most {MOST_WORDS} words and signs, found {len(words)}; {advice}", query=None
+            f"a {what} has at most {MOST_WORDS} words and signs, found {len(words)}. {advice}", query=None
         )
     for offset, kind in words:
         if kind is duckdb.token_type.operator:
@@ -233,4 +450,160 @@ def _parser(process: int) -> duckdb.DuckDBPyConnection:  # noqa: ARG001  # what 
 
 
 def _too_deep(text: str, what: str) -> InvalidInput:
-    return InvalidInput(f"the {what} {shown(text)} is nested more than {MOST_NESTED} deep; make it flatter", query=text)
+    return InvalidInput(f"the {what} {shown(text)} is nested more than {MOST_NESTED} deep. Make it flatter", query=text)
+
+
+# Functions that may return another value when they are evaluated again, found in DuckDB's own list of functions
+# (decision 0013).
+#
+# The list contains the stability of each function, but not of macros. The definition of a macro contains the functions
+# that the macro calls. Some words, such as `current_date`, are functions if no column has the name. DuckDB binds them
+# without a table.
+
+LISTED_AS_CONSISTENT = frozenset({"current_localtime", "current_localtimestamp"})
+"""Functions that DuckDB lists as consistent although they return the time. `_first` also handles `age`."""
+
+_LISTED = """
+    SELECT DISTINCT function_name FROM duckdb_functions()
+    WHERE stability <> 'CONSISTENT' AND return_type <> '"NULL"' -- what returns nothing, as error does, has no value
+"""
+_DEFINED = "SELECT function_name, parameters, macro_definition FROM duckdb_functions() WHERE function_type = 'macro'"
+
+
+def require_repeatable(text: str, columns: Collection[str], what: str) -> None:
+    """Raise `InvalidInput` unless an expression over a table's columns always has the same value for a row.
+
+    The error uses `what` as the name of the text, and names the function whose value may change.
+    """
+    found = _first(parse(f"SELECT {text}", what), {name.lower() for name in columns}, unstable())
+    if found is not None:
+        raise refused(
+            text,
+            what,
+            f"{found} may have another value when it is evaluated again, as it is where others commit meanwhile. Write "
+            "the value itself, as in ts < TIMESTAMP '2026-01-31 12:00:00', or choose by what rows hold, as in "
+            "hash(id) % 10 = 0",
+        )
+
+
+@functools.cache
+def unstable() -> frozenset[str]:
+    """Return the lower-case names of functions and macros that may return another value for the same arguments.
+
+    `age` with one argument is not among them.
+    """
+    listed = parser().execute(_LISTED).fetchall()
+    found = LISTED_AS_CONSISTENT | {str(name).lower() for (name,) in listed}
+    macros = [
+        (str(name), {str(each).lower() for each in parameters}, parse(f"SELECT {definition}"))
+        for name, parameters, definition in parser().execute(_DEFINED).fetchall()
+        if name in MACROS
+    ]
+    while new := {name for name, own, tree in macros if name not in found and _first(tree, own, found)}:
+        found |= new
+    return found
+
+
+def _first(tree: Node, columns: Collection[str], functions: Collection[str]) -> str | None:
+    """Return the first function or word whose value may change with time, or None if there is none."""
+    for node in nodes_of(tree):
+        if "function_name" in node:
+            name = str(node["function_name"]).lower()
+            if name in functions or (name == "age" and len(arguments(node)) == 1):
+                return name
+        elif node.get("class") == "COLUMN_REF" and len(node["column_names"]) == 1:
+            name = str(node["column_names"][0]).lower()
+            if name not in columns and _has_value_without_table(name):
+                return name
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _has_value_without_table(name: str) -> bool:
+    """Return whether a word that is not a column has a value in DuckDB, as `current_date` has."""
+    import duckdb
+
+    quoted = name.replace('"', '""')
+    try:
+        parser().execute(f'SELECT "{quoted}"')  # one identifier
+    except duckdb.Error:
+        return False
+    return True
+
+
+# Python values as constants of DuckDB, written by DuckDB itself.
+
+_MOST_BITS = 4096
+"""The maximum number of bits of an integer. The time to write an integer grows with the square of its length."""
+
+
+def constant(value: object, what: str) -> duckdb.Expression:
+    """Return the value as an expression. Raises `InvalidInput`, whose message begins with `what`."""
+    import duckdb
+
+    with _refused(value, what):
+        made = duckdb.ConstantExpression(value)
+        if isinstance(value, list | tuple | dict):  # DuckDB converts the members when it writes them
+            str(made)
+        return made
+
+
+def literal(value: object, what: str) -> str:
+    """Return the value as text of SQL. Raises `InvalidInput`, whose message begins with `what`."""
+    with _refused(value, what):
+        return str(constant(value, what)).encode().decode()  # fails for lone surrogates
+
+
+@contextmanager
+def _refused(value: object, what: str) -> Iterator[None]:
+    import duckdb
+
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise InvalidInput(f"{what} an integer of {value.bit_length():,} bits. None holds so many")
+    try:
+        yield
+    except (ArithmeticError, RuntimeError, TypeError, ValueError, duckdb.Error) as error:
+        raise InvalidInput(f"{what} {quoted(value)}: {shortened(str(error))}") from error
+
+
+# Values for the parameters of a query (`?`, `$1` or `$name`), written as DuckDB's own literals in its text.
+#
+# So a query with values becomes an ordinary SELECT, which is checked, pruned and run like any other query.
+
+Parameters = Sequence[object] | Mapping[str, object]
+
+
+def with_values(text: str, parameters: Parameters) -> str:
+    """Return the query with a literal in place of each parameter.
+
+    Args:
+        text: The query.
+        parameters: A sequence for `?` and `$1`, or a mapping for `$name`. Each parameter must have exactly one value,
+            and each value must belong to a parameter.
+
+    Raises:
+        InvalidInput: Parameters and values do not match, or DuckDB has no literal for a value.
+    """
+    values = _by_name(parameters)
+    places = {
+        int(node["query_location"]): (int(node["query_location_length"]), str(node["identifier"]))
+        for node in nodes_of(parse(text))
+        if node.get("class") == "PARAMETER"
+    }
+    named = {name for _, name in places.values()}
+    if named != values.keys():
+        wanted, given = (", ".join(sorted(each)) or "none" for each in (named, values.keys()))
+        raise InvalidInput(f"the query {shown(text)} has the parameters {wanted}. Found values for {given}", query=text)
+    coded = text.encode()
+    for place, (length, name) in sorted(places.items(), reverse=True):
+        written = f"({literal(values[name], f'parameter {name} cannot be')})"
+        coded = coded[:place] + written.encode() + coded[place + length :]
+    return coded.decode()
+
+
+def _by_name(parameters: object) -> dict[str, object]:
+    if isinstance(parameters, Mapping):
+        return {str(name): value for name, value in parameters.items()}
+    if isinstance(parameters, Sequence) and not isinstance(parameters, str | bytes):
+        return {str(number): value for number, value in enumerate(parameters, 1)}
+    raise InvalidInput(f"parameters are a list of values, or values by name, found {quoted(parameters)}")

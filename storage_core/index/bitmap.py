@@ -1,8 +1,9 @@
-"""Bitmap segments: for every value of a column, the set of row numbers of one split that hold it.
+"""Bitmap segments: for every value of a column, the set of row numbers of one split that have the value.
 
-Column `i` has the file `bitmaps-<i>.bin`, bitmaps one after the other in the portable Roaring format. The Arrow file
-`values-<i>.arrow` has the distinct values, null last, and for each the place and xxh3-64 of its bitmap. Values are
-behind all bitmaps, where one request finds them with the directory. Early 0.1 wrote no checksums and no nulls.
+Column `i` has two files. `bitmaps-<i>.bin` has the bitmaps one after the other, in the portable Roaring format.
+`values-<i>.arrow` is an Arrow file with the distinct values, null last. For each value it has the position and the
+xxh3-64 of the bitmap. The files with values come after all bitmaps, so one request reads them with the directory.
+Early releases of 0.1 wrote no checksums and no nulls.
 """
 
 from __future__ import annotations
@@ -21,28 +22,27 @@ import pyarrow.compute as pc
 import xxhash
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt, InvalidInput
-from storage_core.foreign_text import shortened
+from storage_core.base.errors import Corrupt, InvalidInput, of_the_system
+from storage_core.base.text import shortened
+from storage_core.data.rows.codes import Mask, sortable
+from storage_core.data.rows.columns import may_widen
+from storage_core.data.rows.keys import Positions
+from storage_core.data.rows.vectors import type_text
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.index.damage import damaged
-from storage_core.rows.codes import Mask
-from storage_core.rows.columns import may_widen
-from storage_core.rows.keys import Positions
-from storage_core.rows.sortable import sortable
-from storage_core.rows.vectors import type_text
-from storage_core.settings.index import IndexDefinition
-from storage_core.system_errors import of_the_system
 
-_DAYS = 10**8  # beyond these no date of a condition is, and microseconds have no number
+_DAYS = 10**8  # no date of a condition has more days than this, and its microseconds would overflow
 _COLUMNS = ["value", "offset", "length"]
-_MAGIC_BYTES = 8  # of an Arrow file, with the padding behind it
+_MAGIC_BYTES = 8  # the magic number of an Arrow file with the padding after it
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnValues:
-    """The distinct values of a column of some rows, and of the bitmap of each the place; `keys` are of `rows.sortable`.
+    """The distinct values of a column in some rows, and for each value the position of its bitmap.
 
-    Where some rows have no value, a place more is that of their bitmap. `checksums` are the xxh3-64 of the bitmaps;
-    None in segments of early 0.1, in which nulls are in no bitmap.
+    `keys` are the values as keys of `data.rows.codes`. If some rows have no value, `offsets` and `lengths` have one
+    additional entry for the bitmap of these rows. `checksums` are the xxh3-64 of the bitmaps. In segments of early
+    releases of 0.1, `checksums` is None and no bitmap contains the rows without a value.
     """
 
     type: pa.DataType
@@ -54,15 +54,15 @@ class ColumnValues:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory, about."""
+        """The approximate memory of the values in bytes."""
         return int(self.values.nbytes + self.keys.nbytes + 3 * self.lengths.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnBitmaps:
-    """The values of a column, and the bitmaps, which `read` returns encoded by their places, ascending.
+    """The values of a column and their bitmaps. `read` returns encoded bitmaps for ascending positions of bitmaps.
 
-    What is asked raises what `read` raises, and `Corrupt`, which names `where`, for what is no bitmap.
+    The methods raise the errors of `read`. For an invalid bitmap they raise `Corrupt`, and the message names `where`.
     """
 
     values: ColumnValues
@@ -70,14 +70,17 @@ class ColumnBitmaps:
     read: Callable[[Positions], Sequence[bytes | memoryview]]
 
     def rows(self, chosen: Mask) -> BitMap:
-        """Return the rows that hold one of the values that are chosen, by their places."""
+        """Return the rows that have one of the values chosen by the mask."""
         places = np.flatnonzero(chosen)
         encoded = self.read(places) if len(places) else []
         with damage(self.where):
             return BitMap.union(BitMap(), *(BitMap.deserialize(bytes(each)) for each in encoded))
 
     def widened(self, kind: pa.DataType) -> ColumnBitmaps:
-        """Return the same with values of the type that the column has now. Raises `Corrupt` for any other type."""
+        """Return the same bitmaps with values of the column's current type.
+
+        Raises `Corrupt` if the types are incompatible.
+        """
         if self.values.type == kind:
             return self
         if not may_widen(self.values.type, kind):
@@ -87,21 +90,21 @@ class ColumnBitmaps:
         return replace(self, values=replace(self.values, type=kind, values=wider, keys=_keys(wider)))
 
     def counts(self, rows: BitMap) -> Positions:
-        """Return how many of these rows hold each of the values."""
+        """Return for each value how many of these rows have the value."""
         encoded = self.read(np.arange(len(self.values.values)))
         with damage(self.where):
             found = [BitMap.deserialize(bytes(each)).intersection_cardinality(rows) for each in encoded]
         return np.array(found, np.int64)
 
     def places(self, chosen: Mask, *, with_nulls: bool) -> Mask:
-        """Return of which places the bitmaps are needed for the rows of some values, and of those with none."""
+        """Return a mask of the bitmaps that are needed for some values, and optionally for the rows without a value."""
         values = self.values
         if with_nulls and values.checksums is None:
             return np.ones(len(values.lengths), np.bool_)
         return np.append(chosen, np.full(len(values.lengths) - len(chosen), with_nulls))
 
     def nulls(self, count: Callable[[], int | None]) -> BitMap | None:
-        """Return which rows hold no value; None where that takes the number of rows, and `count` does not tell it."""
+        """Return the rows without a value. None if the number of rows is needed for that and `count` returns None."""
         chosen = np.zeros(len(self.values.keys), np.bool_)
         if self.values.checksums is not None:
             return self.rows(self.places(chosen, with_nulls=True))
@@ -110,9 +113,9 @@ class ColumnBitmaps:
 
 
 def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
-    """Return only when the index can be built over tables of `schema`; raises `InvalidInput`.
+    """Raise `InvalidInput` if the index cannot be built over tables of `schema`.
 
-    Columns are booleans, integers, decimals, strings, dates or timestamps. There are no options.
+    Columns may be booleans, integers, decimals, strings, dates or timestamps. The index has no options.
     """
     for column in definition.columns:
         kind = schema.field(column).type
@@ -123,13 +126,14 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
             )
     if definition.options:
         unknown = min(definition.options)
-        raise InvalidInput(f"index {definition.name!r}: unknown option {unknown!r}; bitmap indexes take none")
+        raise InvalidInput(f"index {definition.name!r}: unknown option {unknown!r}. A bitmap index has no options")
 
 
 def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
-    """Return the files of a segment over `rows`, the rows of one split in order, as name ▸ content.
+    """Return the files of a segment over `rows`, as a mapping from name to content. `rows` are one split's rows in
+    order.
 
-    The same rows give the same bytes. One Python step per distinct value, none per row.
+    The same rows produce the same bytes. Takes one Python step per distinct value, and no Python step per row.
     """
     files, values_files = dict[str, bytes](), dict[str, bytes]()
     for position, column in enumerate(definition.columns):
@@ -145,9 +149,9 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
 
 
 def check(files: Mapping[str, bytes | memoryview], definition: IndexDefinition, *, where: str) -> None:
-    """Return only when these can be the files of a segment; raises `Corrupt` that names `where`.
+    """Raise `Corrupt` with `where` unless the files can be those of a bitmap segment.
 
-    The bitmaps themselves are decoded, and judged, where they are used.
+    The bitmaps are decoded and checked only when they are used.
     """
     positions = range(len(definition.columns))
     names = {name(position) for position in positions for name in (_values_name, _bitmaps_name)}
@@ -159,15 +163,15 @@ def check(files: Mapping[str, bytes | memoryview], definition: IndexDefinition, 
 
 
 def column_files(definition: IndexDefinition, column: str) -> tuple[str, str]:
-    """Return the names of the two files of a column of the index: its values, and their bitmaps."""
+    """Return the names of a column's two files: the file with its values, and the file with their bitmaps."""
     position = definition.columns.index(column)
     return _values_name(position), _bitmaps_name(position)
 
 
 def column_values(data: bytes | memoryview, *, size: int, where: str) -> ColumnValues:
-    """Return the values of a column from their file, of which the bitmaps have `size` bytes together.
+    """Return the values of a column from their file. The bitmaps of the column have `size` bytes in total.
 
-    Raises `Corrupt`, which names `where`, for what cannot be that.
+    Raises `Corrupt` with `where` for an invalid file.
     """
     with damage(where):
         table = value_table(pa.BufferReader(data))
@@ -193,7 +197,7 @@ def bitmaps_within(values: ColumnValues, bitmaps: bytes | memoryview, *, where: 
 
 
 def unpacked_bitmaps(directory: Path, definition: IndexDefinition, column: str) -> ColumnBitmaps:
-    """Return the bitmaps of a column from the files in a directory. Raises `Corrupt` for what cannot be those."""
+    """Return the bitmaps of a column from the files in a directory. Raises `Corrupt` for invalid files."""
     with damage(directory.name):
         values, bitmaps = ((directory / name).read_bytes() for name in column_files(definition, column))
     found = column_values(values, size=len(bitmaps), where=directory.name)
@@ -201,13 +205,13 @@ def unpacked_bitmaps(directory: Path, definition: IndexDefinition, column: str) 
 
 
 def _indexable(kind: pa.DataType) -> bool:
-    # Floats are left out on purpose: equality is rarely meant, and NaN and -0.0 would need rules of their own.
+    # Floats are excluded. Conditions of equality on floats are rare, and NaN and -0.0 would need separate rules.
     checks = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_decimal, pa.types.is_string)
     return any(check(kind) for check in (*checks, pa.types.is_date, pa.types.is_timestamp))
 
 
 def _bitmaps(column: pa.ChunkedArray) -> tuple[pa.Array, list[BitMap]]:
-    """Return the distinct values in order of first appearance, null last where there is one, and the rows of each."""
+    """Return the distinct values in order of first appearance, null last, and for each value its rows."""
     values = column.unique().drop_null()
     codes = pc.fill_null(pc.index_in(column, value_set=values), len(values)).to_numpy()
     by_code = np.argsort(codes, kind="stable").astype(np.uint32)
@@ -226,8 +230,8 @@ def _keys(values: pa.Array) -> pa.Array:
 
 
 def value_table(source: pa.NativeFile) -> pa.Table:
-    """Return the distinct values and where their bitmaps lie. Raises what `damage` catches."""
-    source.seek(_MAGIC_BYTES)  # an Arrow file is a stream between two magic numbers, then a footer
+    """Return the distinct values and the positions of their bitmaps. Raises the errors that `damage` catches."""
+    source.seek(_MAGIC_BYTES)  # an Arrow file contains a magic number, a stream, a footer and a magic number
     first, *batches = pa.ipc.MessageReader.open_stream(source)
     if first.type != "schema" or any(each.type != "record batch" or _compressed(each) for each in batches):
         raise ValueError("it holds other messages than plain record batches")
@@ -249,10 +253,13 @@ def value_table(source: pa.NativeFile) -> pa.Table:
 
 
 def _compressed(message: pa.ipc.Message) -> bool:
-    """Whether a record batch says that it is compressed: a few bytes could then fill the memory; none is written so.
+    """Return whether a record batch is compressed.
 
-    `compression` is the field after `length`, `nodes` and `buffers` of the flatbuffer that is the message's `header`,
-    its field after `version` and `header_type`. A table has a list of where its fields lie, cut off after the last.
+    Tidemark never compresses a batch. A few compressed bytes of a forged file could fill the memory.
+
+    In the flatbuffer of the message, the field `header` follows `version` and `header_type`. In `header`, the field
+    `compression` follows `length`, `nodes` and `buffers`. A flatbuffer's table has a list of the positions of its
+    fields, which ends after the last used field.
     """
     data = message.metadata.to_pybytes()
     (root,) = struct.unpack_from("<I", data)
@@ -262,7 +269,7 @@ def _compressed(message: pa.ipc.Message) -> bool:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table lies, counted from the table; 0 when it has none."""
+    """Return the position of a field of a flatbuffer's table, relative to the table, or 0 if the field is missing."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     (size,) = struct.unpack_from("<H", data, fields)
     place = 4 + 2 * number
@@ -271,11 +278,12 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 @contextmanager
 def damage(where: str) -> Iterator[None]:
-    """Raise `Corrupt`, which names `where`, for what the block finds to be no values or bitmaps."""
+    """Raise `Corrupt` with `where` if the block finds invalid values or bitmaps."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error) as error:
-        # Memory, threads and the disk are the machine's; Arrow raises an OSError without a number for damaged bytes.
+        # Failures of memory, threads and disk concern the machine. For damaged bytes, Arrow raises an OSError without a
+        # number.
         if of_the_system(error):
             raise
         raise _damaged(where, f"{type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
-"""Catch-up: segments for the rows of live splits that have none, in one commit (docs/architecture/indexes.md).
+"""Catch-up: builds segments for the rows of live splits without one, in one commit (docs/architecture/indexes.md).
 
-The driver plans and commits, tasks execute one work item each; items travel as JSON. A run that dies before its commit
-leaves orphan segments, which the collector removes. A run with nothing to do plans nothing.
+The driver plans and commits, and each task executes one work item. Items are sent as JSON. If a run fails before its
+commit, its segments are not referenced, and the collector removes them. A run without work plans nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 
-from storage_core.ids import Ids
-from storage_core.index import segment_merge_work, segments
-from storage_core.index.coverage import Coverage, coverage, watermark_of
-from storage_core.index.covering import Part
+from storage_core.base.clock import Ids
+from storage_core.data.rows.schema import from_schema_string
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.index import segment_merge, segments, vector
 from storage_core.index.places import Ways, load_map, once, part_in
-from storage_core.index.segment_merge_work import MergedSegments, SegmentMerge
+from storage_core.index.segment_merge import MergedSegments, SegmentMerge
+from storage_core.index.segments import Coverage, Part, coverage, watermark_of
 from storage_core.log.actions import (
     Action,
     Add,
@@ -25,22 +26,23 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     RemoveTranslation,
     Translation,
+    read_action,
+    read_actions,
     to_json_object,
+    write_actions,
 )
-from storage_core.log.encoding.action_json import read_action, read_actions, write_actions
-from storage_core.log.moves import leading_to
+from storage_core.log.coverage import OUTLIVED_MOVES, leading_to
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows.schema import from_schema_string
-from storage_core.settings.index import IndexDefinition
+from storage_core.store.contract import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUpWork:
-    """One split to index, with all that a task needs; `schema_string` is the table's schema as Spark JSON.
+    """One split to index, with everything that a task needs.
 
-    With `answering` segments only the rows are indexed that none of them is over, to which `translations` lead; these
-    came from the splits `origins`.
+    `schema_string` is the table's schema as Spark JSON. If there are `answering` segments, only the rows that these
+    segments do not cover are indexed. `translations` lead from the `answering` segments to the split. `origins` are the
+    splits from which the rows came.
     """
 
     definition: IndexDefinition
@@ -78,9 +80,10 @@ class CatchUpWork:
 
 @dataclass(frozen=True, slots=True)
 class CatchUpPlan:
-    """What an index lacks at a version, and what it has no use for any more: segments, and translations of no index.
+    """The work that an index needs at a version, and the objects that the index no longer uses.
 
-    `merges` are of small segments that become one, or are trained again: with `retrain` all of vectors.
+    `stale` are unused segments, and `idle` are translations that no index uses. `merges` has merges of small segments,
+    and segments of embeddings that are trained again. With `retrain`, all segments of embeddings are trained again.
     """
 
     index: str
@@ -93,11 +96,14 @@ class CatchUpPlan:
 
     @property
     def empty(self) -> bool:
-        """True when the index is caught up and has nothing stale: there is nothing to execute or commit."""
+        """True if the index covers everything and has no unused object.
+
+        In this case nothing is executed or committed.
+        """
         return not self.work and not self.stale and not self.idle and not self.merges
 
     def actions(self, built: Iterable[IndexSegment], merged: Iterable[MergedSegments] = ()) -> list[Action]:
-        """Return the actions of the commit that ends a run for this index alone, given what the tasks built."""
+        """Return the actions of the commit that ends a run for this index alone. The arguments are task results."""
         return actions_of([self], built, merged)
 
 
@@ -107,10 +113,10 @@ def actions_of(
     merged: Iterable[MergedSegments] = (),
     idle: Iterable[str] = (),
 ) -> list[Action]:
-    """Return the actions of the one commit that ends a run, given what its tasks built, and what they merged.
+    """Return the actions of the commit that ends a run, given the segments that its tasks built and merged.
 
-    What was built or merged and became part of a larger segment in the same run is not named. `idle` are translations
-    that no index needs then.
+    If a segment was built or merged and then merged into a larger segment in the same run, the actions do not contain
+    it. `idle` are translations that no index needs after the commit.
     """
     found, done = list(plans), list(merged)
     added = {each.path: each for each in (*built, *(each.segment for each in done))}
@@ -130,10 +136,10 @@ def merge_all(
     built: Iterable[IndexSegment],
     merge: Callable[[Sequence[SegmentMerge]], Sequence[MergedSegments]],
 ) -> tuple[list[MergedSegments], tuple[str, ...]]:
-    """Merge what a run found and what it built, and return that, and the translations that no index needs then.
+    """Merge the segments that a run found and built. Return the merges, and the translations that are then not needed.
 
-    `merge` executes items and returns those that were executed; as long as it does, what it makes is merged further.
-    Segments that it leaves are trained again as the plans say.
+    `merge` executes work items and returns the items that it executed. Its results are merged again, until `merge`
+    executes no item. The remaining segments are trained again if the plans require it.
     """
     stale = {path for each in plans for path in each.stale}
     live = {path: each for path, each in snapshot.segments.items() if path not in stale}
@@ -154,12 +160,12 @@ def merge_all(
         done.extend(found)
         return bool(found)
 
-    while executed([item for _, state, each in covered() for item in segment_merge_work.plan(state, each)]):
+    while executed([item for _, state, each in covered() for item in segment_merge.plan(state, each)]):
         pass
     trained = [
         item
         for one, state, each in covered()
-        for item in segment_merge_work.plan_training(state, each, every=one.retrain)
+        for item in segment_merge.plan_training(state, each, every=one.retrain)
         if item.segments[0].path in snapshot.segments
     ]
     executed(trained)
@@ -168,20 +174,24 @@ def merge_all(
 
 
 def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
-    """Return the work that makes `index` cover every live split of the snapshot. No request; same snapshot, same plan.
+    """Return the work that has to be done so that `index` covers every live split of the snapshot.
 
-    With `retrain` all segments of vectors are trained again, else those of which the log says that it is time. Segments
-    to rebuild are replaced, translations that no index needs then go. Raises `NotFound` for an index that is not
-    defined, `InvalidInput` for one that does not fit the schema.
+    Makes no request. The same snapshot gives the same plan. Segments to rebuild are replaced, and translations that no
+    index needs afterwards are removed. With `retrain`, all segments of embeddings are trained again. Without it, a
+    segment is trained again only if the log shows that its training is due.
+
+    Raises:
+        NotFound: The index is not defined.
+        InvalidInput: The index does not fit the schema.
     """
     covered = coverage(snapshot, segments.definition_of(snapshot, index))
     if covered.rebuild:
         covered = coverage(snapshot, covered.definition, without=covered.rebuild)
-    merges = segment_merge_work.plan(snapshot, covered)
+    merges = segment_merge.plan(snapshot, covered)
     merged = {each.path for merge in merges for each in merge.segments}
     trained = [
         each
-        for each in segment_merge_work.plan_training(snapshot, covered, every=retrain)
+        for each in segment_merge.plan_training(snapshot, covered, every=retrain)
         if merged.isdisjoint(old.path for old in each.segments)
     ]
     others = (coverage(snapshot, each) for each in snapshot.config.indexes if each != covered.definition)
@@ -209,23 +219,28 @@ def _work(snapshot: Snapshot, covered: Coverage, add: Add) -> CatchUpWork:
 
 
 def _idle(snapshot: Snapshot, covered: Iterable[Coverage]) -> tuple[str, ...]:
-    """The translations that lead from no segment to a live split, once the indexes are covered so.
+    """Return the translations that are on no path from a segment to a live split, given the coverage of all indexes.
 
-    Those behind a split that an index lacks stay: a run that is under way may have indexed the rows where they were.
+    Translations directly before a split that an index does not cover are kept. A run that is still active may have
+    indexed rows that moved to this split.
     """
     if not snapshot.translations:
         return ()
     known = list(covered)
     used = {path for each in known for path in each.translations}
-    used |= leading_to({add.path for each in known for add in each.missing}, snapshot.translations.values())
+    missing = {add.path for each in known for add in each.missing}
+    used |= leading_to(missing, snapshot.translations.values(), moves=OUTLIVED_MOVES)
     return tuple(sorted(snapshot.translations.keys() - used))
 
 
 def execute(store: ObjectStore, work: CatchUpWork, *, ids: Ids) -> IndexSegment:
-    """Build and store the segment of one split, and return the action to commit. One GET, one PUT.
+    """Build and store the segment of one split, and return the action to commit.
 
-    Over a part of a split, one GET more per translation, and per segment over another part. Memory is bounded by the
-    split. Executing an item twice gives two objects; only the one that is committed counts.
+    Executing an item twice creates two objects, and only the committed object is used.
+
+    Cost:
+        One GET and one PUT. For a part of a split, also one GET per translation and one GET per segment over another
+        part. Memory is bounded by the size of the split.
     """
     part = _part(store, work) if work.answering else None
     schema = from_schema_string(work.schema_string)
@@ -249,8 +264,69 @@ def _part(store: ObjectStore, work: CatchUpWork) -> Part:
 def watermark(snapshot: Snapshot, index: str) -> int:
     """Return the version up to which the index covers every split that is live in the snapshot.
 
-    Derived, never stored, so it cannot disagree with the segments: the snapshot's version when all live splits are
-    covered, else one less than the version that added the oldest uncovered split. A compaction moves rows and leaves
-    it where it is.
+    If all live splits are covered, it is the version of the snapshot. Otherwise it is the version directly before the
+    one that added the oldest uncovered split. The watermark is computed and never stored, so it always agrees with the
+    segments. A compaction moves rows and does not change the watermark.
     """
     return watermark_of(snapshot, coverage(snapshot, segments.definition_of(snapshot, index)))
+
+
+# Pending work of an index, computed from the log: rows without a segment, and segments that are slow or imprecise.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexDebt:
+    """The state of an index at a version, in numbers.
+
+    Attributes:
+        watermark: The version up to which every live split is covered.
+        segments: The number of segments that answer for rows.
+        stale_segments: The number of segments that are not used.
+        covered_splits: The number of live splits that are covered completely.
+        uncovered_splits: The number of live splits that are not covered completely.
+        uncovered_rows: The approximate number of rows that searches index while they run.
+        uncovered_bytes: The approximate bytes of these rows. A partly covered split counts by its share of rows.
+        index_bytes: The bytes of the segments in use.
+        merges_due: The number of small segments that wait for a merge.
+        dead_share: The share of the rows of all segments that are in no live split.
+        translation_depth: The most times that rows moved since their segment was written.
+        imbalance: The imbalance of the segment with the most unequal clusters, or None if the index has no embeddings.
+    """
+
+    watermark: int
+    segments: int
+    stale_segments: int
+    covered_splits: int
+    uncovered_splits: int
+    uncovered_rows: int
+    uncovered_bytes: int
+    index_bytes: int
+    merges_due: int
+    dead_share: float
+    translation_depth: int
+    imbalance: float | None = None
+
+
+def debt(snapshot: Snapshot, index: str) -> IndexDebt:
+    """Return the pending work of an index at a snapshot. Reads only manifests. Raises the errors of `plan`."""
+    definition = segments.definition_of(snapshot, index)
+    covered = coverage(snapshot, definition)
+    rows = sum(each.numRecords for each in covered.segments.values())
+    trained = [vector.Training.of(each) for each in covered.segments.values()]
+    missing, is_vector = covered.missing, definition.kind == "vector"
+    return IndexDebt(
+        watermark=watermark_of(snapshot, covered),
+        segments=len(covered.segments),
+        stale_segments=len(covered.stale),
+        covered_splits=len(snapshot.splits) - len(missing),
+        uncovered_splits=len(missing),
+        uncovered_rows=round(sum(covered.missing_rows.values())),
+        uncovered_bytes=round(
+            sum(add.size * min(1.0, covered.missing_rows[add.path] / (add.numRecords or 1)) for add in missing)
+        ),
+        index_bytes=sum(each.size for each in covered.segments.values()),
+        merges_due=sum(len(each.segments) for each in segment_merge.plan(snapshot, covered)),
+        dead_share=max(0.0, 1 - sum(covered.live_rows.values()) / rows) if rows else 0.0,
+        translation_depth=max(covered.moves.values(), default=0),
+        imbalance=max((each.imbalance for each in trained if each), default=1.0) if is_vector else None,
+    )

@@ -1,14 +1,74 @@
-"""Segments that are not what was written, as errors that say what to do about it."""
+"""Damaged segments, and failures of tantivy, as typed errors whose message contains a remedy."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from storage_core.errors import Corrupt
+from storage_core.base.errors import Corrupt, TidemarkError, Unavailable, panicked, refusal_in
+from storage_core.base.process import require_headroom
 
 REBUILD: Final = "drop the index segment and catch up again"
 
 
 def damaged(where: str, what: str) -> Corrupt:
-    """Return the error of an object of an index in which `what` was found."""
+    """Return the error for a damaged object of an index. `what` describes the damage."""
     return Corrupt(f"{where}: {what}", advice=REBUILD, key=where)
+
+
+# Failures of tantivy and of the local disk: damaged files, or a missing resource of the machine.
+#
+# Tantivy raises `ValueError` for every failure. If it panics, the exception is a `BaseException` and not an
+# `Exception`. Both kinds are caught only here, around the calls of tantivy.
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise `Corrupt` if tantivy cannot read the files, and `Unavailable` if the machine lacks a resource."""
+    try:
+        with require_headroom(what):
+            yield
+    except BaseException as error:
+        if not _of_tantivy(error):
+            raise
+        if refusal_in(str(error)):
+            raise _unavailable(what, error) from error
+        raise Corrupt(f"{what}: tantivy cannot read the files: {error}", advice=REBUILD) from error
+
+
+@contextmanager
+def writing(what: str, *, room_bytes: int) -> Iterator[None]:
+    """Raise `Unavailable` for every failure while files are built. The input is valid, so the machine is the cause."""
+    try:
+        with require_headroom(what, size=room_bytes):
+            yield
+    except BaseException as error:
+        if not _of_tantivy(error):
+            raise
+        raise _unavailable(what, error) from error
+
+
+def _of_tantivy(error: BaseException) -> bool:
+    if isinstance(error, TidemarkError):
+        return False
+    return isinstance(error, ValueError) or panicked(error)
+
+
+def _unavailable(what: str, error: BaseException) -> Unavailable:
+    reason = f"{type(error).__name__}: {error}"
+    return Unavailable(
+        f"{what}: a local file or memory failed ({reason}). Check that temporary and cache folders are writable and "
+        "have space, then try again"
+    )
+
+
+@contextmanager
+def as_query_error() -> Iterator[None]:
+    """Raise `ValueError` if tantivy panics while it parses a query, because the query comes from outside."""
+    try:
+        yield
+    except BaseException as error:
+        if not panicked(error):
+            raise
+        raise ValueError("it cannot be read as a query") from error

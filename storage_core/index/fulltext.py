@@ -1,55 +1,60 @@
-"""Full-text segments: tantivy indexes over the text columns of one split, composed at query time.
+"""Full-text segments: tantivy indexes over the text columns of one split, and snippets of rows.
 
-Each indexed column is one text field of the same name, and `_row`, a fast field, is the row number in the split. A
-search links the files of any number of segments into one directory with one `meta.json`. The searcher then scores
-with the statistics of the whole corpus, so scores do not depend on how the documents are spread over segments:
-they equal those of a single index. Tantivy breaks ties of the score by segment, then by document.
+Each indexed column is one text field of the same name. The fast field `_row` is the row number in the split. A search
+links the files of all its segments into one directory with one `meta.json`. The searcher then scores with the
+statistics of the whole corpus. Scores therefore do not depend on how the documents are divided into segments, and are
+equal to the scores of a single index. Tantivy orders equal scores by segment, then by document.
+
+A snippet is the fragment of a found text that contains most of the searched words, with these words marked. It depends
+only on the text and the query, and not on the frequency of a word in the index. Snippets are therefore the same
+regardless of which rows the index covers, and on every page of a result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import InvalidInput
-from storage_core.foreign_text import quoted, shortened
-from storage_core.index import native_errors, text_files, text_limits, text_syntax, text_tokenizers
-from storage_core.index.text_composed import Searcher, compose
-from storage_core.index.text_files import ROW_FIELD
-from storage_core.index.text_limits import Node
-from storage_core.index.text_queries import QueryBuilder
-from storage_core.rows.vectors import type_text
-from storage_core.scratch import scratch_folder
-from storage_core.settings.index import IndexDefinition
+from storage_core.base.errors import InvalidInput
+from storage_core.base.process import scratch_folder
+from storage_core.base.text import quoted, shortened
+from storage_core.data.rows.vectors import type_text
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.index import damage, text_files, text_queries
+from storage_core.index.text_files import ROW_FIELD, Searcher, compose
+from storage_core.index.text_queries import Node, QueryBuilder
 
 if TYPE_CHECKING:
     import tantivy
 
+
 LENIENT, STRICT = "lenient", "strict"
 SYNTAXES = (LENIENT, STRICT)
 
-# One writer holds at most this much text. It is far below the writer's heap, so that a writer never flushes early:
-# every index below is then one tantivy segment whose documents are in row order.
+# One writer holds at most this much text. The limit is far below the writer's heap, so a writer never flushes early.
+# Every index that is built here is then one tantivy segment whose documents are in row order.
 _CHUNK_TEXT_BYTES = 64 * 2**20
 _CHUNK_ROWS = 500_000
-_HEAP_BYTES = 1_000_000_000  # an upper bound; memory is taken page by page as documents arrive
+_HEAP_BYTES = 1_000_000_000  # an upper bound: memory is allocated page by page as documents arrive
 _BATCH_ROWS = 10_000
-_ROOM_PER_TEXT = 4  # bytes of memory per byte of text while it is indexed
-_SPARE_HITS = 64  # beyond the limit, to see at once that no other scores as much as the last
+_ROOM_PER_TEXT = 4  # the bytes of memory that indexing takes per byte of text
+_SPARE_HITS = 64  # these additional hits often show that no other hit has the score of the last hit
 _PAGE_HITS = 250_000
 
 Found: TypeAlias = "tuple[Any, tantivy.DocAddress]"
 
 
 class Hit(NamedTuple):
-    """One matching document: `source` is the position of its segment among those composed, `row` its row number."""
+    """One matching document: the position of its segment among the composed segments, its row number, and its score."""
 
     source: int
     row: int
@@ -57,28 +62,34 @@ class Hit(NamedTuple):
 
 
 def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
-    """Return only when the index can be built over texts of `schema`; raises `InvalidInput`."""
+    """Raise `InvalidInput` if the index cannot be built over the texts of `schema`."""
     for column in definition.columns:
         if column == ROW_FIELD:
-            raise InvalidInput(f"index {definition.name!r}: the column name {ROW_FIELD!r} is reserved; rename it")
+            raise InvalidInput(
+                f"index {definition.name!r}: the column name {ROW_FIELD!r} is reserved. Rename the column"
+            )
         if not column or column.startswith("-"):
-            what = f"full text cannot be over a column named {column!r}; take it out of the index, then rename it"
+            what = (
+                f"a full-text index cannot contain a column named {column!r}. Remove it from the index, then rename it"
+            )
             raise InvalidInput(f"index {definition.name!r}: {what}")
         if not pa.types.is_string(kind := schema.field(column).type):
             found = f"{column!r} is {type_text(kind)}"
             raise InvalidInput(f"index {definition.name!r}: full text needs string columns, {found}")
-    text_tokenizers.validate(definition)
+    text_files.validate_tokenizers(definition)
 
 
 def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
-    """Return the files of a segment over `rows`, the rows of one split in order, as name ▸ content.
+    """Return the files of a segment over `rows`, as a mapping from name to content. `rows` are one split's rows in
+    order.
 
-    A null has no field and matches nothing. Memory is bounded by the split. Scratch files go to the temporary folder;
-    tantivy syncs them to disk, which is most of the cost of a small split, so a `TMPDIR` in memory helps.
+    A null has no field and matches nothing. Memory is bounded by the size of the split. Scratch files are in the
+    temporary folder. Tantivy syncs them to disk, which takes most of the time for a small split. A `TMPDIR` in memory
+    avoids that.
     """
     room_bytes = _ROOM_PER_TEXT * min(_text_bytes(rows, definition), _CHUNK_TEXT_BYTES)
     what = f"full-text segment of index {definition.name!r}"
-    with native_errors.writing(what, room_bytes=room_bytes), scratch_folder("fulltext") as root:
+    with damage.writing(what, room_bytes=room_bytes), scratch_folder("fulltext") as root:
         built = [root / f"chunk-{start}" for start, _ in _chunks(rows, definition)]
         for directory, (start, chunk) in zip(built, _chunks(rows, definition), strict=True):
             _build_chunk(directory, chunk, start, definition)
@@ -88,7 +99,10 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class TextQuery:
-    """A query for one index; make it with `parse`. `tree` is what the text was read as, `parsed` made of it."""
+    """A query for one index. Use `parse` to create it.
+
+    `tree` is the syntax tree of the text, and `parsed` is the tantivy query that was built from the tree.
+    """
 
     text: str
     definition: IndexDefinition
@@ -98,11 +112,11 @@ class TextQuery:
     def hits(
         self, searcher: Searcher, limit: int, *, live: Callable[[list[Hit]], list[Hit]] | None = None
     ) -> list[Hit]:
-        """Return the best `limit` live documents of a searcher, and all that score as the last of them.
+        """Return the best `limit` live documents of a searcher, and all documents with the score of the last of them.
 
-        By score, then position, then row. `live` returns those of some hits that are live, in their order; without it
-        all are. Documents that are not live count in the statistics behind the scores, as in every search of these
-        files.
+        They are ordered by score, then position, then row. `live` returns the live hits among the given hits, in their
+        order. Without `live` all hits count as live. Documents that are not live count in the statistics of the scores,
+        as in every search of these files.
         """
         found: list[Hit] = []
         for page, lowest in self._pages(searcher, limit + _SPARE_HITS):
@@ -116,17 +130,20 @@ class TextQuery:
         return [hit for page, _ in self._pages(searcher, _PAGE_HITS) for hit in live(page)]
 
     def _pages(self, searcher: Searcher, size: int) -> Iterator[tuple[list[Hit], float]]:
-        """Yield all matching documents, best first, in larger and larger pages, each with the lowest score reached.
+        """Yield all matching documents, best first, in growing pages. Each page comes with the lowest score that it
+        reached.
 
-        Each is of a search for the best so many, less what was found before. Which of equal scores tantivy counts among
-        them depends on their number, so a search from an offset would leave some out and find others twice.
+        Each page is a search for the best documents up to its size, without the documents of earlier pages. Which of
+        several documents with equal scores tantivy returns depends on the size. A search with an offset would therefore
+        miss some documents and return others twice.
         """
         seen = [BitMap() for _ in searcher.composed.rows]
         count = searcher.tantivy.num_docs
         while True:
-            # The collector allocates for all it may return up front, so that never exceeds what can be found.
+            # Tantivy's collector allocates memory for all possible hits in advance. The size therefore never exceeds
+            # the number of documents.
             size = min(size, count)
-            with native_errors.reading(f"index {self.definition.name!r}"):
+            with damage.reading(f"index {self.definition.name!r}"):
                 found = searcher.tantivy.search(self.parsed, size, count=False).hits if size else []
                 hits = self._new(searcher, found, seen)
             if hits:
@@ -136,7 +153,7 @@ class TextQuery:
             size = min(5 * size, max(2 * size, size + _PAGE_HITS))
 
     def _new(self, searcher: Searcher, found: list[Found], seen: list[BitMap]) -> list[Hit]:
-        """Return the documents that were not seen before, which are then."""
+        """Return the documents that were not seen before, and mark them as seen."""
         hits: list[Hit] = []
         composed = searcher.composed
         named = [BitMap() for _ in composed.rows]
@@ -155,24 +172,35 @@ class TextQuery:
 def parse(
     text: str, definition: IndexDefinition, *, syntax: object = LENIENT, boosts: Mapping[str, float] | None = None
 ) -> TextQuery:
-    """Return the query, parsed over all columns of the index unless it names one (`request:kibana`).
+    """Return the query that a text means for all columns of the index. A text can name a column (`request:kibana`).
 
-    `kib*` asks for all words that begin so, `kibana~1` and `kibana~2` for those that are so many changes away
-    (`text_terms`). `boosts` multiplies the scores of columns. `NOT` and `-` take away from the group they are in, or
-    from all rows where the group has nothing else; what only a negation found scores 0.
+    `kib*` matches all words with this prefix. `kibana~1` and `kibana~2` match the words that differ by at most one or
+    two changes (`text_queries`). `NOT` and `-` exclude rows from their group. If the group has no other clause, they
+    exclude rows from all rows, and the rows that remain have the score 0.
 
-    A text that is not such a query asks for any of its words. It is none where it does not parse, names a column that
-    the index lacks, is beyond a limit of `text_limits`, or asks for what an index cannot answer exactly: whether a
-    column has a value (`request:*`), the prefix of a phrase, or a prefix of fewer than two characters or of several
-    words. With `syntax="strict"` it raises `InvalidInput`. So does, in both, a text of too many characters.
+    A text that is not a valid query is read as a query for any of its words. A text is not valid in these cases:
+
+    - It cannot be parsed, or names a column that the index does not have.
+    - It exceeds a limit of `text_queries`.
+    - It is a query that an index cannot answer exactly: whether a column has a value (`request:*`), the prefix of a
+      phrase, or a prefix of fewer than two characters or of several words.
+
+    Args:
+        text: The text of the query.
+        definition: The definition of the index.
+        syntax: `lenient`, or `strict` to refuse a text that is not a valid query.
+        boosts: The factor for the scores of each column, by the name of the column.
+
+    Raises:
+        InvalidInput: The text has too many characters, or is not valid and `syntax` is `strict`.
     """
     import tantivy
 
     if syntax not in SYNTAXES:
-        raise InvalidInput(f"syntax is {syntax!r}; ask for one of {', '.join(SYNTAXES)}")
-    query = TextQuery(text=text, definition=definition, tree=text_syntax.words(""), parsed=tantivy.Query.empty_query())
+        raise InvalidInput(f"syntax is {syntax!r}, but must be one of {', '.join(SYNTAXES)}")
+    query = TextQuery(text=text, definition=definition, tree=text_queries.words(""), parsed=tantivy.Query.empty_query())
     with _refusing(query):
-        text_limits.check_length(text)
+        text_queries.check_length(text)
         weights = _boosts(definition, boosts)
         try:
             return _read(query, weights, is_strict=syntax == STRICT)
@@ -188,39 +216,42 @@ def _boosts(definition: IndexDefinition, given: Mapping[str, float] | None) -> d
     for column, boost in boosts.items():
         if column not in definition.columns:
             raise ValueError(f"a boost is given for {quoted(column)}, which the index does not have")
-        if isinstance(boost, bool) or not isinstance(boost, int | float) or not 0 < boost <= text_limits.MAX_BOOST:
-            raise ValueError(f"the boost of {column!r} is {quoted(boost)}; it is a number above 0, as 2.5")
+        if isinstance(boost, bool) or not isinstance(boost, int | float) or not 0 < boost <= text_queries.MAX_BOOST:
+            raise ValueError(f"the boost of {column!r} is {quoted(boost)}. Give a number above 0, such as 2.5")
     return {column: float(boost) for column, boost in boosts.items() if isinstance(boost, int | float)}
 
 
 def _read(query: TextQuery, boosts: Mapping[str, float], *, is_strict: bool) -> TextQuery:
-    """Return the query that the text is by its syntax. Raises `ValueError` that says why there is none."""
+    """Return the query that the text expresses according to its syntax.
+
+    Raises `ValueError` with the reason if the text is not a valid query.
+    """
     if not query.text.strip():
         raise ValueError("it is empty")
-    text_limits.check_text(query.text)
-    tree = text_syntax.read(query.text)
-    text_limits.check_tree(tree)
+    text_queries.check_text(query.text)
+    tree = text_queries.read(query.text)
+    text_queries.check_tree(tree)
     return _built(query, tree, boosts, is_strict=is_strict)
 
 
 def _read_words(query: TextQuery, boosts: Mapping[str, float]) -> TextQuery:
-    """Return the query for any of the words of the text."""
+    """Return a query that any of the words of the text meets."""
     text = query.text.encode("utf-8", "replace").decode()
-    return _built(query, text_syntax.words(text), boosts, is_strict=False)
+    return _built(query, text_queries.words(text), boosts, is_strict=False)
 
 
 def _built(query: TextQuery, tree: Node, boosts: Mapping[str, float], *, is_strict: bool) -> TextQuery:
-    with native_errors.as_query_error():
+    with damage.as_query_error():
         builder = QueryBuilder(query.definition, _index(query.definition), boosts, is_strict=is_strict)
         return replace(query, tree=tree, parsed=builder.of(tree))
 
 
 def _index(definition: IndexDefinition) -> tantivy.Index:
-    """An index without documents, for its schema and tokenizers."""
+    """Return an index without documents, with the schema and the tokenizers of the definition."""
     import tantivy
 
     index = tantivy.Index(tantivy_schema(definition))
-    text_tokenizers.register(index, definition)
+    text_files.register(index, definition)
     return index
 
 
@@ -236,25 +267,25 @@ def _unparsable(query: TextQuery, reason: str) -> InvalidInput:
     columns = ", ".join(query.definition.columns)
     return InvalidInput(
         f"full-text query {quoted(query.text, 300)} on index {query.definition.name!r}: {shortened(reason, 300)}. "
-        f'Fields are {columns}; put text with `:`, `/`, `(`, `[` or `"` in double quotes',
+        f'Fields are {columns}. Put text with `:`, `/`, `(`, `[` or `"` in double quotes',
         index=query.definition.name,
         query=shortened(query.text, 300),
     )
 
 
 def tantivy_schema(definition: IndexDefinition) -> tantivy.Schema:
-    """Return the schema of an index: its columns, and the number of a row."""
+    """Return the schema of an index: its columns, and the row number."""
     import tantivy
 
     builder = tantivy.SchemaBuilder()
     for column in definition.columns:
-        builder.add_text_field(column, tokenizer_name=text_tokenizers.tokenizer_of(definition, column))
+        builder.add_text_field(column, tokenizer_name=text_files.tokenizer_of(definition, column))
     builder.add_unsigned_field(ROW_FIELD, fast=True)
     return builder.build()
 
 
 def _chunks(rows: pa.Table, definition: IndexDefinition) -> Iterator[tuple[int, pa.Table]]:
-    """Yield (first row number, rows) in order, each small enough for one writer."""
+    """Yield pairs (first row number, rows) in order. The rows of each pair are few enough for one writer."""
     pieces = max(1, -(-_text_bytes(rows, definition) // _CHUNK_TEXT_BYTES), -(-rows.num_rows // _CHUNK_ROWS))
     step = max(1, -(-rows.num_rows // pieces))
     for start in range(0, rows.num_rows, step):
@@ -263,7 +294,7 @@ def _chunks(rows: pa.Table, definition: IndexDefinition) -> Iterator[tuple[int, 
 
 def _text_bytes(rows: pa.Table, definition: IndexDefinition) -> int:
     size: int = sum(rows.column(each).nbytes for each in definition.columns)
-    return size * text_tokenizers.expansion(definition)
+    return size * text_files.expansion(definition)
 
 
 def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: IndexDefinition) -> None:
@@ -272,19 +303,238 @@ def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: In
     directory.mkdir()
     schema = tantivy_schema(definition)
     index = tantivy.Index(schema, path=str(directory), reuse=False)
-    text_tokenizers.register(index, definition)
+    text_files.register(index, definition)
     writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
     numbers = np.arange(first_row, first_row + rows.num_rows, dtype=np.uint64)
-    texts = text_tokenizers.folded_rows(definition, rows.select(list(definition.columns)))
+    texts = text_files.folded_rows(definition, rows.select(list(definition.columns)))
     numbered = texts.append_column(ROW_FIELD, pa.array(numbers))
-    lengths = {each: text_tokenizers.gram_of(definition, each) for each in definition.columns}
+    lengths = {each: text_files.gram_of(definition, each) for each in definition.columns}
     grams = {column: length for column, length in lengths.items() if length is not None}
-    # tantivy takes one document object at a time; the batches keep the Python objects of a few rows alive only.
+    # Tantivy accepts one document object at a time. The batches limit the number of Python objects that exist at once.
     for batch in numbered.to_batches(max_chunksize=_BATCH_ROWS):
         for document in batch.to_pylist():
             fields = {name: value for name, value in document.items() if value is not None}
             for name in grams.keys() & fields.keys():
-                fields[name] = text_tokenizers.prepared(fields[name], grams[name])
+                fields[name] = text_files.prepared(fields[name], grams[name])
             writer.add_document(tantivy.Document.from_dict(fields, schema))
     writer.commit()
     writer.wait_merging_threads()
+
+
+# All rows that match a full-text query.
+#
+# The rows have no scores. The rows of the index are searched in blocks, in bounded memory.
+
+
+BLOCK_ROWS: Final = 2**17
+"""The number of rows that are searched at a time. For each match, Tantivy returns an object of 100 bytes."""
+
+_GREATEST = 2**64 - 1
+
+
+def matches(query: TextQuery, searcher: Searcher) -> Iterator[tuple[int, BitMap]]:
+    """Yield the matching rows of each source, by its position among the composed segments.
+
+    The rows of a source may be yielded in several pieces.
+
+    Raises:
+        Corrupt: A document has no row number, or two documents have the same row number.
+    """
+    for start, stop, most in _blocks(searcher.composed.rows):
+        with damage.reading(f"index {query.definition.name!r}"):
+            wanted = _within(query, start, _GREATEST if stop == max(searcher.composed.rows) else stop - 1)
+            addresses = [address for _, address in searcher.tantivy.search(wanted, most + 1, count=False).hits]
+            rows = searcher.tantivy.fast_field_values(ROW_FIELD, addresses)
+        sources = [searcher.composed.sources[each.segment_ord] for each in addresses]
+        for source, found in groupby(sorted(zip(sources, rows, strict=True), key=itemgetter(0)), key=itemgetter(0)):
+            yield source, _bitmap([row for _, row in found], searcher.composed.rows[source], query)
+
+
+def number_of_matches(query: TextQuery, searcher: Searcher) -> int:
+    """Return the number of documents that match."""
+    if not searcher.tantivy.num_docs:
+        return 0
+    with damage.reading(f"index {query.definition.name!r}"):
+        found: Any = searcher.tantivy.search(query.parsed, 1, count=True)  # the type stubs of tantivy lack `count`
+        return int(found.count)
+
+
+def _blocks(rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield ranges of row numbers that together cover all rows, each with its number of rows in all sources."""
+    counts, start = np.sort(np.array(rows, np.int64)), 0
+    while len(counts) and start < counts[-1]:
+        left = counts[np.searchsorted(counts, start, side="right") :]
+        stop = min(start + max(1, BLOCK_ROWS // len(left)), int(counts[-1]))
+        yield start, stop, int(np.minimum(left, stop).sum() - start * len(left))
+        start = stop
+
+
+def _within(query: TextQuery, first: int, last: int) -> tantivy.Query:
+    import tantivy
+
+    schema = tantivy_schema(query.definition)
+    rows = tantivy.Query.range_query(schema, ROW_FIELD, tantivy.FieldType.Unsigned, first, last)
+    scored = [tantivy.Query.const_score_query(each, 0.0) for each in (query.parsed, rows)]
+    return tantivy.Query.boolean_query([(tantivy.Occur.Must, each) for each in scored])
+
+
+def _bitmap(rows: Sequence[object], count: int, query: TextQuery) -> BitMap:
+    found = BitMap(row for row in rows if isinstance(row, int) and 0 <= row < count)
+    if len(found) != len(rows):
+        where = f"index {query.definition.name!r}"
+        raise text_files.corrupt(where, f"{len(rows) - len(found)} documents name no row of a split, or one twice")
+    return found
+
+
+MOST_BYTES: Final = 150
+"""The most bytes of a fragment in UTF-8. A longer word is a fragment by itself."""
+
+_SIGMAS = "σς"
+_SNIPPET_HEAP_BYTES = 15_000_000  # the smallest heap that a writer accepts, and it grows with the input
+_SNIPPET_ROOM_PER_TEXT = 8
+
+
+def snippets(query: TextQuery, rows: pa.Table) -> pa.StructArray:
+    """Return for each row and column of the index a fragment as HTML. It is null if nothing in the column matches.
+
+    Matching words are enclosed in `<b>` and `</b>`. The characters `<`, `>`, `&` and both quotes of the text are
+    escaped. The tokenizer of the column determines the words. The matching words are each word of a phrase, and all
+    words that match a prefix, a fuzzy word or a range. Words after NOT are not marked. Memory is a few times the size
+    of the texts.
+
+    Raises:
+        Unavailable: The machine lacks memory.
+    """
+    definition = query.definition
+    texts = {column: rows.column(column).to_pylist() for column in definition.columns}
+    size = sum(rows.column(column).nbytes for column in definition.columns)
+    what = f"snippets of index {definition.name!r}"
+    with damage.writing(what, room_bytes=_SNIPPET_ROOM_PER_TEXT * size):
+        found = _marked(query, texts)
+    return pa.StructArray.from_arrays([pa.array(each, pa.string()) for each in found], names=[*texts])
+
+
+def _marked(query: TextQuery, texts: Mapping[str, Sequence[str | None]]) -> list[list[str | None]]:
+    import tantivy
+
+    words = _Words.of(query.definition, texts)
+    wanted = words.of_query(query)
+    found = []
+    for column, values in texts.items():
+        marker = tantivy.SnippetGenerator.create(words.searcher, wanted, words.index.schema, column)
+        marker.set_max_num_chars(MOST_BYTES)
+        definition = query.definition
+        found.append([None if value is None else _html(marker, definition, column, value) for value in values])
+    return found
+
+
+def _html(marker: tantivy.SnippetGenerator, definition: IndexDefinition, column: str, text: str) -> str | None:
+    import tantivy
+
+    document = tantivy.Document()
+    folded = text_files.folded(definition, column, text)
+    document.add_text(column, folded)
+    snippet = marker.snippet_from_doc(document)
+    if not snippet.highlighted():
+        return None
+    html = str(snippet.to_html())
+    if folded == text:
+        return html
+    start = folded.find(snippet.fragment())
+    written = iter([each for each in text[start:] if each in _SIGMAS])
+    return "".join(next(written) if each in _SIGMAS else each for each in html)
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """An index with one document that contains all the texts.
+
+    All words are in one document, so each word has the same weight.
+    """
+
+    definition: IndexDefinition
+    index: tantivy.Index
+
+    @staticmethod
+    def of(definition: IndexDefinition, texts: Mapping[str, Sequence[str | None]]) -> _Words:
+        import tantivy
+
+        document = tantivy.Document()
+        for column, values in texts.items():
+            for value in values:
+                if value is not None:
+                    document.add_text(column, text_files.folded(definition, column, value))
+        return _Words(definition, _indexed([document], definition))
+
+    @property
+    def searcher(self) -> tantivy.Searcher:
+        return self.index.searcher()
+
+    def of_query(self, query: TextQuery) -> tantivy.Query:
+        """Return a query for each word that the given query looks for."""
+        import tantivy
+
+        leaves = [*_looked_for(query.tree)]
+        parsed = QueryBuilder(self.definition, self.index, marking=True).of(text_queries.any_of(leaves))
+        found = [parsed, *(self._fitting(parsed) if any(map(_is_of_several, leaves)) else ())]
+        return tantivy.Query.boolean_query([(tantivy.Occur.Should, each) for each in found])
+
+    def _fitting(self, parsed: tantivy.Query) -> Iterator[tantivy.Query]:
+        """Yield a query for each word of the texts that matches `parsed`.
+
+        Each word is a document of a separate index, and `parsed` is searched in that index.
+        """
+        import tantivy
+
+        named = [
+            (column, word)
+            for column in self.definition.columns
+            for word, _ in self.searcher.terms_with_prefix(column, "")
+        ]
+        as_they_are = IndexDefinition(
+            self.definition.name, "fulltext", self.definition.columns, {"tokenizer": text_files.RAW}
+        )
+        schema = tantivy_schema(as_they_are)
+        documents = (
+            tantivy.Document.from_dict({column: word, ROW_FIELD: number}, schema)
+            for number, (column, word) in enumerate(named)
+        )
+        words = _indexed(documents, as_they_are).searcher()
+        hits = words.search(parsed, max(1, len(named)), count=False).hits
+        for number in words.fast_field_values(ROW_FIELD, [address for _, address in hits]):
+            column, word = named[int(number or 0)]
+            yield tantivy.Query.term_query(self.index.schema, column, word)
+
+
+def _indexed(
+    documents: Iterator[tantivy.Document] | Sequence[tantivy.Document], definition: IndexDefinition
+) -> tantivy.Index:
+    import tantivy
+
+    index = tantivy.Index(tantivy_schema(definition))
+    text_files.register(index, definition, marking=True)
+    writer = index.writer(heap_size=_SNIPPET_HEAP_BYTES, num_threads=1)
+    for each in documents:
+        writer.add_document(each)
+    writer.commit()
+    index.reload()
+    return index
+
+
+def _looked_for(node: Node) -> Iterator[Node]:
+    """Yield the leaves of a tree that do not exclude rows. `check_tree` must have accepted the tree."""
+    match node["type"]:
+        case "bool":
+            for occur, child in node["clauses"]:
+                if occur != "must_not":
+                    yield from _looked_for(child)
+        case "boost":
+            yield from _looked_for(node["underlying"])
+        case "all":
+            return
+        case _:
+            yield node
+
+
+def _is_of_several(node: Node) -> bool:
+    return node["type"] in ("range", "prefix") or text_queries.term_of(node) is not None

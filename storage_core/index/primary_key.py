@@ -1,9 +1,9 @@
-"""Segments of the primary key: the hashes of a split's keys, ascending, and the row of each; see docs/spec.md, 13.3.
+"""Segments of the primary key: the ascending hashes of a split's keys, and the row of each key (docs/spec.md, 13.3).
 
-Hashes are those of Bloom filters (`formats.key_hash`), so rows that they name are compared with the key. `keys.bin` has
-blocks of one length, each with the hashes of an equal share of all numbers: which block a key is in, and where that
-lies, follows from what the log says of the segment, and a block says itself whether it is sound. So a key takes one
-request. `head.bin` says of how many rows the keys are. This module does no I/O.
+The hashes are those of Bloom filters (`data.formats.key_hashes`), so a reader has to compare the selected rows with the
+key. `keys.bin` has blocks of equal length. Each block has the hashes in an equal share of the range of numbers. The
+log's data about the segment therefore determines the block of a key and its position, and a lookup of a key takes one
+request. Each block has its own checksum. `head.bin` contains the number of rows. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from storage_core.errors import Corrupt, Unsupported
-from storage_core.formats.key_hash import HashedRows, Hashes, Numbers, Places, key_hashes
+from storage_core.base.errors import Corrupt, Unsupported
+from storage_core.data.formats.key_hashes import HashedRows, Hashes, Numbers, Places, key_hashes
+from storage_core.data.rows.codes import Mask
 from storage_core.index.damage import damaged
-from storage_core.rows.codes import Mask
 
 KEYS, HEAD = "keys.bin", "head.bin"
 FORMAT: Final = 1
 
 BLOCK_KEYS: Final = 1024
-"""HashedRows per block, about: 12 KiB, which a request hardly notices."""
+"""The approximate number of keys per block. A block has 12 KiB, which add little to the time of a request."""
 
 MOST_ROOM: Final = 2
-"""Where blocks of one length would have room for so many times the keys, all keys are one block."""
+"""The most space of blocks of equal length, as a multiple of the keys. If more is needed, one block has all keys."""
 
 _HEAD = struct.Struct("<II")
 HEAD_BYTES: Final = _HEAD.size
@@ -39,7 +39,7 @@ _CHECKSUM, _BEFORE_KEYS, _KEY = 8, 16, 12
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the keys of so many `rows` lie in a file: in so many `blocks`, each with `room` for so many keys."""
+    """The layout of the keys of `rows` rows in a file with `blocks` blocks. Each block has space for `room` keys."""
 
     rows: int
     blocks: int
@@ -47,7 +47,7 @@ class Layout:
 
     @staticmethod
     def of(rows: int, size: int, *, where: str) -> Layout:
-        """Return that of a file of `size` bytes. Raises `Corrupt`."""
+        """Return the layout of a file of `size` bytes. Raises `Corrupt`."""
         blocks = 1 if size == _BEFORE_KEYS + _KEY * rows else _blocks(rows)
         room, rest = divmod(size // blocks - _BEFORE_KEYS, _KEY)
         if size % blocks or rest or room < 0 or not rows <= blocks * room <= max(rows, MOST_ROOM * rows):
@@ -56,27 +56,30 @@ class Layout:
 
     @property
     def block_bytes(self) -> int:
-        """The length of each block."""
+        """The length of each block in bytes."""
         return _BEFORE_KEYS + _KEY * self.room
 
     def blocks_of(self, hashes: Hashes) -> Places:
-        """Return the block that each of the hashes is in, if it is anywhere."""
+        """Return the block of each hash."""
         return _block_of(hashes, self.blocks)
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """A block: the xxh3-64 of what follows, how many keys it has, the format, the hashes, the rows."""
+        """A block: the xxh3-64 of all bytes after it, the number of keys, the format, the hashes and the rows."""
         fields = [("xxh3", "<u8"), ("keys", "<u4"), ("format", "<u4")]
         return np.dtype([*fields, ("hashes", "<u8", (self.room,)), ("rows", "<u4", (self.room,))])
 
 
 def build(rows: pa.Table, key: Sequence[str]) -> dict[str, bytes]:
-    """Return the files of a segment over these rows, which `bound` makes those of one object; some 50 bytes a row."""
+    """Return the files of a segment over these rows, about 50 bytes per row. Use `bound` to bind them to an object."""
     return _files(HashedRows.of(_hashes(rows, key), stable=True))
 
 
 def bound(files: Mapping[str, bytes | memoryview], identity: str) -> dict[str, bytes | memoryview]:
-    """Return the files with checksums of an object of this identity: its blocks are not taken for another's."""
+    """Return the files with checksums that include the identity of the object.
+
+    Blocks of other objects then do not fit.
+    """
     seed, data = _seed(identity), bytearray(files[KEYS])
     size = Layout.of(_head(files[HEAD], where=identity), len(data), where=identity).block_bytes
     for start in range(0, len(data), size):
@@ -86,7 +89,7 @@ def bound(files: Mapping[str, bytes | memoryview], identity: str) -> dict[str, b
 
 
 def block(data: bytes | memoryview, layout: Layout, identity: str, *, where: str) -> HashedRows:
-    """Return the keys of one block of the object of this identity. Raises `Corrupt`, `Unsupported`."""
+    """Return the keys of one block in the object with this identity. Raises `Corrupt` and `Unsupported`."""
     if not is_sound(data, layout, identity):
         raise _damaged(where, f"the checksum of a block of {KEYS} does not match")
     found = np.frombuffer(data, layout.dtype)[0]
@@ -99,13 +102,13 @@ def block(data: bytes | memoryview, layout: Layout, identity: str, *, where: str
 
 
 def is_sound(data: bytes | memoryview, layout: Layout, identity: str) -> bool:
-    """Tell whether these are the bytes of a block of the object of this identity."""
+    """Return whether these are the bytes of a block of the object with this identity."""
     stored = int.from_bytes(data[:_CHECKSUM], "little")
     return len(data) == layout.block_bytes and stored == xxhash.xxh3_64_intdigest(data[_CHECKSUM:], _seed(identity))
 
 
 def every_key(files: Mapping[str, bytes | memoryview], identity: str, *, where: str) -> HashedRows:
-    """Return all keys of a segment, found to be those of its rows, one each. Raises `Corrupt`, `Unsupported`."""
+    """Return all keys of a segment, and check that each row has one key. Raises `Corrupt` and `Unsupported`."""
     if {KEYS, HEAD} - files.keys():
         raise _damaged(where, f"expected {KEYS} and {HEAD}, found {sorted(files)}")
     data = memoryview(files[KEYS])
@@ -121,10 +124,10 @@ def every_key(files: Mapping[str, bytes | memoryview], identity: str, *, where: 
 
 
 def check(files: Mapping[str, bytes | memoryview], *, rows: int | None, identity: str, where: str) -> None:
-    """Return only when these are sound files of a segment over so many rows. Raises `Corrupt`, `Unsupported`."""
+    """Raise `Corrupt` or `Unsupported` unless these are valid files of a segment with this number of rows."""
     found = len(every_key(files, identity, where=where).rows)
     if rows is not None and found != rows:
-        raise _damaged(where, f"it has the keys of {found} rows, the log says {rows}")
+        raise _damaged(where, f"it has the keys of {found} rows, the log has {rows}")
 
 
 def _files(keys: HashedRows) -> dict[str, bytes]:
@@ -143,7 +146,10 @@ def _files(keys: HashedRows) -> dict[str, bytes]:
 
 
 def _hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
-    """One hash per row; that of a key with a null, which only other writers let in and no lookup names, is 0."""
+    """Return one hash per row.
+
+    A key with a null has the hash 0. Only other writers store such a key, and no lookup asks for it.
+    """
     is_key: Mask = np.ones(rows.num_rows, np.bool_)
     for name in key:
         is_key &= pc.is_valid(rows.column(name)).to_numpy()
@@ -153,7 +159,7 @@ def _hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
 
 
 def _head(data: bytes | memoryview, *, where: str) -> int:
-    """The number of rows that the keys are of."""
+    """Return the number of rows of the segment."""
     if len(data) != HEAD_BYTES:
         raise _damaged(where, f"{HEAD} has {len(data)} bytes, expected {HEAD_BYTES}")
     found, rows = _HEAD.unpack(data)
@@ -163,7 +169,7 @@ def _head(data: bytes | memoryview, *, where: str) -> int:
 
 def _require_known(found: int, where: str) -> None:
     if found != FORMAT:
-        what = f"{where}: format {found} of the keys, this release reads {FORMAT}; upgrade Tidemark"
+        what = f"{where}: the keys have format {found}, but this release reads format {FORMAT}. Upgrade Tidemark"
         raise Unsupported(what, key=where)
 
 
@@ -172,7 +178,10 @@ def _blocks(rows: int) -> int:
 
 
 def _block_of(hashes: Hashes, blocks: int) -> Places:
-    """Equal shares of the numbers of 32 bits, by the upper half of each hash."""
+    """Return the block of each hash.
+
+    The blocks divide the range of 32-bit numbers equally. The upper half of a hash is such a number.
+    """
     return ((hashes >> np.uint64(32)) * np.uint64(blocks) >> np.uint64(32)).astype(np.int64)
 
 

@@ -1,36 +1,398 @@
-"""One segment in place of several: their rows numbered anew, by where these are now (decision 0122)."""
+"""Merges of several segments into one, for every kind of index (decision 0019).
+
+- Full text: tantivy merges its files, and no text is read again. Only the separate file of the field `_row` contains
+  the row of a document. That file is rewritten with the row numbers of the merged segment. All other files stay.
+- Bitmaps: the row numbers are permuted, and no row is read.
+- Embeddings: the embeddings are read from the splits and encoded again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, reduce
-from typing import assert_never
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import InvalidInput
-from storage_core.ids import Ids
-from storage_core.index import bitmap_merged, segments, text_merged, vector
-from storage_core.index.coverage import Held
-from storage_core.index.covering import Covered, Part, Renumbered
+from storage_core.base.clock import Ids
+from storage_core.base.errors import InvalidInput
+from storage_core.base.process import scratch_folder
+from storage_core.data.rows.keys import Positions, bitmap_of, positions
+from storage_core.data.rows.schema import from_schema_string
+from storage_core.data.rows.vectors import is_vector
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.index import bitmap, damage, segments, text_files, vector
 from storage_core.index.damage import damaged
+from storage_core.index.fulltext import tantivy_schema
 from storage_core.index.places import Ways, load_map, once, part_in
-from storage_core.index.segment_merge_work import SegmentMerge
-from storage_core.log.actions import IndexSegment
-from storage_core.log.covered import GONE, members
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows.keys import Positions
-from storage_core.rows.positions import bitmap_of, positions
-from storage_core.rows.schema import from_schema_string
+from storage_core.index.segments import Coverage, Covered, Held, Part, Renumbered
+from storage_core.index.text_files import META, ROW_FIELD, compose
+from storage_core.log.actions import Add, IndexSegment, Translation, read_actions, write_actions
+from storage_core.log.coverage import GONE, by_input, leads_to, members
+from storage_core.log.snapshot import Snapshot
+from storage_core.store.contract import ObjectStore
+
+if TYPE_CHECKING:
+    import tantivy
+
+
+_HEAP_BYTES = 1_000_000_000  # an upper bound, as in `fulltext`: if a writer filled it, there would be two segments
+_DOCUMENTS_AT_ONCE = 100_000
+
+
+def merge_text(parts: Sequence[Renumbered], definition: IndexDefinition) -> dict[str, bytes]:
+    """Return the files of one segment over the rows of several parts. Each part has the new number of each of its rows.
+
+    The new numbers are the row numbers of the merged segment, each once. Tantivy merges its segments of similar size,
+    and leaves the other segments separate.
+
+    Raises:
+        Corrupt: A document has a row number that its part does not contain, or that another document also has.
+
+    Cost:
+        Memory is twice the size of the files, and 40 bytes per row of one part. Scratch files take the same space on
+        disk.
+    """
+    size = sum(len(data) for files, _ in parts for data in files.values())
+    what = f"merged full-text segment of index {definition.name!r}"
+    with damage.writing(what, room_bytes=2 * size), scratch_folder("fulltext") as root:
+        directories = [_unpacked(root / f"part-{number}", files) for number, (files, _) in enumerate(parts)]
+        target = root / "whole"
+        compose(directories, target, definition)
+        for directory, (_, rows) in zip(directories, parts, strict=True):
+            _renumber(directory, target, rows, definition, scratch=root / "rows")
+        _merge(target, definition)
+        found = text_files.read_meta(target, definition)
+        names = [name for each in found for name in text_files.names_of(each)]
+        return {META: text_files.meta_of(found, definition).encode()} | {
+            name: (target / name).read_bytes() for name in names
+        }
+
+
+def _unpacked(directory: Path, files: Mapping[str, bytes | memoryview]) -> Path:
+    directory.mkdir()
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    return directory
+
+
+def _renumber(directory: Path, target: Path, rows: Positions, definition: IndexDefinition, *, scratch: Path) -> None:
+    """Give the documents of one part, which are linked into `target`, their new rows."""
+    import tantivy
+
+    searcher = tantivy.Index.open(str(directory)).searcher()
+    own = text_files.read_meta(directory, definition)
+    named = [_rows_of(searcher, ordinal, count) for ordinal, count in enumerate(own.values())]
+    every = np.concatenate([np.zeros(0, np.int64), *named])
+    if not np.array_equal(np.sort(every), np.arange(len(rows))):
+        raise text_files.corrupt(directory.name, f"its documents do not name its {len(rows)} rows once each")
+    for segment, numbers in zip(own, named, strict=True):
+        scratch.mkdir()
+        _write_rows(scratch, rows[numbers], definition)
+        (written,) = scratch.glob("*.fast")
+        linked = target / next(name for name in text_files.names_of(segment) if name.endswith(".fast"))
+        linked.unlink()  # it is a link, and writing to it would change the part
+        shutil.move(written, linked)
+        shutil.rmtree(scratch)
+
+
+def _rows_of(searcher: tantivy.Searcher, ordinal: int, count: int) -> Positions:
+    """Return the row of each document of a tantivy segment, or -1 if it has none."""
+    import tantivy
+
+    def values() -> Iterator[Positions]:
+        for start in range(0, count, _DOCUMENTS_AT_ONCE):
+            addresses = [
+                tantivy.DocAddress(ordinal, each) for each in range(start, min(count, start + _DOCUMENTS_AT_ONCE))
+            ]
+            found = searcher.fast_field_values(ROW_FIELD, addresses)
+            yield np.array([each if isinstance(each, int) and each < 2**62 else -1 for each in found], np.int64)
+
+    return np.concatenate([np.zeros(0, np.int64), *values()])
+
+
+def _write_rows(directory: Path, rows: Positions, definition: IndexDefinition) -> None:
+    """Write an index of documents that have only a row."""
+    import tantivy
+
+    schema = tantivy_schema(definition)
+    writer = tantivy.Index(schema, path=str(directory), reuse=False).writer(heap_size=_HEAP_BYTES, num_threads=1)
+    # Tantivy accepts one document object at a time, as when a segment is built. These documents have no text.
+    for row in rows.tolist():
+        document = tantivy.Document()
+        document.add_unsigned(ROW_FIELD, row)
+        writer.add_document(document)
+    writer.commit()
+    writer.wait_merging_threads()
+
+
+def _merge(directory: Path, definition: IndexDefinition) -> None:
+    """Merge the segments by tantivy's own policy, which merges at least eight segments of similar size."""
+    import tantivy
+
+    index = tantivy.Index.open(str(directory))
+    text_files.register(index, definition)
+    writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
+    writer.commit()
+    writer.wait_merging_threads()
+
+
+def merge_bitmaps(
+    parts: Sequence[Renumbered], count: int, definition: IndexDefinition, schema: pa.Schema
+) -> dict[str, bytes]:
+    """Return the files of one segment of `count` rows from several segments.
+
+    Each part has the new number of each of its rows, or a negative number for a row that is left out. Each of the
+    `count` rows comes from a part. The result has the same bytes as a segment that is built over these rows.
+
+    Raises:
+        Corrupt: Bitmaps contain a row twice, or a row that the part does not have.
+
+    Cost:
+        One Python step per distinct value of a part. Memory is 12 bytes per row, and the values of one column in Arrow.
+    """
+    columns = {column: _column(parts, count, definition, schema.field(column)) for column in definition.columns}
+    return bitmap.build(pa.table(columns), definition)
+
+
+def _column(parts: Sequence[Renumbered], count: int, definition: IndexDefinition, field: pa.Field) -> pa.Array:
+    """Return the values of a column. They are in the order in which the merged segment has the rows."""
+    values, codes, first = list[pa.Array](), np.full(count, -1), 0
+    for files, rows in parts:
+        own, of_row = _decoded(files, len(rows), definition, field.name)
+        kept = (rows >= 0) & (of_row >= 0)
+        codes[rows[kept]] = of_row[kept] + first
+        values.append(own.cast(field.type))
+        first += len(own)
+    every = pa.chunked_array(values).combine_chunks()
+    return every.take(pa.array(codes, mask=codes < 0))
+
+
+def _decoded(
+    files: Mapping[str, bytes | memoryview], rows: int, definition: IndexDefinition, column: str
+) -> tuple[pa.Array, Positions]:
+    """Return the distinct values of a part, and for each row the number of its value, or -1 for null."""
+    where = f"a bitmap segment of index {definition.name!r}"
+    values_file, bitmaps_file = bitmap.column_files(definition, column)
+    with bitmap.damage(where):
+        values = bitmap.value_table(pa.BufferReader(files[values_file])).column("value").combine_chunks()
+    known = bitmap.column_values(files[values_file], size=len(files[bitmaps_file]), where=where)
+    held = bitmap.bitmaps_within(known, files[bitmaps_file], where=where)
+    codes, named = np.full(rows, -1), 0
+    for place, data in enumerate(held.read(np.arange(len(values) - values.null_count))):
+        with bitmap.damage(where):
+            found = positions(BitMap.deserialize(bytes(data)))
+        if len(found) and int(found[-1]) >= rows:
+            raise damaged(where, f"names row {found[-1]} of {rows}")
+        codes[found] = place
+        named += len(found)
+    if named != int((codes >= 0).sum()):
+        raise damaged(where, "has a row under two values")
+    return values, codes
+
+
+# Planning and executing merges (docs/architecture/indexes.md, decision 0019).
+#
+# Small segments of an index are merged into one, so that a search reads few segments. A merged segment covers the live
+# splits that contain rows of the old segments. If the old segments alone cover a split completely, it covers the whole
+# split, otherwise a part. The rows get new numbers, so earlier translations are no longer needed. No text is tokenized
+# again. Two segments are in the same tier if the logarithms of their numbers of rows, to the base `FACTOR`, have the
+# same whole part. `FACTOR` segments of one tier become one segment of the next tier, so each row is written once per
+# tier.
+
+
+FACTOR = 8
+"""The least number of segments of a tier that are merged into one segment of the next tier."""
+
+MOST_BYTES = 256 * 2**20
+"""The most bytes of segments that one merge takes, because a task has them in memory.
+
+A segment of more than half of this size is not merged.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentMerge:
+    """Segments that become one segment over `splits`, with everything that a task needs.
+
+    If the segments cover only a part of a split, `origins` has the splits from which the rows of this part came.
+    `schema_string` is the schema of the table. `beside` has the other segments that cover rows of these splits.
+    `translations` lead from all these segments to the splits. If `again` is True, embeddings are trained again,
+    starting from the first segment.
+    """
+
+    definition: IndexDefinition
+    segments: tuple[IndexSegment, ...]
+    splits: tuple[Add, ...]
+    origins: Mapping[str, tuple[str, ...]]
+    schema_string: str
+    beside: tuple[IndexSegment, ...] = ()
+    translations: tuple[Translation, ...] = ()
+    again: bool = False
+
+    def to_json(self) -> str:
+        """Return the text from which `from_json` makes an equal item."""
+        body = {
+            "index": [self.definition.key, self.definition.to_text()],
+            "segments": write_actions(self.segments),
+            "splits": write_actions(self.splits),
+            "origins": {split: list(found) for split, found in self.origins.items()},
+            "schema": self.schema_string,
+            "beside": write_actions(self.beside),
+            "translations": write_actions(self.translations),
+            "again": self.again,
+        }
+        return json.dumps(body, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> SegmentMerge:
+        """Return the item that `to_json` wrote."""
+        body, where = json.loads(text), "segment merge work item"
+        return SegmentMerge(
+            definition=IndexDefinition.from_text(*body["index"]),
+            segments=read_actions(body["segments"], IndexSegment, where),
+            splits=read_actions(body["splits"], Add, where),
+            origins={split: tuple(found) for split, found in body["origins"].items()},
+            schema_string=body["schema"],
+            beside=read_actions(body["beside"], IndexSegment, where),
+            translations=read_actions(body["translations"], Translation, where),
+            again=body["again"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MergedSegments:
+    """An executed merge, and the segment that replaces the segments of the work item."""
+
+    work: SegmentMerge
+    segment: IndexSegment
+
+
+def plan(snapshot: Snapshot, covered: Coverage) -> tuple[SegmentMerge, ...]:
+    """Return the merges of tiers with at least `FACTOR` segments, small tiers first. Makes no request.
+
+    The results may fill the next tier. Segments of a primary-key index are not merged, because a lookup reads only the
+    segment of the single split that may contain the key.
+    """
+    if covered.definition.kind == "primary_key":
+        return ()
+    tiers: dict[int, list[IndexSegment]] = defaultdict(list)
+    sizes = {path: _bytes(segment, covered.definition, snapshot) for path, segment in covered.segments.items()}
+    for path, segment in covered.segments.items():
+        if segment.numRecords and 2 * sizes[path] <= MOST_BYTES:
+            tiers[tier(segment.numRecords)].append(segment)
+    full = [own for _, own in sorted(tiers.items()) if len(own) >= FACTOR]
+    groups = [_separable(covered, group) for own in full for group in _groups(own, sizes)]
+    return tuple(_work(snapshot, covered, group) for group in groups if len(group) > 1)
+
+
+def plan_training(snapshot: Snapshot, covered: Coverage, *, every: bool = False) -> tuple[SegmentMerge, ...]:
+    """Return one work item for each segment of embeddings that is to be trained again. Makes no request.
+
+    With `every`, all segments are trained again. Otherwise only segments that were trained only once and whose
+    imbalance is above `retrain_imbalance_threshold`.
+    """
+    if covered.definition.kind != "vector":
+        return ()
+    most = vector.options_of(covered.definition).retrain_imbalance_threshold
+    wanted = [each for each in covered.segments.values() if each.numRecords and (every or _is_unlike(each, most))]
+    groups = [_separable(covered, [each]) for each in wanted]
+    return tuple(replace(_work(snapshot, covered, group), again=True) for group in groups if group)
+
+
+def tier(rows: int) -> int:
+    """Return the logarithm of a number of rows to the base `FACTOR`, without its fraction."""
+    return (rows.bit_length() - 1) // (FACTOR.bit_length() - 1)
+
+
+def _is_unlike(segment: IndexSegment, most: float | None) -> bool:
+    trained = vector.Training.of(segment)
+    return most is not None and trained is not None and not trained.again and trained.imbalance > most
+
+
+def _bytes(segment: IndexSegment, definition: IndexDefinition, snapshot: Snapshot) -> int:
+    """Return the memory that a segment takes while it is merged.
+
+    Embeddings are encoded again from those of the table.
+    """
+    kinds = [snapshot.schema.field(column).type for column in definition.columns]
+    numbers = sum(int(kind.list_size) for kind in kinds if is_vector(kind))
+    return max(segment.size, 4 * numbers * segment.numRecords)
+
+
+def _groups(own: Sequence[IndexSegment], sizes: Mapping[str, int]) -> Iterator[list[IndexSegment]]:
+    """Yield the segments of a tier, smallest first, in groups that are not too large."""
+    group, size = list[IndexSegment](), 0
+    for each in sorted(own, key=lambda each: (each.numRecords, each.path)):
+        if group and size + sizes[each.path] > MOST_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(each)
+        size += sizes[each.path]
+    yield group
+
+
+def _separable(covered: Coverage, group: Sequence[IndexSegment]) -> list[IndexSegment]:
+    """Return the segments whose rows can be distinguished from all other rows by their origins.
+
+    A part of a split is identified by the splits from which its rows came. If another segment, or no segment, covers
+    some rows of such a split, these rows would be mistaken for rows of the part.
+    """
+    kept = {each.path: each for each in group}
+    while True:
+        mixed = set[str]()
+        for split, paths in covered.answers.items():
+            own = kept.keys() & set(paths)
+            others = set(covered.origins.get(split, ())).union(
+                *(covered.atoms[split, path] for path in paths if path not in kept)
+            )
+            mixed |= {path for path in own if covered.atoms[split, path] & others}
+        if not mixed:
+            return list(kept.values())
+        for path in mixed:
+            del kept[path]
+
+
+def _work(snapshot: Snapshot, covered: Coverage, group: Sequence[IndexSegment]) -> SegmentMerge:
+    paths = {each.path for each in group}
+    splits = [split for split, found in sorted(covered.answers.items()) if paths & set(found)]
+    whole = [split for split in splits if split not in covered.origins and paths.issuperset(covered.answers[split])]
+    beside = {path for split in splits for path in covered.answers[split]} - paths
+    both = [*group, *(covered.segments[path] for path in sorted(beside))]
+    ways = leads_to([split for each in both for split in each.covers], (), by_input(covered.translations.values()))[1]
+    return SegmentMerge(
+        definition=covered.definition,
+        segments=tuple(group),
+        splits=tuple(snapshot.splits[split] for split in splits),
+        origins={split: _atoms(covered, split, paths) for split in splits if split not in whole},
+        schema_string=snapshot.metadata.schemaString,
+        beside=tuple(both[len(group) :]),
+        translations=tuple(covered.translations[path] for path in sorted(ways)),
+    )
+
+
+def _atoms(covered: Coverage, split: str, paths: Collection[str]) -> tuple[str, ...]:
+    own = (covered.atoms[split, path] for path in covered.answers[split] if path in paths)
+    return tuple(sorted(frozenset[str]().union(*own)))
 
 
 def execute(store: ObjectStore, work: SegmentMerge, *, ids: Ids) -> IndexSegment:
-    """Store the segment that takes the place of those of the item, and return its action. One PUT.
+    """Store the segment that replaces those of the work item, and return its action.
 
-    Requests: one GET per segment and translation on the way; of vectors one per split, and of segments only those over
-    parts. Memory: several times the files of all segments. Raises `Corrupt` and `NotFound` for what is damaged or gone.
+    Raises:
+        Corrupt: A segment, a translation or a split is damaged.
+        NotFound: A segment or a translation does not exist.
+
+    Cost:
+        One PUT. One GET per segment and one per needed translation. For embeddings, one GET per split, and segments are
+        read only if they cover parts. Memory is several times the size of the files of all segments.
     """
     found = _Merging(store, work)
     covered, files = found.covered(), {}
@@ -38,11 +400,11 @@ def execute(store: ObjectStore, work: SegmentMerge, *, ids: Ids) -> IndexSegment
     match work.definition.kind:
         case "fulltext":
             gone, parts = found.with_gone(covered)
-            files = text_merged.merge(parts, work.definition)
+            files = merge_text(parts, work.definition)
             covered += [Covered(f"{work.segments[0].path}/{GONE}", gone)] if gone else []
         case "bitmap":
             rows = sum(each.count for each in covered)
-            files = bitmap_merged.merge(found.numbered(covered), rows, work.definition, schema)
+            files = merge_bitmaps(found.numbered(covered), rows, work.definition, schema)
         case "vector":
             adds = {add.path: add for add in work.splits}
             tables = [
@@ -59,7 +421,7 @@ def execute(store: ObjectStore, work: SegmentMerge, *, ids: Ids) -> IndexSegment
 
 
 class _Merging:
-    """The rows of the segments of an item, and where they are."""
+    """The rows of the segments of a work item, and their positions."""
 
     def __init__(self, store: ObjectStore, work: SegmentMerge) -> None:
         self._work = work
@@ -82,7 +444,7 @@ class _Merging:
         self._places = [ways.places(each) for each in work.segments]
 
     def covered(self) -> list[Covered]:
-        """Return the splits that the merged segment is over, with rows in each. Raises `Corrupt`."""
+        """Return the splits that the merged segment covers, with the covered rows of each split. Raises `Corrupt`."""
         found = list[Covered]()
         for add in self._work.splits:
             rows, origins = self._rows_in(add.path), self._work.origins.get(add.path)
@@ -95,7 +457,10 @@ class _Merging:
         return found
 
     def numbered(self, covered: Sequence[Covered]) -> list[Renumbered]:
-        """Return the files of each segment, and the new number of each of its rows, -1 for those in no split."""
+        """Return the files of each segment, and the new number of each of its rows.
+
+        The number is -1 for a row in no split.
+        """
         starts = np.cumsum([0, *(each.count for each in covered)])
         found = list[Renumbered]()
         for place, (segment, places) in enumerate(zip(self._work.segments, self._places, strict=True)):
@@ -110,7 +475,7 @@ class _Merging:
         return found
 
     def with_gone(self, covered: Sequence[Covered]) -> tuple[int, list[Renumbered]]:
-        """Return `numbered` with numbers behind all others for rows in no split, and how many these are."""
+        """Return the count of rows in no split, and the result of `numbered` where these rows have the last numbers."""
         first = gone = sum(each.count for each in covered)
         found = self.numbered(covered)
         for _, numbers in found:
@@ -120,7 +485,7 @@ class _Merging:
         return gone - first, found
 
     def start(self) -> vector.Codebook | None:
-        """Return the codebook from which training goes on, if it does."""
+        """Return the codebook from which training continues, or None if there is none."""
         if not self._work.again:
             return None
         where = self._work.segments[0].path

@@ -1,59 +1,95 @@
-"""Segments: one immutable object per split and index; which live splits they answer for says `index.coverage`.
+"""Segments of indexes, and the live splits that each segment covers.
 
-A segment is a bundle whose identity is the segment's id. Its action in the log says what it covers and under which
-definition it was built; a segment built under another definition than the table's present one is not used.
+A segment is one immutable object with the files of an index over one split, a part of a split, or several splits. It is
+a bundle whose identity is the id of the segment. The action in the log contains the splits that the segment covers, and
+the index definition that was used to build it. If this definition differs from the table's current definition, the
+segment is not used.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import pyarrow as pa
 import xxhash
 from pyroaring import BitMap
 
-from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
-from storage_core.formats import bundle, keys
-from storage_core.ids import Ids
-from storage_core.index import bitmap, fulltext, primary_key, text_files, text_tokenizers, vector
-from storage_core.index.covering import Covered, Part
+from storage_core.base.clock import Ids
+from storage_core.base.errors import CommitConflict, Corrupt, InvalidInput, NotFound
+from storage_core.base.text import unknown_names
+from storage_core.data.formats import bundle, keys
+from storage_core.data.rows.keys import Positions
+from storage_core.data.settings.index import INDEX_PREFIX, IndexDefinition
+from storage_core.index import bitmap, fulltext, primary_key, text_files, vector
 from storage_core.index.damage import damaged
-from storage_core.log.actions import Add, IndexSegment
-from storage_core.log.covered import Member, members, rows_file
+from storage_core.log.actions import Add, IndexSegment, Translation
+from storage_core.log.coverage import Member, is_over_one_split, members, rows_file
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.create import create_once
-from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
+from storage_core.store.contract import ObjectStore, create_once
+
+# Building and storing segments.
+
+
+Renumbered = tuple[Mapping[str, bytes | memoryview], Positions]
+"""The files of a segment, and for each of its rows the row number in the segment into which it is merged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a split, ascending, that no segment covers, and the splits from which these rows came."""
+
+    rows: BitMap
+    origins: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """A split with `rows` rows, or a part of it, that a merged segment covers."""
+
+    split: str
+    rows: int
+    part: Part | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of rows of the segment that are in the split."""
+        return self.rows if self.part is None else len(self.part.rows)
+
+    @property
+    def rows_in_split(self) -> list[int] | None:
+        """The covered rows of the split's file, or None for all rows."""
+        return None if self.part is None else [*self.part.rows]
+
 
 _logger = logging.getLogger(__name__)
 
 DEFINITION = "definition"
 
 ROWS = rows_file()
-"""The file, in a segment over a part of a split, with the rows of the part."""
+"""The file, in a segment over a part of a split, with the rows of this part."""
 
 
 def definition_of(snapshot: Snapshot, index: str) -> IndexDefinition:
-    """Return the definition of an index, found to fit the table's schema. Raises `NotFound` or `InvalidInput`."""
+    """Return the definition of an index that fits the table's schema. Raises `NotFound` or `InvalidInput`."""
     definition = snapshot.config.index(index)
     if definition is None:
-        defined = ", ".join(each.name for each in snapshot.config.indexes) or "none"
-        raise NotFound(f"the table has no index {index!r}; defined: {defined}", index=index)
+        defined = [each.name for each in snapshot.config.indexes]
+        raise NotFound(unknown_names("index", [index], defined), index=index)
     validate(definition, snapshot.schema)
     definition.require_key(snapshot.config.primary_key)
     return definition
 
 
 def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
-    """Return only when the index can be built over tables of `schema`; raises `InvalidInput` that says why not."""
+    """Raise `InvalidInput` if the index cannot be built over tables of `schema`. The message contains the reason."""
     for column in definition.columns:
         if column not in schema.names:
-            known = ", ".join(schema.names)
-            raise InvalidInput(f"index {definition.name!r}: no column {column!r} in the table; columns are {known}")
+            raise InvalidInput(unknown_names("column", [column], schema.names, where=f"index {definition.name!r}"))
     if len(set(definition.columns)) < len(definition.columns):
         raise InvalidInput(f"index {definition.name!r}: a column is named twice in {list(definition.columns)}")
     match definition.kind:
@@ -64,16 +100,16 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
         case "vector":
             vector.validate(definition, schema)
         case "primary_key":
-            pass  # of which columns it is, the settings of the table say (`require_key`)
+            pass  # the settings of the table determine the columns (`require_key`)
         case _:
             assert_never(definition.kind)
 
 
 def fingerprint_of(definition: IndexDefinition) -> str:
-    """Return text that is equal for definitions under which a segment has the same content."""
+    """Return a text that is equal for two definitions if a segment has the same content under both of them."""
     options = vector.options_of(definition).content if definition.kind == "vector" else dict(definition.options)
     described: dict[str, object] = {"kind": definition.kind, "columns": list(definition.columns), "options": options}
-    if definition.kind == "fulltext" and (revision := text_tokenizers.revision_of(definition)) is not None:
+    if definition.kind == "fulltext" and (revision := text_files.revision_of(definition)) is not None:
         described["words"] = revision
     return json.dumps(described, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -81,11 +117,21 @@ def fingerprint_of(definition: IndexDefinition) -> str:
 def build(
     store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.Schema, *, rows: Sequence[int] | None = None
 ) -> dict[str, bytes]:
-    """Return the files of a segment over one split, or these rows of it; also where no segment covers them yet.
+    """Return the files of a segment over one split, or over some rows of it.
 
-    Rows that a deletion vector hides are among those of the segment: it stays good for every vector that follows, and
-    a search leaves them out. `schema` has at least the indexed columns. One GET, verified against the log; memory is
-    bounded by the split. A column that the split does not have is null. Raises what `read_split` raises.
+    A search also uses these files for splits that no segment covers yet. The segment includes rows that a deletion
+    vector hides. The segment therefore stays valid for every later deletion vector, and a search excludes the hidden
+    rows. A column that the split does not have is null. Raises the errors of `read_split`.
+
+    Args:
+        store: The store of the table.
+        add: The split.
+        definition: The definition of the index.
+        schema: The schema of the table, or at least the indexed columns.
+        rows: The rows of the split to index, or None for all.
+
+    Cost:
+        One GET. The split is verified against the log. Memory is bounded by the size of the split.
     """
     return build_rows(indexed_rows(store, add, definition, schema, rows=rows), definition)
 
@@ -93,10 +139,13 @@ def build(
 def indexed_rows(
     store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.Schema, *, rows: Sequence[int] | None = None
 ) -> pa.Table:
-    """Return the columns of the index of one split, or of these rows of it, as `build` reads them."""
-    # The whole file is read even for few columns: a segment must not preserve damage that only a checksum shows.
-    from storage_core.split.conform import conform_split
-    from storage_core.split.read import read_split  # and Parquet, which coverage does not need
+    """Return the index's columns of one split, or of some rows of it, as `build` reads them."""
+    # Read the whole file, even for few columns. Only the file's checksum may detect damage, and a segment must not keep
+    # it.
+    from storage_core.split.read import (
+        conform_split,
+        read_split,  # it imports Parquet, which computing the coverage does not need
+    )
 
     found = read_split(store, add.as_written, verify=True)
     found = conform_split(found, pa.schema([schema.field(each) for each in definition.columns]))
@@ -106,10 +155,10 @@ def indexed_rows(
 def build_rows(
     rows: pa.Table, definition: IndexDefinition, *, start: vector.Codebook | None = None
 ) -> dict[str, bytes]:
-    """Return the files of a segment over rows in memory, which have at least the indexed columns. No request.
+    """Return the files of a segment over rows in memory. The rows have at least the indexed columns. Makes no request.
 
-    Training of vectors goes on from `start`; the same rows and the same `start` give the same files, for the seed is
-    fixed by the definition.
+    If `start` is given, training of embeddings continues from it. The same rows and the same `start` produce the same
+    files, because the definition contains the seed.
     """
     _logger.debug("indexed %d rows of index %s", rows.num_rows, definition.name)
     match definition.kind:
@@ -137,12 +186,25 @@ def write(
     ids: Ids,
     part: Part | None = None,
 ) -> IndexSegment:
-    """Store the files of a segment as one object and return the action that adds it. One PUT.
+    """Store the files of a segment as one object, and return the action that adds it.
 
-    `covers` is a split or the whole rows of a generation, of so many `rows`; with `part`, it is over that part.
+    The object is durable when this function returns. It is invisible until the action is committed.
 
-    The object is durable when this returns; until the action is committed nobody sees it. Raises `CommitUnknown` when
-    the store did not say whether it kept the object and does not have it.
+    Args:
+        store: The store of the table.
+        files: The files of the segment.
+        definition: The definition of the index.
+        covers: The split that the segment covers. Or the generation, if the segment covers the whole rows of a
+            generation.
+        rows: The number of rows of `covers`.
+        ids: The source of ids.
+        part: The covered part of the split, or None for all rows.
+
+    Raises:
+        CommitUnknown: The store did not report whether it stored the object, and the object is not there.
+
+    Cost:
+        One PUT.
     """
     beside = {} if part is None else {ROWS: part.rows.serialize()}
     written = _stored(store, {**files, **beside}, definition, covers, ids=ids)
@@ -161,7 +223,7 @@ def write_merged(
     covered: Sequence[Covered],
     ids: Ids,
 ) -> IndexSegment:
-    """Store the files of a segment over these splits, one after the other, as `write` does. One PUT."""
+    """Store the files of a segment over these splits, one after the other, as `write` does. Makes one PUT."""
     if len(covered) == 1:
         [one] = covered
         return write(store, files, definition=definition, covers=one.split, rows=one.rows, ids=ids, part=one.part)
@@ -185,7 +247,7 @@ def _stored(
     is_trained = definition.kind == "vector"
     training = {vector.TRAINING: vector.Training.in_files(files).to_object()} if is_trained else {}
     properties = {"index": definition.name, DEFINITION: fingerprint, "split": split}
-    packed = bundle.pack(bound(files, definition, segment_id), identity=segment_id, properties=properties)
+    packed = bundle.pack_bundle(bound(files, definition, segment_id), identity=segment_id, properties=properties)
     key = keys.segment_key(definition.name, segment_id)
     _create(store, key, packed.data)
     _logger.info("wrote segment %s over %s: %d bytes", key, split, len(packed.data))
@@ -205,26 +267,34 @@ def _stored(
 def bound(
     files: Mapping[str, bytes | memoryview], definition: IndexDefinition, identity: str
 ) -> Mapping[str, bytes | memoryview]:
-    """Return the files as those of the object of this identity, which parts of some kinds name in their checksums."""
+    """Return the files bound to the object with this identity.
+
+    Some kinds include the identity in checksums of parts.
+    """
     return primary_key.bound(files, identity) if definition.kind == "primary_key" else files
 
 
 def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
-    """Return the files of a segment, every byte verified against the log, and sound as files of its kind. One GET.
+    """Return the files of a segment. Every byte is verified against the log, and the files are valid for their kind.
 
-    Raises `Corrupt` when the object is not what was written, `NotFound` when it is gone.
+    Raises:
+        Corrupt: The object differs from what was written.
+        NotFound: The object does not exist.
+
+    Cost:
+        One GET.
     """
     where = segment.path
-    files = bundle.unpack(store.get(where).data, expected_of(segment))
+    files = bundle.unpack_bundle(store.get(where).data, expected_of(segment))
     indexed = _without_rows(files, segment)
-    # A split of another writer may not say how many rows it has; its segment says 0.
+    # Another writer may not record the number of rows of a split. Its segment then has the number 0.
     definition, rows = str(segment.details.get(DEFINITION)), segment.numRecords or None
     check(indexed, segment.index, definition, rows=rows, identity=segment_id(segment), where=where)
     return files
 
 
 def expected_of(segment: IndexSegment) -> bundle.Expected:
-    """Return what the log says of the object of a segment. Raises `Corrupt` as `segment_id` does."""
+    """Return the properties that the log contains about the object of a segment. Raises the errors of `segment_id`."""
     return bundle.Expected(
         where=segment.path,
         identity=segment_id(segment),
@@ -243,10 +313,10 @@ def check(
     where: str,
     identity: str = "",
 ) -> None:
-    """Return only when these can be the files of a segment that was built as `fingerprint` says; raises `Corrupt`.
+    """Raise `Corrupt` unless the files can be those of a segment with this `fingerprint`.
 
-    `identity` is that of their object, which only parts that `bound` made its own need.
-    A definition that this release does not know says nothing of the files, and no search uses them.
+    `identity` is the identity of the object. It is needed only for the parts that `bound` changed. If this release does
+    not know the definition, the files are not checked, and no search uses them.
     """
     try:
         definition = IndexDefinition.from_text(INDEX_PREFIX + index, fingerprint)
@@ -266,7 +336,7 @@ def check(
 
 
 def segment_id(segment: IndexSegment) -> str:
-    """Return the id of a segment; `Corrupt` when the log names it by a key that is not a segment's."""
+    """Return the id of a segment. Raises `Corrupt` if its path in the log is not the key of a segment."""
     parsed = keys.parse(segment.path)
     if parsed is None or parsed.kind is not keys.KeyKind.SEGMENT or parsed.id is None or parsed.index != segment.index:
         raise Corrupt(f"the log names {segment.path!r} as a segment of {segment.index!r}: not a segment key")
@@ -274,19 +344,19 @@ def segment_id(segment: IndexSegment) -> str:
 
 
 def part_rows(data: bytes | memoryview, segment: IndexSegment, member: Member) -> BitMap:
-    """Return the rows of a split that a segment over a part of it has indexed, ascending. Raises `Corrupt`."""
+    """Return the rows of a split that a segment over a part of it covers, ascending. Raises `Corrupt`."""
     try:
         rows = BitMap.deserialize(bytes(data))
     except (ValueError, LookupError) as error:
         raise damaged(segment.path, f"its rows cannot be read: {error}") from error
     if len(rows) != member.rows:
-        what = f"it names {len(rows)} rows of {member.split}, the log says {member.rows}"
+        what = f"it names {len(rows)} rows of {member.split}, the log has {member.rows}"
         raise damaged(segment.path, what)
     return rows
 
 
 def _without_rows(files: Mapping[str, memoryview], segment: IndexSegment) -> dict[str, memoryview]:
-    """The files of the index; raises `Corrupt` unless the rows of parts beside them are sound."""
+    """Return only the files of the index. Raises `Corrupt` unless the files with the rows of parts are valid."""
     parts = {each.file: each for each in members(segment) if each.origins is not None}
     for name, member in parts.items():
         if name not in files:
@@ -297,4 +367,317 @@ def _without_rows(files: Mapping[str, memoryview], segment: IndexSegment) -> dic
 
 def _create(store: ObjectStore, key: str, data: bytes) -> None:
     if not create_once(store, key, data, advice="run catch-up again"):
-        raise CommitConflict(f"{key}: the segment id is taken by other bytes; run catch-up again", key=key)
+        raise CommitConflict(
+            f"{key}: an object with this segment id and other content exists. Run catch-up again", key=key
+        )
+
+
+# Coverage of live splits.
+#
+# The coverage follows from the log alone, without a request. A translation contains the number of rows that moved from
+# each of its input splits to each of its output splits. If segments were built over a live split itself, they are used.
+# Otherwise the segments over the splits from which its rows came are used. If several segments could cover a row, the
+# segment over the nearest split is used. A segment over the whole split is used before a segment over a part. Among
+# equals, the first by path is used (decision 0019).
+
+
+REBUILD_SHARE = 0.2
+"""A segment is rebuilt if more than this share of its rows is no longer in a live split."""
+
+MOST_MOVES = 8
+"""A segment is rebuilt if its rows moved more often than this. A search has to compose this many translations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The splits that an index covers in a snapshot.
+
+    Attributes:
+        definition: The definition of the index.
+        segments: The segments in use, by path.
+        answers: The paths of the segments of each live split.
+        missing: The live splits with rows that no segment covers.
+        origins: For each missing split, the splits that its uncovered rows came from.
+        translations: The translations that lead to the live splits, both from the segments and from the origins of
+            parts. The parts may exist or be missing.
+        stale: The segments that no search of the snapshot uses.
+        rebuild: The segments in use that should be rebuilt.
+        without: The segments and translations that the caller excluded.
+        atoms: For each pair of live split and segment, the splits over which the segment was built for these rows. For
+            a part, the splits from which the rows of the part came.
+        live_rows: The approximate number of live rows of each segment.
+        moves: The most times that the rows of each segment moved.
+        missing_rows: The approximate number of uncovered rows of each live split.
+    """
+
+    definition: IndexDefinition
+    segments: Mapping[str, IndexSegment]
+    answers: Mapping[str, tuple[str, ...]]
+    missing: tuple[Add, ...]
+    origins: Mapping[str, tuple[str, ...]]
+    translations: Mapping[str, Translation]
+    stale: tuple[str, ...]
+    rebuild: frozenset[str]
+    without: frozenset[str] = frozenset()
+    atoms: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    live_rows: Mapping[str, float] = field(default_factory=dict)
+    moves: Mapping[str, int] = field(default_factory=dict)
+    missing_rows: Mapping[str, float] = field(default_factory=dict)
+
+
+def watermark_of(snapshot: Snapshot, covered: Coverage) -> int:
+    """Return the version up to which every live split is covered.
+
+    It is the version directly before the one that added the oldest uncovered split.
+    """
+    return min((snapshot.splits.added_at(add.path)[0] - 1 for add in covered.missing), default=snapshot.version)
+
+
+def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collection[str] = ()) -> Coverage:
+    """Return the coverage of the snapshot by the index. Makes no request.
+
+    `without` has paths of segments and translations that must not be used. A segment is usable if its definition is
+    `definition`, and if its number of rows is that of its split or of its part.
+    """
+    rows = {add.path: add.numRecords or 0 for add in snapshot.splits.values()}
+    traces = _Traces.of(snapshot, definition, rows, without)
+    for path in sorted(snapshot.splits):
+        traces.follow(path)
+    own = (path for path, segment in snapshot.segments.items() if segment.index == definition.name)
+    return Coverage(
+        definition=definition,
+        segments={path: snapshot.segments[path] for path in sorted(traces.live_rows)},
+        answers={split: tuple(sorted(paths)) for split, paths in traces.answers.items()},
+        missing=tuple(snapshot.splits[path] for path in traces.origins),
+        origins={split: tuple(sorted(atoms)) for split, atoms in traces.origins.items()},
+        translations={path: snapshot.translations[path] for path in sorted(traces.translations)},
+        stale=tuple(sorted(path for path in own if path not in traces.live_rows)),
+        without=frozenset(without),
+        rebuild=frozenset(path for path in traces.live_rows if traces.needs_rebuild(snapshot.segments[path])),
+        atoms={pair: frozenset(found) for pair, found in traces.atoms.items()},
+        live_rows=dict(traces.live_rows),
+        moves=dict(traces.moves),
+        missing_rows=dict(traces.missing_rows),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """The segments that cover rows of a live split, and the translations that lead from these segments to the split."""
+
+    segments: tuple[IndexSegment, ...]
+    translations: tuple[Translation, ...] = ()
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether there is a single segment, over this split alone. Its row numbers are then those of the file."""
+        return not self.translations and len(self.segments) == 1 and is_over_one_split(self.segments[0])
+
+
+AnsweringOf = Callable[[Add], Answering | None]
+"""A function that returns the segments of an index that cover a live split. None if no segment covers it."""
+
+
+def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
+    """Return a function that returns the segments of an index that cover a split, with the same result as `coverage`.
+
+    Makes no request and reads no manifest.
+    """
+    fingerprint, whole = fingerprint_of(definition), defaultdict[str, list[IndexSegment]](list)
+    for _, segment in sorted(snapshot.segments.items()):
+        is_current = segment.details.get(DEFINITION) == fingerprint
+        if segment.index == definition.name and is_current and is_over_one_split(segment):
+            whole[segment.covers[0]].append(segment)
+    # The row counts in merged segments are not checked until a split is looked up. A check here would read manifests.
+    merged = [each for each in snapshot.segments.values() if each.coveredRows and each.index == definition.name]
+    claimed = {each.split: each.rows for one in merged for each in members(one) if each.origins is None}
+    traces = _Traces.of(snapshot, definition, claimed)
+
+    def of(add: Add) -> Answering | None:
+        own = next((each for each in whole.get(add.path, ()) if each.numRecords == (add.numRecords or 0)), None)
+        if own is not None:
+            return Answering((own,))
+        held = traces.nearest.whole.get(add.path)
+        if (add.path not in traces.into) if held is None else (held.member.rows != (add.numRecords or 0)):
+            return None
+        traced = traces.again()
+        traced.follow(add.path)
+        found = tuple(snapshot.segments[path] for path in sorted(traced.answers[add.path]))
+        ways = tuple(snapshot.translations[path] for path in sorted(traced.translations))
+        return Answering(found, ways) if found else None
+
+    return of
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A split, or a part of it, that a segment covers."""
+
+    segment: IndexSegment
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The segments that cover the rows of each split: one segment over the whole split, or several over parts of it."""
+
+    whole: Mapping[str, Held]
+    parts: Mapping[str, Sequence[Held]]
+
+    @staticmethod
+    def of(segments: Collection[IndexSegment]) -> Nearest:
+        """Return the segments that cover each split. If two cover the same rows, use the one whose path sorts first."""
+        whole: dict[str, Held] = {}
+        parts: dict[str, list[Held]] = defaultdict(list)
+        for each in sorted(segments, key=lambda each: each.path):
+            for member in members(each):
+                if member.origins is None:
+                    whole.setdefault(member.split, Held(each, member))
+                else:
+                    parts[member.split].append(Held(each, member))
+        return Nearest(whole, {split: found for split, found in parts.items() if split not in whole})
+
+
+def is_usable(segment: IndexSegment, rows: Mapping[str, int], fingerprint: str) -> bool:
+    """Return whether a segment can be used for a definition, given the numbers of rows of all known splits."""
+    if segment.details.get(DEFINITION) != fingerprint:
+        return False
+    found = [each for each in members(segment) if each.split in rows]
+    return bool(found) and all(
+        each.rows == rows[each.split] if each.origins is None else each.rows <= rows[each.split] for each in found
+    )
+
+
+_MOST_DEPTH = 64  # a limit in case somebody forged the log
+_NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A chain of translations from a split to a live split.
+
+    It has the approximate share of the split's rows that went to the live split, the number of moves, and the
+    translations.
+    """
+
+    live: str
+    moves: int = 0
+    share: float = 1.0
+    translations: frozenset[str] = _NONE
+
+    def beside(self, other: _Way) -> _Way:
+        """Return both chains as one. They have the same number of moves."""
+        return replace(self, share=self.share + other.share, translations=self.translations | other.translations)
+
+
+@dataclass(slots=True)
+class _Traces:
+    """The state while live splits are followed back to segments.
+
+    `live_rows` has the approximate number of live rows of each segment in use, by path. `to_missing` has translations
+    for the live split that is being followed. They lead to the origins of its rows without a segment.
+    """
+
+    nearest: Nearest
+    into: Mapping[str, Translation]
+    rows: Mapping[str, int]
+    answers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    origins: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    translations: set[str] = field(default_factory=set)
+    to_missing: set[str] = field(default_factory=set)
+    atoms: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    live_rows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    moves: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    missing_rows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @staticmethod
+    def of(
+        snapshot: Snapshot, definition: IndexDefinition, known: Mapping[str, int], without: Collection[str] = ()
+    ) -> _Traces:
+        """Return the start state.
+
+        `known` contains the rows of live splits. All other splits are known from translations only.
+        """
+        translations = [each for path, each in snapshot.translations.items() if path not in without]
+        rows: dict[str, int] = {}
+        for translation in translations:
+            rows |= dict(zip(translation.outputs, translation.outputRows, strict=True))
+            rows |= dict(zip(translation.inputs, translation.inputRows, strict=True))
+        rows |= known
+        fingerprint = fingerprint_of(definition)
+        found = [
+            each
+            for path, each in snapshot.segments.items()
+            if each.index == definition.name and path not in without and is_usable(each, rows, fingerprint)
+        ]
+        ordered = sorted(translations, key=lambda each: each.path, reverse=True)
+        into = {split: each for each in ordered for split in each.outputs}
+        return _Traces(Nearest.of(found), into, rows)
+
+    def again(self) -> _Traces:
+        """Return an empty state, in which no split has been followed."""
+        return _Traces(self.nearest, self.into, self.rows)
+
+    def follow(self, live: str) -> None:
+        """Record the segments that answer for a live split, and the origins of its rows without a segment."""
+        level = {(live, _NONE): _Way(live)}
+        for _ in range(_MOST_DEPTH):
+            deeper: dict[tuple[str, frozenset[str]], _Way] = {}
+            for (split, answered), way in level.items():
+                for behind, further in self._behind(split, answered, way):
+                    known = deeper.get(behind)
+                    deeper[behind] = further if known is None else known.beside(further)
+            level = deeper
+        for (split, _), way in level.items():
+            self._miss(split, way)
+        if live in self.answers:  # otherwise the whole split is missing, and not only a part
+            self.translations |= self.to_missing
+        self.to_missing.clear()
+
+    def _behind(
+        self, split: str, answered: frozenset[str], way: _Way
+    ) -> Iterator[tuple[tuple[str, frozenset[str]], _Way]]:
+        """Yield the splits to follow next from a split that no segment covers as a whole.
+
+        `answered` has the origins of rows that a part nearer to the live split covers. These origins are not followed.
+        """
+        whole = self.nearest.whole.get(split)
+        if whole is not None:
+            self._use(whole, way, whole.member.rows, {split})
+            return
+        for part in self.nearest.parts.get(split, ()):
+            origins = frozenset(part.member.origins or ())
+            self._use(part, way, part.member.rows, origins)
+            answered |= origins
+        translation = self.into.get(split)
+        if translation is None and split not in answered:
+            self._miss(split, way)
+        if translation is None or split in answered:
+            return
+        output = translation.outputs.index(split)
+        for number, source in enumerate(translation.inputs):
+            moved = translation.moved(number, output)
+            further = way.translations | {translation.path}
+            if moved and source in answered:
+                self.translations |= further  # these translations identify the rows of the part
+            elif moved:
+                share = way.share * moved / translation.inputRows[number]
+                yield (source, answered), _Way(way.live, way.moves + 1, share, further)
+
+    def needs_rebuild(self, segment: IndexSegment) -> bool:
+        """Return True if too few rows of a segment are live, or its rows moved too often."""
+        gone = segment.numRecords - self.live_rows[segment.path]
+        return gone > REBUILD_SHARE * segment.numRecords or self.moves[segment.path] > MOST_MOVES
+
+    def _miss(self, split: str, way: _Way) -> None:
+        self.origins[way.live].add(split)
+        self.missing_rows[way.live] += way.share * self.rows.get(split, 0)
+        self.to_missing |= way.translations
+
+    def _use(self, held: Held, way: _Way, rows: int, atoms: Collection[str]) -> None:
+        path = held.segment.path
+        self.answers[way.live].add(path)
+        self.atoms[way.live, path].update(atoms)
+        self.live_rows[path] += way.share * rows
+        self.moves[path] = max(self.moves[path], way.moves)
+        self.translations |= way.translations

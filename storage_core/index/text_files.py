@@ -1,23 +1,243 @@
-"""The files of a full-text segment, judged before tantivy sees them.
+"""The files of full-text segments, and the tokenizers of full-text columns.
 
-Tantivy believes what it opens: a wrong count is read as an address, and ends in a panic. So the list of segments, the
-schema, the names, the sizes and tantivy's own checksum of each file are compared with what `fulltext.build` makes.
+Tantivy trusts the files that it opens. If a count is wrong, it uses the count as an address and panics. `check`
+therefore compares the files with the files that `fulltext.build` makes. It compares the list of segments, the schema,
+the names, the sizes, and tantivy's own checksum of each file.
+
+Segments record the names of their tokenizers:
+
+| Name | Words |
+|---|---|
+| `raw`, `whitespace` | the words of tantivy's own tokenizers |
+| `default` | each run of letters and digits with their combining characters |
+| `<language>_stem` | the words of `default`, reduced to their stems by Snowball |
+| `cjk` | the words of `default`, but each Chinese, Japanese or Korean character is a word |
+| `ngram_<least>_<most>` | all sequences of characters of one length |
+
+A query of several CJK characters is a phrase. A query of n-grams is a phrase as well, and also finds parts of words.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
+import shutil
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from storage_core.errors import Corrupt
-from storage_core.foreign_text import shortened
+import pyarrow as pa
+
+from storage_core.base.errors import Corrupt, InvalidInput
+from storage_core.base.process import scratch_folder
+from storage_core.base.text import shortened
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.index.damage import damaged
-from storage_core.index.text_tokenizers import tokenizer_of
-from storage_core.settings.index import IndexDefinition
+
+if TYPE_CHECKING:
+    import tantivy
+
+
+DEFAULT: Final = "default"
+RAW: Final = "raw"
+WHITESPACE: Final = "whitespace"
+CJK: Final = "cjk"
+LANGUAGES: Final[Mapping[str, str]] = {
+    "ar": "arabic",
+    "da": "danish",
+    "de": "german",
+    "el": "greek",
+    "en": "english",
+    "es": "spanish",
+    "fi": "finnish",
+    "fr": "french",
+    "hu": "hungarian",
+    "it": "italian",
+    "nl": "dutch",
+    "no": "norwegian",
+    "pt": "portuguese",
+    "ro": "romanian",
+    "ru": "russian",
+    "sv": "swedish",
+    "ta": "tamil",
+    "tr": "turkish",
+}
+"""The values of `<language>`, each with the name of its Snowball stemmer."""
+
+MOST_GRAM: Final = 10
+
+MOST_BYTES: Final = 65_530
+"""The most bytes of a word. Tantivy does not index a longer word (decision 0023)."""
+
+_OPTION = "tokenizer"
+_UNCHANGED: Final = (RAW, WHITESPACE)
+"""The tokenizers of tantivy, whose words have never changed."""
+_REVISION = 3
+_SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
+_NGRAM = re.compile(r"ngram_([1-9][0-9]?)_([1-9][0-9]?)", re.ASCII)
+_USUAL_GRAM = 3  # preferred if the index allows it: shorter sequences are in most rows, longer ones too many
+
+# In tantivy's syntax of regular expressions. A combining character is part of the letter before it.
+_LETTER = r"\p{Alphabetic}\p{N}"
+_LETTER_OR_SIGN = rf"{_LETTER}\p{{M}}\p{{Join_Control}}"
+_IDEOGRAPH = (
+    r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Bopomofo}"
+    r"\x{3006}\x{3031}-\x{3035}\x{30FC}\x{FF70}\x{FF9E}\x{FF9F}"
+)
+_WORD = rf"[{_LETTER}][{_LETTER_OR_SIGN}]*"
+_CJK_WORD = rf"[{_IDEOGRAPH}]\p{{M}}*|[[{_LETTER}]--[{_IDEOGRAPH}]][[{_LETTER_OR_SIGN}]--[{_IDEOGRAPH}]]*"
+
+
+def known() -> str:
+    """Return the names of the tokenizers as text for an error message."""
+    return f"{DEFAULT}, {RAW}, {WHITESPACE}, {CJK}, {', '.join(f'{each}_stem' for each in LANGUAGES)} or ngram_2_3"
+
+
+def tokenizer_of(definition: IndexDefinition, column: str) -> str:
+    """Return the tokenizer of a column: its option `tokenizer.<column>`, otherwise the index's option `tokenizer`."""
+    options = definition.options
+    return options.get(f"{_OPTION}.{column}", options.get(_OPTION, DEFAULT))
+
+
+def validate_tokenizers(definition: IndexDefinition) -> None:
+    """Raise `InvalidInput` unless the options set a known tokenizer for each column."""
+    options = {_OPTION, *(f"{_OPTION}.{column}" for column in definition.columns)}
+    if unknown := sorted(definition.options.keys() - options):
+        takes = f"A full-text index takes `{_OPTION}`, and `{_OPTION}.<column>` of its columns"
+        raise InvalidInput(f"index {definition.name!r}: unknown option {unknown[0]!r}. {takes}")
+    for name in definition.options.values():
+        if not _is_known(name):
+            raise InvalidInput(f"index {definition.name!r}: tokenizer {name!r} is not one of {known()}")
+
+
+def revision_of(definition: IndexDefinition) -> int | None:
+    """Return the revision of the words that the tokenizers of an index make. None stands for the first release.
+
+    Segments of another revision contain other words, so they are not used (decision 0023).
+    """
+    names = {tokenizer_of(definition, column) for column in definition.columns}
+    return None if names <= {*_UNCHANGED} else _REVISION
+
+
+def register(index: tantivy.Index, definition: IndexDefinition, *, marking: bool = False) -> None:
+    """Register the tokenizers of an open index.
+
+    The tokenizers expect texts that `prepared` returned. With `marking`, they expect unchanged texts.
+    """
+    for name in {tokenizer_of(definition, column) for column in definition.columns} - {*_UNCHANGED}:
+        index.register_tokenizer(name, _marker(name) if marking else _analyzer(name))
+
+
+def folded(definition: IndexDefinition, column: str, text: str) -> str:
+    """Return the text with `ς` replaced by `σ`, if the tokenizer of the column converts to lower case.
+
+    The tokenizer converts letter by letter, so it always converts a capital sigma to `σ`. Both letters have two bytes,
+    so positions do not change.
+    """
+    return text if tokenizer_of(definition, column) in _UNCHANGED else text.replace(_FINAL_SIGMA, _SIGMA)
+
+
+def folded_rows(definition: IndexDefinition, rows: pa.Table) -> pa.Table:
+    """Return the rows with each text as `folded` returns it."""
+    import pyarrow.compute as pc  # opening a table does not need this import
+
+    for column in definition.columns:
+        if tokenizer_of(definition, column) not in _UNCHANGED:
+            place = rows.schema.get_field_index(column)
+            texts = pc.replace_substring(rows.column(place).cast(pa.string()), _FINAL_SIGMA, _SIGMA)
+            rows = rows.set_column(place, column, texts)
+    return rows
+
+
+def prepared(text: str, length: int | None) -> str:
+    """Return the text that is indexed for a `folded` text of a column. `length` is the column's `gram_of`.
+
+    For n-grams, the result contains all n-grams of the text, one after the other.
+    """
+    if length is None or len(text) <= length:
+        return text
+    return "".join([text[start : start + length] for start in range(len(text) - length + 1)])
+
+
+def words(definition: IndexDefinition, column: str, text: str) -> list[str]:
+    """Return the words that the index contains for a text of the column, in order."""
+    prepared_text = prepared(folded(definition, column, text), gram_of(definition, column))
+    return _analyzer(tokenizer_of(definition, column)).analyze(prepared_text)
+
+
+def unstemmed(definition: IndexDefinition, column: str, text: str) -> list[str]:
+    """Return the words of a text before they are reduced to their stems."""
+    name = DEFAULT if has_stems(definition, column) else tokenizer_of(definition, column)
+    return _analyzer(name).analyze(prepared(folded(definition, column, text), gram_of(definition, column)))
+
+
+def has_stems(definition: IndexDefinition, column: str) -> bool:
+    """Return True if the index contains the stems of the column's words instead of the words."""
+    return tokenizer_of(definition, column).endswith("_stem")
+
+
+def gram_of(definition: IndexDefinition, column: str) -> int | None:
+    """Return the number of characters of each n-gram of the column. None if the column has no n-grams."""
+    return _gram(tokenizer_of(definition, column))
+
+
+def expansion(definition: IndexDefinition) -> int:
+    """Return the greatest factor by which a text can grow while it is indexed."""
+    return max(gram_of(definition, column) or 1 for column in definition.columns)
+
+
+def _is_known(name: str) -> bool:
+    if name in (DEFAULT, RAW, WHITESPACE, CJK):
+        return True
+    if grams := _grams(name):
+        least, most = grams
+        return least <= most <= MOST_GRAM
+    return name.endswith("_stem") and name.removesuffix("_stem") in LANGUAGES
+
+
+def _grams(name: str) -> Sequence[int]:
+    found = _NGRAM.fullmatch(name)
+    return [int(each) for each in found.groups()] if found else []
+
+
+def _gram(name: str) -> int | None:
+    found = _grams(name)
+    return min(max(_USUAL_GRAM, found[0]), found[1]) if found else None
+
+
+@functools.lru_cache(maxsize=64)  # compiling a regular expression over all of Unicode takes 20 ms
+def _analyzer(name: str) -> tantivy.TextAnalyzer:
+    """Return the tokenizer of an index. It is used for documents and for queries."""
+    import tantivy
+
+    if name in _UNCHANGED:
+        own = tantivy.Tokenizer.raw() if name == RAW else tantivy.Tokenizer.whitespace()
+        return tantivy.TextAnalyzerBuilder(own).build()
+    length = _gram(name)
+    of_words = _CJK_WORD if name == CJK else _WORD
+    words = tantivy.Tokenizer.regex(of_words if length is None else f"(?s).{{1,{length}}}")
+    built = tantivy.TextAnalyzerBuilder(words).filter(tantivy.Filter.lowercase())
+    language = LANGUAGES.get(name.removesuffix("_stem"))
+    return (built if language is None else built.filter(tantivy.Filter.stemmer(language))).build()
+
+
+def _marker(name: str) -> tantivy.TextAnalyzer:
+    """Return the same tokenizer for texts that are not `prepared`. It returns the positions of words in these texts.
+
+    For n-grams, it also returns shorter sequences of characters.
+    """
+    import tantivy
+
+    if (length := _gram(name)) is None:
+        return _analyzer(name)
+    tokenizer = tantivy.Tokenizer.ngram(min_gram=1, max_gram=length)
+    return tantivy.TextAnalyzerBuilder(tokenizer).filter(tantivy.Filter.lowercase()).build()
+
 
 META = "meta.json"
 ROW_FIELD = "_row"
@@ -33,9 +253,9 @@ _FILE_FORMAT = 7
 def check(
     files: Mapping[str, bytes | memoryview], definition: IndexDefinition, *, rows: int | None, where: str
 ) -> None:
-    """Return only when these can be the files over `rows` rows; raises `Corrupt` that names `where`.
+    """Raise `Corrupt` with `where` unless these can be the files over `rows` rows.
 
-    Without `rows` any number is right.
+    If `rows` is None, any number is valid.
     """
     if META not in files:
         raise corrupt(where, f"it has no {META}")
@@ -46,7 +266,7 @@ def check(
     for name in sorted(names):
         _check_file(memoryview(files[name]), name, where)
     for each, count in listed.items():
-        # One byte per document and field: a count that is not true has no such file.
+        # The file has one byte per document and field, so a wrong count does not match its size.
         if len(files[f"{each.replace('-', '')}.fieldnorm"]) < count * len(definition.columns):
             raise corrupt(where, f"segment {each} is too small for its {count} documents")
     found = sum(listed.values())
@@ -60,13 +280,16 @@ def names_of(segment: str) -> list[str]:
 
 
 def read_meta(directory: Path, definition: IndexDefinition) -> dict[str, int]:
-    """Return the documents of each tantivy segment, by id and in order, of unpacked files. Raises `Corrupt`."""
+    """Return the number of documents of each tantivy segment in unpacked files, by id, in the order of the segments.
+
+    Raises `Corrupt`.
+    """
     with (directory / META).open("rb") as file:
         return segments_of(file.read(_MAX_META_BYTES + 1), definition, directory.name)
 
 
 def segments_of(meta: bytes, definition: IndexDefinition, where: str) -> dict[str, int]:
-    """Return the documents of each tantivy segment that `meta.json` lists, by id and in order. Raises `Corrupt`."""
+    """Return the number of documents of each tantivy segment in `meta.json`, by id, in order. Raises `Corrupt`."""
     if len(meta) > _MAX_META_BYTES:
         raise corrupt(where, f"{META} is larger than {_MAX_META_BYTES} bytes")
     try:
@@ -110,7 +333,7 @@ def schema_of(definition: IndexDefinition) -> list[object]:
 
 
 def corrupt(where: str, what: str) -> Corrupt:
-    """Return the error of a full-text segment that is not what `fulltext.build` makes."""
+    """Return the error for a full-text segment that `fulltext.build` cannot have made."""
     return damaged(where, f"not the files of a full-text segment: {what}")
 
 
@@ -125,7 +348,7 @@ def _segment(entry: object, where: str) -> tuple[str, int]:
 
 
 def _check_file(data: memoryview, name: str, where: str) -> None:
-    """Compare the file with the footer that tantivy ends it with: JSON with a CRC-32, its length, a magic number."""
+    """Compare the file with its tantivy footer: JSON with a CRC-32, the length of the JSON, and a magic number."""
     try:
         length, magic = _FOOTER_END.unpack(data[-_FOOTER_END.size :])
         end = len(data) - _FOOTER_END.size - length
@@ -135,6 +358,75 @@ def _check_file(data: memoryview, name: str, where: str) -> None:
     except (ValueError, LookupError, TypeError, struct.error, RecursionError) as error:
         raise corrupt(where, f"{name} has no footer of tantivy") from error
     written = {"version": {**release, "index_format_version": _FILE_FORMAT}, "crc": zlib.crc32(data[: max(end, 0)])}
-    # The checksum does not cover the footer itself, so that is compared with what tantivy writes, byte by byte.
+    # The checksum does not cover the footer. The footer is therefore compared byte by byte with the one that tantivy
+    # writes.
     if magic != _FOOTER_MAGIC or end < 0 or footer != json.dumps(written, separators=(",", ":")).encode():
         raise corrupt(where, f"the checksum of {name} does not match")
+
+
+# Composition of many full-text segments into one tantivy index.
+#
+# The composed index has hard links to the files of the segments, and one `meta.json` that lists all segments.
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """The origin of the documents of a composed index.
+
+    `sources[i]` is the position of a directory among the composed directories. This directory contains tantivy segment
+    number `i`. `rows[p]` is the number of rows in the directory at position `p`.
+    """
+
+    sources: tuple[int, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Searcher:
+    """An open composed index. Its files are mapped into memory and may be removed. Threads may share an instance."""
+
+    tantivy: tantivy.Searcher
+    composed: Composed
+
+
+def open_searcher(directories: Sequence[Path], definition: IndexDefinition, scratch: Path) -> Searcher:
+    """Return a searcher over all `directories`. Raises `Corrupt` and tantivy's errors.
+
+    `scratch` is an existing directory, which should be on the same file system as `directories`. No new file stays in
+    it.
+    """
+    import tantivy
+
+    with scratch_folder("fulltext", scratch) as root:
+        composed = compose(directories, root / "composed", definition)
+        return Searcher(tantivy.Index.open(str(root / "composed")).searcher(), composed)
+
+
+def compose(directories: Sequence[Path], target: Path, definition: IndexDefinition) -> Composed:
+    """Create `target` as one tantivy index over all `directories`, by hard links. Raises `Corrupt`.
+
+    Only the files that `meta.json` lists are linked. The only new file in `target` is its own `meta.json`.
+    """
+    target.mkdir()
+    segments: dict[str, int] = {}
+    sources: list[int] = []
+    rows: list[int] = []
+    for source, directory in enumerate(directories):
+        own = read_meta(directory, definition)
+        if again := own.keys() & segments.keys():
+            raise corrupt(directory.name, f"segment {min(again)} is one of another split too")
+        segments.update(own)
+        sources.extend([source] * len(own))
+        rows.append(sum(own.values()))
+        _link_segment_files(directory, target, own)
+    (target / META).write_text(meta_of(segments, definition))
+    return Composed(sources=tuple(sources), rows=tuple(rows))
+
+
+def _link_segment_files(source: Path, target: Path, segments: Iterable[str]) -> None:
+    # All other files are `meta.json`, tantivy's locks and its list of managed files. Only writers need these files.
+    for name in (name for each in segments for name in names_of(each)):
+        try:
+            os.link(source / name, target / name)
+        except OSError:  # the file system does not support hard links
+            shutil.copyfile(source / name, target / name)

@@ -1,46 +1,258 @@
-"""Queries of tantivy, put together from the tree of a text for the columns of one index.
+"""Full-text queries: from a text to a query of tantivy, for the columns of one index.
 
-Every word goes through the tokenizer that the documents went through. A phrase of several words is a phrase query, and
-of n-grams too: their places in the text are those in the index. So a query of n-grams finds the texts that contain it.
+`read` returns the syntax tree of a text, and `check_tree` checks it against limits. `QueryBuilder` builds the tantivy
+query from the tree.
 
-Answers are those of set algebra. Tantivy answers a group of clauses by what its positive clauses find, so a group that
-only excludes (`NOT beta`, also inside `alpha AND NOT beta`) finds nothing there. The group gets a clause that matches
-every row and scores nothing.
+The builder passes every word of a query through the tokenizer that is used for documents. A text of several words
+becomes a phrase query. This also applies to n-grams, because they have the same positions in the query as in the index.
+A query of n-grams therefore finds the texts that contain the query's text.
+
+The results follow set algebra. In tantivy, a group of clauses returns only results of its positive clauses. A group
+that only excludes rows (`NOT beta`, also within `alpha AND NOT beta`) would find nothing. The builder therefore adds a
+clause to such a group that matches every row and adds no score.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from storage_core.foreign_text import shortened
-from storage_core.index import text_terms, text_tokenizers
-from storage_core.index.text_arrangements import arrangements
-from storage_core.index.text_limits import Node
-from storage_core.index.text_terms import Term
-from storage_core.settings.index import IndexDefinition
+from storage_core.base.text import shortened
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.index import damage, text_files
 
 if TYPE_CHECKING:
     import tantivy
 
+# Limits of a full-text query.
+#
+# Tantivy parses recursively. A text with many parentheses would overflow the stack and end the process. The text is
+# therefore checked first against limits that count characters, even in quotes. After parsing, the tree is checked.
+
+
+Node: TypeAlias = Mapping[str, Any]
+
+MAX_CHARACTERS = 65_536
+MAX_OPENINGS = 1_000  # the number of `(` and NOT, which open levels of nesting (tantivy tolerates about 4,000)
+MAX_DEPTH = 100
+MAX_CLAUSES = 2_048
+MAX_BOOST = 1e9
+MAX_SLOP = 65_536
+MAX_ARRANGEMENTS = 2_048  # arrangements of the words of a phrase with slop, each of which becomes one phrase query
+MAX_MOVES = 2**18  # moves of words to try when searching arrangements (a long phrase may need many per arrangement)
+
+_WORD = re.compile(r"[^\W_]+")
+
+
+def check_length(text: str) -> None:
+    """Raise `ValueError` if a text is too long to be read. The message contains the limit and a remedy."""
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(
+            f"it has {len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed. Search for fewer words"
+        )
+
+
+def check_text(text: str) -> None:
+    """Raise `ValueError` if a text is not safe to parse. The message contains the limit and a remedy."""
+    openings = text.count("(") + text.count("NOT")
+    if openings > MAX_OPENINGS:
+        raise ValueError(
+            f"it has {openings:,} times `(` or `NOT`, at most {MAX_OPENINGS:,} are allowed. Use fewer groups"
+        )
+
+
+def check_tree(tree: Node) -> None:
+    """Raise `ValueError` if a tree is not safe to walk and to search with.
+
+    The message contains the limit and a remedy.
+    """
+    clauses = 0
+    for node, depth, boost in walk(tree):
+        clauses += _clauses(node)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels. Use fewer groups")
+        if clauses > MAX_CLAUSES:
+            raise ValueError(
+                f"it has more than {MAX_CLAUSES:,} words and clauses. Search for fewer, or in several queries"
+            )
+        if not boost <= MAX_BOOST:  # also true for 0 times infinity, which is not a number
+            raise ValueError(
+                f"it boosts more than {MAX_BOOST:.0f} times, so scores would be infinite. Use a smaller boost"
+            )
+        if node.get("slop", 0) > MAX_SLOP:
+            raise ValueError(
+                f"the slop {node['slop']} of a phrase is above {MAX_SLOP:,}. Search for the words with AND"
+            )
+
+
+def walk(tree: Node) -> Iterator[tuple[Node, int, float]]:
+    """Yield every node of tantivy's tree with its depth and its total boost, without recursion."""
+    waiting = [(tree, 1, 1.0)]
+    while waiting:
+        node, depth, boost = waiting.pop()
+        boost *= node["boost"] if node["type"] == "boost" else 1.0
+        yield node, depth, boost
+        waiting.extend((child, depth + 1, boost) for child in _children(node))
+
+
+def _children(node: Node) -> list[Node]:
+    match node["type"]:
+        case "bool":
+            return [child for _, child in node["clauses"]]
+        case "boost":
+            return [node["underlying"]]
+        case _:
+            return []
+
+
+def _clauses(node: Node) -> int:
+    """Return the number of clauses of the node itself. A phrase counts as one clause per word."""
+    match node["type"]:
+        case "literal":
+            return max(1, len(_WORD.findall(node["phrase"])))
+        case "set":
+            return 1 + len(node["elements"])
+        case _:
+            return 1
+
+
+# Arrangements of the words of a phrase with slop. Each arrangement becomes one phrase query.
+
+
+def arrangements(words: Sequence[str], slop: int) -> Iterator[Sequence[tuple[int, str]]]:
+    """Yield the positions that the words of a sloppy phrase may have. Each set of positions is yielded once.
+
+    A word that moves by d positions is d positions after its position in the phrase. The moves of all words differ by
+    at most `slop`, and no two words have the same position. Raises `ValueError` if there are too many arrangements.
+    """
+    for count, moves in enumerate(_moves(words, slop), 1):
+        if count > MAX_ARRANGEMENTS:
+            raise _too_many(words, slop)
+        yield sorted((number + move, word) for number, (move, word) in enumerate(zip(moves, words, strict=True)))
+
+
+def _moves(words: Sequence[str], slop: int) -> Iterator[tuple[int, ...]]:
+    """Yield the moves of all words, from 0 to `slop`. At least one move is 0, and no two words get the same position.
+
+    Equal words stay in order, because every order of them gives the same arrangement. Raises `ValueError` if too many
+    moves have to be tried.
+    """
+    earlier = _earlier(words)
+    moves: list[int] = []
+    taken: set[int] = set()
+
+    def choices() -> Iterator[int]:
+        number = len(moves)
+        equal = earlier[number]
+        first = 0 if equal is None else max(0, equal + moves[equal] + 1 - number)
+        is_last = number + 1 == len(words) and 0 not in moves
+        return iter(range(first, 1 if is_last else slop + 1))
+
+    waiting, tried = [choices()], 0
+    while waiting:
+        number, move = len(moves), next(waiting[-1], None)
+        if move is None:
+            waiting.pop()
+            if moves:
+                taken.remove(number - 1 + moves.pop())
+            continue
+        tried += 1
+        if tried > MAX_MOVES:
+            raise _too_many(words, slop)
+        if number + move in taken:
+            continue
+        if number + 1 == len(words):
+            yield (*moves, move)
+            continue
+        moves.append(move)
+        taken.add(number + move)
+        waiting.append(choices())
+
+
+def _earlier(words: Sequence[str]) -> list[int | None]:
+    """Return for each word the position of the nearest equal word before it, or None."""
+    last: dict[str, int] = {}
+    found = []
+    for number, word in enumerate(words):
+        found.append(last.get(word))
+        last[word] = number
+    return found
+
+
+def _too_many(words: Sequence[str], slop: int) -> ValueError:
+    return ValueError(f"its {len(words)} words have too many arrangements within {slop} positions. Lower the slop")
+
+
+# Words of a query that match several words. `kib*` matches a prefix, and `kibana~1` matches words within one change.
+#
+# Tantivy's own syntax drops the star, and does not support `~` after a word. This module parses both. Every matching
+# word of the index is found, because tantivy finds the rows of a prefix by an automaton.
+
+
+MOST_CHANGES: Final = 2
+"""The most changes of letters. A change adds, removes or replaces a letter, or swaps two adjacent letters."""
+
+SHORTEST_PREFIX: Final = 2
+"""The least number of characters before the star."""
+
+_ESCAPED_WORD = r"((?:[^\\]|\\.)+)"  # a backslash escapes the next character
+_PREFIX = re.compile(rf"{_ESCAPED_WORD}\*", re.DOTALL)
+_FUZZY = re.compile(rf"{_ESCAPED_WORD}~([0-9]?)", re.DOTALL | re.ASCII)
+_ESCAPED = re.compile(r"\\([\W_])")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A word that matches several words: those within `changes` changes.
+
+    If `changes` is None, they are the words with the prefix `text`.
+    """
+
+    field: str | None
+    text: str
+    changes: int | None
+
+
+def term_of(node: Node) -> Term | None:
+    """Return the term of a node of tantivy's tree, or None if it is not a term.
+
+    Raises `ValueError` for an invalid term.
+    """
+    if node["type"] != "literal" or node["delimiter"] != "none":
+        return None
+    written: str = node["phrase"]
+    if found := _PREFIX.fullmatch(written):
+        text = _ESCAPED.sub(r"\1", found[1])
+        if len(text) < SHORTEST_PREFIX:
+            raise ValueError(f"{written!r} matches too many words. Write {SHORTEST_PREFIX} characters or more")
+        return Term(node["field_name"], text, None)
+    if found := _FUZZY.fullmatch(written):
+        changes = int(found[2] or 1)
+        return (
+            Term(node["field_name"], _ESCAPED.sub(r"\1", found[1]), changes) if 1 <= changes <= MOST_CHANGES else None
+        )
+    return None
+
+
 _logger = logging.getLogger(__name__)
 
-_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")  # no other sign: behind a backslash `<` is the edge of a word
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")  # no other character: `\<` is the start of a word
 _ANYTHING = "(?s:.)*"
 _ESCAPED_SIGN = re.compile(r"\\([*~\\])")
 _SPECIAL = re.compile(r"""[+^`:{}"'\[\]()!\\* ]""")
-_LONGEST_PREFIX = 900  # bytes: tantivy refuses regular expressions of more than 1,000 states
+_LONGEST_PREFIX = 900  # the most bytes, because tantivy refuses regular expressions with more than 1,000 states
 
 
 @dataclass(frozen=True, slots=True)
 class QueryBuilder:
-    """Builds queries for one index: `index` is open under its schema and has its tokenizers.
+    """A builder of queries for one index. `index` is open under the schema of the index and has its tokenizers.
 
-    `is_strict` refuses what no document can match; otherwise a warning says it. `marking` builds a query for the words
-    of texts alone, not for the rows that have them in the places that a phrase says.
+    If `is_strict` is True, the builder refuses terms that no document can match. Otherwise it logs a warning. If
+    `marking` is True, it builds a query that only marks words in texts. Such a query ignores the positions of words in
+    a phrase.
     """
 
     definition: IndexDefinition
@@ -50,13 +262,19 @@ class QueryBuilder:
     marking: bool = False
 
     def of(self, tree: Node) -> tantivy.Query:
-        """Return the query that a tree means; `check_tree` let it through. Raises `ValueError` that says why not."""
+        """Return the query of a tree that `check_tree` accepted.
+
+        Raises `ValueError` with the reason if there is no query for the tree.
+        """
         import tantivy
 
         return _any(self._of(tree)) or tantivy.Query.empty_query()
 
     def _of(self, node: Node) -> list[tantivy.Query]:
-        """Queries of which any finds a row of the node; none where it has no word, so a group is as without it."""
+        """Return queries for a node. A row is found if it meets any of the queries.
+
+        The list is empty if the node contains no word. A group then ignores the node.
+        """
         match node["type"]:
             case "bool":
                 return self._group(node["clauses"])
@@ -66,7 +284,7 @@ class QueryBuilder:
                 return [_every_row()]
             case "literal":
                 return self._literal(node)
-            case "prefix":  # of a text that is only words
+            case "prefix":  # it comes from a text that is read as words
                 return self._in_columns(None, lambda column: self._prefix_if_any(column, node["text"]))
             case "set":
                 return self._in_columns(node["field"], lambda column: self._set(column, node["elements"]))
@@ -74,9 +292,11 @@ class QueryBuilder:
                 return self._in_columns(node["field"], lambda column: self._range(column, node))
             case "exists":
                 column = self.definition.columns[0]
-                raise ValueError(f"an index does not know which rows have a value; scan with `{column} is not null`")
+                raise ValueError(
+                    f"a full-text index cannot find the rows that have a value. Scan with `{column} is not null`"
+                )
             case "regex":
-                raise ValueError("Regex queries are not allowed; ask for a prefix or a fuzzy word")
+                raise ValueError("Regex queries are not allowed. Use a prefix or a fuzzy word")
             case kind:
                 raise ValueError(f"{kind!r} is not a query that an index answers")
 
@@ -99,9 +319,9 @@ class QueryBuilder:
     def _literal(self, node: Node) -> list[tantivy.Query]:
         if node.get("prefix"):
             raise ValueError(
-                "a phrase has no prefixes; ask for the words and the prefix with AND, or quote a literal `*`"
+                "a phrase cannot contain a prefix. Search for the words and the prefix with AND, or quote a literal `*`"
             )
-        term = text_terms.term_of(node)
+        term = term_of(node)
         if term is not None:
             return self._in_columns(term.field, lambda column: self._term(column, term))
         text = node["phrase"]
@@ -110,7 +330,7 @@ class QueryBuilder:
         return self._in_columns(node["field_name"], lambda column: self._text(column, text, node["slop"]))
 
     def _in_columns(self, name: str | None, build: Callable[[str], tantivy.Query | None]) -> list[tantivy.Query]:
-        """Queries for each of the columns that a name means, or no name, with their boosts."""
+        """Return the queries for each column that a name selects, with their boosts. No name selects all columns."""
         found = [(column, build(column)) for column in self._columns(name)]
         return [_boosted(query, self.boosts.get(column, 1.0)) for column, query in found if query is not None]
 
@@ -118,18 +338,18 @@ class QueryBuilder:
         known = self.definition.columns
         if name is None:
             return known
-        for column in (name, name.replace("\\.", ".")):  # the only sign that tantivy leaves escaped
+        for column in (name, name.replace("\\.", ".")):  # tantivy leaves only the dot escaped
             if column in known:
                 return (column,)
         raise ValueError(f"the index has no column {name!r}")
 
     def _text(self, column: str, text: str, slop: int) -> tantivy.Query | None:
-        """The rows with a text of the query, as one phrase."""
-        words = text_tokenizers.words(self.definition, column, text)
+        """Return the query for the rows that contain a text as one phrase."""
+        words = text_files.words(self.definition, column, text)
         self._require_indexed(words)
-        length = text_tokenizers.gram_of(self.definition, column)
+        length = text_files.gram_of(self.definition, column)
         if length is not None and slop:
-            raise ValueError(f"column {column!r} has n-grams, which have no distance; leave out `~{slop}`")
+            raise ValueError(f"column {column!r} has n-grams, which do not support a distance. Leave out `~{slop}`")
         if not words:
             return None
         if length is not None and len(text) < length and not self.marking:
@@ -137,9 +357,10 @@ class QueryBuilder:
         return self._phrase(column, words, 0 if self.marking else slop)
 
     def _phrase(self, column: str, words: Sequence[str], slop: int) -> tantivy.Query:
-        """The rows with these words, which together are moved by at most `slop` places.
+        """Return the query for the rows with these words, which may move by at most `slop` positions in total.
 
-        Tantivy counts one word twice, and misses orders of three or more. So each arrangement of these is asked for.
+        Tantivy may count one word of a text for two words of the phrase, and misses some orders of three or more words.
+        For these phrases, each arrangement becomes a separate phrase query.
         """
         import tantivy
 
@@ -152,43 +373,43 @@ class QueryBuilder:
         return tantivy.Query.disjunction_max_query(found)
 
     def _term(self, column: str, term: Term) -> tantivy.Query | None:
-        """The rows with a word that a prefix or a fuzzy word stands for; each scores 1."""
+        """Return the query for the rows with a word that matches a prefix or a fuzzy word. Each row has the score 1."""
         import tantivy
 
-        if text_tokenizers.gram_of(self.definition, column) is not None:
+        if text_files.gram_of(self.definition, column) is not None:
             if term.changes is not None:
                 raise self._not_a_word(column, term)
             return _scored(self._text(column, term.text, 0))
         if term.changes is None:
             return self._prefix(column, term)
-        words = text_tokenizers.unstemmed(self.definition, column, term.text)
+        words = text_files.unstemmed(self.definition, column, term.text)
         self._require_indexed(words)
         if len(words) != 1:
             raise self._not_a_word(column, term)
-        if text_tokenizers.has_stems(self.definition, column):
+        if text_files.has_stems(self.definition, column):
             return self._whole_word(column, term)
         return tantivy.Query.fuzzy_term_query(self.index.schema, column, words[0], distance=term.changes)
 
     def _prefix(self, column: str, term: Term) -> tantivy.Query | None:
-        words = text_tokenizers.unstemmed(self.definition, column, term.text)
+        words = text_files.unstemmed(self.definition, column, term.text)
         self._require_indexed(words)
-        longer = text_tokenizers.unstemmed(self.definition, column, f"{term.text}x")
+        longer = text_files.unstemmed(self.definition, column, f"{term.text}x")
         if not words or (self.is_strict and len(words) > 1 and len(longer) == len(words)):
             raise self._not_a_word(column, term)
-        if len(longer) > len(words):  # its last word ends before the star, so whatever follows is another word
+        if len(longer) > len(words):  # the last word ends before the star, so the star belongs to another word
             return _scored(self._text(column, term.text, 0))
-        if text_tokenizers.has_stems(self.definition, column):
+        if text_files.has_stems(self.definition, column):
             return self._whole_word(column, term)
         *before, last = words
         if len(last.encode()) > _LONGEST_PREFIX:
-            raise ValueError(f"a prefix has at most {_LONGEST_PREFIX} bytes; write fewer characters")
+            raise ValueError(f"a prefix has at most {_LONGEST_PREFIX} bytes. Write fewer characters")
         beginning = self._regular(column, f"{_quoted(last)}{_ANYTHING}")
         return self._after(column, term, before, beginning) if before else beginning
 
     def _after(self, column: str, term: Term, before: Sequence[str], beginning: tantivy.Query) -> tantivy.Query | None:
-        """The rows with some words as a phrase, and a word with the beginning: tantivy has no exact query for both.
+        """Return the query for the rows that contain some words as a phrase, and also a word with the prefix.
 
-        So it may find more rows, and never fewer. Decision 0182.
+        Tantivy has no exact query for both. The query finds all of these rows, and possibly more (decision 0023).
         """
         import tantivy
 
@@ -198,14 +419,20 @@ class QueryBuilder:
         return _scored(tantivy.Query.boolean_query([(occur, phrase), (occur, beginning)]))
 
     def _prefix_if_any(self, column: str, text: str) -> tantivy.Query | None:
-        """The rows of a prefix, else of its words as a phrase."""
+        """Return the query for the rows with a prefix.
+
+        If the text is not a valid prefix, return a query for it as a phrase.
+        """
         try:
             return self._term(column, Term(None, text, None))
         except ValueError:
             return self._text(column, text, 0)
 
     def _whole_word(self, column: str, term: Term) -> tantivy.Query | None:
-        """The rows with the word of a term itself: an index of stems does not contain the words. Decision 0182."""
+        """Return the query for the word of a term itself.
+
+        If the index contains stems, it does not contain the word itself (decision 0023).
+        """
         written = f"{term.text}*" if term.changes is None else f"{term.text}~{term.changes}"
         self._refuse_or_warn(self._stems_of(column), f"The search reads {written!r} as the word {term.text!r}")
         return _scored(self._text(column, term.text, 0))
@@ -214,11 +441,11 @@ class QueryBuilder:
         return f"column {column!r} has stems, so it finds only whole words"
 
     def _set(self, column: str, elements: Sequence[str]) -> tantivy.Query | None:
-        """The rows with any of some texts; each scores 1."""
+        """Return the query for the rows that contain any of some texts. Each row has the score 1."""
         import tantivy
 
-        words = [text_tokenizers.words(self.definition, column, each) for each in elements]
-        if text_tokenizers.gram_of(self.definition, column) is None and all(len(each) == 1 for each in words):
+        words = [text_files.words(self.definition, column, each) for each in elements]
+        if text_files.gram_of(self.definition, column) is None and all(len(each) == 1 for each in words):
             self._require_indexed(each for [each] in words)
             return (
                 tantivy.Query.term_set_query(self.index.schema, column, [each for [each] in words]) if words else None
@@ -228,15 +455,15 @@ class QueryBuilder:
 
     def _range(self, column: str, node: Node) -> tantivy.Query:
         if node["field"] is None:
-            raise ValueError(f"a range is of one column; write it as {self.definition.columns[0]}:[a TO b]")
-        if text_tokenizers.gram_of(self.definition, column) is not None:
+            raise ValueError(f"a range needs a column. Write it as {self.definition.columns[0]}:[a TO b]")
+        if text_files.gram_of(self.definition, column) is not None:
             raise ValueError(f"column {column!r} has n-grams, which have no ranges")
-        if text_tokenizers.has_stems(self.definition, column):
+        if text_files.has_stems(self.definition, column):
             self._refuse_or_warn(self._stems_of(column), "The search reads a query with a range as words")
             raise ValueError(self._stems_of(column))
         name = _SPECIAL.sub(r"\\\g<0>", column)
         text = f"{name}:{_low(node['lower'])} TO {_high(node['upper'])}"
-        text = text_tokenizers.folded(self.definition, column, text)
+        text = text_files.folded(self.definition, column, text)
         try:
             return self.index.parse_query(text, [column])
         except ValueError as error:
@@ -248,30 +475,30 @@ class QueryBuilder:
         return tantivy.Query.regex_query(self.index.schema, column, pattern)
 
     def _require_indexed(self, words: Iterable[str]) -> None:
-        """Raise `ValueError`, or log a warning, for a word that is in no index."""
+        """Raise `ValueError`, or log a warning, if a word cannot be in any index."""
         for word in words:
-            if len(word) * 4 > text_tokenizers.MOST_BYTES and len(word.encode()) > text_tokenizers.MOST_BYTES:
+            if len(word) * 4 > text_files.MOST_BYTES and len(word.encode()) > text_files.MOST_BYTES:
                 reason = (
-                    f"{shortened(repr(word), 40)} has {len(word.encode()):,} bytes, and an index has no word of more "
-                    f"than {text_tokenizers.MOST_BYTES:,}, so it matches nothing"
+                    f"{shortened(repr(word), 40)} has {len(word.encode()):,} bytes. An index has no word of more than "
+                    f"{text_files.MOST_BYTES:,} bytes, so it matches nothing"
                 )
                 if self.is_strict:
-                    raise ValueError(f"{reason}; leave it out")
+                    raise ValueError(f"{reason}. Leave it out")
                 _logger.warning("full-text query on index %s: %s", self.definition.name, reason)
 
     def _refuse_or_warn(self, reason: str, instead: str) -> None:
-        """Raise `ValueError` with the reason where syntax is strict; else log it with what is done instead."""
+        """Raise `ValueError` with the reason if the syntax is strict. Otherwise log the reason and the replacement."""
         if self.is_strict:
             advice = "Ask for whole words, or search an index with the tokenizer `default`"
             raise ValueError(f"{reason}. {advice}")
         self._warn(f"{reason}. {instead}")
 
     def _warn(self, what: str) -> None:
-        if not self.marking:  # the search has said so
+        if not self.marking:  # the search has already logged it
             _logger.warning("full-text query on index %s: %s", self.definition.name, shortened(what, 300))
 
     def _not_a_word(self, column: str, term: Term) -> ValueError:
-        name = text_tokenizers.tokenizer_of(self.definition, column)
+        name = text_files.tokenizer_of(self.definition, column)
         return ValueError(f"{term.text!r} is not one word by the tokenizer {name!r} of column {column!r}")
 
 
@@ -301,7 +528,7 @@ def _boosted(query: tantivy.Query, boost: float) -> tantivy.Query:
 
 
 def _scored(query: tantivy.Query | None) -> tantivy.Query | None:
-    """The same rows, each with the score 1."""
+    """Return a query for the same rows, each with the score 1."""
     import tantivy
 
     return None if query is None else tantivy.Query.const_score_query(query, 1.0)
@@ -317,3 +544,84 @@ def _low(limit: Node) -> str:
 
 def _high(limit: Node) -> str:
     return f"{limit.get('value', '*')}{'}' if limit['type'] == 'exclusive' else ']'}"
+
+
+# The syntax of full-text queries.
+
+
+_DISTANCE = re.compile("~[0-9]*$")
+_PAIR = re.compile(r"\\(.)", re.DOTALL)
+_STAND_INS = range(0xF0000, 0x110000)  # private characters, which are more than a text may have
+
+
+def read(text: str) -> Node:
+    r"""Return tantivy's tree of a query that `check_text` accepted. Raises `ValueError` for an invalid query.
+
+    Tantivy returns the same phrase for `a\*` and `a\\*`. Before parsing, each escaped backslash is therefore replaced
+    with a character that does not occur in the text. In the tree, an unquoted literal then has two backslashes instead.
+    """
+    import tantivy
+
+    used = {*text}
+    stand_in = next(each for each in map(chr, _STAND_INS) if each not in used)
+    written = _PAIR.sub(lambda found: stand_in if found[1] == "\\" else found[0], text) if "\\\\" in text else text
+    try:
+        with damage.as_query_error():
+            tree = cast("Node", tantivy.parse_query(written))
+    except ValueError as error:
+        raise ValueError("it has a Syntax Error") from error
+    if written != text:
+        for node, _, _ in walk(tree):
+            _put_back(cast("dict[str, Any]", node), stand_in)
+    return tree
+
+
+def _put_back(node: dict[str, Any], stand_in: str) -> None:
+    """Replace the stand-in character of an escaped backslash in a node."""
+    for name in ("field", "field_name"):
+        if node.get(name):
+            node[name] = node[name].replace(stand_in, "\\")
+    match node["type"]:
+        case "literal":
+            node["phrase"] = node["phrase"].replace(stand_in, "\\\\" if node["delimiter"] == "none" else "\\")
+        case "set":
+            node["elements"] = [each.replace(stand_in, "\\") for each in node["elements"]]
+        case "range":  # tantivy keeps both backslashes in the ends of a range, and parses them again
+            for end in (node["lower"], node["upper"]):
+                if "value" in end:
+                    end["value"] = end["value"].replace(stand_in, "\\\\")
+
+
+def words(text: str) -> Node:
+    """Return the tree that finds any of the words of a text. Words are separated by spaces. Nothing is an operator.
+
+    The tokenizer of the index reads each word. It makes a phrase of `can't`, and nothing of a single `/`. A distance
+    after a word (`slip~2`) is removed. A star (`o'n*`) makes the word a prefix, unless the text has more than
+    `MAX_CLAUSES` words. Building a prefix takes a millisecond.
+    """
+    found = dict.fromkeys(_DISTANCE.sub("", word) for word in text.split())
+    return any_of([(_word if len(found) <= MAX_CLAUSES else literal)(word) for word in found])
+
+
+def _word(text: str) -> Node:
+    prefix = text.rstrip("*")
+    if prefix == text or len(prefix) < SHORTEST_PREFIX:
+        return literal(text)
+    return {"type": "prefix", "text": prefix}
+
+
+def literal(text: str) -> Node:
+    """Return the node for a text as one phrase, in any column."""
+    return {
+        "type": "literal",
+        "field_name": None,
+        "phrase": text,
+        "delimiter": "double_quotes",
+        "slop": 0,
+        "prefix": False,
+    }
+
+
+def any_of(nodes: list[Node]) -> Node:
+    """Return the node for the union of some nodes."""
+    return {"type": "bool", "clauses": [(None, each) for each in nodes]}

@@ -1,21 +1,196 @@
-"""The actions of the transaction log as records (IndexTables protocol, "Actions" and appendix A).
+"""The actions of the transaction log as records, and their conversion from and to JSON objects.
 
-A version file is a sequence of actions, one JSON object per line with one top-level key that names the action. This
-module maps records to and from those objects; it does no I/O. Unknown fields are ignored, an unknown action is refused,
-and so is a known field whose value is not of the field's type.
+See the IndexTables protocol, "Actions" and appendix A. A version file is a sequence of actions, one JSON object per
+line. Each object has one top-level key, which names the action. Work items and their results contain actions in the
+same form. This module does no I/O.
+
+On reading, unknown fields are ignored. An unknown action is an error, and so is a known field whose value has the wrong
+type. The rules for the fields are derived once per record from the record's annotations. Reading is the hot path of
+opening a log, so a valid field costs only a lookup and a comparison of types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
-from storage_core.errors import Corrupt, Unsupported
-from storage_core.foreign_text import quoted
+from storage_core.base.errors import Corrupt, Unsupported
+from storage_core.base.text import quoted
 from storage_core.log import deletion_vector
 from storage_core.log.deletion_vector import DeletionVector
-from storage_core.log.encoding.fields import Rules, read_fields, rules_of
+
+MAX_DEPTH = 32
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
+MAX_TIME_MS = 253_402_300_799_999
+"""The end of the year 9999. A later time cannot be displayed as a date."""
+
+# The ranges of sizes and counts. All other integers may be negative. `numMergeOps` has 32 bits in the Avro state.
+# `timestamp` is the time of a commit, and its limit leaves room for later commits.
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "numMergeOps": (0, 2**31 - 1),
+    "timestamp": (0, MAX_TIME_MS),
+    **dict.fromkeys(
+        (
+            "size",
+            "numRecords",
+            "footerStartOffset",
+            "footerEndOffset",
+            "footerOffset",
+            "uncompressedSizeBytes",
+            "minReaderVersion",
+            "minWriterVersion",
+        ),
+        (0, MAX_INT64),
+    ),
+}
+
+_TEXT: frozenset[type] = frozenset({str})
+_COUNT: frozenset[type] = frozenset({int})
+_NULL: frozenset[type] = frozenset({type(None)})
+
+
+class _Misfit(Exception):  # noqa: N818  # never leaves this module
+    """The error for an invalid value of a field. The message contains the reason."""
+
+
+class Rule(NamedTuple):
+    """The values that a field may have.
+
+    Attributes:
+        expected: The Python type of the parsed JSON value.
+        low: The minimum of an integer.
+        high: The maximum of an integer.
+        look: A further check, which returns the value to use.
+    """
+
+    expected: type[Any]
+    low: int
+    high: int
+    look: Callable[[Any], Any] | None
+
+
+Rules = Mapping[str, Rule]
+
+
+def rules_of(kind: type[Any]) -> Rules:
+    """Return the rule of every field of a record, from its annotation."""
+    # The annotations are strings, because their evaluation is postponed. A string is sufficient here.
+    return {each.name: _rule(each.name, str(each.type).removesuffix(" | None")) for each in fields(kind)}
+
+
+def read_fields(name: str, rules: Rules, body: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the values of the known fields of an action. Unknown fields and nulls are omitted.
+
+    Raises:
+        Corrupt: A value has another type or is out of range. The error names `where` and the field.
+        Unsupported: A deletion vector has an unknown storage kind.
+    """
+    values: dict[str, Any] = {}
+    for key, value in body.items():
+        rule = rules.get(key)
+        if rule is None or value is None:
+            continue
+        expected, low, high, look = rule
+        # The types are compared exactly: `bool` is an `int` in Python, but not in the protocol.
+        if type(value) is not expected or (expected is int and not low <= value <= high):
+            raise Corrupt(f"{where}: {name}.{key} is {_wrong(rule, value)}", key=where, field=key)
+        if look is not None:
+            try:
+                value = look(value)  # noqa: PLW2901  # one name for one value
+            except _Misfit as misfit:
+                raise Corrupt(f"{where}: {name}.{key} {misfit}", key=where, field=key) from None
+        values[key] = value
+    vector = values.get("deletionVector")
+    if vector is not None:
+        values["deletionVector"] = deletion_vector.from_object(vector, where)
+    return values
+
+
+def _rule(name: str, annotation: str) -> Rule:
+    low, high = _RANGES.get(name, (MIN_INT64, MAX_INT64))
+    expected, look = _KINDS[annotation]
+    return Rule(expected, low, high, look)
+
+
+def _wrong(rule: Rule, value: object) -> str:
+    expected = f"int from {rule.low} to {rule.high}" if rule.expected is int else rule.expected.__name__
+    return f"{quoted(value)}. Expected {expected}"
+
+
+def _texts(value: list[Any]) -> tuple[str, ...]:
+    if value and set(map(type, value)) != _TEXT:
+        raise _Misfit("is a list with a value that is not a text. Expected texts only")
+    return tuple(value)
+
+
+def _text_lists(value: list[Any]) -> tuple[tuple[str, ...], ...]:
+    if not all(type(each) is list for each in value):
+        raise _Misfit("is a list with a value that is not a list. Expected lists of texts")
+    return tuple(_texts(each) for each in value)
+
+
+def _counts(value: list[Any]) -> tuple[int, ...]:
+    if value and (set(map(type, value)) != _COUNT or not 0 <= min(value) <= max(value) <= MAX_INT64):
+        raise _Misfit(f"is a list with a value that is not a count. Expected whole numbers from 0 to {MAX_INT64}")
+    return tuple(value)
+
+
+def _text_map(value: dict[str, Any]) -> dict[str, str]:
+    return value if not value or set(map(type, value.values())) == _TEXT else _without_nulls(value, _TEXT, "text")
+
+
+def _count_map(value: dict[str, Any]) -> dict[str, int]:
+    if value and set(map(type, value.values())) != _COUNT:
+        value = _without_nulls(value, _COUNT, "whole number")
+    if value and not 0 <= min(value.values()) <= max(value.values()) <= MAX_INT64:
+        raise _Misfit(f"holds a count outside 0 to {MAX_INT64}")
+    return value
+
+
+def _without_nulls(value: dict[str, Any], kinds: frozenset[type], wanted: str) -> dict[str, Any]:
+    """Remove nulls. A null stands for an unknown value, like a missing entry."""
+    if not set(map(type, value.values())) <= kinds | _NULL:
+        wrong = next(key for key, each in value.items() if each is not None and type(each) not in kinds)
+        raise _Misfit(f"holds {quoted(value[wrong])} under {quoted(wrong)}. Expected a {wanted}")
+    return {key: each for key, each in value.items() if each is not None}
+
+
+def _json_object(value: dict[str, Any]) -> dict[str, Any]:
+    """Check free-form JSON against limits that later code relies on."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        nested: list[object] = []
+        for each in level:
+            match each:
+                case dict():
+                    nested.extend(each.values())
+                case list():
+                    nested.extend(each)
+                case float() if not math.isfinite(each):
+                    raise _Misfit("holds a number that is not finite")
+                case _:
+                    pass
+        if not nested:
+            return value
+        level = nested
+    raise _Misfit(f"is nested deeper than {MAX_DEPTH} levels")
+
+
+_KINDS: Mapping[str, tuple[type[Any], Callable[[Any], Any] | None]] = {
+    "str": (str, None),
+    "int": (int, None),
+    "bool": (bool, None),
+    "tuple[str, ...]": (list, _texts),
+    "tuple[int, ...]": (list, _counts),
+    "tuple[tuple[str, ...], ...]": (list, _text_lists),
+    "Mapping[str, str]": (dict, _text_map),
+    "Mapping[str, int]": (dict, _count_map),
+    "Mapping[str, Any]": (dict, _json_object),
+    "DeletionVector": (dict, None),
+}
+
 
 READER_VERSION = 4
 WRITER_VERSION = 4
@@ -44,9 +219,11 @@ FEATURES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInfo:
-    """First line of every version file. `timestamp` (ms) is max(now, previous + 1): it never goes back.
+    """The first line of every version file.
 
-    `version` is the number in the file's name, so that a file under another's name is not taken for it.
+    Attributes:
+        timestamp: In ms, max(now, previous + 1), so that it never decreases.
+        version: The number in the file's name. It exposes a file that is stored under another file's name.
     """
 
     NAME: ClassVar[str] = "commitInfo"
@@ -60,7 +237,7 @@ class CommitInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """Minimum reader and writer version, and the named features a reader or writer must know."""
+    """The minimum reader and writer version, and the named features that a reader or writer must support."""
 
     NAME: ClassVar[str] = "protocol"
     minReaderVersion: int = READER_VERSION
@@ -70,13 +247,18 @@ class Protocol:
 
 
 def is_ours(protocol: Protocol) -> bool:
-    """Tell whether Tidemark created the table: then every checkpoint of it is derived from its version files."""
+    """Return whether Tidemark created the table. Every checkpoint of such a table is derived from its version files."""
     return OWN_FEATURE in (protocol.writerFeatures or ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """Schema and configuration of the table. `schemaString` is a Spark schema as JSON; `createdTime` is in ms."""
+    """Schema and configuration of the table.
+
+    Attributes:
+        schemaString: A Spark schema as JSON.
+        createdTime: In ms.
+    """
 
     NAME: ClassVar[str] = "metaData"
     id: str
@@ -91,15 +273,24 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
-    """A split joins the table. Fields of the source first, then Tidemark's own (Avro field ids from 160).
+    """The action that adds a split to the table.
 
-    `minValues` / `maxValues` hold sound bounds in the text form of `rows.bound_text`; a missing column never prunes.
-    `windowStart` is the window in seconds since the epoch, None for the bucket of null timestamps or a table without
-    windows. `minRowKey` / `maxRowKey` are the first and last sort key as JSON arrays. `columnRegexes` match every value
-    of the string columns that the sort schema names. `xxh3` is the xxh3-64 of the whole file as 16 hex digits,
-    `footerXxh3` that of its footer, which has those of the column chunks. `deletionVector` names the rows that are
-    gone; None when there never were any. An add of a path that is live replaces that entry: it may change nothing but
-    the vector, and always states one.
+    The fields of the source protocol come first, then Tidemark's own fields (Avro field ids from 160). If the path is
+    already live, the action replaces the entry of the path. Such an action must have a deletion vector, and may change
+    no other field.
+
+    Attributes:
+        minValues: The lower bound of each column, in the text form of `data.rows.codes`. A column without a bound is
+            never used to prune.
+        maxValues: The upper bound of each column, in the same form as `minValues`.
+        windowStart: The start of the window in seconds since the epoch. None if the split contains the rows with null
+            timestamps, or if the table has no windows.
+        minRowKey: The sort key of the first row, as a JSON array.
+        maxRowKey: The sort key of the last row, as a JSON array.
+        columnRegexes: For each string column of the sort schema, a regular expression that matches every value.
+        xxh3: The xxh3-64 of the whole file, as 16 hex digits.
+        footerXxh3: The xxh3-64 of the footer. The footer contains the checksums of the column chunks.
+        deletionVector: The deleted rows. None if no row of the split was ever deleted.
     """
 
     NAME: ClassVar[str] = "add"
@@ -135,25 +326,28 @@ class Add:
 
     @property
     def deleted_rows(self) -> DeletionVector | None:
-        """The vector that hides rows; a vector of no rows is none."""
+        """The deletion vector, or None if it is missing or empty."""
         vector = self.deletionVector
         return vector if vector is not None and vector.cardinality else None
 
     @property
     def visible_rows(self) -> int:
-        """Rows of the file that no vector hides; 0 where nobody counted them."""
+        """The number of rows of the file that are not deleted. 0 if the number of rows is unknown."""
         deleted = self.deleted_rows
         return max(0, (self.numRecords or 0) - (0 if deleted is None else deleted.cardinality))
 
     @property
     def as_written(self) -> Add:
-        """The entry without its vector: for readers of all rows of the file, whether they are live or not."""
+        """The entry without its deletion vector, for readers that also need the deleted rows of the file."""
         return replace(self, deletionVector=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """A split leaves the table. Its file stays until the collector finds that nothing retained names it."""
+    """The action that removes a split from the table.
+
+    The file of the split stays until the collector finds that nothing retained refers to it.
+    """
 
     NAME: ClassVar[str] = "remove"
     path: str
@@ -165,7 +359,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeSkip:
-    """A split is left out of an operation for a while, with the reason. Times in ms."""
+    """The action that excludes a split from an operation for some time, with the reason. All times are in ms."""
 
     NAME: ClassVar[str] = "mergeskip"
     path: str
@@ -178,7 +372,7 @@ class MergeSkip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Txn:
-    """Idempotency of a batch job: a commit that repeats a recorded (appId, version) is a no-op."""
+    """The action that makes a batch job idempotent: a commit that repeats a recorded (appId, version) is a no-op."""
 
     NAME: ClassVar[str] = "txn"
     appId: str
@@ -188,7 +382,7 @@ class Txn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTxn:
-    """A transaction is pruned: exactly-once needs it no longer. Decision 0133."""
+    """The action that prunes a transaction that is no longer needed to prevent repeated work. Decision 0008."""
 
     NAME: ClassVar[str] = "removeTxn"
     appId: str
@@ -196,7 +390,7 @@ class RemoveTxn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """The highest fencing token that has committed for a resource."""
+    """The action that records the highest fencing token that has committed for a resource."""
 
     NAME: ClassVar[str] = "fence"
     resource: str
@@ -205,7 +399,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedGenerations:
-    """Merge progress of a region: generations up to `generation` are in the base as of this commit."""
+    """The action that records the merge progress of a region.
+
+    From this commit on, the base contains all generations of the region up to `generation`.
+    """
 
     NAME: ClassVar[str] = "mergedGenerations"
     region: str
@@ -214,12 +411,19 @@ class MergedGenerations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSegment:
-    """A segment joins an index. `covers` names the splits it was built over; `details` is specific to the kind.
+    """The action that adds a segment to an index.
 
-    It answers for the rows of those splits, wherever translations moved them. With `origins` it was built over a part
-    of one split only: of the rows that came from these other splits, for which no segment answered. Decision 0115.
-    A merged segment has in `coveredRows` the rows of each of `covers`, one after the other, and in `coveredOrigins` the
-    origins of each that is a part, and nothing for the others. Decision 0122.
+    The segment covers the rows of its splits, even after translations moved these rows. A partial segment covers only
+    some rows of a single split. These rows came from other splits that had no segment (decision 0019). A merged segment
+    combines several segments (decision 0019).
+
+    Attributes:
+        covers: The splits from which the segment was built.
+        details: The values that are specific to the kind of the index.
+        origins: For a partial segment, the other splits from which its rows came. None for any other segment.
+        coveredRows: For a merged segment, the number of rows for each of `covers`, in the same order.
+        coveredOrigins: For a merged segment, one entry per name in `covers`. The entry contains the origins if only a
+            part of that split is covered, and is empty otherwise.
     """
 
     NAME: ClassVar[str] = "indexSegment"
@@ -239,7 +443,7 @@ class IndexSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveIndexSegment:
-    """A segment leaves an index."""
+    """The action that removes a segment from an index."""
 
     NAME: ClassVar[str] = "removeIndexSegment"
     index: str
@@ -248,10 +452,15 @@ class RemoveIndexSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """Where a compaction moved the rows of its inputs: an object that says it by row, and here how many went where.
+    """The action that records the moves of a compaction. The object at `path` has the new position of every input row.
 
-    `inputRows` are the rows of each input's file, `movedRows` how many of them each output got: the outputs of the
-    first input, then those of the second. What is in no output was deleted before. Decision 0115.
+    Decision 0019.
+
+    Attributes:
+        inputRows: The number of rows in the file of each input.
+        movedRows: The number of rows that each output got from each input. The numbers for all outputs of the first
+            input come first, then the numbers for the second input, and so on. A row that is in no output was deleted
+            earlier.
     """
 
     NAME: ClassVar[str] = "translation"
@@ -265,22 +474,25 @@ class Translation:
     footerOffset: int
 
     def moved(self, source: int, output: int) -> int:
-        """Return how many rows of this input are in this output, both by their places in the lists."""
+        """Return the number of rows of this input that are in this output. Both arguments are list positions."""
         return self.movedRows[source * len(self.outputs) + output]
 
     @property
     def outputRows(self) -> tuple[int, ...]:  # noqa: N802  # named like the fields
-        """The rows of each output."""
+        """The number of rows in each output."""
         return tuple(sum(self.movedRows[output :: len(self.outputs)]) for output in range(len(self.outputs)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTranslation:
-    """A translation leaves the table: no segment needs it."""
+    """The action that removes a translation that no segment needs any more from the table."""
 
     NAME: ClassVar[str] = "removeTranslation"
     path: str
 
+
+File = Add | IndexSegment | Translation
+"""An action that adds an object to a table."""
 
 Action = (
     CommitInfo
@@ -307,7 +519,7 @@ _RULES: Mapping[str, Rules] = {name: rules_of(kind) for name, kind in _BY_NAME.i
 
 
 def to_json_object(action: Action) -> dict[str, dict[str, Any]]:
-    """Return the action as `{name: fields}`; fields that are None are left out."""
+    """Return the action as `{name: fields}`. Fields that are None are omitted."""
     body: dict[str, Any] = {}
     for name in _FIELDS[type(action)]:
         value = getattr(action, name)
@@ -322,17 +534,21 @@ def to_json_object(action: Action) -> dict[str, dict[str, Any]]:
 
 
 def from_json_object(line: Mapping[str, Any], where: str) -> Action:
-    """Return the record for one parsed line of a version file; `where` names the file and line for the error.
+    """Return the record for one parsed line of a version file. A null counts as a missing field.
 
-    Raises `Unsupported` for an action this release does not know, `Corrupt` for one that lacks a required field or
-    holds a value that its field cannot hold. A null counts as a field that is left out.
+    Args:
+        where: The file and line, for error messages.
+
+    Raises:
+        Unsupported: This release does not support the action.
+        Corrupt: A required field is missing, or a value is not valid for its field.
     """
     if len(line) != 1:
         raise Corrupt(f"{where}: expected one action per line, found the keys {sorted(line)[:5]}", where=where)
     name, body = next(iter(line.items()))
     kind = _BY_NAME.get(name)
     if kind is None:
-        raise Unsupported(f"{where}: unknown action {quoted(name)}; this table needs a newer Tidemark", where=where)
+        raise Unsupported(f"{where}: unknown action {quoted(name)}. This table needs a newer Tidemark", where=where)
     if not isinstance(body, dict):
         raise Corrupt(f"{where}: the action {name!r} is not an object", where=where)
     values = read_fields(name, _RULES[name], body, where)
@@ -340,4 +556,33 @@ def from_json_object(line: Mapping[str, Any], where: str) -> Action:
         action: Action = kind(**values)
     except TypeError as error:
         raise Corrupt(f"{where}: the action {name!r} is incomplete: {error}", where=where) from error
+    return action
+
+
+Kind = TypeVar("Kind", bound=Action)
+
+
+def write_actions(actions: Iterable[Action]) -> list[dict[str, Any]]:
+    """Return the actions as JSON objects in the same order. `read_actions` converts the objects back."""
+    return [to_json_object(action) for action in actions]
+
+
+def read_actions(lines: Iterable[Mapping[str, Any]], kind: type[Kind], where: str) -> tuple[Kind, ...]:
+    """Return the actions that `write_actions` wrote, which must all be of one kind.
+
+    Args:
+        where: The name of the file or message that contains the actions, for error messages.
+
+    Raises:
+        Corrupt: An action is of a kind that the caller does not expect.
+        Exception: Any error of `from_json_object`.
+    """
+    return tuple(read_action(line, kind, where) for line in lines)
+
+
+def read_action(line: Mapping[str, Any], kind: type[Kind], where: str) -> Kind:
+    """Return the one action of this kind that `to_json_object` wrote. Raises the errors of `read_actions`."""
+    action = from_json_object(line, where)
+    if not isinstance(action, kind):
+        raise Corrupt(f"{where}: expected an action {kind.NAME!r}, found {action.NAME!r}", where=where)
     return action

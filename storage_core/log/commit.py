@@ -1,7 +1,8 @@
-"""Committing: put-if-absent of the next version, rebase and retry (lessons 01 to 13).
+"""Commits: put-if-absent of the next version, rebase and retry (lessons 01 to 13).
 
-The version file is the commit. It lands at one version at most, because an attempt moves on to the next version only
-after it has read who won the one before. So an unknown outcome is resolved by reading back, and nothing is ever undone.
+The version file is the commit. A commit becomes at most one version. After a failed attempt, the committer first reads
+which commit became that version. Only then does it try the next version. So the committer resolves an unknown outcome
+by reading the log, and never undoes a write.
 """
 
 from __future__ import annotations
@@ -11,36 +12,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from storage_core.clock import Clock
-from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, NotFound, NotWritten, Unavailable
-from storage_core.formats.keys import version_key
-from storage_core.ids import Ids, random_pause_ms
+from storage_core.base.clock import Clock, Ids, random_pause_ms
+from storage_core.base.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, NotFound, NotWritten, Unavailable
+from storage_core.data.formats.keys import version_key
 from storage_core.log.actions import Action, CommitInfo
-from storage_core.log.advance import advance, read_version
-from storage_core.log.boundary import first_version
-from storage_core.log.conflicts.settle import Plan, settle
-from storage_core.log.encoding.codec import commit_info, encode_version
+from storage_core.log.codec import commit_info, encode_version
+from storage_core.log.conflicts import Plan, settle
+from storage_core.log.listing import first_version
 from storage_core.log.replay import open_head
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown
-from storage_core.objectstore.create import put_or_unknown
+from storage_core.log.versions import advance, read_version
+from storage_core.store.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown, put_or_unknown
 
 MAX_ATTEMPTS = 10
 BASE_DELAY_MS = 100
 MAX_DELAY_MS = 5_000
 _BELIEVED_MS = 5_000
 CLOCK_TOLERANCE_MS = 60_000
-"""How far a version may be ahead of this machine's clock before a commit says so."""
+"""The time by which the timestamp of a version may be ahead of this machine's clock before a commit logs a warning."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """The commit is durable. `version` is where, `snapshot` the table right after, `attempts` the puts it took.
+    """The result of a durable commit.
 
-    `already_committed` tells that the work was in the table before this call and nothing was written; `version` is
-    then the version found, or the head when only the recorded transactions tell.
+    Attributes:
+        version: The version of the commit. If `already_committed` is True, the version of the earlier commit, or the
+            head if only the recorded transactions show that the work was committed.
+        snapshot: The table at that version.
+        already_committed: True if the work was already in the table. This call then wrote nothing.
+        attempts: The number of PUTs.
     """
 
     version: int
@@ -52,7 +55,7 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitLabel:
-    """What the first line of the version file says about a commit, besides its time."""
+    """The content of a version file's first line, except its time."""
 
     commit_id: str
     operation: str
@@ -60,7 +63,7 @@ class CommitLabel:
     job_run_id: str | None = None
 
     def info(self, version: int, timestamp_ms: int) -> CommitInfo:
-        """Return that first line for an attempt to become `version` at `timestamp_ms`."""
+        """Return the first line for an attempt to become `version` at `timestamp_ms`."""
         return CommitInfo(
             commitId=self.commit_id,
             operation=self.operation,
@@ -73,9 +76,13 @@ class CommitLabel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """What became of one put: `head` is the newest snapshot known, `open` says that its next version may be ours.
+    """The outcome of one attempt to put a version file.
 
-    `reason` is why nobody knows whether it is; `read_back`, that the store had to be asked what became of it.
+    Attributes:
+        head: The newest known snapshot.
+        open: True if the put may still take effect as the version after `head`.
+        reason: The reason why the outcome is unknown.
+        read_back: True if the outcome was determined by reading the log.
     """
 
     landed: bool
@@ -87,19 +94,28 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """Commits to one log. Without contention: one HEAD, and one PUT; each further attempt a GET more than it finds."""
+    """The writer of commits to one log. Without contention, a commit costs one HEAD and one PUT.
+
+    A further attempt that finds n new versions costs n + 1 additional GETs.
+    """
 
     store: ObjectStore
     clock: Clock
     ids: Ids
 
     def commit(self, plan: Plan, label: CommitLabel, head: Snapshot | None = None) -> CommitResult:
-        """Make the plan the next version, exactly once, or raise with nothing written.
+        """Commit the plan as the next version, exactly once, or raise an error.
 
-        The first attempt follows `head`, by default the snapshot that was planned on; all checks are against the plan.
-        Raises `CommitConflict` and `Fenced` as `conflicts.settle` does, `CommitConflict` after 10 lost races,
-        `NotWritten` when the store takes no write, and `CommitUnknown` when it never said what became of the last
-        attempt: its context holds `commit_id` and the one `version` that the commit may have become.
+        The first attempt tries the version after `head`, which is by default the snapshot of the plan. All checks
+        compare the head with the plan.
+
+        Raises:
+            CommitConflict: See `log.conflicts`. Also raised after 10 attempts that lost against other commits. Nothing
+                was written.
+            Fenced: See `log.conflicts`. Nothing was written.
+            NotWritten: The store accepts no write. Nothing was written.
+            CommitUnknown: The store never reported the outcome of the last attempt. The error's context has the
+                `commit_id` and the only `version` that the commit may have become.
         """
         began_ms = self.clock.now_ms()
         last = _Attempt(landed=False, head=self._still_on_the_log(head or plan.planned))
@@ -108,7 +124,8 @@ class Committer:
                 self.clock.sleep_ms(self._delay_ms(attempt - 1))
                 began_ms = self.clock.now_ms()
                 if (last := self._read_back(last.head, label.commit_id, last.reason)).landed:
-                    # On a head from before the pause every attempt is lost to one who commits faster than we pause.
+                    # The head must be read after the pause. With an older head, a faster writer would win every
+                    # attempt.
                     self._require_counted(last, label, began_ms)
                     return CommitResult(
                         last.head.version, label.commit_id, last.head, already_committed=False, attempts=attempt - 1
@@ -130,13 +147,16 @@ class Committer:
         raise self._gave_up(last, label)
 
     def _require_counted(self, landed: _Attempt, label: CommitLabel, began_ms: int) -> None:
-        """Return when the version that we made is one that counts. No request for a put that was answered in time.
+        """Raise `CommitUnknown` unless the new version is certainly above the collector's boundary.
 
-        Its number was free when the attempt began. It is free once more only after another's commit of that number has
-        outlived the retention, which takes as long, and the collector says so in its boundary before it deletes. An
-        answer within 5 s is believed: for it to be wrong somebody would have had to shorten the retention and collect
-        twice meanwhile, or to set this clock back by as much. One that was slower, or lost, is compared with the
-        boundary. Below it a version is ours and dead, or ours and was collected just now.
+        The boundary is the first version that may exist. The collector moves the boundary before it deletes versions.
+        The number of the new version was free when the attempt began. A used number can become free again only if its
+        version became older than the retention and was collected.
+
+        If the store answers the put within 5 s, no check and no request are needed. The check could fail only if
+        somebody shortens the retention and collects twice within these 5 s, or sets the clock of this machine back.
+        After a slow or lost answer, the version is compared with the boundary (one GET). A version below the boundary
+        is not part of the log, or was collected just now.
         """
         config = landed.head.config
         enough_ms = min(_BELIEVED_MS, config.version_retention_ms)
@@ -154,24 +174,30 @@ class Committer:
 
     def _not_counted(self, label: CommitLabel, version: int, why: str) -> CommitUnknown:
         return CommitUnknown(
-            f"{version_key(version)}: commit {label.commit_id} took so long that nobody knows whether it counts "
-            f"({why}); look for what it did in the newest version before doing anything else, and clean nothing up",
+            f"{version_key(version)}: commit {label.commit_id} took so long that its outcome is unknown "
+            f"({why}). Look for its changes in the newest version before doing anything else, and clean nothing up",
             commit_id=label.commit_id,
             version=version,
         )
 
     def _warn_of_clocks(self, committed: Snapshot) -> None:
-        """Say that a version is of the future: one before it was, and times order versions."""
+        """Log a warning if the version's time is in the future.
+
+        Commit times always increase. So the cause is an earlier version with a time in the future.
+        """
         ahead_ms = committed.timestamp - self.clock.now_ms()
         if ahead_ms > CLOCK_TOLERANCE_MS:
             _logger.warning(
-                "version %d of %s is %d s ahead of this machine's clock, for a version before it is: one of the clocks "
-                "is wrong; until then read older versions by number, not by time",
+                "version %d of %s is %d s ahead of this machine's clock, because an earlier version is: one of the "
+                "clocks is wrong. Until this time, read older versions by number, not by time",
                 committed.version, self.store.uri, ahead_ms // 1000,
             )  # fmt: skip
 
     def _settled(self, plan: Plan, head: Snapshot) -> tuple[Snapshot, tuple[Action, ...] | None]:
-        """Settle the plan on `head`; what fails there is judged on the newest version before it is a conflict."""
+        """Return the snapshot that the commit follows, and the actions that `settle` returns for the plan on it.
+
+        A conflict is reported only if the plan also fails on the newest version.
+        """
         try:
             return head, settle(plan, head)
         except (CommitConflict, Fenced):
@@ -181,21 +207,21 @@ class Committer:
             return newest, settle(plan, newest)
 
     def _attempt(self, head: Snapshot, actions: tuple[Action, ...], label: CommitLabel, last: _Attempt) -> _Attempt:
-        """Try to become the version after `head`; `last` is what became of the attempt before."""
+        """Try to become the version after `head`. `last` is the outcome of the previous attempt."""
         version = head.version + 1
-        # Never at or before the previous commit, whatever the clock does: times order versions.
+        # The time is always later than the previous commit, regardless of the clock, because times order versions.
         content = (label.info(version, max(self.clock.now_ms(), head.timestamp + 1)), *actions)
         try:
             result = put_or_unknown(self.store, version_key(version), encode_version(content), IfAbsent())
         except NotWritten as error:
             if not last.open:
                 raise
-            result = OutcomeUnknown(last.reason or str(error))  # of the attempt before nobody knows
+            result = OutcomeUnknown(last.reason or str(error))  # The outcome of the previous attempt is still unknown.
         match result:
             case Committed():
                 return _Attempt(landed=True, head=Snapshot.apply(head, version, content))
             case Conflict() | OutcomeUnknown() as outcome:
-                # Also a conflict may be our own put whose reply was lost: only the stored bytes tell.
+                # A conflict may also be our own put whose reply was lost. Only the stored bytes show which case it is.
                 _logger.info("version %d of %s: %s, reading back", version, self.store.uri, type(outcome).__name__)
                 reason = outcome.reason if isinstance(outcome, OutcomeUnknown) else last.reason
                 return self._read_back(head, label.commit_id, reason)
@@ -203,7 +229,7 @@ class Committer:
                 assert_never(unreachable)
 
     def _read_back(self, head: Snapshot, commit_id: str, reason: str) -> _Attempt:
-        """Follow the log past `head` to our commit, which is durable then, or to its end."""
+        """Read the log after `head` up to our commit or up to its end. Make our commit durable if it is found."""
         start = head.version
         while True:
             try:
@@ -212,22 +238,23 @@ class Committer:
                 if actions is not None and _is_of(actions, commit_id):
                     self.store.make_durable(version_key(head.version + 1))
             except (Unavailable, Corrupt) as error:
-                # The put was sent: whatever cannot be read now may be ours.
+                # The put was sent, so an unreadable version may be ours.
                 _logger.warning("version %d of %s could not be read back: %s", head.version + 1, self.store.uri, error)
                 actions = following = None
                 reason = reason or str(error)
             if actions is None or following is None:
-                # Past `start` somebody else holds the version that our put was for: it can never land.
+                # If the version after `start` exists, it is another commit. So our put can never take effect.
                 return _Attempt(landed=False, head=head, open=head.version == start, reason=reason)
             head = following
             if _is_of(actions, commit_id):
                 return _Attempt(landed=True, head=head, read_back=True)
 
     def _still_on_the_log(self, known: Snapshot) -> Snapshot:
-        """Return `known` when its version file exists, else the newest snapshot. One HEAD.
+        """Return `known` if its version file still exists, else the newest snapshot. One HEAD.
 
-        Behind a snapshot older than retention the next version may have been collected: creating it anew would
-        resurrect a dead number and lose the commit. While its own file exists, its successor was never deleted.
+        If a snapshot is older than the retention, the next version may have been collected. A commit with that number
+        would then reuse the number of a deleted version, and would be lost. If the file of `known` still exists, the
+        next version was never deleted.
         """
         try:
             self.store.head(version_key(known.version))
@@ -243,14 +270,14 @@ class Committer:
         if last.open:
             return CommitUnknown(
                 f"{version_key(head.version + 1)}: the store did not say whether commit {label.commit_id} landed "
-                f"({last.reason}); "
-                "search the history for it before doing anything else, and clean nothing up",
+                f"({last.reason}). "
+                "Search the history for it before doing anything else, and clean nothing up",
                 commit_id=label.commit_id,
                 version=head.version + 1,
             )
         return CommitConflict(
             f"{self.store.uri}: {MAX_ATTEMPTS} attempts to commit lost against other writers, the newest version is "
-            f"{head.version}; nothing was written, plan again",
+            f"{head.version}. Nothing was written. Plan again",
             version=head.version,
         )
 

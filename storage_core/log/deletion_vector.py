@@ -1,8 +1,14 @@
-"""Deletion vectors: which rows of a split are superseded or deleted, as part of its `add`.
+"""Deletion vectors of splits, and rules for the paths in a log entry.
 
-Rows are counted from 0 in file order. The bytes are a 32-bit Roaring bitmap in its portable format; they stand in the
-action itself as base64 (`inline`) or in an object that the action names (`key`). Pure: no I/O, and a vector read from
-a log is trusted for nothing until `rows_of` has compared its bytes with every number of the vector's entry.
+**Deletion vectors.** A deletion vector lists the rows of a split that are deleted or superseded, as part of the split's
+`add`. Rows are counted from 0 in file order. The bytes are a 32-bit Roaring bitmap in its portable format. The bytes
+are either in the action itself as base64 (`inline`), or in an object that the action names (`key`). A deletion vector
+from a log is not trusted until `rows_of` has compared its bytes with the size, checksum and cardinality in its entry.
+
+**Paths.** A path in a log entry is a key inside the table, spelled so that every reader interprets it in the same way.
+An unsafe path is refused before it reaches a store, a file system or a URL (design lessons 80 and 82).
+
+The module does no I/O.
 """
 
 from __future__ import annotations
@@ -15,13 +21,58 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+from urllib.parse import unquote
 
 import xxhash
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt, InvalidInput, Unsupported
-from storage_core.foreign_text import quoted
-from storage_core.log.encoding.safe_path import is_safe_path
+from storage_core.base.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.base.text import quoted
+from storage_core.store.contract import is_safe_key
+
+MAX_LENGTH = 1024
+# Nearly every path has this form. A path of this form needs no further check.
+PLAIN_PATH = r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(?:/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*"
+
+# The first path segments of internal objects of a table. Such objects are neither splits nor index segments.
+MACHINERY = frozenset({"_transaction_log", "_mem_wal", "_gc", "_tags.json", "_probe", "_locks", "quarantine"})
+
+_PLAIN = re.compile(PLAIN_PATH, re.ASCII)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:", re.ASCII)
+
+
+def is_safe_path(path: str) -> bool:
+    """Return whether a path from a log entry stays inside the table and is printable.
+
+    These paths are refused:
+
+    - A path that no store accepts as a key: it is absolute, is longer than 1,024 bytes, or has `..`, empty segments,
+      control characters, backslashes or lone surrogates.
+    - A path with a scheme or a drive (`s3:`, `file:`, `C:`).
+    - A path that leaves the table if its percent-encoding is decoded once or several times. All other percent signs are
+      legal, because names of partition folders contain percent signs.
+    """
+    if _PLAIN.fullmatch(path):
+        return len(path) <= MAX_LENGTH
+    return path.isprintable() and is_safe_key(path) and not _SCHEME.match(path) and _stays_inside_decoded(path)
+
+
+def is_data_path(path: str) -> bool:
+    """Return whether a path may belong to a split or a segment: it must be safe and outside of the internal folders."""
+    return is_safe_path(path) and path.partition("/")[0] not in MACHINERY
+
+
+def _stays_inside_decoded(path: str) -> bool:
+    while "%" in path:
+        decoded = unquote(path)
+        if decoded == path:
+            return True
+        path = decoded
+        # Empty segments and control characters are legal here, because a partition value may be a URL.
+        if path.startswith(("/", "\\")) or not {".", ".."}.isdisjoint(re.split(r"[/\\]", path)):
+            return False
+    return True
+
 
 MAX_ROWS = 2**32
 
@@ -30,7 +81,7 @@ _MAX_INT64 = 2**63 - 1
 
 
 class VectorStorage(StrEnum):
-    """Where the bytes of a vector are."""
+    """The place where the bytes of a deletion vector are stored."""
 
     INLINE = "inline"
     KEY = "key"
@@ -38,9 +89,14 @@ class VectorStorage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionVector:
-    """The vector of one split. `cardinality` counts its rows; `size` (bytes) and `xxh3` are of the Roaring bytes.
+    """The deletion vector of one split.
 
-    `data` is their base64, when inline; `path` is the table-relative key of their object, when stored by key.
+    Attributes:
+        cardinality: The number of deleted rows.
+        size: The number of Roaring bytes.
+        xxh3: The xxh3-64 of the Roaring bytes, in hex.
+        data: The Roaring bytes as base64, if inline.
+        path: The table-relative key of the object with the bytes, if stored by key.
     """
 
     storage: VectorStorage
@@ -52,7 +108,10 @@ class DeletionVector:
 
 
 def encode(rows: Iterable[int]) -> bytes:
-    """Return the Roaring bytes of the rows: equal sets of rows, equal bytes. Raises `InvalidInput` outside 32 bits."""
+    """Return the Roaring bytes of the rows.
+
+    Equal sets give equal bytes. Raises `InvalidInput` for a row number of more than 32 bits.
+    """
     try:
         bitmap = BitMap(rows)
     except (OverflowError, TypeError, ValueError) as error:
@@ -62,12 +121,15 @@ def encode(rows: Iterable[int]) -> bytes:
 
 
 def inline(rows: Iterable[int]) -> DeletionVector:
-    """Return the vector that carries these rows in the action itself. No rows is the vector of a whole split."""
+    """Return an inline deletion vector with these rows. If `rows` is empty, no row of the split is deleted."""
     return _described(encode(rows), VectorStorage.INLINE, path=None)
 
 
 def stored(path: str, data: bytes) -> DeletionVector:
-    """Return the vector whose bytes, as `encode` made them, are the object at `path`. Raises as `rows_of` does."""
+    """Return a deletion vector whose bytes are stored in the object at `path`. The bytes must be made by `encode`.
+
+    Raises the errors of `rows_of`.
+    """
     vector = _described(data, VectorStorage.KEY, path=path)
     if not is_safe_path(path):
         raise InvalidInput(f"the path {path!r} of a deletion vector leaves the table", path=path)
@@ -75,9 +137,13 @@ def stored(path: str, data: bytes) -> DeletionVector:
 
 
 def rows_of(vector: DeletionVector, stored_bytes: bytes | None, where: str) -> BitMap:
-    """Return the rows that are gone. `stored_bytes` is the object at `vector.path`, None for an inline vector.
+    """Return the deleted rows, after a check of size, checksum, format and cardinality.
 
-    Raises `Corrupt` naming `where` unless size, checksum, format and cardinality are all what the vector says.
+    Args:
+        stored_bytes: The object at `vector.path`, or None for an inline vector.
+
+    Raises:
+        Corrupt: The bytes do not match the vector's entry. The error names `where`.
     """
     data = _bytes_of(vector, stored_bytes, where)
     if len(data) != vector.size:
@@ -92,7 +158,7 @@ def rows_of(vector: DeletionVector, stored_bytes: bytes | None, where: str) -> B
 
 
 def to_object(vector: DeletionVector) -> dict[str, Any]:
-    """Return the JSON object that stands under `add.deletionVector`."""
+    """Return the JSON object for `add.deletionVector`."""
     body: dict[str, Any] = {
         "storage": vector.storage.value,
         "cardinality": vector.cardinality,
@@ -103,15 +169,17 @@ def to_object(vector: DeletionVector) -> dict[str, Any]:
 
 
 def from_object(body: Mapping[str, Any], where: str) -> DeletionVector:
-    """Return the vector that `to_object` wrote; unknown fields are ignored.
+    """Return the deletion vector that `to_object` wrote. Unknown fields are ignored. Only `rows_of` checks the bytes.
 
-    Raises `Unsupported` for a storage kind that this release does not know, `Corrupt` for a field of another type or
-    without the value it must have. The bytes are looked at by `rows_of` only.
+    Raises:
+        Unsupported: This release does not support the storage kind.
+        Corrupt: A field has the wrong type or is missing.
     """
     kind = _text(body, "storage", where)
     if kind not in set(VectorStorage):
         raise Unsupported(
-            f"{where}: deletionVector.storage {quoted(kind)} is not known to this release; upgrade", where=where
+            f"{where}: deletionVector.storage {quoted(kind)} is not known to this release. Upgrade Tidemark",
+            where=where,
         )
     storage = VectorStorage(kind)
     inlined = storage is VectorStorage.INLINE
@@ -126,12 +194,15 @@ def from_object(body: Mapping[str, Any], where: str) -> DeletionVector:
 
 
 def to_json(vector: DeletionVector) -> str:
-    """Return the vector as compact JSON text, as the Avro state carries it."""
+    """Return the deletion vector as compact JSON text, in the form that the Avro state contains."""
     return json.dumps(to_object(vector), separators=(",", ":"))
 
 
 def from_json(text: str, where: str) -> DeletionVector:
-    """Return the vector that `to_json` wrote; raises as `from_object`, and `Corrupt` for text that is no object."""
+    """Return the deletion vector that `to_json` wrote.
+
+    Raises the errors of `from_object`, and `Corrupt` if the text is not an object.
+    """
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -155,7 +226,7 @@ def _described(data: bytes, storage: VectorStorage, *, path: str | None) -> Dele
 def _bytes_of(vector: DeletionVector, stored_bytes: bytes | None, where: str) -> bytes:
     if vector.storage is VectorStorage.KEY:
         if stored_bytes is None:
-            raise InvalidInput(f"{where}: the deletion vector is stored at {vector.path!r}; read it first", where=where)
+            raise InvalidInput(f"{where}: the deletion vector is stored at {vector.path!r}. Read it first", where=where)
         return stored_bytes
     try:
         return base64.b64decode(vector.data or "", validate=True)

@@ -1,48 +1,175 @@
-"""What a listing shows of a log: all of it, or what lies near a version or the head, whatever the log's age.
+"""Listings of a log: versions, checkpoints, the checkpoint hint and the collector's boundary.
 
-On a local disk a listing reads the names of the whole folder, so there keys are probed instead where that is enough.
-
-A listing only says where to start. What it shows may be damaged and what it lacks may be there, so nobody concludes
-from one of these alone that a version does not exist.
+A listing is a starting point for a reader, but not a proof. A listed object can be damaged, and an object that is not
+listed can exist. On a local disk, the functions probe keys if that is cheaper than a listing. The hint can be missing,
+partly written, too old or too new. Readers then need more time, but the result is the same (lessons 05, 09).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from storage_core.formats.hint import CheckpointKind
-from storage_core.formats.keys import (
+from storage_core.base.errors import InvalidInput, NotFound, Unavailable
+from storage_core.data.formats.documents import CheckpointHint, CheckpointKind, decode_hint, encode_hint
+from storage_core.data.formats.keys import (
     LOG_PREFIX,
     STATES_PREFIX,
     VERSIONS_PREFIX,
-    KeyKind,
     ParsedKey,
+    gc_boundary_key,
+    json_checkpoint_key,
     last_checkpoint_key,
     near_prefix,
     parse,
     state_key,
     version_key,
 )
-from storage_core.log.checkpoints.checkpointed import Checkpointed
-from storage_core.log.checkpoints.hint import read_hint
-from storage_core.objectstore.contract import PAGE_KEYS, ObjectInfo, ObjectStore
+from storage_core.data.formats.kinds import KeyKind, document_of
+from storage_core.data.settings.table import CheckpointFormat
+from storage_core.store.contract import PAGE_KEYS, Committed, ObjectInfo, ObjectStore, exists, unchanged
+from storage_core.store.meter import MeteredStore
+from storage_core.store.resolve import locations_above, open_store
+
+_BOUNDARY = document_of(KeyKind.GC_BOUNDARY)
+
+
+def encode_boundary(first_version: int, *, nonce: str) -> bytes:
+    """Return the bytes of a boundary. `nonce` must be unique."""
+    return _BOUNDARY.encode({"firstVersion": first_version, "nonce": nonce})
+
+
+def decode_boundary(data: bytes) -> int:
+    """Return the first version. Raises `Corrupt`, because no other record of the deletions exists."""
+    return _BOUNDARY.decode(data, gc_boundary_key(), lambda body: int(body["firstVersion"]))
+
+
+def first_version(store: ObjectStore) -> int:
+    """Return the first version that may exist, which is 0 before any collection. One GET.
+
+    Raises `Corrupt` if the boundary cannot be parsed. Unlike the hint, the boundary cannot be replaced: it is the only
+    record of the deletions.
+    """
+    return read_boundary(store)[0]
+
+
+def read_boundary(store: ObjectStore) -> tuple[int, str | None]:
+    """Return the boundary and its ETag, or 0 and None if nothing was ever collected. One GET.
+
+    Raises the errors of `first_version`.
+    """
+    try:
+        blob = store.get(gc_boundary_key())
+    except NotFound:
+        return 0, None
+    return decode_boundary(blob.data), blob.etag
+
+
+_OF_KEY: Mapping[KeyKind, CheckpointKind] = {
+    KeyKind.STATE: CheckpointKind.AVRO_STATE,
+    KeyKind.JSON_CHECKPOINT: CheckpointKind.JSON,
+}
+_OF_FORMAT: Mapping[CheckpointFormat, CheckpointKind] = {
+    "avro": CheckpointKind.AVRO_STATE,
+    "json": CheckpointKind.JSON,
+    "json-multipart": CheckpointKind.JSON_MULTIPART,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """A version with a checkpoint, and the form of the checkpoint."""
+
+    version: int
+    kind: CheckpointKind
+
+    @staticmethod
+    def at(parsed: ParsedKey) -> Checkpointed | None:
+        """Return the checkpoint whose root has this key, or None. A JSON checkpoint in parts counts as `JSON`, too."""
+        kind = _OF_KEY.get(parsed.kind)
+        return None if kind is None or parsed.version is None else Checkpointed(parsed.version, kind)
+
+    @staticmethod
+    def forms(version: int) -> tuple[Checkpointed, ...]:
+        """Return the possible checkpoints of a version, one per root key. The form that opens fastest comes first."""
+        return tuple(Checkpointed(version, kind) for kind in _OF_KEY.values())
+
+    @staticmethod
+    def in_format(version: int, form: CheckpointFormat) -> Checkpointed:
+        """Return the checkpoint of a version, in the form that this setting of the table selects."""
+        return Checkpointed(version, _OF_FORMAT[form])
+
+    @property
+    def key(self) -> str:
+        """The key of the checkpoint's root, which is written last."""
+        return state_key(self.version) if self.kind is CheckpointKind.AVRO_STATE else json_checkpoint_key(self.version)
+
+
+_ATTEMPTS = 5
+
+_logger = logging.getLogger(__name__)
+
+
+def read_hint(store: ObjectStore) -> Checkpointed | None:
+    """Return the checkpoint to which the hint points, or None without a usable hint. One GET."""
+    try:
+        return _checkpointed(store.get(last_checkpoint_key()).data)
+    except NotFound:
+        return None
+
+
+def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], str]) -> bool:
+    """Point the hint at a newer state. Return True if this call moved the hint.
+
+    A hint that is at least as new is not changed, unless its state does not exist. If other processes win every
+    attempt, that is not an error, because their hint is usable. Without any hint, opening the table only takes longer.
+
+    Cost:
+        One GET and one PUT if no other process changes the hint meanwhile.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            blob = store.get(last_checkpoint_key())
+        except NotFound:
+            etag = None
+        else:
+            current = _checkpointed(blob.data)
+            if current is not None and current.version >= hint.version and exists(store, current.key):
+                return False
+            etag = blob.etag
+        if isinstance(store.put(last_checkpoint_key(), encode_hint(hint, nonce=nonce()), unchanged(etag)), Committed):
+            _logger.info("checkpoint hint of %s points at version %d", store.uri, hint.version)
+            return True
+    _logger.warning("checkpoint hint of %s not moved to version %d: %d races lost", store.uri, hint.version, _ATTEMPTS)
+    return False
+
+
+def _checkpointed(data: bytes) -> Checkpointed | None:
+    found = decode_hint(data)
+    return None if found is None else Checkpointed(*found)
+
 
 SPAN = 1_000
-"""How many versions are near one another: those whose keys differ in the last three digits."""
+"""The number of versions whose keys differ only in the last three digits. Such versions count as near each other."""
 CLOSE = 100
-"""A state of so many versions ago is close: to look for a JSON checkpoint after it would cost more than it saves."""
+"""A state that is at most this number of versions older counts as close.
+
+For a close state, a search for a newer JSON checkpoint would cost more than it saves.
+"""
 
 MOST_ABSENT_KEYS = 32
-"""So many absent versions in a row end a search on a local disk: a larger gap is found by `fsck`."""
+"""The number of consecutive absent versions that ends a search on a local disk. `fsck` finds a larger gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogListing:
-    """Versions and checkpoints that a listing showed, ascending. May lack what was written while it ran.
+    """The listed versions and checkpoints, in ascending order. Objects written during the listing may be missing.
 
-    `since` is the first version that was asked for: 0 when nothing of the log was left out.
+    Attributes:
+        since: The first version that was requested. 0 if the whole log was listed.
     """
 
     versions: tuple[int, ...]
@@ -51,7 +178,11 @@ class LogListing:
 
     @staticmethod
     def of(keys: Iterable[ParsedKey], since: int = 0) -> LogListing:
-        """Return what the keys name. Of two forms of one version the state comes last: it is tried first."""
+        """Return the listing of these keys.
+
+        If a version has checkpoints of two forms, the state comes after the JSON checkpoint, so that readers try the
+        state first.
+        """
         versions, checkpoints = set(), set()
         for parsed in keys:
             if parsed.kind is KeyKind.VERSION and parsed.version is not None:
@@ -62,14 +193,17 @@ class LogListing:
         return LogListing(tuple(sorted(versions)), tuple(in_order), since)
 
     def until(self, at: int | None, below: int | None) -> LogListing:
-        """Return the listing without checkpoints beyond `at`, and at or beyond `below`; None is no limit."""
+        """Return the listing without the checkpoints after `at` and without the checkpoints at or after `below`.
+
+        A limit of None excludes no checkpoint.
+        """
         limits = [limit for limit in (at, None if below is None else below - 1) if limit is not None]
         kept = (each for each in self.checkpoints if all(each.version <= limit for limit in limits))
         return replace(self, checkpoints=tuple(kept))
 
     @property
     def newest(self) -> int:
-        """The highest version of either, -1 when there is none."""
+        """The highest version with a version file or a checkpoint, or -1 if there is none."""
         return max((*self.versions[-1:], *(each.version for each in self.checkpoints[-1:])), default=-1)
 
 
@@ -79,9 +213,11 @@ def list_log(store: ObjectStore) -> LogListing:
 
 
 def has_log(store: ObjectStore) -> bool:
-    """Return whether there is any version or checkpoint. One LIST, one more per 1,000 manifests that came first.
+    """Return whether any version or checkpoint exists.
 
-    None on a local disk where version 0 is there, or what the hint names.
+    Cost:
+        One LIST, and one more per 1,000 manifests whose keys sort before the versions. On a local disk, no LIST is
+        needed if version 0 or the checkpoint of the hint exists.
     """
     if _is_there(store, version_key(0)):
         return True
@@ -92,10 +228,12 @@ def has_log(store: ObjectStore) -> bool:
 
 
 def list_near(store: ObjectStore, at: int) -> LogListing:
-    """Return the checkpoints up to `at` of `at`'s thousand, else of the one before.
+    """Return the checkpoints up to `at` in the thousand versions that contain `at`, else in the thousand before.
 
-    One LIST where a state is close, none if that is on a local disk, up to four where none is. By prefixes of digits:
-    stores need not list in order.
+    Keys are listed by prefixes of digits, because a store need not list in order.
+
+    Cost:
+        One LIST if a state is close, otherwise up to four LISTs. On a local disk, a close state needs no LIST.
     """
     if (probed := _probed_state(store, at)) is not None:
         return probed
@@ -107,17 +245,18 @@ def list_near(store: ObjectStore, at: int) -> LogListing:
 
 
 def list_head(store: ObjectStore) -> LogListing:
-    """Return the newest versions and checkpoints near them. One LIST when all of the log fits on a page.
+    """Return the newest versions and the checkpoints near them.
 
-    Else another for the states, two more where none is close, and one for the versions per doubling of their number
-    beyond 1,000, or twice that.
+    Cost:
+        One LIST if the whole log fits on one page. For a longer log, one more LIST for the states, and two more LISTs
+        if no state is close. The versions then cost one or two LISTs per doubling of their number beyond 1,000.
     """
     first = list(islice(store.list(LOG_PREFIX), PAGE_KEYS))
     if len(first) < PAGE_KEYS:
         return LogListing.of(_parsed(first))
     shown, since = _tail(store)
     newest = _newest(shown)
-    # Others' states may be newer than any version file, so they are listed to the end.
+    # States of other writers may be newer than any version file, so all later states are listed.
     states = store.list(STATES_PREFIX, state_key(newest - SPAN) if newest >= SPAN else None)
     found = list(_parsed(states))
     if _newest(found) <= newest - CLOSE:
@@ -126,9 +265,9 @@ def list_head(store: ObjectStore) -> LogListing:
 
 
 def newest_beyond(store: ObjectStore, version: int) -> int:
-    """Return the newest version whose file is listed after that of `version`; `version` where none is. One LIST.
+    """Return the newest listed version after `version`, or `version` if there is none. One LIST.
 
-    On a local disk keys are probed instead, until 32 in a row are absent.
+    On a local disk, the function probes keys instead, until 32 consecutive keys are absent.
     """
     if _is_there(store, version_key(version)):
         return _probed_beyond(store, version)
@@ -137,13 +276,17 @@ def newest_beyond(store: ObjectStore, version: int) -> int:
 
 
 def listed_states(store: ObjectStore) -> list[int]:
-    """Return the versions that a listing shows a state of, in no order. One LIST per 1,000 keys of states."""
+    """Return the versions with a listed state, unordered. One LIST per 1,000 keys of states."""
     shown = _parsed(store.list(STATES_PREFIX))
     return [parsed.version for parsed in shown if parsed.kind is KeyKind.STATE and parsed.version is not None]
 
 
 def _checkpoints_near(store: ObjectStore, at: int, kind: KeyKind) -> tuple[list[ParsedKey], int]:
-    """Return the checkpoints up to `at` of its 1,000 versions, or of the 1,000 before, and the first version seen."""
+    """Return the checkpoints near `at` that are not after `at`, and the first listed version.
+
+    The checkpoints are taken from the thousand versions that contain `at`. If there are none, they are taken from the
+    thousand versions before.
+    """
     since = at
     for since in range(at - at % SPAN, max(-1, at - 2 * SPAN), -SPAN):
         shown = _parsed(store.list(near_prefix(since, kind)))
@@ -154,10 +297,10 @@ def _checkpoints_near(store: ObjectStore, at: int, kind: KeyKind) -> tuple[list[
 
 
 def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
-    """Return the version files, and what is named like them, from some version on to the last; and that version.
+    """Return the last page of version files and of keys that sort among them, and the version at which the page starts.
 
-    Found by galloping, then halving, with a page for each try: what it shows is the new lower end, and one that shows
-    nothing the upper.
+    The function finds the page by an exponential search, then by a binary search, and lists one page per step. If the
+    page has keys, it becomes the lower end of the search. If the page is empty, it becomes the upper end.
     """
     since, shown, beyond, step = 0, _page(store, None), None, PAGE_KEYS
     while len(shown) == PAGE_KEYS:
@@ -166,7 +309,7 @@ def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
         while True:
             near = beyond is not None and beyond - low <= PAGE_KEYS
             tried = low if near else low + step if beyond is None else (low + beyond) // 2
-            # A page may end between the parts of a checkpoint: what comes next is looked for behind its last key.
+            # A page may end between the parts of a checkpoint. The next page therefore starts after the last key.
             page = _page(store, last.key if near else version_key(tried))
             if page or near:
                 break
@@ -178,7 +321,10 @@ def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
 
 
 def _page(store: ObjectStore, after: str | None) -> list[ParsedKey]:
-    """Up to 1,000 of the version files after a key, and of what is named like them: all that there are if fewer."""
+    """Return up to 1,000 keys of version files, and of objects that sort among them, after a key.
+
+    If the result has fewer than 1,000 keys, no later key exists.
+    """
     return list(islice(_parsed(store.list(VERSIONS_PREFIX, after)), PAGE_KEYS))
 
 
@@ -194,7 +340,7 @@ def _parsed(infos: Iterable[ObjectInfo]) -> Iterator[ParsedKey]:
 
 
 def _is_there(store: ObjectStore, key: str) -> bool:
-    """Whether a file on a local disk is this object. False for every other store. No request."""
+    """Return True if the store is a local disk and the file of this object exists. Sends no request."""
     return store.local_path(key) is not None
 
 
@@ -208,9 +354,36 @@ def _probed_beyond(store: ObjectStore, version: int) -> int:
 
 
 def _probed_state(store: ObjectStore, at: int) -> LogListing | None:
-    """The listing of the newest state on a local disk that is close below `at`; None where none is."""
+    """Return a listing of the newest state on a local disk that is close below `at`, or None."""
     if _is_there(store, version_key(at)):
         for version in range(at, max(at - CLOSE, 0), -1):
             if _is_there(store, state_key(version)):
                 return LogListing((), (Checkpointed(version, CheckpointKind.AVRO_STATE),), since=version)
     return None
+
+
+MOST_LEVELS = 16
+
+
+def require_apart(store: ObjectStore) -> None:
+    """Raise `InvalidInput` if the location is inside another table's folder, or has another table inside its own.
+
+    The error names the other table. A parent folder that this process may not list counts as a folder without a table.
+    The same applies to a table that is being created at this moment.
+
+    Cost:
+        One LIST of the location, which finds tables among its first 1,000 objects, and one LIST for each of the 16
+        nearest parent folders.
+    """
+    for outer in islice(locations_above(store.uri), MOST_LEVELS):
+        with suppress(Unavailable):
+            above = open_store(outer)
+            if has_log(MeteredStore(above, store.meter) if isinstance(store, MeteredStore) else above):
+                raise InvalidInput(
+                    f"{store.uri}: lies in the folder of the table {outer}. Choose a location outside of it"
+                )
+    for info in islice(store.list(""), PAGE_KEYS):
+        folder, found, inside = info.key.rpartition(f"/{LOG_PREFIX}")
+        parsed = parse(LOG_PREFIX + inside) if found else None
+        if parsed is not None and parsed.version is not None:
+            raise InvalidInput(f"{store.uri}: holds another table in {folder}. Choose another location")

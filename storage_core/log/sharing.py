@@ -1,42 +1,110 @@
-"""The store of a table, which finds what a shallow clone shares with its source (decision 0146).
+"""Stores of shallow clones, and the features that a table's protocol requires.
 
-A clone's log names objects by the keys that they have in the source, relative to either root. What is not in the
-clone's own folder is read from the source's. Nothing there is ever written, listed or deleted: a collector of the clone
-sees its own objects, and what the source keeps for it is what its tag keeps.
+**Shallow clones.** The log of a shallow clone refers to objects of its source by the same keys. `TableStore` looks for
+an object in the clone's own folder first, then in the source's folder (decision 0033). `TableStore` never writes, lists
+or deletes anything in the source. So the collector of the clone sees only the clone's own objects. A tag in the source
+keeps the shared objects there.
+
+**Features.** A feature in the protocol makes older releases refuse a table that they would misread or damage
+(`docs/spec.md`, 2.1). A table has only the features that it needs. For example, every release can open a table with one
+region and without deletes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound
-from storage_core.formats import clone_source
-from storage_core.formats.keys import KeyKind, parse, source_key
-from storage_core.objectstore.contract import Blob, ObjectInfo, ObjectStore, PutMode, PutResult
-from storage_core.objectstore.resolve import open_store, scheme_of
-from storage_core.objectstore.s3_location import parse_s3_uri
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound
+from storage_core.data.formats.json_document import text
+from storage_core.data.formats.keys import parse, source_key
+from storage_core.data.formats.kinds import SHARED, KeyKind, document_of
+from storage_core.data.rows.columns import COLUMN_ID
+from storage_core.data.rows.vectors import VECTOR
+from storage_core.data.settings.index import INDEX_PREFIX, IndexDefinition
+from storage_core.data.settings.layout import HAND_REGIONS_KEY, PARTITION_BY_KEY, REGIONS_KEY
+from storage_core.data.settings.table import FORMER_WINDOWS_KEY, SPLIT_METADATA_KEY
+from storage_core.log.actions import (
+    CHANGED_COLUMNS_FEATURE,
+    HAND_REGIONS_FEATURE,
+    KEY_INDEXES_FEATURE,
+    OWN_FEATURE,
+    PACKED_METADATA_FEATURE,
+    PARTITIONS_FEATURE,
+    PRUNED_FEATURE,
+    REGIONS_FEATURE,
+    SHARED_FEATURE,
+    TRANSLATIONS_FEATURE,
+    VECTOR_COLUMNS_FEATURE,
+    VECTORS_FEATURE,
+    WINDOW_CHANGES_FEATURE,
+    Action,
+    Add,
+    Metadata,
+    Protocol,
+    RemoveTxn,
+    Translation,
+)
+from storage_core.store.contract import Blob, ObjectInfo, ObjectStore, PutMode, PutResult
+from storage_core.store.resolve import open_store, scheme_of
+from storage_core.store.s3_location import parse_s3_uri
 
 SOURCE = "tidemark.cloneOf"
-"""The setting that says of which version of which table this is a shallow clone, and which tag keeps that there."""
+"""The setting of a shallow clone.
 
-SHARED = frozenset({KeyKind.SPLIT, KeyKind.VECTOR, KeyKind.SEGMENT, KeyKind.TRANSLATION})
-"""What may lie in the source, each under a fresh id."""
+Its value names the source table, the cloned version of the source, and the tag that keeps this version in the source.
+"""
 
 MOST_CLONES = 16
 
 _Found = TypeVar("_Found")
 
+_SOURCE = document_of(KeyKind.SOURCE)
+
+
+def encode_source(uri: str) -> bytes:
+    """Return the bytes of `_source.json` for this table. Equal locations give equal bytes."""
+    return _SOURCE.encode({"uri": uri})
+
+
+def decode_source(data: bytes) -> str:
+    """Return the location of the table with which a clone shares objects. Raises `Corrupt` or `Unsupported`."""
+    return _SOURCE.decode(data, source_key(), lambda body: text(body["uri"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Cloned:
+    """A clone at its version 0.
+
+    Attributes:
+        source_version: The cloned version of the source.
+        copied_bytes: The number of bytes that a deep clone copied.
+        tag: The tag in the source that keeps the version for a shallow clone, while the tag exists.
+        unmerged: The number of unmerged records of a keyed source. The clone does not contain these records. None if
+            the number is unknown, as for a clone of an older version.
+        commit_id: The id of the clone's commit. Empty if the clone already existed and nothing was done.
+    """
+
+    uri: str
+    source_version: int
+    rows: int
+    splits: int
+    copied_bytes: int = 0
+    tag: str | None = None
+    unmerged: int | None = 0
+    commit_id: str = ""
+
 
 class TableStore:
-    """The objects of a table: its own, and behind them those of the source of a shallow clone.
+    """The objects of a table. If the table is a shallow clone, these include the objects of the source.
 
-    An object of the source costs one request more when it is met first, and once the GET of `_source.json`; a table
-    that is no clone pays that only where an object is missing. What reads also raises `InvalidInput` and `Corrupt` of a
-    source that is refused. Safe for threads.
+    The first read of each object in the source costs one more request. The first such read also costs one GET of
+    `_source.json`. A table that is not a clone sends these additional requests only for missing objects. Reads also
+    raise `InvalidInput` or `Corrupt` if the source is refused. Safe for threads.
     """
 
     def __init__(self, store: ObjectStore, opened: Callable[[str], ObjectStore] | None = None) -> None:
@@ -52,15 +120,15 @@ class TableStore:
         return self._store.uri
 
     def get(self, key: str) -> Blob:
-        """Return the whole object, wherever it is. Raises `NotFound`."""
+        """Return the whole object, from the table or its source. Raises `NotFound`."""
         return self._read(key, lambda store: store.get(key))
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Return bytes of the object, wherever it is. Raises `NotFound`."""
+        """Return bytes of the object, from the table or its source. Raises `NotFound`."""
         return self._read(key, lambda store: store.get_range(key, start, end))
 
     def head(self, key: str) -> ObjectInfo:
-        """Return the metadata of the object, wherever it is. Raises `NotFound`."""
+        """Return the metadata of the object, from the table or its source. Raises `NotFound`."""
         return self._read(key, lambda store: store.head(key))
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
@@ -68,7 +136,7 @@ class TableStore:
         return self._store.put(key, data, mode)
 
     def make_durable(self, key: str) -> None:
-        """Return once an object of the table itself is durable."""
+        """Ensure that an object of the table itself is durable."""
         self._store.make_durable(key)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
@@ -80,9 +148,9 @@ class TableStore:
         return self._store.delete(keys)
 
     def local_path(self, key: str) -> Path | None:
-        """Return the path of the object's file, wherever it is, where the table is in a directory.
+        """Return the path of the object's file in the table or its source, if the table is in a local directory.
 
-        One GET, once, where the file is not in the table's folder.
+        If the file is not in the table's folder, the first call sends one GET of `_source.json`.
         """
         path = self._store.local_path(key)
         if path is not None or scheme_of(self.uri) != "file" or not _is_shared(key):
@@ -91,10 +159,10 @@ class TableStore:
         return None if source is None else source.local_path(key)
 
     def source(self) -> ObjectStore | None:
-        """Return the store of the table that this is a shallow clone of, None where it is none. One GET, once."""
+        """Return the store of the source if this table is a shallow clone, else None. The first call sends one GET."""
         if not self._is_known:
             try:
-                place = clone_source.decode(self._store.get(source_key()).data)
+                place = decode_source(self._store.get(source_key()).data)
                 require_same_service(self.uri, place)
                 self._source = self._opened(place)
             except NotFound:
@@ -117,8 +185,8 @@ class TableStore:
             found = read(source)
         except NotFound as error:
             raise NotFound(
-                f"{key}: neither in {self.uri} nor in {source.uri}, of which this is a shallow clone; was its tag "
-                "there removed?",
+                f"{key}: neither in {self.uri} nor in {source.uri}, of which this is a shallow clone. Check "
+                "whether the tag of the clone was removed there",
                 key=key,
                 source=source.uri,
             ) from error
@@ -132,10 +200,11 @@ def _is_shared(key: str) -> bool:
 
 
 def require_same_service(table: str, source: str) -> None:
-    """Return when a table may send its readers to this source: on S3 to the service that they reach anyway.
+    """Raise `InvalidInput` if a table on S3 refers its readers to an unknown S3 service.
 
-    That is Amazon's, the one of the environment, or that of the table. Requests are signed, so nobody who can write a
-    table shall send them elsewhere. Raises `InvalidInput`.
+    Three services are allowed: Amazon S3, the service that the environment names, and the service of the table itself.
+    Requests are signed. So a person who can write to a table must not be able to redirect the requests to another
+    service.
     """
     if scheme_of(source) != "s3":
         return
@@ -145,17 +214,99 @@ def require_same_service(table: str, source: str) -> None:
     endpoint = parse_s3_uri(source, {}).endpoint
     if endpoint not in known:
         raise InvalidInput(
-            f"{table}: a shallow clone of a table at {endpoint}, which is neither its own service nor that of the "
-            "environment; set AWS_ENDPOINT_URL where that is trusted, or clone deep",
+            f"{table}: a shallow clone of a table at {endpoint}. This is neither its own service nor that of the "
+            "environment. If you trust it, set AWS_ENDPOINT_URL to it, or else make a deep clone",
             uri=table,
         )
 
 
 def open_table_store(uri: str | Path, clones: int = 0) -> TableStore:
-    """Return the store of the table at `uri`, as `open_store` does; what a shallow clone shares is found in it.
+    """Return the store of the table at `uri`, as `open_store` does, including the objects of a shallow clone's source.
 
-    `clones` lead there, each of the next. Raises `Corrupt` for more than there are: they lead in a circle.
+    Args:
+        clones: The number of shallow clones in the chain that leads to this table. If it exceeds `MOST_CLONES`,
+            `Corrupt` is raised, because so long a chain can only be a circle.
     """
     if clones > MOST_CLONES:
-        raise Corrupt(f"{uri}: more than {MOST_CLONES} shallow clones, each of the next, lead there; is one its own?")
+        raise Corrupt(
+            f"{uri}: more than {MOST_CLONES} shallow clones, each of the next, lead there. Check "
+            "whether one is a clone of itself"
+        )
     return TableStore(open_store(uri), partial(open_table_store, clones=clones + 1))
+
+
+_EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
+
+_OF_SETTINGS: Final = {
+    REGIONS_KEY: REGIONS_FEATURE,  # Without it, writers claim and readers read only the region of the whole table.
+    FORMER_WINDOWS_KEY: WINDOW_CHANGES_FEATURE,  # Without it, files ingested under other windows are ingested again.
+    SOURCE: SHARED_FEATURE,  # Without it, readers miss the splits of the source.
+    HAND_REGIONS_KEY: HAND_REGIONS_FEATURE,  # Without it, readers miss the rows of regions that no spec lists.
+    # Without it, writers store no partition of a split, and merge splits of different partitions.
+    PARTITION_BY_KEY: PARTITIONS_FEATURE,
+}
+"""The feature that each of these settings requires."""
+
+
+def first_protocol(metadata: Metadata) -> Protocol:
+    """Return the protocol of a new table with this metadata."""
+    features = (*_EVERY_TABLE, *_needed((metadata,)))
+    return Protocol(readerFeatures=features, writerFeatures=features)
+
+
+def first_version(metadata: Metadata, others: Sequence[Action], known: Protocol | None) -> tuple[Action, ...]:
+    """Return the actions of version 0: first the protocol, then these actions.
+
+    `known` is a protocol whose features the table needs in any case.
+    """
+    actions = (metadata, *others)
+    protocol = first_protocol(metadata) if known is None else known
+    found = with_features(actions, protocol)
+    return found if found != actions else (protocol, *actions)
+
+
+def with_features(actions: tuple[Action, ...], protocol: Protocol) -> tuple[Action, ...]:
+    """Return the actions. Put an upgraded protocol in front if they need features that the table's protocol lacks."""
+    needed = _needed(actions)
+    upgraded = replace(
+        protocol,
+        readerFeatures=_and(protocol.readerFeatures, needed),
+        writerFeatures=_and(protocol.writerFeatures, needed),
+    )
+    return (upgraded, *actions) if needed and upgraded != protocol else actions
+
+
+def _needed(actions: Iterable[Action]) -> list[str]:
+    return list(dict.fromkeys(feature for action in actions for feature in _needed_by(action)))
+
+
+def _needed_by(action: Action) -> Iterable[str]:
+    match action:
+        case Add() if action.deletionVector is not None:
+            yield VECTORS_FEATURE  # Without it, readers return deleted rows, and rewrites write them back.
+        case Metadata():
+            yield from (feature for key, feature in _OF_SETTINGS.items() if key in action.configuration)
+            if action.configuration.get(SPLIT_METADATA_KEY, "plain") != "plain":
+                yield PACKED_METADATA_FEATURE  # Without it, the checksums of new splits are not found.
+            if VECTOR in action.schemaString:
+                yield VECTOR_COLUMNS_FEATURE  # Without it, writers accept lists of any length.
+            if COLUMN_ID in action.schemaString:
+                # Without it, splits of earlier schemas appear damaged, or with other values.
+                yield CHANGED_COLUMNS_FEATURE
+            if any(_is_of_the_key(*entry) for entry in action.configuration.items()):
+                yield KEY_INDEXES_FEATURE  # Without it, the settings of the table are invalid.
+        case RemoveTxn():
+            yield PRUNED_FEATURE  # Without it, a landed file that appears again is ingested again.
+        case Translation():
+            yield TRANSLATIONS_FEATURE  # Without it, readers use segments for the wrong rows, or ignore the segments.
+        case _:
+            pass
+
+
+def _is_of_the_key(key: str, text: str) -> bool:
+    return key.startswith(INDEX_PREFIX) and IndexDefinition.from_text(key, text).kind == "primary_key"
+
+
+def _and(features: tuple[str, ...] | None, needed: Iterable[str]) -> tuple[str, ...]:
+    known = features or ()
+    return (*known, *(each for each in needed if each not in known))

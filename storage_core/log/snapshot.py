@@ -1,7 +1,10 @@
 """A snapshot: the complete state of a table at one version (docs/architecture/transaction-log.md).
 
-Snapshots are values. A reader takes one and never asks for "latest" twice; a commit is planned against one and checked
-against a newer one. `SnapshotBuilder` replays versions in time linear in their actions.
+Snapshots are immutable values. A reader requests the newest snapshot once and uses only this snapshot. A commit is
+planned on one snapshot and checked against a newer snapshot. `SnapshotBuilder` replays versions, in time linear in the
+number of their actions.
+
+The module also has the setting that marks the table of an unfinished import (docs/spec.md, section 2.4).
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from storage_core.errors import Corrupt, Unsupported
-from storage_core.formats.keys import version_key
+from storage_core.base.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.base.text import quoted
+from storage_core.data.formats.keys import version_key
+from storage_core.data.rows.schema import from_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import (
     FEATURES,
     READER_VERSION,
@@ -27,26 +33,30 @@ from storage_core.log.actions import (
     Remove,
     Translation,
 )
-from storage_core.log.checkpoints.checkpointed import Checkpointed
-from storage_core.log.encoding.codec import commit_info
-from storage_core.log.files.live import FilesBuilder, LiveFiles
-from storage_core.log.interop.version_files import time_of_unnamed_commit
-from storage_core.log.progress import Progress
-from storage_core.log.transactions import Transactions
-from storage_core.rows.schema import from_schema_string
-from storage_core.settings.table import TableConfig
+from storage_core.log.codec import commit_info, time_of_unnamed_commit
+from storage_core.log.listing import Checkpointed
+from storage_core.log.live_splits import FilesBuilder, LiveFiles
+from storage_core.log.transactions import Progress, Transactions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Everything the log says at `version`. Two snapshots of one version are equal, however they were loaded.
+    """The complete content of the log at `version`.
 
-    `timestamp` is the commit time in ms. `splits` are the live splits by path, in no order, kept in columns: see
-    `LiveFiles`. `txns` maps appId to the highest recorded version, kept in columns as well, `fences`
-    a resource to its highest token, `merged_generations` a region to its last merged generation, `segments`,
-    `mergeskips` and `translations` paths to their action.
-    `checkpoint` is the one that loading started from or that was written since, None without one; it is no part of
-    equality. Not slotted: `schema` and `config` are parsed once per snapshot.
+    Two snapshots of one version are equal, regardless of how they were loaded. The class has no slots, because `schema`
+    and `config` are parsed once per snapshot and cached.
+
+    Attributes:
+        timestamp: The commit time in ms.
+        splits: The live splits by path, unordered, stored in columns. See `LiveFiles`.
+        txns: The highest recorded version for each appId, also stored in columns.
+        fences: The highest token for each resource.
+        merged_generations: The last merged generation of each region.
+        segments: Index segments by path.
+        mergeskips: Splits that an operation skips, by path.
+        translations: Translations by path.
+        checkpoint: The checkpoint from which the snapshot was loaded, or which was written for the snapshot. None if
+            there is no checkpoint. The equality of snapshots does not depend on this field.
     """
 
     version: int
@@ -64,12 +74,12 @@ class Snapshot:
 
     @property
     def checkpoint_version(self) -> int | None:
-        """The version of the checkpoint behind the snapshot, None without one."""
+        """The version of the snapshot's checkpoint, None without a checkpoint."""
         return None if self.checkpoint is None else self.checkpoint.version
 
     @property
     def progress(self) -> Progress:
-        """A copy of what the snapshot holds besides settings and splits, to go on from."""
+        """A copy of the snapshot's content except settings and splits. A builder can apply actions to the copy."""
         return Progress(
             self.txns.copy(),
             dict(self.fences),
@@ -96,24 +106,28 @@ class Snapshot:
 
     @cached_property
     def rows(self) -> int:
-        """Visible rows of the live splits; splits written by others without a count add nothing."""
+        """The number of visible rows in the live splits. A split without a row count adds nothing.
+
+        Only splits of other software can lack a row count.
+        """
         return self.splits.total("numRecords") - self.splits.deleted_rows()
 
     @cached_property
     def has_all_counts(self) -> bool:
-        """Whether `rows` is exact: every live split has a count."""
+        """Whether `rows` is exact, that is, whether every live split has a row count."""
         return all(table.column("numRecords").null_count == 0 for table in self.splits.tables())
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes of the live splits."""
+        """The total size of the live splits, in bytes."""
         return self.splits.total("size")
 
     @staticmethod
     def apply(snapshot: Snapshot | None, version: int, actions: Sequence[Action]) -> Snapshot:
-        """Return the snapshot after `actions` as `version`; None stands for the table before version 0.
+        """Return the snapshot that results if these actions are applied as `version`.
 
-        Raises `Corrupt` when `version` does not follow, or when the first version carries no protocol or metadata.
+        A `snapshot` of None is the table before version 0.
+        Raises `Corrupt` if `version` is not the next version, or if the first version has no protocol or metadata.
         """
         builder = SnapshotBuilder(snapshot)
         builder.apply(version, actions)
@@ -121,10 +135,10 @@ class Snapshot:
 
 
 class SnapshotBuilder:
-    """Replays versions one after the other; `build` hands what it has over to a `Snapshot` and ends the builder."""
+    """A builder that replays versions in order. `build` moves the state to a `Snapshot` and ends the builder."""
 
     def __init__(self, base: Snapshot | None = None) -> None:
-        """Start after `base`, which stays as it is; None is the table before version 0."""
+        """Start after `base`, which is not changed. A `base` of None is the table before version 0."""
         self.version = base.version if base else -1
         self._timestamp = base.timestamp if base else 0
         self._protocol = base.protocol if base else None
@@ -135,19 +149,22 @@ class SnapshotBuilder:
 
     @staticmethod
     def at_checkpoint(checkpoint: Checkpointed) -> SnapshotBuilder:
-        """Return a builder whose next version is that of the checkpoint: all that the table then holds."""
+        """Return a builder that expects the complete content of the table at the version of the checkpoint."""
         builder = SnapshotBuilder()
         builder.version = checkpoint.version - 1
-        builder._checkpoint = checkpoint  # its own class
+        builder._checkpoint = checkpoint  # Access within the class.
         return builder
 
     def apply(self, version: int, actions: Sequence[Action]) -> None:
-        """Apply one version. Raises `Corrupt` unless it is the next one, `Unsupported` for features we do not know.
+        """Apply one version.
 
-        Commit times only grow, so one that does not is `Corrupt` as well: two version files changed places.
+        Raises:
+            Corrupt: The version is not the next one, or its commit time is not later than the previous one. Commit
+                times always increase, so an earlier time means that two version files were swapped.
+            Unsupported: The version needs features that this release does not support.
         """
         if version != self.version + 1:
-            raise Corrupt(f"version {version} does not follow version {self.version}; a version file is missing")
+            raise Corrupt(f"version {version} does not follow version {self.version}. A version file is missing")
         timestamp = commit_timestamp(actions, self._timestamp)
         if timestamp <= self._timestamp and commit_info(actions) is not None:
             key = version_key(version)
@@ -162,7 +179,7 @@ class SnapshotBuilder:
         self.version = version
 
     def build(self) -> Snapshot:
-        """Return the state reached. Raises `Corrupt` when no protocol or metadata has been seen."""
+        """Return the current state. Raises `Corrupt` if no version had a protocol or metadata."""
         if self._protocol is None or self._metadata is None:
             missing = "protocol" if self._protocol is None else "metaData"
             raise Corrupt(f"the log up to version {self.version} has no {missing!r} action")
@@ -200,17 +217,41 @@ class SnapshotBuilder:
 
 
 def commit_timestamp(actions: Sequence[Action], previous: int) -> int:
-    """Return the time (ms) of a version: as recorded, else, for logs of others, the newest time its actions name."""
+    """Return the commit time of a version in ms.
+
+    The result is the recorded time. In a log of other software, it is the newest time in the version's actions.
+    """
     info = commit_info(actions)
     return time_of_unnamed_commit(actions, previous) if info is None else info.timestamp
 
 
 def require_readable(protocol: Protocol) -> None:
-    """Raise `Unsupported` naming the version or feature that this release cannot read."""
+    """Raise `Unsupported` if this release cannot read the table. The error names the version or feature."""
     if protocol.minReaderVersion > READER_VERSION:
         raise Unsupported(
-            f"the table needs reader version {protocol.minReaderVersion}, this release has {READER_VERSION}; upgrade"
+            f"the table needs reader version {protocol.minReaderVersion}, this release has {READER_VERSION}. "
+            "Upgrade Tidemark"
         )
     unknown = sorted(set(protocol.readerFeatures or ()) - FEATURES)
     if unknown:
-        raise Unsupported(f"the table needs the reader features {', '.join(unknown)}; upgrade", features=unknown)
+        raise Unsupported(
+            f"the table needs the reader features {', '.join(unknown)}. Upgrade Tidemark", features=unknown
+        )
+
+
+UNFINISHED_IMPORT = "tidemark.unfinishedImport"
+"""The setting that version 0 of an unfinished import has, and that the last commit of the import removes.
+
+Its value names the imported source.
+"""
+
+
+def require_imported(uri: str, head: Snapshot) -> None:
+    """Raise `InvalidInput` if the import that created the table has not ended in the newest version."""
+    source = head.metadata.configuration.get(UNFINISHED_IMPORT)
+    if source is not None:
+        raise InvalidInput(
+            f"{uri}: the table is an unfinished import of {quoted(source)}. Run the import again. If it was refused, "
+            "delete the table's folder and import what was corrected.",
+            uri=uri,
+        )

@@ -1,69 +1,98 @@
-"""The transactions of a snapshot: those of its state, read when somebody looks, and what was recorded since.
+"""The transactions of a snapshot, and the other progress that a log records.
 
-Exactly-once rests on them, and they are as many as files that landed and writers that ended, so opening a table must
-not pay for them (decision 0132). Two snapshots that follow one another share what the state says.
+Transactions make work exactly-once. A table has one transaction per landed file and per finished writer. So opening a
+table must not read all transactions (decision 0002). `ListedTransactions` contains the transactions of a state. They
+are stored as columns in several objects, and each object is read when it is first used. `Transactions` adds the
+transactions that were recorded since the state. Consecutive snapshots share the objects of the state.
+
+Each state stores the transactions since the previous state as a small object. From time to time, small objects are
+merged into the sorted objects with the same ranges of appIds (`log.checkpoint_writing`). If several objects of a state
+contain the same appId, the object that comes later in the list takes precedence.
+
+`Progress` contains everything in the log except settings and splits. This means transactions, fences, merged
+generations, index segments, translations and skips.
 """
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, assert_never
 
-from storage_core.log.actions import Txn
+from storage_core.base.errors import Corrupt, NotFound
+from storage_core.log.actions import (
+    Action,
+    Add,
+    CommitInfo,
+    Fence,
+    IndexSegment,
+    MergedGenerations,
+    MergeSkip,
+    Metadata,
+    Protocol,
+    Remove,
+    RemoveIndexSegment,
+    RemoveTranslation,
+    RemoveTxn,
+    Translation,
+    Txn,
+)
+from storage_core.store.meter import prefetch
 
 if TYPE_CHECKING:
-    from storage_core.log.listed_transactions import ListedTransactions, Recorded
+    from storage_core.data.formats.avro_state import ProgressInfo
 
 
 class Transactions(Mapping[str, int]):
     """The highest recorded version by appId.
 
-    Reading an object of the state may raise `Corrupt` and `Unavailable`, whatever is called. Only who replays the log
-    records and prunes, on a copy of its own.
+    Any method may read an object of the state and then raise `Corrupt` or `Unavailable`. Only a replay of the log calls
+    `record` and `prune`, on its own copy.
     """
 
     def __init__(self, listed: ListedTransactions | None = None, recent: Recorded | None = None) -> None:
-        """Put `recent` over what the state says; None among them stands for a transaction that was pruned."""
+        """Combine the transactions of a state with later changes in `recent`, which take precedence.
+
+        In `recent`, None stands for a pruned transaction.
+        """
         self.listed = listed
         self._recent: dict[str, Txn | None] = dict(recent or {})
         self._all: dict[str, int] | None = None
 
     @property
     def recent(self) -> Recorded:
-        """What was recorded and pruned since the state, in no request."""
+        """The transactions recorded and pruned since the state. No request."""
         return self._recent
 
     @property
     def entries(self) -> int:
-        """How many are kept, those that later ones hide included; no request."""
+        """The number of entries, including the entries that later entries override. No request."""
         return len(self._recent) + (0 if self.listed is None else self.listed.entries)
 
     def copy(self) -> Transactions:
-        """Return the same transactions, to go on from."""
+        """Return a copy, to which more transactions can be applied."""
         return Transactions(self.listed, self._recent)
 
     def record(self, txn: Txn) -> None:
-        """Take the next transaction of the log; a version never goes back."""
+        """Apply the next transaction of the log. A version never decreases."""
         known = self._recent.get(txn.appId)
         if known is None or txn.version >= known.version:
             self._recent[txn.appId] = txn
             self._all = None
 
     def prune(self, app_id: str) -> None:
-        """Take the next removal of the log."""
+        """Apply the next removal of the log."""
         self._recent[app_id] = None
         self._all = None
 
     def find(self, app_id: str) -> Txn | None:
-        """Return a transaction with the time it was recorded at, None where it is not. At most one GET per object."""
+        """Return a transaction with the time at which it was recorded, or None. At most one GET per object."""
         if app_id in self._recent:
             return self._recent[app_id]
         return None if self.listed is None else self.listed.find(app_id)
 
     def every(self, kind: str | None = None) -> dict[str, Txn]:
-        """Return all, or those whose appId says `kind` up to its first colon; of others no object is read."""
-        from storage_core.log.listed_transactions import kind_of
-
+        """Return all transactions, or those of one kind (see `kind_of`). Objects of other kinds are not read."""
         found = {} if self.listed is None else self.listed.every(kind)
         for app_id, txn in self._recent.items():
             if txn is None:
@@ -99,3 +128,191 @@ class Transactions(Mapping[str, int]):
         if self._all is None:
             self._all = {app_id: txn.version for app_id, txn in self.every().items()}
         return self._all
+
+
+ANY_KIND = "*"
+"""The key of an object's bounds if the object has too many kinds. Tidemark has no kind with this name."""
+
+PARALLEL_READS = 2
+
+Recorded = Mapping[str, Txn | None]
+"""Transactions by appId. A value of None stands for a pruned transaction."""
+
+RecoverTransactions = Callable[[Exception], Recorded]
+
+
+def kind_of(app_id: str) -> str:
+    """Return the part of an appId before its first colon, or an empty text without a colon."""
+    kind, colon, _ = app_id.partition(":")
+    return kind if colon else ""
+
+
+class TransactionsPart:
+    """The transactions of one object, which is read at first use. `info` is available without a read."""
+
+    def __init__(self, info: ProgressInfo, read: Callable[[], Recorded]) -> None:
+        """Create a part whose transactions `read` returns."""
+        self.info = info
+        self._read = read
+        self._recorded: Recorded | None = None
+
+    @staticmethod
+    def of(info: ProgressInfo, recorded: Recorded) -> TransactionsPart:
+        """Return a part whose transactions are already in memory."""
+        part = TransactionsPart(info, lambda: recorded)
+        part._recorded = recorded  # Access within the class.
+        return part
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the transactions are in memory."""
+        return self._recorded is not None
+
+    @property
+    def recorded(self) -> Recorded:
+        """The transactions of the object. One GET at first use. Raises `Corrupt`."""
+        if self._recorded is None:
+            self._recorded = self._read()
+        return self._recorded
+
+    def may_hold(self, app_id: str) -> bool:
+        """Return False if the appId is outside the bounds of the object."""
+        kinds = self.info.kinds
+        bounds = kinds.get(kind_of(app_id)) or kinds.get(ANY_KIND)
+        return bounds is not None and bounds[0] <= app_id <= bounds[1]
+
+    def may_hold_kind(self, kind: str) -> bool:
+        """Return False if the object contains no transaction of the kind."""
+        return kind in self.info.kinds or ANY_KIND in self.info.kinds
+
+
+@dataclass(frozen=True)
+class ListedTransactions:
+    """The parts of one state. If two parts contain the same appId, the later part takes precedence.
+
+    The class has no slots, because the parts may be replaced once.
+
+    Attributes:
+        recover: A function that returns all transactions from another source if a part cannot be read. It is slower,
+            but gives the same result.
+    """
+
+    parts: tuple[TransactionsPart, ...]
+    recover: RecoverTransactions | None = None
+    _recovered: list[Recorded] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether every part that was used could be read."""
+        return not self._recovered
+
+    @property
+    def entries(self) -> int:
+        """The total number of entries, including the entries that later parts override."""
+        return sum(part.info.num_entries for part in self.parts)
+
+    def find(self, app_id: str) -> Txn | None:
+        """Return a transaction, or None if it is not recorded. Reads the parts that may contain it."""
+        for recorded in reversed(self._read(part for part in self.parts if part.may_hold(app_id))):
+            if app_id in recorded:
+                return recorded[app_id]
+        return None
+
+    def every(self, kind: str | None = None) -> dict[str, Txn]:
+        """Return all transactions, or those of one kind. Reads the parts that may contain them, in parallel."""
+        found: dict[str, Txn | None] = {}
+        for recorded in self._read(part for part in self.parts if kind is None or part.may_hold_kind(kind)):
+            found.update(recorded)
+        return {
+            app_id: txn
+            for app_id, txn in found.items()
+            if txn is not None and (kind is None or kind_of(app_id) == kind)
+        }
+
+    def _read(self, parts: Iterable[TransactionsPart]) -> list[Recorded]:
+        if self._recovered:
+            return list(self._recovered)
+        wanted = list(parts)
+        try:
+            unread = [part for part in wanted if not part.is_read]
+            for _ in prefetch(lambda part: part.recorded, unread, PARALLEL_READS):
+                pass
+            return [part.recorded for part in wanted]
+        except (Corrupt, NotFound) as error:
+            if self.recover is None:
+                raise
+            self._recovered.append(self.recover(error))
+            return list(self._recovered)
+
+
+@dataclass(slots=True)
+class Progress:
+    """The progress after the actions applied so far. Replays change it. The fields are those of `Snapshot`."""
+
+    txns: Transactions = field(default_factory=Transactions)
+    fences: dict[str, int] = field(default_factory=dict)
+    merged_generations: dict[str, int] = field(default_factory=dict)
+    segments: dict[str, IndexSegment] = field(default_factory=dict)
+    mergeskips: dict[str, MergeSkip] = field(default_factory=dict)
+    translations: dict[str, Translation] = field(default_factory=dict)
+
+    def apply(self, action: Action) -> None:
+        """Apply the next action of the log. Transactions and fences never decrease."""
+        match action:
+            case Txn():
+                self.txns.record(action)
+            case RemoveTxn():
+                self.txns.prune(action.appId)
+            case Fence():
+                self.fences[action.resource] = max(action.token, self.fences.get(action.resource, action.token))
+            case MergedGenerations():
+                self.merged_generations[action.region] = action.generation
+            case IndexSegment():
+                self.segments[action.path] = action
+            case RemoveIndexSegment():
+                self.segments.pop(action.path, None)
+            case Translation():
+                self.translations[action.path] = action
+            case RemoveTranslation():
+                self.translations.pop(action.path, None)
+            case MergeSkip():
+                self.mergeskips[action.path] = action
+            case Remove():
+                self.mergeskips.pop(action.path, None)
+            case CommitInfo() | Protocol() | Metadata() | Add():
+                pass
+            case _:
+                assert_never(action)
+
+    def actions(self) -> Iterator[Action]:
+        """Yield the actions that create this progress in an empty log, in a fixed order."""
+        yield from (txn for _, txn in sorted(self.txns.every().items()))
+        yield from self.besides_txns()
+
+    def besides_txns(self) -> Iterator[Action]:
+        """Yield the same actions without the transactions, which are not read."""
+        yield from (Fence(resource=name, token=token) for name, token in sorted(self.fences.items()))
+        for region, generation in sorted(self.merged_generations.items()):
+            yield MergedGenerations(region=region, generation=generation)
+        yield from (self.segments[path] for path in sorted(self.segments))
+        yield from (self.mergeskips[path] for path in sorted(self.mergeskips))
+        yield from (self.translations[path] for path in sorted(self.translations))
+
+    def beyond(self, head: Progress) -> Iterator[Action]:
+        """Yield the transactions, fences and merges that are ahead of the head's, in the order of `actions`.
+
+        Before these actions, the function yields removals of the transactions that were pruned here and that the head
+        still has.
+        """
+        pruned = (app for app, txn in sorted(self.txns.recent.items()) if txn is None)
+        yield from (RemoveTxn(appId=app) for app in pruned if app in head.txns)
+        for action in self.actions():
+            match action:
+                case Txn(appId=app, version=version) if head.txns.get(app, version - 1) < version:
+                    yield action
+                case Fence(resource=name, token=token) if head.fences.get(name, token - 1) < token:
+                    yield action
+                case MergedGenerations(region=region, generation=last) if head.merged_generations.get(region, 0) < last:
+                    yield action
+                case _:
+                    pass

@@ -1,0 +1,1 @@
+"""Reads of one snapshot: scans, SQL, lookups, changes, history and search."""

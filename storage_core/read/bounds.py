@@ -1,32 +1,263 @@
-"""What the log knows about the values in splits, column by column: statistics, windows, partitions.
+"""Bounds of the values in splits, and the evaluation of conditions against them.
 
-A `Source` answers for a batch of splits at once. Its bounds are keys of `rows.sortable`, inclusive, null where unknown;
-each side is decoded when somebody compares with it, and once.
+- A `Source` returns the bounds of a column for a whole batch of splits (`ColumnBounds`). Bounds are keys of
+  `data.rows.codes`, inclusive, and null if unknown. Each side is decoded once, at its first comparison.
+- `interval` turns a literal of a condition into an interval of values. DuckDB may round the literal or the column when
+  it casts them to a common type. The interval includes every value to which the literal may be rounded. A split is kept
+  if any of these values could match.
+- `may_hold` compares the bounds with a condition, for all splits of a batch in one comparison.
+- `is_exact` and `meeting` evaluate conditions on rows without DuckDB. They accept only literals that are values of the
+  column's own type, so nothing is cast or rounded. Arrow's comparisons then equal DuckDB's. Both compare numbers and
+  times by value, and texts by their bytes. False is less than true, and a comparison with null is never true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime as dt
+import decimal
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from decimal import Decimal
+from functools import cache, reduce
+from typing import Any, Final, assert_never
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.log.files.columns import ManifestBounds
-from storage_core.rows.columns import stored_name
-from storage_core.rows.map_lookup import MapColumn, map_column
-from storage_core.rows.sortable import bound_keys
+from storage_core.data.rows.bound_text import next_after_prefix
+from storage_core.data.rows.codes import Mask, bound_keys, float_keys, unless_false
+from storage_core.data.rows.columns import stored_name
+from storage_core.data.rows.keys import MapColumn, map_column
+from storage_core.log.split_columns import ManifestBounds
+from storage_core.read.predicate import (
+    And,
+    Beginning,
+    Compare,
+    Comparison,
+    Day,
+    Instant,
+    IsNull,
+    Literal,
+    Opaque,
+    Or,
+    Predicate,
+    Scalar,
+)
+
+Limit = int | Decimal | str
+
+DIGITS = 80
+"""The most digits of a number.
+
+No column contains a number with more digits. The limit also prevents an integer from a decimal with a billion zeros.
+"""
+
+_FINER_THAN_MICROSECONDS = re.compile(r"[.,]\d{7}")
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+MICROSECONDS_OF_A_DAY = 24 * 3600 * 10**6
+_EXACT = decimal.Context(prec=decimal.MAX_PREC, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
+# DuckDB's casts of decimals and huge integers to floats round more than once.
+_SLACK_ULPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The least and the greatest value that a literal may stand for, as keys of `data.rows.codes`."""
+
+    least: Limit
+    greatest: Limit
+
+
+def interval(value: Literal, column_type: pa.DataType) -> Interval | None:
+    """Return the values that the literal may stand for in a column of this type, or None if they cannot be compared."""
+    kinds = pa.types
+    if isinstance(value, Beginning):
+        return _beginning(value.text) if kinds.is_string(column_type) else None
+    if isinstance(value, Day):
+        return _day(value.text) if kinds.is_date(column_type) or kinds.is_timestamp(column_type) else None
+    if isinstance(value, Instant):
+        if not (kinds.is_date(column_type) or kinds.is_timestamp(column_type)):
+            return None
+        return _instant(value.text, whole_days=kinds.is_date(column_type))
+    if kinds.is_boolean(column_type):
+        return _exactly(int(value)) if isinstance(value, bool) else None
+    if kinds.is_integer(column_type) or kinds.is_decimal(column_type):
+        return _on_exact_column(value)
+    if kinds.is_floating(column_type):
+        return _on_float_column(value, single=column_type == pa.float32())
+    if kinds.is_string(column_type):
+        return _exactly(value) if isinstance(value, str) and _is_encodable(value) else None
+    if kinds.is_date(column_type) or kinds.is_timestamp(column_type):
+        return _instant(value, whole_days=kinds.is_date(column_type))
+    return None
+
+
+def points(values: Iterable[Literal], column_type: pa.DataType, keys: pa.DataType) -> pa.Array | None:
+    """Return the keys that are equal to one of the literals, or None if a literal may stand for several values.
+
+    If no value of the column equals a literal, the literal has no key.
+    """
+    found: list[pa.Scalar] = []
+    for value in values:
+        wanted = interval(value, column_type)
+        if wanted is None or wanted.least != wanted.greatest:
+            return None
+        low, high = (_on_grid(wanted.least, keys, up=up) for up in (False, True))
+        if low is not None and low == high:
+            found.append(low)
+    return pa.array([each.as_py() for each in found], keys)
+
+
+def at_most(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:
+    """Return for each bound whether it is less than or equal to the limit. With `strictly`, it must be less.
+
+    The result for an unknown bound is True.
+    """
+    compared = _on_grid(limit, bounds.type, up=strictly)
+    if compared is None:
+        return _everywhere(bounds, answer=Decimal(limit) > 0)
+    return unless_false((pc.less if strictly else pc.less_equal)(bounds, compared))
+
+
+def at_least(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:
+    """Return for each bound whether it is greater than or equal to the limit. With `strictly`, it must be greater.
+
+    The result for an unknown bound is True.
+    """
+    compared = _on_grid(limit, bounds.type, up=not strictly)
+    if compared is None:
+        return _everywhere(bounds, answer=Decimal(limit) < 0)
+    return unless_false((pc.greater if strictly else pc.greater_equal)(bounds, compared))
+
+
+def _on_grid(limit: Limit, type_: pa.DataType, *, up: bool) -> pa.Scalar | None:
+    """Return the limit rounded to a value of the bounds' type, or None if it is beyond all values of the type.
+
+    `x ≤ limit` is `x ≤ ⌊limit⌋`, and `x < limit` is `x < ⌈limit⌉`. For lower limits the rounding is reversed.
+    """
+    if isinstance(limit, str):
+        return pa.scalar(limit, pa.string())
+    exact = Decimal(limit)
+    if not exact.is_finite() or exact.adjusted() > DIGITS:
+        return None
+    if pa.types.is_decimal(type_):
+        steps = _whole(exact.scaleb(type_.scale, context=_EXACT), up=up)
+        if abs(steps) >= 10**type_.precision:
+            return None
+        return pa.scalar(Decimal(steps).scaleb(-type_.scale, context=_EXACT), type_)
+    whole = _whole(exact, up=up)
+    return pa.scalar(whole, pa.int64()) if -(2**63) <= whole < 2**63 else None
+
+
+def _whole(value: Decimal, *, up: bool) -> int:
+    if value.adjusted() < -1:  # the value is almost zero: no integers of a billion digits
+        return int(up and value > 0) - int(not up and value < 0)
+    return math.ceil(value) if up else math.floor(value)
+
+
+def _everywhere(bounds: pa.Array, *, answer: bool) -> Mask:
+    mask: Mask = np.ones(len(bounds), dtype=bool) if answer else bounds.is_null().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _exactly(value: Limit) -> Interval:
+    return Interval(value, value)
+
+
+def _beginning(text: str) -> Interval | None:
+    if not text or not _is_encodable(text):
+        return None
+    behind = next_after_prefix(text)
+    return None if behind is None else Interval(text, behind)
+
+
+def _is_encodable(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _on_exact_column(value: Scalar) -> Interval | None:
+    match value:
+        case bool():
+            return None
+        case int() | Decimal():
+            return _exactly(value) if not isinstance(value, Decimal) or value.is_finite() else None
+        case float() if math.isnan(value):
+            return _exactly(Decimal("Infinity"))  # NaN is above every number, and so is infinity
+        case float():
+            # DuckDB first rounds the column to a double, so values near the literal may become equal to it.
+            low, high = _widened(np.float64(value))
+            return Interval(Decimal(float(low)), Decimal(float(high)))
+        case _:
+            return None
+
+
+def _on_float_column(value: Scalar, *, single: bool) -> Interval | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return None
+    try:
+        double = np.float64(float(value))
+    except (OverflowError, ValueError):  # beyond every double, or a signalling NaN
+        return None
+    candidates = [double] if isinstance(value, float) else list(_widened(double))
+    if single:  # the form of the literal decides which of the two values DuckDB compares with
+        with np.errstate(over="ignore"):
+            narrow = np.float32(double)
+        candidates += [narrow] if isinstance(value, float) else list(_widened(narrow))
+    keys = float_keys(np.array([float(each) for each in candidates]))
+    return Interval(int(keys.min()), int(keys.max()))
+
+
+def _widened(value: np.floating[Any]) -> tuple[np.floating[Any], np.floating[Any]]:
+    low = high = value
+    with np.errstate(over="ignore"):
+        for _ in range(_SLACK_ULPS):
+            low, high = np.nextafter(low, value.dtype.type(-np.inf)), np.nextafter(high, value.dtype.type(np.inf))
+    return low, high
+
+
+def _instant(value: Scalar, *, whole_days: bool) -> Interval | None:
+    """Return a literal as microseconds in UTC. None for a text that DuckDB would round when it casts the text."""
+    if isinstance(value, str):
+        if (whole_days and len(value) != len("2015-05-17")) or _FINER_THAN_MICROSECONDS.search(value):
+            return None
+        try:
+            instant = dt.datetime.fromisoformat(value)
+        except ValueError:
+            return None
+        # DuckDB drops the offset of a text that it reads as TIMESTAMP, and applies it if it reads TIMESTAMPTZ.
+        readings = (instant, instant.replace(tzinfo=dt.UTC))
+        return Interval(min(map(_microseconds, readings)), max(map(_microseconds, readings)))
+    if isinstance(value, dt.datetime):
+        return _exactly(_microseconds(value))
+    if isinstance(value, dt.date):
+        return _exactly(_microseconds(dt.datetime(value.year, value.month, value.day, tzinfo=dt.UTC)))
+    return None
+
+
+def _day(text: str) -> Interval | None:
+    first = _instant(text, whole_days=True)
+    return None if first is None else Interval(first.least, int(first.least) + MICROSECONDS_OF_A_DAY - 1)
+
+
+def _microseconds(instant: dt.datetime) -> int:
+    return ((instant.replace(tzinfo=dt.UTC) if instant.tzinfo is None else instant) - _EPOCH) // _MICROSECOND
+
 
 _MICROSECONDS = 1_000_000
-# Windows beyond it (126,000 years) are not times that a column can hold, and their microseconds would overflow.
+# A time beyond this range (126,000 years) does not fit into a column, and its microseconds would overflow.
 _FURTHEST_SECOND = 4 * 10**12
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnBounds:
-    """Bounds of one column per split: `low` and `high` on demand; `nulls` and `rows` count, null where unknown."""
+    """The bounds of one column for each split. `low` and `high` are computed at their first use.
+
+    `nulls` contains the number of nulls and `rows` the number of rows of each split. Both are null if unknown.
+    """
 
     type: pa.DataType
     low: Callable[[], pa.Array]
@@ -39,7 +270,7 @@ Source = Callable[[str], ColumnBounds | None]
 
 
 def statistics_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
-    """Bounds from the least and greatest values, the null counts and the rows of the splits."""
+    """Return bounds from the least and greatest values, the null counts and the numbers of rows of the splits."""
     lows, highs, nulls = (cache(_Maps(files, name)) for name in ("minValues", "maxValues", "nullCounts"))
 
     @cache
@@ -60,7 +291,10 @@ def statistics_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
 
 
 def expressions_of(files: pa.RecordBatch, schema: pa.Schema) -> Callable[[str], pa.Array | None]:
-    """Per column of strings, the expressions that match all its values in each split, null where unknown."""
+    """Return a function that returns, for a text column, the regular expression of each split.
+
+    The expression matches all values of the column in the split. It is null if unknown.
+    """
     expressions = cache(_Maps(files, "columnRegexes"))
 
     @cache
@@ -74,7 +308,10 @@ def expressions_of(files: pa.RecordBatch, schema: pa.Schema) -> Callable[[str], 
 
 
 def partitions_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
-    """Bounds from partition values: every row of a split has the one value. An empty text may stand for null."""
+    """Return bounds from partition values.
+
+    Every row of a split has the same value. An empty text may stand for null.
+    """
     values = cache(_Maps(files, "partitionValues"))
 
     @cache
@@ -91,12 +328,15 @@ def partitions_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
 
 
 def windows_of(files: pa.RecordBatch, schema: pa.Schema, time_column: str | None) -> Source:
-    """Bounds from the splits' windows: [start, start + duration) of the time column. No window, no bound."""
+    """Return bounds of the time column from the windows of the splits: [start, start + duration).
+
+    A split without a window has no bounds.
+    """
     return _windows(files.column("windowStart"), files.column("windowSeconds"), schema, time_column)
 
 
 def manifest_source(manifest: ManifestBounds, schema: pa.Schema, time_column: str | None) -> Source:
-    """Bounds of a manifest as of one split that holds the rows of all of its splits."""
+    """Return the bounds of a manifest, as if it were one split that contains the rows of all its splits."""
     first, last = manifest.windows if manifest.windows and not manifest.has_null_window else (None, None)
     duration = None if first is None or last is None else manifest.window_seconds
     span = None if duration is None or first is None or last is None else last - first + duration
@@ -109,9 +349,9 @@ def manifest_source(manifest: ManifestBounds, schema: pa.Schema, time_column: st
             return windows(column)
         low, high = manifest.partitions[column]
         if low != high and not manifest.in_order_of_type:
-            return None  # the order they are bounds in may be another: 10 before 9, UTF-16 before UTF-8
+            return None  # another writer may sort in another order, for example 10 before 9, or UTF-16 before UTF-8
         keys = [bound_keys(pa.array([text], pa.string()), type_) for text in (low, high)]
-        # Ours bound a column only where every split has a value of it; those of others leave nulls out.
+        # Tidemark writes bounds of a column to a manifest only if every split has a value. Other writers ignore nulls.
         nulls = pa.array([0 if manifest.in_order_of_type else None], pa.int64())
         return ColumnBounds(type_, lambda: keys[0], lambda: keys[1], nulls, pa.nulls(1, pa.int64()))
 
@@ -120,7 +360,7 @@ def manifest_source(manifest: ManifestBounds, schema: pa.Schema, time_column: st
 
 @dataclass(frozen=True)
 class _Maps:
-    """One map column of the batch, prepared for lookups when it is first asked for."""
+    """One map column of the batch, prepared for lookups at its first use."""
 
     files: pa.RecordBatch
     name: str
@@ -140,7 +380,7 @@ def _windows(start: pa.Array, seconds: pa.Array, schema: pa.Schema, time_column:
     @cache
     def keys() -> tuple[pa.Array, pa.Array]:
         first, length = (each.fill_null(_FURTHEST_SECOND).to_numpy() for each in (start, seconds))
-        # Not by `abs`: the least int64 is its own.
+        # `abs` does not work here: the absolute value of the least int64 is the least int64.
         held = (first > -_FURTHEST_SECOND) & (first < _FURTHEST_SECOND) & (length > 0) & (length < _FURTHEST_SECOND)
         unknown = ~held
         low = np.where(unknown, 0, first) * _MICROSECONDS
@@ -153,3 +393,134 @@ def _windows(start: pa.Array, seconds: pa.Array, schema: pa.Schema, time_column:
 def _type_of(column: str, schema: pa.Schema) -> pa.DataType | None:
     index = schema.get_field_index(column)
     return None if index < 0 else schema.field(index).type
+
+
+def may_hold(bounds: ColumnBounds, condition: Compare | IsNull) -> Mask:
+    """Return a mask of the parts of a table. It is False only if the part's bounds exclude every row of the part."""
+    if isinstance(condition, IsNull):
+        return _nullness_may_match(bounds, negated=condition.negated)
+    # A comparison with null is never true, regardless of the other value.
+    some = _nullness_may_match(bounds, negated=True)
+    wanted = interval(condition.value, bounds.type)
+    return some if wanted is None else some & _compare_may_match(bounds, condition.comparison, wanted)
+
+
+def _nullness_may_match(bounds: ColumnBounds, *, negated: bool) -> Mask:
+    """Return for each part whether a row may be null. With `negated`, return whether a row may be not null."""
+    some = pc.not_equal(bounds.nulls, bounds.rows) if negated else pc.greater(bounds.nulls, 0)
+    return unless_false(some)
+
+
+def _compare_may_match(bounds: ColumnBounds, comparison: Comparison, wanted: Interval) -> Mask:
+    match comparison:
+        case Comparison.EQ:
+            return at_most(bounds.low(), wanted.greatest) & at_least(bounds.high(), wanted.least)
+        case Comparison.LT:
+            return at_most(bounds.low(), wanted.greatest, strictly=True)
+        case Comparison.LE:
+            return at_most(bounds.low(), wanted.greatest)
+        case Comparison.GT:
+            return at_least(bounds.high(), wanted.least, strictly=True)
+        case Comparison.GE:
+            return at_least(bounds.high(), wanted.least)
+        case Comparison.NE:
+            return ~_is_everywhere(bounds, wanted)
+        case _:
+            assert_never(comparison)
+
+
+def _is_everywhere(bounds: ColumnBounds, wanted: Interval) -> Mask:
+    """Return for each part whether every value is certainly equal to the literal."""
+    low, high = bounds.low(), bounds.high()
+    if wanted.least != wanted.greatest:
+        return np.zeros(len(low), dtype=bool)
+    known: Mask = pc.and_(low.is_valid(), high.is_valid()).to_numpy(zero_copy_only=False)
+    return known & at_least(low, wanted.least) & at_most(high, wanted.least)
+
+
+_COMPARED: Final[Mapping[Comparison, Callable[[pa.ChunkedArray, pa.Scalar], pa.ChunkedArray]]] = {
+    Comparison.EQ: pc.equal,
+    Comparison.NE: pc.not_equal,
+    Comparison.LT: pc.less,
+    Comparison.LE: pc.less_equal,
+    Comparison.GT: pc.greater,
+    Comparison.GE: pc.greater_equal,
+}
+
+
+def is_exact(predicate: Predicate, columns: Mapping[str, pa.DataType]) -> bool:
+    """Return True if a predicate uses only these columns and each literal is a value of its column's own type."""
+    match predicate:
+        case And(children) | Or(children):
+            return all(is_exact(each, columns) for each in children)
+        case IsNull(column):
+            return column in columns
+        case Compare(column, _, value):
+            return column in columns and _is_of(value, columns[column])
+        case Opaque(_):
+            return False
+        case _:
+            assert_never(predicate)
+
+
+def meeting(rows: pa.Table, predicate: Predicate) -> pa.ChunkedArray:
+    """Return for each row whether it makes the predicate true, or null if unknown.
+
+    `is_exact` must accept the predicate.
+    """
+    match predicate:
+        case And(children) | Or(children):
+            is_all = isinstance(predicate, And)
+            found = [meeting(rows, each) for each in children] or [pa.repeat(pa.scalar(is_all), rows.num_rows)]
+            return reduce(pc.and_kleene if is_all else pc.or_kleene, found)
+        case IsNull(column, negated):
+            values = rows.column(column)
+            return values.is_valid() if negated else values.is_null()
+        case Compare(column, comparison, value):
+            values = rows.column(column)
+            return _COMPARED[comparison](values, _scalar(value, values.type))
+        case Opaque(sql):
+            raise ValueError(f"nothing tells of rows whether {sql} is true")
+        case _:
+            assert_never(predicate)
+
+
+def only_values(predicate: Predicate, columns: Mapping[str, pa.DataType]) -> dict[str, pa.Scalar]:
+    """Return the columns, with their value, that have a single possible value in rows that meet an exact predicate."""
+    match predicate:
+        case And(children):
+            return {name: value for each in children for name, value in only_values(each, columns).items()}
+        case Compare(column, Comparison.EQ, value):
+            found = _scalar(value, columns[column])
+            return {column: found} if found.type == columns[column] else {}
+        case _:
+            return {}
+
+
+def _is_of(value: object, type_: pa.DataType) -> bool:
+    """Return whether a literal is a value of the column's own type, so that nothing is cast or rounded."""
+    kinds = pa.types
+    match value:
+        case bool():
+            return bool(kinds.is_boolean(type_))
+        case int():
+            return bool(kinds.is_integer(type_)) and -(2**63) <= value < 2**63
+        case str():
+            return bool(kinds.is_string(type_)) and value.isprintable()
+        case dt.datetime():
+            return bool(kinds.is_timestamp(type_)) and (value.tzinfo is None) == (type_.tz is None)
+        case dt.date():
+            return bool(kinds.is_date(type_))
+        case _:
+            return False
+
+
+def _scalar(value: Literal, type_: pa.DataType) -> pa.Scalar:
+    """Return the literal in the column's type.
+
+    A number that does not fit into this type keeps its own type. Arrow then widens the column to that type.
+    """
+    try:
+        return pa.scalar(value, type_)
+    except (pa.ArrowInvalid, OverflowError):
+        return pa.scalar(value)

@@ -1,14 +1,21 @@
-"""Changes: the rows that the commits between two versions added and removed (docs/architecture/transaction-log.md,
-"History").
+"""The rows that the commits between two versions added and removed (docs/architecture/transaction-log.md, "History").
 
-Columns are the table's and those of Delta's change feed, with its names: `_change_type` (`delete` or `insert`; an
-update is one of each), `_commit_version`, `_commit_timestamp`. Commit by commit, deletes before inserts: applied in
-that order to the rows of the first version they give the rows of the last. Rows have no order within a commit.
+The columns are those of the table, and three columns of Delta's change feed with its names:
 
-Of a split that only got another deletion vector, just the rows between the two vectors changed. A rewrite of splits (a
-merge, a restore) names far more rows than it changed. What a commit removes and adds again cancels out by whole rows,
-each as often as it occurs, compared by value and in the total order's sense: one NaN, one zero. Rows that may be equal
-lie in one window; a window that is still too large is taken in slices by row hash.
+- `_change_type`: `delete` or `insert`. An update is one `delete` and one `insert`.
+- `_commit_version`
+- `_commit_timestamp`
+
+The changes come commit by commit, and deletes come before inserts. Applied in that order to the rows of the first
+version, they produce the rows of the last version. Rows have no order within a commit.
+
+If a commit only gave a split another deletion vector, the changed rows are those that only one of the two deletion
+vectors hides. A merge or a restore rewrites splits with far more rows than it changes. If a commit removes and adds the
+same row, the two changes therefore cancel out. A repeated row cancels out as often as it occurs on both sides. Whole
+rows are compared by value in the total order, in which all NaN are equal and both zeros are equal.
+
+Equal rows always lie in the same window, so windows are compared one by one. A window that is too large for memory is
+divided into slices by the hash of its rows.
 """
 
 from __future__ import annotations
@@ -23,20 +30,19 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from storage_core.base.errors import InvalidInput, SnapshotExpired
+from storage_core.data.rows.columns import without_metadata
+from storage_core.data.rows.schema import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from storage_core.data.rows.statistics import row_hashes
 from storage_core.engine.session import session
-from storage_core.errors import InvalidInput, SnapshotExpired
 from storage_core.log.actions import Action, Add, Remove
-from storage_core.log.advance import read_version
 from storage_core.log.deletion_vector import inline
 from storage_core.log.snapshot import Snapshot, commit_timestamp
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.query_errors import query_errors
-from storage_core.rows.change_columns import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
-from storage_core.rows.columns import without_metadata
-from storage_core.rows.fingerprint import row_hashes
-from storage_core.split.conform import conform_split
-from storage_core.split.read import open_split
-from storage_core.split.vectors import deleted_rows
+from storage_core.log.versions import read_version
+from storage_core.read.verified import query_errors
+from storage_core.split.hidden_rows import deleted_rows
+from storage_core.split.read import conform_split, open_split
+from storage_core.store.contract import ObjectStore
 
 DELETE = "delete"
 INSERT = "insert"
@@ -53,7 +59,10 @@ _LABELS = (
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """One version that may have changed rows: the splits that left the table, as they were, and those that joined."""
+    """One version that may have changed rows.
+
+    It has the removed splits in their earlier state, and the added splits.
+    """
 
     version: int
     timestamp_ms: int
@@ -64,22 +73,29 @@ class _Commit:
 def changes(
     store: ObjectStore, before: Snapshot, after: Snapshot, *, slice_bytes: int = SLICE_BYTES
 ) -> pa.RecordBatchReader:
-    """Return what the commits after `before`, up to and with `after`, changed, in the columns of `after`.
+    """Return the changes of the commits after `before`, up to and including `after`, in the columns of `after`.
 
-    Nothing but the first version file is read before the first batch. Memory: one split, and about `slice_bytes` of
-    uncompressed rows where a commit removed and added rows of one window. One GET per version, and for each that
-    changed rows one per split that it names; splits of a window where it did both are read twice, and again for every
-    further slice; one more per deletion vector that is stored. Versions that only compact, index or configure are
-    skipped.
+    Versions that only compact, index or change settings are skipped. Before the first batch, only the first version
+    file is read.
 
-    Raises `InvalidInput` when `after` is older or a column is called like one of ours; `SnapshotExpired`, also while
-    batches are read, when files of the range are collected: it names the version from which changes can be read.
+    Raises:
+        InvalidInput: `after` is older than `before`, or a column of the table has a name of the three change columns.
+        SnapshotExpired: Files of the range were collected. The error names the version from which changes can be read.
+            Reading the batches can also raise this error.
+
+    Cost:
+        Memory is one split. If a commit removed and added rows of one window, about `slice_bytes` of uncompressed rows
+        come in addition. Makes one GET per version. For each version that changed rows, makes one GET per split that
+        the version names, and one GET per stored deletion vector. If the version removed and added rows of a window,
+        the splits of this window are read twice, and once more for every further slice.
     """
     clash = [each.name for each in _LABELS if each.name in after.schema.names]
     if clash:
         raise InvalidInput(f"the table has the column {clash[0]!r}, which changes need for themselves", column=clash[0])
     if after.version < before.version:
-        raise InvalidInput(f"changes go forward: from {before.version} to {after.version} there are none; swap the two")
+        raise InvalidInput(
+            f"version {after.version} is older than version {before.version}, and changes go forward. Swap the two"
+        )
     if after.version > before.version:
         _actions(store, before.version + 1)
     schema = without_metadata(after.schema)
@@ -91,7 +107,7 @@ def changes(
 def _batches(store: ObjectStore, before: Snapshot, after: Snapshot, slice_bytes: int) -> Iterator[pa.RecordBatch]:
     for commit in _commits(store, before, after.version):
         reader = _Reader(store, after.schema, commit.version)
-        # All deletes of a commit come before its first insert, also across windows.
+        # All deletes of a commit come before its first insert, even across windows.
         for kind, pick in ((DELETE, 0), (INSERT, 1)):
             for group in _groups(commit):
                 for rows in _difference(reader, group[pick], group[1 - pick], slice_bytes):
@@ -99,7 +115,7 @@ def _batches(store: ObjectStore, before: Snapshot, after: Snapshot, slice_bytes:
 
 
 def _commits(store: ObjectStore, before: Snapshot, last: int) -> Iterator[_Commit]:
-    since: dict[str, Add | None] = {}  # what versions of the range made of a path; else it is as it was before
+    since: dict[str, Add | None] = {}  # the latest state of each path within the range
     timestamp_ms = before.timestamp
     for version in range(before.version + 1, last + 1):
         actions = _actions(store, version)
@@ -118,7 +134,10 @@ def _commits(store: ObjectStore, before: Snapshot, last: int) -> Iterator[_Commi
 
 
 def _without_what_stayed(store: ObjectStore, commit: _Commit) -> _Commit:
-    """Leave of splits that the commit only gave another vector just the rows that one of the two vectors hides."""
+    """Return the commit without the unchanged rows of splits that only got another deletion vector.
+
+    Such a split is reduced to the rows that one of its two deletion vectors hides.
+    """
     before = {add.path: add for add in commit.removed if add.numRecords is not None}
     after = {add.path: add for add in commit.added if add.path in before}
     removed = [add for add in commit.removed if add.path not in after]
@@ -137,7 +156,7 @@ def _expiring(path: str, version: int) -> Iterator[None]:
         yield
     except SnapshotExpired as error:
         raise SnapshotExpired(
-            f"{path}: collected, and version {version} changed its rows; read changes from version {version} or a "
+            f"{path}: is collected, and version {version} changed its rows. Read changes from version {version} or a "
             "later one",
             key=path,
             version=version,
@@ -145,7 +164,7 @@ def _expiring(path: str, version: int) -> Iterator[None]:
 
 
 def _only(add: Add, rows: BitMap) -> list[Add]:
-    """The split as if these were its rows; nothing without rows."""
+    """Return the split as if it had only these rows, or an empty list if there are none."""
     hidden = BitMap(range(add.numRecords or 0)) - rows
     return [replace(add, deletionVector=inline(hidden))] if rows else []
 
@@ -154,15 +173,18 @@ def _actions(store: ObjectStore, version: int) -> list[Action]:
     actions = read_version(store, version)
     if actions is None:
         raise SnapshotExpired(
-            f"{store.uri}: the commit of version {version} is no longer retained, so what it changed is not known; "
-            f"read changes from version {version} or a later one",
+            f"{store.uri}: the commit of version {version} is no longer retained, so its changes are unknown. Read "
+            f"changes from version {version} or a later one",
             version=version,
         )
     return actions
 
 
 def _groups(commit: _Commit) -> list[tuple[list[Add], list[Add]]]:
-    """Removed and added splits that may hold equal rows: those of one window, when all windows are of one length."""
+    """Return the removed and added splits in groups that may contain equal rows.
+
+    A group is one window if all windows have the same length. Otherwise there is one group with all splits.
+    """
     lengths = {add.windowSeconds for add in (*commit.removed, *commit.added)}
     groups: defaultdict[object, tuple[list[Add], list[Add]]] = defaultdict(lambda: ([], []))
     for side, adds in enumerate((commit.removed, commit.added)):
@@ -173,26 +195,29 @@ def _groups(commit: _Commit) -> list[tuple[list[Add], list[Add]]]:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads splits in the table's columns; `version` is the commit they are read for."""
+    """A reader of splits with the table's columns. `version` is the commit for which the splits are read."""
 
     store: ObjectStore
     schema: pa.Schema
     version: int
 
     def parts(self, adds: Iterable[Add]) -> Iterator[pa.Table]:
-        """Yield the rows, one row group after the other."""
+        """Yield the rows, one row group at a time."""
         for add in adds:
             with _expiring(add.path, self.version):
                 split = open_split(self.store, add)
             yield from (conform_split(rows, self.schema) for rows in split.batches())
 
     def rows(self, adds: Iterable[Add], keep: Callable[[pa.Table], pa.Table]) -> pa.Table:
-        """Return what `keep` leaves of the rows as one table."""
+        """Return the rows that `keep` keeps as one table."""
         return pa.concat_tables([self.schema.empty_table(), *map(keep, self.parts(adds))])
 
 
 def _difference(reader: _Reader, mine: Sequence[Add], theirs: Sequence[Add], slice_bytes: int) -> Iterator[pa.Table]:
-    """The rows of `mine` that `theirs` lack, a row as often as it occurs more often."""
+    """Yield the rows that `mine` contains and `theirs` does not.
+
+    A row that `mine` contains more often than `theirs` is returned as often as the difference.
+    """
     if not mine or not theirs:
         yield from reader.parts(mine)
         return
@@ -221,7 +246,7 @@ def _except_all(mine: pa.Table, theirs: pa.Table) -> pa.Table:
 
 
 def _bytes(add: Add) -> int:
-    # Splits of others may not say how large they are; Parquet is seldom smaller than a quarter of its rows.
+    # Other writers may not record the size. A Parquet file is seldom smaller than a quarter of its rows.
     whole = add.size * 4 if add.uncompressedSizeBytes is None else add.uncompressedSizeBytes
     return math.ceil(whole * add.visible_rows / add.numRecords) if add.numRecords else whole
 

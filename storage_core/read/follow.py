@@ -1,47 +1,197 @@
-"""A table followed in steps: its rows at a version, then what each version after it added (decision 0156).
+"""A scan divided into read tasks, and a table followed from version to version (decision 0034).
+
+`portions` divides a scan into read tasks (`Portion`). Each task can run in another process or on another machine. The
+tasks are planned once, on one snapshot, and every row of the scan belongs to exactly one task. A task contains either a
+group of splits of bounded size, or unmerged rows. Newer records hide some rows of splits. The planner finds these rows
+and passes them as inline deletion vectors, so a task reads only its own splits.
+
+`Follower` reads the log of a table step by step:
 
     follower = Follower(log, schema)
     end = follower.advance(start, Limit("rows", 1_000_000))
     work = follower.work(start, end)
 
-A position is where a reader has come; it is plain data, and the same work lies between two positions whenever it is
-asked for. A version that only added splits is read split by split, any other that changed rows as a whole: what it
-removed and added is compared (`read.changes`). Versions that change no row are passed over.
+A `Position` is plain data that marks how far a reader has read. The work between two given positions is always the
+same. If a version only added splits, these splits are read one by one. Any other version that changed rows is read as a
+whole, because its removed and added rows are compared (`read.changes`). Versions that change no row are skipped.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.errors import InvalidInput, SnapshotExpired
-from storage_core.log.actions import Add, Metadata, Remove
-from storage_core.log.advance import read_version
-from storage_core.log.boundary import first_version
-from storage_core.log.encoding.action_json import read_action, write_actions
+from storage_core.base.errors import InvalidInput, SnapshotExpired
+from storage_core.data.rows.schema import CHANGE_TYPE, from_schema_string
+from storage_core.log.actions import Add, Metadata, Protocol, Remove, read_action, read_actions, write_actions
+from storage_core.log.deletion_vector import inline
+from storage_core.log.listing import first_version
+from storage_core.log.live_splits import Added, LiveFiles
 from storage_core.log.log import TransactionLog
 from storage_core.log.sharing import open_table_store
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.versions import read_version
 from storage_core.read.changes import DELETE, changes
-from storage_core.read.portions import Portion, groups, in_order, of_splits
-from storage_core.rows.change_columns import CHANGE_TYPE
-from storage_core.rows.schema import from_schema_string
+from storage_core.read.fetching import FetchPlan, fetched
+from storage_core.read.predicate import Filter
+from storage_core.read.scan import Scan
+from storage_core.read.source import Source
+from storage_core.read.table_read import Over, over_of
+from storage_core.read.verified import query_errors
+from storage_core.split.hidden_rows import PARALLEL_READS
+from storage_core.split.read import share_of
+from storage_core.store.meter import all_of
+
+MOST_BYTES = 128 * 2**20
+"""The approximate bytes of splits that one task reads. A single split may be larger."""
+LEAST_BYTES = 4 * 2**20
+"""The least bytes of a group. A smaller amount is not divided further."""
+_MANY = 64
+_NEWER_BYTES = 16 * 2**20
+_A_PORTION = "a portion"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portion:
+    """A read task: some splits of a table at a version, or some unmerged rows. Plain data, for any process."""
+
+    uri: str
+    version: int
+    metadata: str
+    splits: str = "[]"
+    newer: bytes | None = None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """A snapshot that has only the splits of the task, and only the metadata that a read of rows needs."""
+        found = read_actions(json.loads(self.splits), Add, _A_PORTION)
+        return Snapshot(
+            version=self.version,
+            timestamp=0,
+            protocol=Protocol(),
+            metadata=read_action(json.loads(self.metadata), Metadata, _A_PORTION),
+            splits=LiveFiles(added={each.path: Added(each, self.version, 0) for each in found}),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The columns and the filter that a task applies to its rows: see the fields of `Scan`."""
+
+    columns: tuple[str, ...] | None = None
+    filter: Filter | None = None
+
+
+def portions(scan: Scan) -> list[Portion]:
+    """Return the read tasks of a scan in the order of windows, or an empty list if no row can match.
+
+    Cost:
+        The requests of `table_read.plan` and `over_of`. For each split in which newer records hide rows, also the
+        requests that find the records' keys in the split.
+    """
+    store, snapshot, read = scan.store, scan.snapshot, scan.planned()
+    over = over_of(read.view)
+    with query_errors("scan", read.splits):
+        splits = list(read.splits) if over is None else _without_superseded(read.splits, over)
+    of_table = Portion(
+        uri=store.uri, version=snapshot.version, metadata=json.dumps(write_actions([snapshot.metadata])[0])
+    )
+    share = 1.0 if scan.columns_read is None else share_of(scan.columns_read, snapshot.schema)
+    found = [of_splits(of_table, each) for each in groups(splits, share)]
+    return found if over is None else [*found, *(replace(of_table, newer=each) for each in _serialized(over.rows))]
+
+
+def of_splits(of_table: Portion, splits: Sequence[Add]) -> Portion:
+    """Return the task with these splits, of the same table and version."""
+    return replace(of_table, splits=json.dumps(write_actions(splits)))
+
+
+def groups(splits: Sequence[Add], share: float = 1.0) -> list[list[Add]]:
+    """Return the splits in groups, in the order of windows. `share` is the share of their bytes that is read.
+
+    A group has about one 64th of all bytes, but at least `LEAST_BYTES` and at most `MOST_BYTES`. Several cores then
+    have work, and each task is large compared to the cost of starting it.
+    """
+    most = min(MOST_BYTES, max(LEAST_BYTES, sum(each.size for each in splits) * share / _MANY))
+    found: list[list[Add]] = []
+    size = 0.0
+    for each in in_order(splits):
+        size += each.size * share
+        if not found or size > most:
+            found.append([])
+            size = each.size * share
+        found[-1].append(each)
+    return found
+
+
+def in_order(splits: Iterable[Add]) -> list[Add]:
+    """Return the splits sorted by window, which is the order in which tasks read them."""
+    return sorted(splits, key=lambda add: (add.windowStart is not None, add.windowStart or 0, add.path))
+
+
+def rows_of(portion: Portion, wanted: Wanted, *, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the wanted rows of a task in batches of at most `batch_rows` rows, in bounded memory.
+
+    Without a filter, the rows are decoded directly from the files, which costs half as much as reading through DuckDB.
+    Each part of a file is then verified when it is used. Requests and errors are those of `fetching.fetched` or of
+    `Scan.to_reader`.
+    """
+    store, snapshot = open_table_store(portion.uri), portion.snapshot
+    scan = Scan(store, snapshot, wanted.columns, wanted.filter)
+    if portion.newer is not None:
+        rows = pa.ipc.open_stream(portion.newer).read_all()
+        source = Source(pa.Table.from_arrays(rows.columns, schema=snapshot.schema))
+        yield from scan.read_from((), source, batch_rows=batch_rows)
+    elif wanted.filter is not None:
+        yield from scan.to_reader(batch_rows)
+    else:
+        fetch = FetchPlan(snapshot.schema, snapshot.schema.names if wanted.columns is None else wanted.columns)
+        splits = tuple(snapshot.splits.values())
+        with query_errors("scan", splits):
+            near = any(store.local_path(each.path) is not None for each in splits[:1])
+            # A task runs on one core, and reading local files takes no waiting time.
+            for table in fetched(store, splits, fetch, footers=scan.verified.footers, one_by_one=near):
+                yield from table.to_batches(max_chunksize=batch_rows)
+
+
+def _without_superseded(splits: Sequence[Add], over: Over) -> list[Add]:
+    """Return the splits that have a visible row, each with a deletion vector of its hidden rows."""
+    touched = [each for each in splits if each.path in over.touched]
+    hidden = dict(zip((each.path for each in touched), all_of(over.deleted, touched, PARALLEL_READS), strict=True))
+    current = (
+        replace(each, deletionVector=inline(hidden[each.path])) if hidden.get(each.path) else each for each in splits
+    )
+    return [each for each in current if each.numRecords is None or each.visible_rows]
+
+
+def _serialized(rows: pa.Table) -> Iterator[bytes]:
+    """Yield the rows as Arrow streams of bounded size."""
+    if not rows.num_rows:
+        return
+    step = max(1, rows.num_rows * _NEWER_BYTES // max(rows.nbytes, _NEWER_BYTES))
+    for first in range(0, rows.num_rows, step):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows.slice(first, step))
+        yield sink.getvalue().to_pybytes()
+
 
 Unit: TypeAlias = Literal["rows", "bytes", "files"]
 _KEPT: Final = 64
-_WHERE: Final = "a change"
+_A_CHANGE: Final = "a change"
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Behind `part` splits of the table at a version, if `is_base`; else behind those that the version added.
+    """A position in the reading of a table.
 
-    All versions before it were read.
+    If `is_base` is True, the reader has read `part` splits of the table at `version`. Otherwise it has read all
+    versions before `version`, and `part` of the splits that `version` added.
     """
 
     version: int
@@ -50,12 +200,12 @@ class Position:
 
 
 BEGINNING: Final = Position(-1)
-"""Where a reader is that has read nothing, and does not know yet of which version."""
+"""The position of a reader that has read nothing and has not chosen a version yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much is read at most at a time; one split, or one version that is read as a whole, may be more."""
+    """The most data that one step reads. A single split, or a version that is read as a whole, may be larger."""
 
     unit: Unit
     most: int
@@ -63,7 +213,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What one version did to the rows of a table, in the columns of `metadata`. Plain data, for any process."""
+    """A task that reads the changes of one version, in the columns of `metadata`. Plain data, for any process."""
 
     uri: str
     version: int
@@ -72,14 +222,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The splits that are read of a version, one after the other, or all at once as a `whole`."""
+    """The splits of a version, which are read one after the other, or all at once if `is_whole` is True."""
 
     splits: tuple[Add, ...]
     is_whole: bool = False
 
     @property
     def sizes(self) -> list[Mapping[Unit, int]]:
-        """What each part of it weighs."""
+        """The size of each part of the step, in each unit."""
         found: list[Mapping[Unit, int]] = [
             {"rows": each.visible_rows, "bytes": each.size, "files": 1} for each in self.splits
         ]
@@ -88,14 +238,17 @@ class _Step:
 
 @dataclass(slots=True)
 class _Budget:
-    """What may be read still. Something always may: a part that is larger than the limit would never be read."""
+    """The amount that a read may still take.
+
+    The first part always fits. Otherwise a part that is larger than the limit could never be read.
+    """
 
     limit: Limit | None
     taken: int = 0
     is_untouched: bool = True
 
     def fitting(self, sizes: Sequence[Mapping[Unit, int]]) -> int:
-        """Take as many parts as there is room for, and return their number."""
+        """Take as many parts as the budget allows, and return their number."""
         if self.limit is None:
             return len(sizes)
         for number, size in enumerate(sizes):
@@ -106,10 +259,10 @@ class _Budget:
 
 
 class Follower:
-    """Reads the log of one table step by step; `columns` are those that rows are read in.
+    """A reader of the log of one table, step by step. `columns` are the columns of the returned rows.
 
-    From the beginning it reads the table at the version `first`, or with `as_changes` what came after it: then every
-    version that changed rows is read as a whole. Not safe for several threads.
+    It first reads the table at the version `first`, then the later versions. With `as_changes`, it reads only the
+    versions after `first`, and reads each version that changed rows as a whole. Not safe for several threads.
     """
 
     def __init__(self, log: TransactionLog, columns: pa.Schema, *, first: int, as_changes: bool = False) -> None:
@@ -121,12 +274,18 @@ class Follower:
         self._newest: Snapshot | None = None
 
     def advance(self, start: Position, limit: Limit | None = None, *, last: int | None = None) -> Position:
-        """Return how far to read from `start`: as far as the limit allows, and not behind the version `last`.
+        """Return the position up to which to read from `start`, within the limit and not after the version `last`.
 
-        From the beginning not behind the rows of the table as it was: so that what lies between is told by the end,
-        also when a reader that began later asks for it again. One GET per version that was not looked at before; where
-        there is no newer one, another of the collector's boundary. Raises `SnapshotExpired` for a version that is no
-        longer retained, `InvalidInput` where the columns of the table are others by now.
+        If `start` is the beginning, the returned position is within the rows of the first version. That position
+        determines the work since the beginning, even for a reader that started later.
+
+        Raises:
+            SnapshotExpired: A version is no longer retained.
+            InvalidInput: The columns of the table have changed.
+
+        Cost:
+            One GET per version that was not read before. If there is no newer version, also one GET of the collector's
+            boundary.
         """
         budget = _Budget(limit)
         if start == BEGINNING:
@@ -147,7 +306,7 @@ class Follower:
         return at
 
     def work(self, start: Position, end: Position) -> list[Portion | Change]:
-        """Return what lies between two positions, for tasks. Requests and errors: those of `advance`."""
+        """Return the read tasks between two positions. Requests and errors: those of `advance`."""
         found: list[Portion | Change] = []
         at = start
         if start == BEGINNING:
@@ -156,8 +315,8 @@ class Follower:
             step = self._step(at)
             if step is None:
                 raise SnapshotExpired(
-                    f"{self._log.store.uri}: version {at.version} is not there, and was read before: the table is "
-                    "another one; start with a new checkpoint",
+                    f"{self._log.store.uri}: version {at.version} was read before and does not exist any more, so the "
+                    "table is another one. Start with a new checkpoint",
                     version=at.version,
                 )
             is_last = (at.version, at.is_base) == (end.version, end.is_base)
@@ -191,8 +350,8 @@ class Follower:
         if actions is None:
             if version < first_version(self._log.store):
                 raise SnapshotExpired(
-                    f"{self._log.store.uri}: version {version} is no longer retained, and was not read yet: what it "
-                    "did is not known; start with a new checkpoint",
+                    f"{self._log.store.uri}: version {version} is no longer retained and was not read yet, so its "
+                    "changes are unknown. Start with a new checkpoint",
                     version=version,
                 )
             return None
@@ -209,25 +368,27 @@ class Follower:
         return _Step(adds or (_nothing_added(moved),), is_whole=True)
 
     def _current(self) -> Snapshot:
-        """The newest version, whose settings rows are read under."""
+        """Return the newest version. Its settings apply when rows are read."""
         if self._newest is None:
             self._newest = self._log.snapshot()
             if not self._newest.schema.equals(self._columns, check_metadata=True):
                 raise InvalidInput(
-                    f"{self._log.store.uri}: the columns of the table changed: start the query again, which goes on "
-                    "where it ended",
+                    f"{self._log.store.uri}: the columns of the table changed. Start the query again. It continues "
+                    "from its last batch",
                     version=self._newest.version,
                 )
         return self._newest
 
 
 def changed_rows(change: Change, *, with_labels: bool) -> Iterator[pa.RecordBatch]:
-    """Yield what a version did to the rows, as `changes` does; without labels just the rows that it added.
+    """Yield the changes of a version as `changes` does. Without labels, yield only the added rows.
 
-    Raises `InvalidInput` where it took rows away and there is no label to tell so, and what `changes` raises.
+    Raises:
+        InvalidInput: The version removed rows, and without labels the result cannot show that. Also raises the errors
+            of `changes`.
     """
     log = TransactionLog(open_table_store(change.uri))
-    metadata = read_action(json.loads(change.metadata), Metadata, _WHERE)
+    metadata = read_action(json.loads(change.metadata), Metadata, _A_CHANGE)
     before = log.snapshot(version=change.version - 1)
     after = replace(log.snapshot(version=change.version), metadata=metadata)
     names = from_schema_string(metadata.schemaString).names
@@ -237,13 +398,13 @@ def changed_rows(change: Change, *, with_labels: bool) -> Iterator[pa.RecordBatc
             continue
         if pc.any(pc.equal(batch.column(CHANGE_TYPE), DELETE)).as_py():
             raise InvalidInput(
-                f"{change.uri}: version {change.version} changed or removed rows, which a stream of rows cannot tell: "
-                "follow the changes with option('changes', True) and a new checkpoint",
+                f"{change.uri}: version {change.version} changed or removed rows, which a stream of rows cannot show. "
+                "Follow the changes with option('changes', True) and a new checkpoint",
                 version=change.version,
             )
         yield batch.select(names)
 
 
 def _nothing_added(moved: Sequence[Add | Remove]) -> Add:
-    """Stands for a version that only removed splits, so that it is one part of its step."""
+    """Return a placeholder of size zero for a version that only removed splits, so that its step has one part."""
     return Add(path=moved[0].path, size=0, modificationTime=0)

@@ -1,33 +1,190 @@
-"""The base for a lookup by key: which splits may hold one of the keys, and the rows that they hold."""
+"""The splits that may contain one of the requested keys, and the rows of these splits.
+
+A lookup uses the primary-key index where the index costs less than reading the key columns (decision 0021). The index
+contains hashes of keys, so the lookup compares the rows that the index returns with the keys. If the index does not
+cover a split, or its segment is damaged, the lookup searches the key columns of the split.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
+from storage_core.base.text import counted
+from storage_core.data.formats.key_hashes import Hashes, key_hashes
+from storage_core.data.rows import fold, sort_order
+from storage_core.data.rows.codes import bound_keys
+from storage_core.data.rows.columns import stored_name
+from storage_core.data.rows.keys import Positions, Range, map_column, with_room
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.predicate import And, Compare, Comparison, Or
-from storage_core.read.pruning import manifests_for, prune_of
+from storage_core.read.pruning import PruneStep, manifests_for, prune_of
 from storage_core.read.verified import Verified
-from storage_core.region.memtable import matching
-from storage_core.rows.columns import stored_name
-from storage_core.rows.key_ranges import Range, with_room
-from storage_core.rows.keys import Positions
-from storage_core.rows.map_lookup import map_column
-from storage_core.rows.sortable import bound_keys
-from storage_core.split.kept_values import KeptValues
+from storage_core.store.contract import ObjectStore
+from storage_core.store.pieces import KeptValues
+from storage_core.write.region.records import matching
 
 if TYPE_CHECKING:
-    from storage_core.read.indexed_keys import IndexedKeys
+    from storage_core.index.parts import KeyReading
+    from storage_core.index.segments import AnsweringOf
+
+_NAME: Final = ("key index",)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAnswer:
+    """The positions of the rows that may have one of the keys, ascending.
+
+    If the index was not used, `places` is None and `why` is the reason.
+    """
+
+    places: Positions | None = None
+    why: str = ""
+    requests: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts the effect of the index on the splits of a lookup.
+
+    The counts are the number of splits that the index excluded and, for other splits, the reasons why it was not used.
+    """
+
+    name: str
+    splits: int = 0
+    left_out_bytes: int = 0
+    requests: int = 0
+    bytes: int = 0
+    not_asked: Counter[str] = field(default_factory=Counter)
+
+    def add(self, add: Add, answer: KeyAnswer) -> bool:
+        """Add the result for a split, and return whether the split is left out."""
+        self.requests += answer.requests
+        self.bytes += answer.bytes
+        self.not_asked.update([answer.why] if answer.why else [])
+        if answer.places is None or len(answer.places):
+            return False
+        self.splits += 1
+        self.left_out_bytes += add.size
+        return True
+
+    @property
+    def step(self) -> PruneStep:
+        """The tally as a step of a plan."""
+        notes = [f"not asked about {counted(number, 'split')}: {why}" for why, number in self.not_asked.items()]
+        return PruneStep(f"primary-key index {self.name}", self.splits, self.left_out_bytes, note="; ".join(notes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Index:
+    """The primary-key index of a snapshot, and whether the statistics bound a key column in each row group."""
+
+    snapshot: Snapshot
+    definition: IndexDefinition
+    answering_of: AnsweringOf
+    is_sorted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedKeys:
+    """The primary-key index of a snapshot for a lookup of the `wanted` keys.
+
+    `splits` is the expected number of splits.
+    """
+
+    store: ObjectStore
+    index: _Index
+    wanted: pa.Table
+    hashes: Hashes
+    splits: int
+    verified: Verified
+    kept: KeptValues
+
+    @staticmethod
+    def of(
+        store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, splits: int, verified: Verified, kept: KeptValues
+    ) -> IndexedKeys | None:
+        """Return the index. None if it has no segment, or if no split is searched. Makes no request."""
+        index = _index(snapshot, kept) if snapshot.segments and splits else None
+        if index is None:
+            return None
+        hashes = np.unique(key_hashes(wanted, wanted.column_names))
+        return IndexedKeys(store, index, wanted, hashes, splits, verified, kept)
+
+    def tally(self) -> Tally:
+        """Return an empty tally of a lookup."""
+        return Tally(self.index.definition.name)
+
+    def of_split(self, add: Add) -> KeyAnswer:
+        """Return the result of the index for a split. Requests: those of `KeyReading.places`, if the index is used."""
+        from storage_core.index.parts import UNCOVERED, KeyReading, candidate_rows  # only tables with an index need it
+
+        found = self.index.answering_of(add) if add.numRecords else None
+        if found is None:
+            return KeyAnswer(why=UNCOVERED)
+        reading = KeyReading(self.store, add, found, self.kept)
+        places, why = candidate_rows(reading, self.hashes, self._is_dear)
+        return KeyAnswer(places, why, reading.requests, reading.read_bytes)
+
+    def _is_dear(self, reading: KeyReading) -> bool:
+        from storage_core.split.fetch import REQUEST_COST_BYTES
+
+        requests, size = self._without(reading.add)
+        if not requests and not size:
+            return True
+        asked, bytes_ = reading.cost(self.hashes)
+        # A split that contains the key is read in any case, and its footer is read first.
+        has_footer = self.verified.footers.held(reading.add) is not None
+        footers = 0 if has_footer else min(1.0, self.wanted.num_rows / self.splits)
+        if self.store.local_path(reading.add.path) is not None:  # a request for a local file takes no waiting time
+            return bytes_ + footers * size >= size
+        return (asked + footers) * REQUEST_COST_BYTES + bytes_ >= requests * REQUEST_COST_BYTES + size
+
+    def _without(self, add: Add) -> tuple[int, float]:
+        """Return the requests and bytes of finding the keys in the split without the index, before a row is read."""
+        from storage_core.split import metadata, pages  # both import Parquet
+        from storage_core.split.read import is_small
+
+        groups = metadata.groups_about(add.numRecords or 1, add.size)
+        missing = pages.missing(add, self.wanted, self.kept)
+        if missing is None:
+            missing = min(groups, self.wanted.num_rows) if self.index.is_sorted else groups
+        if not missing:
+            return 0, 0
+        if self.store.local_path(add.path) is not None and not self.verified.is_known(add):
+            return 1, add.size
+        if is_small(add):
+            return 1, add.size
+        share = len(self.wanted.column_names) / len(self.index.snapshot.schema.names)
+        has_footer = self.verified.footers.held(add) is not None
+        return missing + (not has_footer), add.size * share * missing / groups
+
+
+def _index(snapshot: Snapshot, kept: KeptValues) -> _Index | None:
+    found = kept.get(_NAME)
+    if isinstance(found, _Index) and found.snapshot is snapshot:
+        return found
+    from storage_core.index.parts import index_of
+
+    index = index_of(snapshot)
+    if index is None:
+        return None
+    order = sort_order.bind(snapshot.config, snapshot.schema).columns
+    made = _Index(snapshot, *index, is_sorted=bool(order) and order[0].name in snapshot.config.primary_key)
+    kept.keep(_NAME, made, 64 * len(snapshot.segments))
+    return made
+
 
 _KEYS_AT_ONCE = 64
 _BOUNDED = ("bounds of keys",)
@@ -35,19 +192,69 @@ _BOUNDED = ("bounds of keys",)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bounded:
-    """A table of splits, and per key column the bounds of its rows."""
+    """A table of splits, and the bounds of each key column in each split."""
 
     files: pa.Table
     ranges: Sequence[Range]
 
 
-def candidates(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequence[Add]:
-    """Return the live splits that may hold one of these keys, of which there is at least one, by path.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class KeyRead:
+    """The plan of a lookup in the base. `rows` executes it split by split, and `explain_get` prints it.
 
-    By the bounds of the key columns; of a split whose keys are not in `kept`, by all that the log says of it. One GET
-    per manifest that was not read yet, and whose bounds leave room for such a key.
+    `newer` has the unmerged records of the keys, folded to one record per key. `wanted` has the keys for which these
+    records do not contain the whole row. `splits` may contain one of the wanted keys. `index` is used for each split.
     """
-    from storage_core.split import key_places  # and Parquet
+
+    store: ObjectStore
+    snapshot: Snapshot
+    newer: pa.Table | None
+    wanted: pa.Table
+    splits: Sequence[Add]
+    index: IndexedKeys | None
+    verified: Verified
+    kept: KeptValues
+
+
+def plan(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    wanted: pa.Table,
+    *,
+    records: pa.Table | None,
+    verified: Verified,
+    kept: KeptValues,
+) -> KeyRead:
+    """Return the plan to find the rows of these keys in the base. The plan includes their unmerged `records`.
+
+    Requests: see `candidate_splits`.
+    """
+    newer = fold.fold(records, wanted.column_names) if records is not None and records.num_rows else None
+    left = wanted if newer is None else fold.left_open([newer], wanted)
+    splits = candidate_splits(snapshot, left, kept) if left.num_rows else ()
+    index = None
+    if snapshot.segments:
+        index = IndexedKeys.of(store, snapshot, left, splits=len(splits), verified=verified, kept=kept)
+    return KeyRead(
+        store=store,
+        snapshot=snapshot,
+        newer=newer,
+        wanted=left,
+        splits=splits,
+        index=index,
+        verified=verified,
+        kept=kept,
+    )
+
+
+def candidate_splits(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequence[Add]:
+    """Return the live splits that may contain one of the keys, by path. There is at least one key.
+
+    The bounds of the key columns select the splits. If `kept` does not contain the keys of a split, all statistics of
+    the log are used for this split as well. Makes one GET per manifest that was not read yet and whose bounds admit one
+    of the keys.
+    """
+    from storage_core.split import pages  # it imports Parquet
 
     files = _files(snapshot, wanted)
     bounded = kept.get(_BOUNDED)
@@ -55,57 +262,51 @@ def candidates(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequen
         bounded = _Bounded(files, bounds_of_keys(files, wanted.schema))
         kept.keep(_BOUNDED, bounded, sum(each.nbytes for both in bounded.ranges for each in both))
     found = snapshot.splits.records_at(files, np.flatnonzero(with_room(bounded.ranges, wanted)))
-    unknown = {add.path for add in found if not key_places.are_kept(add, kept)}
+    unknown = {add.path for add in found if not pages.are_kept(add, kept)}
     if unknown:
         unread = files.filter(pc.is_in(files["path"], pa.array(sorted(unknown))))
         unknown -= _admitting(snapshot, unread, wanted)
     return sorted((add for add in found if add.path not in unknown), key=lambda add: add.path)
 
 
-def rows(
-    store: ObjectStore,
-    add: Add,
-    wanted: pa.Table,
-    schema: pa.Schema,
-    *,
-    verified: Verified,
-    kept: KeptValues,
-    index: IndexedKeys | None = None,
-) -> Iterator[pa.Table]:
-    """Yield the live rows of a split with one of these keys, with the columns of the table.
+def rows(read: KeyRead, add: Add) -> Iterator[pa.Table]:
+    """Yield the live rows of a split with one of the keys, with the columns of the table.
 
-    What is in `kept` and `verified` is not read again. Where the `index` tells of the split, the rows that it names
-    are read, and nothing where it names none. A local file is read whole once, to verify it. Of any other split: one
-    GET where it is small (`split.read.SMALL_SPLIT_BYTES`), else one of the footer, then per row group that
-    may hold a key one of the key columns, or several where they lie apart, and per row group that does one of all
-    columns. One GET more for a deletion vector that is stored and not cached, where the split has a key. Raises
-    what `open_split` raises.
+    If the index decides about the split, only the rows that the index names are read. If the index names no row,
+    nothing is read. Raises the errors of `open_split`.
+
+    Cost:
+        Cached or verified data takes no request. A local file is read whole once, to verify it. A small split
+        (`split.read.SMALL_SPLIT_BYTES`) takes one GET. Another split takes one GET for the footer. Each row group of it
+        that may contain a key takes one or more GETs for the key columns. Each row group that does contain a key takes
+        one more GET for all columns. If the split contains a key, a stored deletion vector that is not cached takes one
+        more GET.
     """
-    from storage_core.split import key_places, pages  # and Parquet
-    from storage_core.split.conform import conform_split
-    from storage_core.split.read import open_split
+    from storage_core.split import pages  # it imports Parquet
+    from storage_core.split.read import conform_split, open_split
 
-    named = None if index is None else index.of_split(add).places
+    store, wanted, verified, kept = read.store, read.wanted, read.verified, read.kept
+    named = None if read.index is None else read.index.of_split(add).places
     if named is not None and not len(named):
         return
     path = verified.path(store, add)
     opened = cache(lambda: open_split(store, add.as_written, whole=False, file_path=path, footers=verified.footers))
-    places = key_places.find(add, opened, wanted, kept) if named is None else named
+    places = pages.find_keys(add, opened, wanted, kept) if named is None else named
     if len(places) and add.deletionVector is not None:
         places = places[~np.isin(places, _deleted(store, add, kept))]
     if not len(places):
         return
-    # A split without a checksum is of another writer, and its pages may be anything.
+    # A split without a checksum was written by another program, and its pages may have any layout.
     if path is not None and add.xxh3 is not None:
         found = pages.take(store, add.as_written, path, places, kept=kept)
     else:
         found = opened().take(places)
     verified.recheck(store, [(add, path)] if path is not None else [])
-    yield matching(conform_split(found, schema), wanted, wanted.column_names)
+    yield matching(conform_split(found, read.snapshot.schema), wanted, wanted.column_names)
 
 
 def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:
-    """The splits of the manifests that have room for a key, and of all others that cost nothing to look at."""
+    """Return the splits in manifests that may contain a key, and all splits that are known without a request."""
     splits, config = snapshot.splits, snapshot.config
     partitions = {each.column for each in config.partition_fields}
     bounded = {*snapshot.metadata.partitionColumns, *partitions, config.time_column}
@@ -115,7 +316,7 @@ def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:
 
 
 def bounds_of_keys(files: pa.Table, key: pa.Schema) -> Sequence[Range]:
-    """Return per key column the bounds of its values in each of a table of splits."""
+    """Return for each key column the bounds of its values in each split of a table."""
     parts = [
         [map_column(chunk) for chunk in files.column(name).chunks if len(chunk)] for name in ("minValues", "maxValues")
     ]
@@ -131,7 +332,7 @@ def _joined(texts: Sequence[pa.Array]) -> pa.Array:
 
 
 def _admitting(snapshot: Snapshot, files: pa.Table, wanted: pa.Table) -> set[str]:
-    """The paths of those of these splits that may hold one of the keys, by all that the log says of them."""
+    """Return the paths of the splits that may contain one of the keys, by all statistics of the log."""
     keep = np.zeros(files.num_rows, np.bool_)
     for start in range(0, wanted.num_rows, _KEYS_AT_ONCE):
         equal = _equal(wanted.slice(start, _KEYS_AT_ONCE))
@@ -145,8 +346,8 @@ def _equal(wanted: pa.Table) -> Or:
 
 
 def _deleted(store: ObjectStore, add: Add, kept: KeptValues) -> Positions:
-    from storage_core.rows.positions import positions
-    from storage_core.split.vectors import deleted_rows
+    from storage_core.data.rows.keys import positions
+    from storage_core.split.hidden_rows import deleted_rows
 
     name = (add.path, add.deleted_rows)
     return positions(kept.made(name, BitMap, lambda: deleted_rows(store, add, kept.cached), lambda rows: 2 * len(rows)))

@@ -1,38 +1,231 @@
-"""Point lookups by primary key: the newest row of a key, or of many, exact (docs/architecture/reads.md).
+"""Point lookups by primary key: planned, then read, with exact results (docs/architecture/reads.md).
 
-Of the regions' generations only those are read whose bounds and bloom filter admit the key, of the base only the splits
-whose minimum and maximum do; of such a split the key columns of the row groups that may hold it, the rest of a row
-group only on a hit.
+A lookup has three steps:
+
+1. It selects the regions that may contain the key (`holding_regions`, `matching_regions`). The source columns of a
+   region's fields are part of the primary key. All rows of a region therefore have the same values of the fields. A
+   manual region may contain any row. Excluding a region never changes a result. No row of an excluded region, unmerged
+   or in the base, meets the predicate.
+2. It reads the unmerged records of these regions. It reads a generation only if the generation's bounds and Bloom
+   filter admit the key.
+3. It reads the base (`get_many`). It selects the splits whose least and greatest key admit the key. In these splits, it
+   reads the key columns of the row groups that may contain the key. If a row group contains the key, it also reads the
+   other columns of the row group.
+
+`explained` returns the plan of a lookup for `explain_get`. If the lookup was run, the plan contains the cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.errors import InvalidInput
-from storage_core.foreign_text import quoted
+from storage_core.base.errors import InvalidInput, raise_refused
+from storage_core.base.text import counted, quoted
+from storage_core.data.rows import fold
+from storage_core.data.rows.codes import Mask
+from storage_core.data.rows.conform import conform
+from storage_core.data.rows.incoming import exact_array
+from storage_core.data.rows.keys import Positions, key_codes
+from storage_core.data.rows.times import as_text, is_timed
+from storage_core.data.rows.vectors import type_text
+from storage_core.data.settings.layout import BY_HAND_SPEC, Region, RegionField, RegionSpec, Value
+from storage_core.engine.statement import TABLE
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import all_of
 from storage_core.read import key_splits
+from storage_core.read.bounds import DIGITS, MICROSECONDS_OF_A_DAY, Limit, interval
+from storage_core.read.key_splits import KeyRead
+from storage_core.read.plan import Analysis, RawPart, TablePlan, Watched, analysis
+from storage_core.read.predicate import (
+    And,
+    Beginning,
+    Compare,
+    Comparison,
+    Day,
+    Instant,
+    IsNull,
+    Literal,
+    Predicate,
+    in_columns,
+)
+from storage_core.read.pruning import Leaf, PruneStep, conditions, possible
 from storage_core.read.verified import Verified
-from storage_core.rows import fold
-from storage_core.rows.calendar import as_text
-from storage_core.rows.exact import exact_array
-from storage_core.rows.keys import key_codes
-from storage_core.rows.schema import conform
-from storage_core.rows.times import is_timed
-from storage_core.split.kept_values import KeptValues
-from storage_core.system_errors import raise_refused
+from storage_core.read.view import At, View
+from storage_core.store.contract import ObjectStore
+from storage_core.store.meter import MeteredStore, RequestMeter, all_of
+from storage_core.store.pieces import KeptValues
+from storage_core.write.region.expressions import TransformKind, parse_transform
+from storage_core.write.region.spec import canonical, field_values, hand_regions, known_regions, region_for, route
 
-if TYPE_CHECKING:
-    from storage_core.read.indexed_keys import IndexedKeys
+_IN_ORDER = frozenset({TransformKind.IDENTITY, TransformKind.TRUNCATE, TransformKind.YEAR})
+_OTHERS = frozenset({Comparison.NE, Comparison.LT, Comparison.GT})
+_MOST_EXACT = 2**53  # a float64 represents each integer up to here exactly
+
+
+def holding_regions(store: ObjectStore, snapshot: Snapshot, *, keys: pa.Table) -> Sequence[Region]:
+    """Return the regions that may contain these keys: first regions of the region spec, then all manual regions.
+
+    `keys` has the key columns. Regions of the spec need no request, because the id of a region is computed from its
+    values. If the table may have manual regions, makes one GET of the registry.
+    """
+    routed = route(snapshot.table_id, snapshot.config.region_spec, keys).regions
+    return (*routed, *hand_regions(store, snapshot))
+
+
+def matching_regions(store: ObjectStore, snapshot: Snapshot, *, predicate: Predicate | None) -> Sequence[Region] | None:
+    """Return the regions that may contain rows for which the predicate is true, or None for all regions.
+
+    Cost:
+        No request if the predicate fixes every field by equality, or uses no source column of the regions. Otherwise
+        one GET of the registry. A table with manual regions always needs this GET, because a manual region may contain
+        any row.
+    """
+    spec = snapshot.config.region_spec
+    predicate = in_columns(predicate, snapshot.schema.names)
+    sources = {name for field in spec.fields for name in field.source_ids}
+    if predicate is None or sources.isdisjoint(each.column for each in conditions(predicate)):
+        return None
+    equal = _equalities(predicate, snapshot.schema)
+    pinned = {at: value for at, field in enumerate(spec.fields) for value in _pinned(field, equal)}
+    if len(pinned) == len(spec.fields):
+        own = region_for(snapshot.table_id, spec, tuple(pinned[at] for at in range(len(spec.fields))))
+        return [own, *hand_regions(store, snapshot)]
+    regions = known_regions(store, snapshot)
+    fitting = [each for each in regions if each.spec_id == spec.id and _fits(each, pinned)]
+    keep = possible(predicate, _by_values(fitting, spec, snapshot.schema), len(fitting))
+    routed = (each for each, is_kept in zip(fitting, keep, strict=True) if is_kept)
+    return [*routed, *(each for each in regions if each.spec_id == BY_HAND_SPEC)]
+
+
+def _by_values(regions: Sequence[Region], spec: RegionSpec, schema: pa.Schema) -> Leaf:
+    """Return a function that tests by field values, for each region, whether its rows may meet a condition.
+
+    Only fields with a single source column are used.
+    """
+
+    def leaf(condition: Compare | IsNull) -> Mask | None:
+        index = schema.get_field_index(condition.column)
+        if index < 0 or not isinstance(condition, Compare):
+            return None
+        wanted = _limits(condition.value, schema.field(index).type)
+        fields = [(at, each) for at, each in enumerate(spec.fields) if each.source_ids == (condition.column,)]
+        if wanted is None or not fields:
+            return None
+        found = np.ones(len(regions), dtype=bool)
+        for at, of in fields:
+            for is_met in _tests(of, condition.comparison, wanted):
+                values = (None if each.values is None else each.values[at] for each in regions)
+                found &= np.fromiter((each is None or is_met(each) for each in values), bool, len(regions))
+        return found
+
+    return leaf
+
+
+def _tests(
+    field: RegionField, comparison: Comparison, wanted: tuple[pa.Array, pa.Array]
+) -> Iterator[Callable[[Any], bool]]:
+    """Yield tests of a field's value for a comparison with a value between the two limits.
+
+    A test is true for every row whose column meets the comparison.
+    """
+    try:
+        [least], [greatest] = (canonical(field_values(field, pa.table([each], field.source_ids))) for each in wanted)
+    except InvalidInput:  # the expression has no value for this limit
+        return
+    is_exact = wanted[0].equals(wanted[1])
+    if comparison is Comparison.EQ and is_exact:
+        yield lambda value: value == least
+        return
+    if comparison in _OTHERS and is_exact and field.transform == TransformKind.IDENTITY:
+        yield lambda value: value != least
+    if _keeps_order(field, wanted[0].type):
+        if comparison in (Comparison.EQ, Comparison.GT, Comparison.GE):
+            yield lambda value: value >= least
+        if comparison in (Comparison.EQ, Comparison.LT, Comparison.LE):
+            yield lambda value: value <= greatest
+
+
+def _keeps_order(field: RegionField, source: pa.DataType) -> bool:
+    """Return True if a greater value of the column never has a smaller value of the field, in the stored form."""
+    if field.transform is None or parse_transform(field.transform).kind not in _IN_ORDER:
+        return False
+    kinds = pa.types
+    return any(each(source) for each in (kinds.is_integer, kinds.is_string, kinds.is_date32, kinds.is_timestamp))
+
+
+def _limits(value: Literal, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
+    """Return the least and the greatest value of the column that the literal may stand for, or None if unknown."""
+    if pa.types.is_floating(type_) and type(value) is int and abs(value) <= _MOST_EXACT:
+        value = float(value)
+    found = interval(value, type_)
+    is_point = found is not None and not isinstance(value, Instant | Beginning | Day) and found.least == found.greatest
+    if is_point or (isinstance(value, bytes) and pa.types.is_binary(type_)):
+        with suppress(TypeError, ValueError, OverflowError, pa.ArrowException):
+            exact = exact_array([value], type_)
+            return exact, exact
+    if found is None or pa.types.is_floating(type_) or pa.types.is_decimal(type_):
+        return None  # DuckDB compares these types by its own rules
+    try:
+        return _rounded(found.least, type_, up=True), _rounded(found.greatest, type_)
+    except (TypeError, ValueError, OverflowError, pa.ArrowException):  # the limit is beyond the type of the column
+        return None
+
+
+def _rounded(limit: Limit, type_: pa.DataType, *, up: bool = False) -> pa.Array:
+    """Return a limit of `bounds.interval` as a value of the column."""
+    if isinstance(limit, str):
+        return pa.array([limit], type_)
+    if pa.types.is_integer(type_):
+        if isinstance(limit, Decimal) and limit.adjusted() > DIGITS:
+            raise OverflowError
+        return pa.array([math.ceil(limit) if up else math.floor(limit)], type_)
+    microseconds = int(limit)
+    if not pa.types.is_date32(type_):
+        return pa.array([microseconds], pa.int64()).cast(type_)
+    days = -(-microseconds // MICROSECONDS_OF_A_DAY) if up else microseconds // MICROSECONDS_OF_A_DAY
+    return pa.array([days], pa.int32()).cast(type_)
+
+
+def _fits(region: Region, pinned: dict[int, Value]) -> bool:
+    return region.values is None or all(region.values[at] == value for at, value in pinned.items())
+
+
+def _pinned(field: RegionField, equal: dict[str, pa.Array]) -> list[Value]:
+    """Return the only value of the field for rows with these equalities. Empty if they do not determine the value."""
+    if any(name not in equal for name in field.source_ids):
+        return []
+    try:
+        row = pa.table([equal[name] for name in field.source_ids], names=list(field.source_ids))
+        return canonical(field_values(field, row))
+    except InvalidInput:  # the expression has no value for it, so no region has such a row
+        return []
+
+
+def _equalities(predicate: Predicate, schema: pa.Schema) -> dict[str, pa.Array]:
+    """Return the values that the predicate requires by equality, as arrays of one value of the column's type."""
+    match predicate:
+        case And(children):
+            found: dict[str, pa.Array] = {}
+            for child in children:
+                found |= _equalities(child, schema)
+            return found
+        case Compare(column, Comparison.EQ, value) if column in schema.names:
+            wanted = _limits(value, schema.field(column).type)
+            return {column: wanted[0]} if wanted is not None and wanted[0].equals(wanted[1]) else {}
+        case _:
+            return {}
+
 
 Key = object
 
@@ -40,16 +233,23 @@ _SPLITS_AT_ONCE = 8
 
 
 def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
-    """Return the keys as a table with the types of the key columns, one row each. No request.
+    """Return the keys as a table with one row per key and the types of the key columns. Makes no request.
 
-    A key is a value, a sequence of values in primary-key order, or a mapping. Raises `InvalidInput` when the table has
-    no primary key or a key does not fit.
+    Args:
+        snapshot: The snapshot whose key columns are used.
+        keys: The keys. Each is a value, a sequence of values in primary-key order, or a mapping.
+
+    Raises:
+        InvalidInput: The table has no primary key, or a key does not fit its columns.
     """
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
         raise InvalidInput(f"get_many takes a list of keys, found {keys!r}", keys=keys)
     columns = snapshot.config.primary_key
     if not columns:
-        raise InvalidInput("get needs a keyed table; this one was created without primary_key", table=snapshot.table_id)
+        raise InvalidInput(
+            "get needs a keyed table, and this table has no primary key. Use scan with a filter",
+            table=snapshot.table_id,
+        )
     fields = pa.schema([snapshot.schema.field(name) for name in columns])
     if not keys:
         return fields.empty_table()
@@ -58,18 +258,27 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
         arrays = [_array(values, field.type) for values, field in zip(given, fields, strict=True)]
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise_refused("a lookup", error)
-        if len(keys) > 1:  # each may fit by itself; one that does not is named
+        if len(keys) > 1:  # each key alone may fit, and otherwise the error names the key that does not fit
             return pa.concat_tables([key_rows(snapshot, [key]) for key in keys]).combine_chunks()
         raise InvalidInput(
-            f"the key {quoted(keys[0])} does not fit the key columns {list(columns)}: {error}", key=keys[0]
+            f"the key {_key_text(keys[0])} does not fit the key columns: {_columns_text(fields)}", key=keys[0]
         ) from error
     return conform(pa.table(arrays, names=list(columns)), fields)
 
 
-def keys_in(snapshot: Snapshot, keys: pa.Table) -> pa.Table:
-    """Return keys (`key_rows`) of one version as those of another, whose key columns may be wider or narrower.
+def _key_text(key: Any) -> str:
+    return ", ".join(map(quoted, key)) if isinstance(key, list | tuple) else quoted(key)
 
-    Raises `InvalidInput` for a key that does not fit there.
+
+def _columns_text(fields: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {type_text(field.type)}" for field in fields)
+
+
+def keys_in(snapshot: Snapshot, keys: pa.Table) -> pa.Table:
+    """Convert keys from `key_rows` to the key types of this snapshot, which may be wider or narrower.
+
+    Raises:
+        InvalidInput: A key does not fit the types of this snapshot.
     """
     fields = pa.schema([snapshot.schema.field(name) for name in keys.column_names])
     return keys if keys.schema.types == fields.types else conform(keys, fields)
@@ -84,55 +293,31 @@ def get_many(
     verified: Verified,
     kept: KeptValues,
 ) -> list[dict[str, object] | None]:
-    """Return for each of these keys (`key_rows`) its row, or None when there is none. Times beyond year 9999 are text.
+    """Return the row of each key, or None for a key without a row.
 
-    Maps are dictionaries, as they are put; one that repeats a key, or whose keys no dictionary can have, is a list of
-    pairs.
+    A time after the year 9999 is returned as text. A map is returned as a dictionary. If the map repeats a key, or has
+    keys that a dictionary cannot have, the map is returned as a list of pairs.
 
-    `records` are those of these keys that are not merged into the snapshot, in arrival order per key. The base is asked
-    for the keys without a record, and with a patch (`key_splits.candidates`, `key_splits.rows`).
+    Args:
+        store: The store of the table.
+        snapshot: The snapshot to read.
+        wanted: The keys (`key_rows`).
+        records: The records of these keys that are not merged into the snapshot. The records of a key are in the order
+            of arrival. The base is read for the keys that have no record or only a patch (`key_splits.plan`,
+            `key_splits.rows`).
+        kept: The cache of key pages and of index parts.
     """
-    columns = snapshot.config.primary_key
-    newer = _folded(records, wanted)
-    requested = wanted if newer is None else fold.left_open([newer], wanted)
-
-    splits = key_splits.candidates(snapshot, requested, kept) if requested.num_rows else ()
-    index = key_index(store, snapshot, requested, splits=len(splits), verified=verified, kept=kept)
-
-    def of_split(add: Add) -> list[pa.Table]:
-        return list(key_splits.rows(store, add, requested, snapshot.schema, verified=verified, kept=kept, index=index))
-
-    base = [snapshot.schema.empty_table(), *chain.from_iterable(all_of(of_split, splits, _SPLITS_AT_ONCE))]
-    rows = pa.concat_tables(base)
-    if newer is not None and newer.num_rows:
-        rows = fold.apply(rows, newer, columns)
+    read = key_splits.plan(store, snapshot, wanted, records=records, verified=verified, kept=kept)
+    parts = all_of(lambda add: list(key_splits.rows(read, add)), read.splits, _SPLITS_AT_ONCE)
+    rows = pa.concat_tables([snapshot.schema.empty_table(), *chain.from_iterable(parts)])
+    if read.newer is not None and read.newer.num_rows:
+        rows = fold.apply(rows, read.newer, snapshot.config.primary_key)
     found = _python_rows(as_text(rows))
     if wanted.num_rows == 1:
         return [found[-1] if found else None]
-    held, requested_codes = key_codes([rows, wanted], columns)
+    held, requested_codes = key_codes([rows, wanted], wanted.column_names)
     by_code = dict(zip(held.tolist(), found, strict=True))
     return [by_code.get(each) for each in requested_codes.tolist()]
-
-
-def key_index(
-    store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, splits: int, verified: Verified, kept: KeptValues
-) -> IndexedKeys | None:
-    """Return `IndexedKeys.of`, None at once for a table without segments."""
-    if not snapshot.segments:
-        return None
-    from storage_core.read.indexed_keys import IndexedKeys  # which tables without indexes do not need
-
-    return IndexedKeys.of(store, snapshot, wanted, splits=splits, verified=verified, kept=kept)
-
-
-def left_to_base(records: pa.Table | None, wanted: pa.Table) -> pa.Table:
-    """Return those of the wanted keys whose rows these records over the base do not tell whole."""
-    newer = _folded(records, wanted)
-    return wanted if newer is None else fold.left_open([newer], wanted)
-
-
-def _folded(records: pa.Table | None, wanted: pa.Table) -> pa.Table | None:
-    return fold.fold(records, wanted.column_names) if records is not None and records.num_rows else None
 
 
 def _python_rows(rows: pa.Table) -> list[dict[str, object]]:
@@ -142,10 +327,10 @@ def _python_rows(rows: pa.Table) -> list[dict[str, object]]:
 
 def _python_values(column: pa.ChunkedArray) -> list[object]:
     if not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        return list(column.to_numpy().tolist())  # in a tenth of the time
+        return list(column.to_numpy().tolist())  # this conversion is ten times faster
     try:
         found: list[object] = column.to_pylist(maps_as_pydicts="strict")
-    except (KeyError, TypeError):  # an entry twice, or a key that is a list
+    except (KeyError, TypeError):  # the map repeats a key, or a key is a list
         if len(column) == 1:
             return list(column.to_pylist())
         return [value for row in range(len(column)) for value in _python_values(column.slice(row, 1))]
@@ -153,12 +338,12 @@ def _python_values(column: pa.ChunkedArray) -> list[object]:
 
 
 def _are_values(keys: Sequence[Key], columns: Sequence[str]) -> bool:
-    """Whether each key is the value of the only key column."""
+    """Return whether each key is the value of the only key column."""
     return len(columns) == 1 and {*map(type, keys)} <= {int, str}
 
 
 def _values(key: Key, columns: Sequence[str]) -> list[object]:
-    """The value of each key column."""
+    """Return the value of each key column."""
     if isinstance(key, Mapping):
         values = [key.get(name) for name in columns] if set(key) <= set(columns) else []
     elif isinstance(key, tuple | list):
@@ -171,7 +356,7 @@ def _values(key: Key, columns: Sequence[str]) -> list[object]:
 
 
 def _array(values: Sequence[object], wanted: pa.DataType) -> pa.Array:
-    """Values as an array of the wanted type; text is read as that type, so that a command line can name any key."""
+    """Return the values as an array of the wanted type. Texts are parsed, so a key of any type can be given as text."""
     if pa.types.is_string(wanted) or not any(isinstance(each, str) for each in values):
         return exact_array(values, wanted)
     return pa.concat_arrays([_scalar_array(each, wanted) for each in values])
@@ -184,3 +369,212 @@ def _scalar_array(value: object, wanted: pa.DataType) -> pa.Array:
     if pa.types.is_floating(wanted) and pc.is_inf(read)[0].as_py() and "inf" not in value.lower():
         raise ValueError(f"{value!r} is beyond {wanted}")
     return read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionPlan:
+    """The unmerged part of one region, and how much of it a lookup reads.
+
+    Attributes:
+        region_id: The id of the region.
+        manifest_version: The version of the region's manifest, or 0 if the region was never written.
+        log_entries: The number of WAL entries that are in no generation. The lookup reads all of them.
+        generations: The number of generations that the base has not merged.
+        copied_filters: The number of Bloom filters that the region's manifest contains.
+        admitted_by_bounds: The number of these generations whose bounds admit the key.
+        admitted_by_filters: The number of these generations whose Bloom filter also admits the key. The lookup reads
+            them from the newest to the oldest, until one of them contains the whole row.
+    """
+
+    region_id: str
+    manifest_version: int
+    log_entries: int
+    generations: int
+    copied_filters: int
+    admitted_by_bounds: int
+    admitted_by_filters: int
+
+    def __str__(self) -> str:
+        """Return the plan of the region as two lines of text."""
+        told = f"manifest {self.manifest_version:,}, {counted(self.log_entries, 'log entry', 'log entries')}"
+        left = f"bounds admit the key in {self.admitted_by_bounds:,}, filters in {self.admitted_by_filters:,}"
+        held = f"{counted(self.generations, 'generation')} not merged, {self.copied_filters:,} with a copied filter"
+        return f"region {self.region_id}: {told}\n  {held}: {left}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupPlan:
+    """The plan of a lookup, and its cost if it was run.
+
+    The requests and bytes of the base are upper limits. If a row group does not contain the key, the lookup does not
+    fetch other columns of it.
+
+    Attributes:
+        consistency: The consistency of the lookup.
+        unmerged_requests: The requests for the newest version of the table, and for the unmerged records of `regions`.
+            These requests found `base.newer_records` records.
+        regions: The plan of each region.
+        base: The plan of the splits. It reads nothing if the unmerged records contain the whole row.
+        raw_logs: The undistributed parts of raw logs.
+        analysis: The cost of the lookup if it was run.
+    """
+
+    consistency: str
+    unmerged_requests: int
+    regions: tuple[RegionPlan, ...]
+    base: TablePlan
+    raw_logs: tuple[RawPart, ...] = ()
+    analysis: Analysis | None = field(default=None)
+
+    @property
+    def requests(self) -> int:
+        """The most requests that the lookup is expected to make."""
+        return self.unmerged_requests + self.base.requests
+
+    def __str__(self) -> str:
+        """Return the plan as lines of text: the regions, the base, and a last line with the cost of the run."""
+        newer = f"{self.consistency}: {counted(self.unmerged_requests, 'request')} for what is newer than the base"
+        done = [] if self.analysis is None else [str(self.analysis)]
+        return "\n".join([newer, *map(str, self.regions), *map(str, self.raw_logs), str(self.base), *done])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        return {
+            "consistency": self.consistency,
+            "requests": self.requests,
+            "unmerged_requests": self.unmerged_requests,
+            "regions": [asdict(each) for each in self.regions],
+            "raw_logs": [asdict(each) for each in self.raw_logs],
+            "base": self.base.to_dict(),
+            "analysis": None if self.analysis is None else asdict(self.analysis),
+        }
+
+    def analyzed(self, watched: Collection[Watched], read: Callable[[], int]) -> LookupPlan:
+        """Return the plan with the cost of running `read`, which returns the number of rows."""
+        return replace(self, analysis=analysis(watched, read))
+
+
+def explained(
+    store: MeteredStore, view: View, wanted: pa.Table, *, at: At | None, consistency: str, verified: Verified
+) -> LookupPlan:
+    """Return the plan of a lookup of these keys, given as rows with the key columns. Caches nothing.
+
+    Cost:
+        The requests of the lookup for unmerged records and for a primary-key index. One request for each Bloom filter
+        of which the region's manifest has no copy, even if the lookup would not read the filter. One request for the
+        footer of each split that may contain a key, unless the footer is cached. A small split takes one request for
+        the whole split instead.
+    """
+    meter, apart = RequestMeter(), view.apart()
+    with store.counted_by(meter):
+        snapshot, captured = apart.captured(at, consistency, partial(holding_regions, store, keys=wanted))
+        wanted = keys_in(snapshot, wanted)
+        records = None if captured is None else captured.above(snapshot, keys=wanted)
+    regions = () if captured is None else captured.regions
+    read = key_splits.plan(store, snapshot, wanted, records=records, verified=verified, kept=apart.kept)
+    return LookupPlan(
+        consistency=consistency,
+        unmerged_requests=sum(meter.requests.values()),
+        regions=tuple(
+            RegionPlan(
+                region_id=each.region,
+                manifest_version=0 if each.manifest is None else each.manifest.version,
+                log_entries=len(each.entries),
+                generations=len(admitted.unmerged),
+                copied_filters=sum(bool(held.filter_bytes) for held in admitted.unmerged),
+                admitted_by_bounds=admitted.by_bounds,
+                admitted_by_filters=admitted.by_filters,
+            )
+            for each in regions
+            for admitted in [each.admitting(snapshot, wanted)]
+        ),
+        base=_described(read, newer=0 if records is None else records.num_rows),
+        raw_logs=() if captured is None else captured.raw_parts,
+    )
+
+
+def _described(read: KeyRead, *, newer: int) -> TablePlan:
+    """Return the plan of reading the base. `newer` is the number of unmerged records for these keys."""
+    snapshot, splits = read.snapshot, tuple(read.splits)
+    out = len(snapshot.splits) - len(splits), snapshot.bytes - sum(add.size for add in splits)
+    steps = [PruneStep("bounds of keys" if read.wanted.num_rows else "newer records", *out)]
+    requests = size = 0
+    named = dict[str, Positions | None]()
+    if read.index is not None:
+        tally, answers = read.index.tally(), {add.path: read.index.of_split(add) for add in splits}
+        splits = tuple(add for add in splits if not tally.add(add, answers[add.path]))
+        steps.append(tally.step)
+        requests, size = tally.requests, tally.bytes
+        named = {path: answer.places for path, answer in answers.items()}
+    parts = [_part(read, add, named.get(add.path)) for add in splits]
+    if parts:
+        steps.append(PruneStep("row groups", 0, 0, sum(each.groups_left_out for each in parts)))
+    return TablePlan(
+        name=TABLE,
+        version=snapshot.version,
+        live_splits=len(snapshot.splits),
+        live_bytes=snapshot.bytes,
+        columns=tuple(snapshot.schema.names) if splits else (),
+        steps=tuple(steps),
+        splits=splits,
+        whole_splits=sum(each.is_whole for each in parts),
+        row_groups=sum(each.groups for each in parts if not each.is_whole),
+        read_bytes=sum(each.bytes for each in parts) + size,
+        requests=sum(each.requests for each in parts) + requests,
+        newer_records=newer,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """An upper limit of what is read of a split: byte ranges, unless the split is a local file or is read whole."""
+
+    requests: int
+    bytes: int
+    is_whole: bool
+    groups: int
+    groups_left_out: int
+
+
+def _part(read: KeyRead, add: Add, named: Positions | None) -> _Part:
+    from storage_core.split import pages, verification  # they import Parquet, which only the base needs
+    from storage_core.split.fetch import Footers, requests_for
+    from storage_core.split.metadata import admitting
+    from storage_core.split.read import leaves_of, open_split
+
+    path = read.store.local_path(add.path)
+    held = read.verified.footers.held(add) is not None
+    footers = read.verified.footers if held else Footers()
+    opened = open_split(read.store, add.as_written, whole=False, file_path=path, footers=footers)
+    groups = admitting(opened.bounds, opened.row_groups, read.wanted)
+    if named is not None:
+        groups = np.unique(np.searchsorted(opened.first_rows, named, side="right") - 1).tolist()
+    vectors = int(add.deleted_rows is not None and add.deleted_rows.path is not None)
+    left_out = opened.row_groups - len(groups)
+    if not opened.is_ranged:
+        is_local = path is not None
+        return _Part(
+            requests=vectors + (not is_local),
+            bytes=add.size,
+            is_whole=not is_local,
+            groups=len(groups),
+            groups_left_out=left_out,
+        )
+    footer_bytes = 0 if held else (add.footerEndOffset or 0) - (add.footerStartOffset or 0)
+    places = verification.places(opened.footer)
+    keys = leaves_of(opened.footer, read.wanted.column_names)
+
+    def ranges() -> Iterator[tuple[int, int]]:
+        for group in groups:
+            if named is None and not pages.is_kept(add, group, read.kept):
+                yield from requests_for(places[group, keys])
+            yield from requests_for(places[group])
+
+    found = list(ranges())
+    return _Part(
+        requests=vectors + (not held) + len(found),
+        bytes=footer_bytes + sum(end - start for start, end in found),
+        is_whole=False,
+        groups=len(groups),
+        groups_left_out=left_out,
+    )

@@ -1,4 +1,4 @@
-"""What a read will fetch of its tables, step by step, and what it did: the answer of `explain`."""
+"""Plans of reads, as `explain` returns them: the data that a read will fetch, and the cost of its run."""
 
 from __future__ import annotations
 
@@ -10,40 +10,52 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage_core.cache.pieces import CacheCounts, CachedPieces
+from storage_core.base.text import counted
 from storage_core.engine.statement import TABLE
 from storage_core.log.actions import Add
-from storage_core.objectstore.meter import MeteredStore, RequestMeter
 from storage_core.read.pruning import PruneStep
-from storage_core.wording import counted
+from storage_core.store.meter import MeteredStore, RequestMeter
+from storage_core.store.pieces import CacheCounts, CachedPieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawPart:
-    """How many records of how many chunks of a raw log, not distributed yet, a read lays over what the table has."""
+    """The undistributed part of a raw log: the number of chunks and the number of records that a read adds."""
 
     name: str
     chunks: int
     records: int
 
     def __str__(self) -> str:
-        """Return it as a line."""
+        """Return the part as a line of text."""
         return f"raw log {self.name}: {counted(self.records, 'record')} of {counted(self.chunks, 'chunk')} among them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
-    """What is read of one table, which a query calls `name`, at `version`.
+    """The plan of reading one table.
 
-    `steps` are what left out splits, row groups and columns, in their order; what is left are `splits`. Of these
-    `whole_splits` are read whole, of the others `row_groups`, and of them the chunks of `columns`.
-    `read_bytes` and `requests` are what reading that will fetch, once: small splits, footers that are not held, ranges
-    of column chunks with the gaps in them, and stored deletion vectors, whose bytes are not counted. On a local disk
-    `read_bytes` are what the engine may read of the files, and only deletion vectors are requests. Where columns of a
-    condition are fetched before the others (`read.late_materialization`), both are the most that it may take.
+    For a local disk, `read_bytes` is the most that the engine may read from the files, and only deletion vectors count
+    as requests. If the columns of a condition are fetched before the other columns (`read.fetching`), `read_bytes` and
+    `requests` are upper limits.
 
-    `newer_records` lie over the base and are held in memory. Finding the rows that they supersede takes further
-    requests: those of their keys' columns in splits that may hold them. Those that `raw_logs` have are among them.
+    Attributes:
+        name: The name of the table in the query.
+        version: The version that is read.
+        live_splits: The number of live splits of the table.
+        live_bytes: The bytes of these splits.
+        columns: The columns that are read.
+        steps: The pruning steps in the order in which they ran. They excluded splits, row groups and columns.
+        splits: The splits to read.
+        whole_splits: The number of these splits that are read whole.
+        row_groups: The number of row groups to read in the other splits.
+        read_bytes: The bytes to read: small splits, footers that are not cached, and the ranges of column chunks
+            including the gaps inside these ranges. The bytes of deletion vectors are not counted.
+        requests: The requests for these bytes and for stored deletion vectors.
+        newer_records: The number of records in memory that are newer than the base, including the records of
+            `raw_logs`. Finding the rows that they supersede takes further requests, for the key columns of the splits
+            that may contain these rows.
+        raw_logs: The undistributed parts of raw logs.
     """
 
     name: str
@@ -61,7 +73,7 @@ class TablePlan:
     raw_logs: tuple[RawPart, ...] = ()
 
     def __str__(self) -> str:
-        """Return it as a few lines."""
+        """Return the plan as a few lines of text."""
         live = f"{counted(self.live_splits, 'split')}, {counted(self.live_bytes, 'byte')}"
         steps = (f"  {step.name} leaves out {_left_out(step)}" for step in self.steps)
         what = f"{counted(len(self.splits), 'split')} ({self.whole_splits:,} whole)"
@@ -72,7 +84,7 @@ class TablePlan:
         return "\n".join([f"{self.name} at version {self.version}: {live}", *steps, read, *newer])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data: `read_splits` counts what `read` lists."""
+        """Return the plan as plain data. `read_splits` is the number of splits in `read`."""
         return {
             "name": self.name,
             "version": self.version,
@@ -93,11 +105,18 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """What a read did: `rows` that it returned, `requests` by kind, the `bytes` that GETs returned, and its `seconds`.
+    """The cost of a read that was run.
 
-    `waves`: how often a request began while none was under way. `cache` is what the cache on disk answered (pieces
-    found and not, bytes found, failures); None where it was not asked. Counted are all requests to the stores of its
-    tables while it ran, of any reader.
+    All requests to the stores of the tables during the run are counted, including those of other readers.
+
+    Attributes:
+        rows: The number of returned rows.
+        seconds: The duration of the run.
+        requests: The number of requests by kind.
+        bytes: The bytes that GETs returned.
+        waves: The number of times that a request started while no other request was active (round trips).
+        cache: The counts of the cache on disk: pieces found, pieces not found, bytes found, and failures. None if the
+            cache was not used.
     """
 
     rows: int
@@ -108,7 +127,7 @@ class Analysis:
     cache: Mapping[str, int] | None = None
 
     def __str__(self) -> str:
-        """Return it as a line."""
+        """Return the cost as a line of text."""
         asked = ", ".join(f"{number:,} {kind.upper()}" for kind, number in self.requests.items() if number)
         done = f"{asked or 'no request'} in {counted(self.waves, 'wave')}, {counted(self.bytes, 'byte')}"
         hits = "" if self.cache is None else "; cache: " + ", ".join(f"{name} {n:,}" for name, n in self.cache.items())
@@ -117,7 +136,7 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is looked at while a read of a table runs."""
+    """The store and the cache that are measured while a read of a table runs."""
 
     store: MeteredStore
     cached: CachedPieces
@@ -125,13 +144,16 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a query or a scan will read, table by table, and once it was run for that what it did."""
+    """The plan of a query or a scan, table by table, and the cost if the plan was run."""
 
     tables: tuple[TablePlan, ...]
     analysis: Analysis | None = field(default=None, kw_only=True)
 
     def __getitem__(self, name: str) -> TablePlan:
-        """Return the plan of the table that the query calls so. Raises `KeyError` where it reads none."""
+        """Return the plan of the table with this name in the query.
+
+        Raises `KeyError` if the query reads no table with this name.
+        """
         found = next((each for each in self.tables if each.name == name), None)
         if found is None:
             raise KeyError(name)
@@ -139,41 +161,41 @@ class Plan:
 
     @property
     def splits(self) -> tuple[Add, ...]:
-        """The splits that are read of the table `t`."""
+        """The splits of the table `t` that are read."""
         return self[TABLE].splits
 
     @property
     def steps(self) -> tuple[PruneStep, ...]:
-        """What left out parts of the table `t`, in the order the steps run."""
+        """The pruning steps of the table `t`, in the order in which they run."""
         return self[TABLE].steps
 
     @property
     def requests(self) -> int:
-        """How many requests the read of all tables is expected to make."""
+        """The number of requests that the read of all tables is expected to make."""
         return sum(each.requests for each in self.tables)
 
     @property
     def read_bytes(self) -> int:
-        """How many bytes the read of all tables is expected to fetch."""
+        """The number of bytes that the read of all tables is expected to fetch."""
         return sum(each.read_bytes for each in self.tables)
 
     def __str__(self) -> str:
-        """Return it as lines of text, a section per table, and at the end a line of what the run did."""
+        """Return the plan as text: a section per table, and a last line with the cost of the run."""
         return "\n".join([*map(str, self.tables), *([] if self.analysis is None else [str(self.analysis)])])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the plan as plain data."""
         done = None if self.analysis is None else asdict(self.analysis)
         return {"tables": [each.to_dict() for each in self.tables], "analysis": done}
 
     def analyzed(self, watched: Collection[Watched], read: Callable[[], pa.RecordBatchReader]) -> Plan:
-        """Return the plan with what reading did: the rows are thrown away as they come."""
+        """Return the plan with the cost of running `read`. The rows are discarded as they arrive."""
         done = analysis(watched, lambda: sum(batch.num_rows for batch in read()))
         return replace(self, analysis=done)
 
 
 def analysis(watched: Collection[Watched], read: Callable[[], int]) -> Analysis:
-    """Return what reading did, which returns the number of rows."""
+    """Return the cost of running `read`, which returns the number of rows."""
     stores = {id(each.store): each.store for each in watched}.values()
     caches = {id(each.cached): each.cached for each in watched}.values()
     before = sum((each.counts for each in caches), CacheCounts())

@@ -1,40 +1,49 @@
-"""Filters as data: what a reader asks for, in a form that can prune splits and be evaluated by DuckDB.
+"""Filters as data, and the lookup of columns by name.
 
-A filter is built from typed expressions (`col("status") >= 500`) or parsed from a SQL predicate
-that is parsed and never pasted (lesson 83). Both become the same tree. What the tree cannot express
-stays `Opaque`: it is evaluated row by row and never prunes. Comparisons have SQL's three-valued meaning, with NaN
-greatest and equal to itself (docs/architecture/compaction.md).
+A filter is built from typed expressions (`col("status") >= 500`) or parsed from the text of a SQL condition. A SQL text
+is parsed and never pasted into a statement (lesson 83). Both forms become the same tree of `Predicate` nodes. The tree
+has two uses: it prunes splits, and DuckDB evaluates it row by row.
+
+A condition that the tree cannot express becomes `Opaque`. DuckDB evaluates an `Opaque` condition for each row, and the
+condition never prunes.
+
+Comparisons have SQL's three-valued meaning. NaN is the greatest value and is equal to itself
+(docs/architecture/compaction.md).
+
+Column names are matched as DuckDB matches them: the case of ASCII letters is ignored (`folded`, `in_columns`).
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import operator
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, assert_never
 
-from storage_core.arguments import checked
-from storage_core.engine.constants import constant
-from storage_core.errors import InvalidInput
-from storage_core.foreign_text import quoted
-from storage_core.headroom import require_headroom
-from storage_core.rows.columns import stored_name
+from storage_core.base.arguments import checked
+from storage_core.base.errors import InvalidInput
+from storage_core.base.process import require_headroom
+from storage_core.base.text import quoted
+from storage_core.data.rows.columns import stored_name
+from storage_core.engine.statement import constant
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
+
 
 Scalar = bool | int | float | Decimal | str | bytes | dt.date | dt.datetime
 Literal: TypeAlias = "Scalar | Instant | Beginning | Day"
 
 
 class Comparison(StrEnum):
-    """The six comparisons; `NEGATED` and `MIRRORED` map each to its opposite and its converse."""
+    """One of the six comparisons. `NEGATED` and `MIRRORED` map each comparison to its opposite and to its converse."""
 
     EQ = "="
     NE = "<>"
@@ -64,28 +73,31 @@ MIRRORED = {
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """Text that a condition casts to a date or a time. Against a column of texts DuckDB casts the column instead."""
+    """A text that a condition casts to a date or a time.
+
+    If the condition compares it with a text column, DuckDB casts the column instead of this text.
+    """
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Any text that begins with `text`, and perhaps is more than that: what `LIKE 'a%b'` says of a column of texts."""
+    """Any text that starts with `text`. `LIKE 'a%b'` on a column of texts becomes `Beginning("a")`."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """Any time of a day in UTC, given as `2024-01-03`: what `ts::date = '2024-01-03'` says of a column of times."""
+    """Any time within one day in UTC. For a time column, `ts::date = '2024-01-03'` becomes `Day("2024-01-03")`."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`column <comparison> value`; unknown (not true) where the column is null."""
+    """`column <comparison> value`. The result is unknown (not true) if the column is null."""
 
     column: str
     comparison: Comparison
@@ -94,7 +106,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class IsNull:
-    """The column is null, or with `negated` is not."""
+    """The column is null. With `negated`, the column is not null."""
 
     column: str
     negated: bool = False
@@ -123,13 +135,13 @@ class Opaque:
 
 Predicate = Compare | IsNull | And | Or | Opaque
 Condition: TypeAlias = "Filter | str"
-"""Which rows a statement is about. A statement without one is refused with advice of its own."""
+"""The rows to which a statement applies. A statement without a condition is refused, and the error contains advice."""
 
 
 MOST_NESTED = 200
-"""Filters within filters; a chain of `&`, or of `|`, is one."""
+"""The greatest nesting depth of a filter. A chain of `&`, or a chain of `|`, counts as one level."""
 MOST_CLAUSES = 10_000
-"""Conditions of a chain, and values of `isin`."""
+"""The most conditions in one chain, and the most values of one `isin`."""
 
 
 _SHORT_DIGITS = 18
@@ -138,26 +150,33 @@ _SHORT_SCALE = 9
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter that reads like Python: combine with `&`, `|` and `~`. Build one with `col` or `from_sql`.
+    """A filter that is written as a Python expression.
 
-    What is nested deeper than `MOST_NESTED` or chains more than `MOST_CLAUSES` is `InvalidInput` where it is made.
+    Build a filter with `col` or `from_sql`, and combine filters with `&`, `|` and `~`.
+
+    Raises:
+        InvalidInput: The constructor raises this error if the filter is nested deeper than `MOST_NESTED`, or chains
+            more than `MOST_CLAUSES` conditions.
     """
 
     predicate: Predicate
     parts: tuple[duckdb.Expression, ...]
-    """One, or those of a chain, which `predicate` is then too."""
+    """The single expression of the filter, or the links of a chain. If it is a chain, `predicate` is also a chain."""
     depth: int = 1
 
     def __post_init__(self) -> None:
-        """Raise `InvalidInput` for a filter that is too large."""
+        """Raise `InvalidInput` if the filter is too large."""
         if self.depth > MOST_NESTED:
-            raise InvalidInput(f"a filter is nested at most {MOST_NESTED} deep; chain conditions by one of & and |")
+            raise InvalidInput(f"a filter is nested at most {MOST_NESTED} deep. Chain conditions with one of & and |")
         if len(self.parts) > MOST_CLAUSES:
-            raise InvalidInput(f"a filter chains at most {MOST_CLAUSES} conditions; use isin for values of a column")
+            raise InvalidInput(f"a filter chains at most {MOST_CLAUSES} conditions. Use isin for values of a column")
 
     @property
     def expression(self) -> duckdb.Expression:
-        """The filter as DuckDB has it: a chain is a tree as flat as can be, for each level is read within another."""
+        """The filter as a DuckDB expression.
+
+        A chain becomes a balanced tree, because DuckDB parses nested levels recursively.
+        """
         join = operator.and_ if isinstance(self.predicate, And) else operator.or_
         left = list(self.parts)
         while len(left) > 1:
@@ -166,15 +185,15 @@ class Filter:
         return left[0]
 
     def __and__(self, other: Filter) -> Filter:
-        """Both filters hold."""
+        """Return a filter that is true where both filters are true."""
         return self._chained(And, other)
 
     def __or__(self, other: Filter) -> Filter:
-        """At least one of the filters holds."""
+        """Return a filter that is true where at least one of the two filters is true."""
         return self._chained(Or, other)
 
     def __invert__(self) -> Filter:
-        """The filter is false; where it is unknown (null), so is its inversion."""
+        """Return a filter that is true where this filter is false. An unknown (null) result stays unknown."""
         return Filter(negate(self.predicate), (~self.expression,), self.depth + 1)
 
     def _chained(self, kind: type[And | Or], other: Filter) -> Filter:
@@ -184,19 +203,25 @@ class Filter:
         return Filter(kind((*first, *second)), (*left, *right), 1 + max(above, below))
 
     def __bool__(self) -> NoReturn:
-        """Raise `InvalidInput`: `and`, `or`, `not`, `if` and chained comparisons would drop conditions."""
+        """Raise `InvalidInput`.
+
+        Otherwise `and`, `or`, `not`, `if` and chained comparisons would silently drop conditions.
+        """
         raise _no_truth_value()
 
 
 def _links(given: Filter, kind: type[And | Or]) -> tuple[tuple[Predicate, ...], tuple[duckdb.Expression, ...], int]:
-    """The filter as links of a chain, and how deep the deepest is: its own links, where it is one of that kind."""
+    """Return the filter as links of a chain, and the depth of the deepest link.
+
+    If the filter is a chain of this kind, its own links are returned. Any other filter is returned as one link.
+    """
     if isinstance(given.predicate, kind) and len(given.parts) > 1:
         return given.predicate.children, given.parts, given.depth - 1
     return (given.predicate,), (given.expression,), given.depth
 
 
 class Column:
-    """A column in a filter expression: compare it with a value to get a `Filter`."""
+    """A column in a filter expression. Comparing a column with a value returns a `Filter`."""
 
     __hash__ = None  # type: ignore[assignment]  # == builds a filter, so a column cannot be a dictionary key
 
@@ -208,7 +233,7 @@ class Column:
         raise _no_truth_value()
 
     def __and__(self, *_: object) -> NoReturn:
-        """Raise `InvalidInput`: a column is no filter."""
+        """Raise `InvalidInput`, because a column is not a filter."""
         raise _no_filter(self)
 
     __or__ = __invert__ = __and__
@@ -219,37 +244,43 @@ class Column:
         return Filter(Compare(self._name, comparison, value), (compare(column, constant),))
 
     def __eq__(self, value: Scalar) -> Filter:  # type: ignore[override]  # expressions are not booleans
-        """Rows whose value equals `value`."""
+        """Return a filter for the rows whose value is equal to `value`."""
         return self._compare(Comparison.EQ, value)
 
     def __ne__(self, value: Scalar) -> Filter:  # type: ignore[override]  # expressions are not booleans
-        """Rows whose value differs from `value`."""
+        """Return a filter for the rows whose value differs from `value`."""
         return self._compare(Comparison.NE, value)
 
     def __lt__(self, value: Scalar) -> Filter:
-        """Rows whose value is less."""
+        """Return a filter for the rows whose value is less than `value`."""
         return self._compare(Comparison.LT, value)
 
     def __le__(self, value: Scalar) -> Filter:
-        """Rows whose value is less or equal."""
+        """Return a filter for the rows whose value is less than or equal to `value`."""
         return self._compare(Comparison.LE, value)
 
     def __gt__(self, value: Scalar) -> Filter:
-        """Rows whose value is greater."""
+        """Return a filter for the rows whose value is greater than `value`."""
         return self._compare(Comparison.GT, value)
 
     def __ge__(self, value: Scalar) -> Filter:
-        """Rows whose value is greater or equal."""
+        """Return a filter for the rows whose value is greater than or equal to `value`."""
         return self._compare(Comparison.GE, value)
 
     def isin(self, values: Iterable[Scalar]) -> Filter:
-        """Rows whose value is one of `values`; an empty list matches nothing."""
+        """Return a filter for the rows whose value is one of `values`. An empty list matches no row.
+
+        Raises:
+            InvalidInput: `values` is not a list, or has more than `MOST_CLAUSES` values.
+        """
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise InvalidInput(f"isin takes a list of values, found {quoted(values)}")
         column = _column(self._name)
         chosen = tuple(islice(values, MOST_CLAUSES + 1))
         if len(chosen) > MOST_CLAUSES:
-            raise InvalidInput(f"isin takes at most {MOST_CLAUSES} values; ask in parts, or look keys up with get_many")
+            raise InvalidInput(
+                f"isin takes at most {MOST_CLAUSES} values. Filter in parts, or look keys up with get_many"
+            )
         if not chosen:
             import duckdb
 
@@ -259,30 +290,30 @@ class Column:
         return Filter(known, (column.isin(*map(_constant, chosen)),))
 
     def is_null(self) -> Filter:
-        """Rows where the column is null."""
+        """Return a filter for the rows where the column is null."""
         return Filter(IsNull(self._name), (_column(self._name).isnull(),))
 
     def is_not_null(self) -> Filter:
-        """Rows where the column is not null."""
+        """Return a filter for the rows where the column is not null."""
         return Filter(IsNull(self._name, negated=True), (_column(self._name).isnotnull(),))
 
 
 def _no_truth_value() -> InvalidInput:
     return InvalidInput(
-        "a filter is neither true nor false before it meets a row: write & for `and`, | for `or`, ~ for `not`, each "
-        "comparison in parentheses, as in (col('n') > 1) & (col('n') < 9) for 1 < n < 9, and isin for `in`"
+        "a filter is not true or false before it meets a row. Write & for `and`, | for `or`, ~ for `not`, and isin "
+        "for `in`. Put each comparison in parentheses, as in (col('n') > 1) & (col('n') < 9) for 1 < n < 9"
     )
 
 
 def _no_filter(found: object) -> InvalidInput:
     shown = "a column" if isinstance(found, Column) else quoted(found)
-    return InvalidInput(f"&, | and ~ take filters, found {shown}; compare a column, as in col('done') == True")
+    return InvalidInput(f"&, | and ~ take filters, found {shown}. Compare a column, as in col('done') == True")
 
 
 @cache
 @require_headroom("a filter")
 def _load_duckdb() -> None:
-    """Load what a filter is often the first to need."""
+    """Import DuckDB, with this project's error if that fails. A filter is often the first object that needs DuckDB."""
     import duckdb  # noqa: F401
 
 
@@ -299,15 +330,16 @@ def _constant(value: Scalar) -> duckdb.Expression:
 
 @checked
 def col(name: str) -> Column:
-    """Name a column for a filter expression: `(col("status") >= 500) & (col("method") == "GET")`."""
+    """Return a column for a filter expression: `(col("status") >= 500) & (col("method") == "GET")`."""
     return Column(name)
 
 
 def are_alike(values: Collection[object]) -> bool:
-    """Tell whether DuckDB compares a column with each of these in one condition as it does with one of them alone.
+    """Return True if DuckDB compares a column with several values exactly as it compares the column with each value
+    alone.
 
-    It brings a column and all values that it is compared with to one type, so a float beside integers makes floats of
-    integers and of the column, and a long decimal does too.
+    DuckDB casts the column and all values of one condition to one common type. If a float is among integers, DuckDB
+    converts the integers and the column to floats. A long decimal among integers has the same effect.
     """
     kinds = {type(value) for value in values}
     if kinds <= {int, Decimal} and Decimal in kinds:
@@ -316,14 +348,14 @@ def are_alike(values: Collection[object]) -> bool:
 
 
 def _is_short(value: int | Decimal) -> bool:
-    """Whether a number has few enough digits that beside others like it, and a `BIGINT`, it stays a decimal."""
+    """Return True if a number has few enough digits to stay a decimal together with short decimals and a `BIGINT`."""
     exact = Decimal(value)
     exponent = exact.as_tuple().exponent
     return isinstance(exponent, int) and -exponent <= _SHORT_SCALE and exact.adjusted() < _SHORT_DIGITS
 
 
 def renamed(predicate: Predicate, schema: pa.Schema) -> Predicate:
-    """Return the predicate over splits, by the names that they have for the columns of the table."""
+    """Return the predicate with the names that the splits use for the columns of the table."""
     names = {field.name: stored for field in schema if (stored := stored_name(field)) != field.name}
     return _renamed(predicate, names) if names else predicate
 
@@ -341,7 +373,7 @@ def _renamed(predicate: Predicate, names: Mapping[str, str]) -> Predicate:
 
 
 def negate(predicate: Predicate) -> Predicate:
-    """Return the predicate that is true exactly where this one is false; unknown stays unknown."""
+    """Return the predicate that is true exactly where the given predicate is false. Unknown results stay unknown."""
     match predicate:
         case Compare(column, comparison, value):
             return Compare(column, NEGATED[comparison], value)
@@ -353,3 +385,37 @@ def negate(predicate: Predicate) -> Predicate:
             return And(tuple(negate(child) for child in children))
         case Opaque(sql):
             return Opaque(f"NOT ({sql})")
+
+
+def folded(name: str) -> str:
+    """Return a form of the name that is equal for two names if DuckDB treats the two names as the same.
+
+    DuckDB ignores the case of ASCII letters only.
+    """
+    return name.encode(errors="surrogatepass").lower().decode(errors="surrogatepass")
+
+
+def in_columns(predicate: Predicate | None, names: Iterable[str]) -> Predicate | None:
+    """Return the predicate with the exact names of the table's columns. The given predicate may use another case.
+
+    A condition becomes `Opaque` if none of `names` matches its column, or if several do.
+    """
+    known = defaultdict[str, list[str]](list)
+    for name in names:
+        known[folded(name)].append(name)
+    return None if predicate is None else _renamed_in(predicate, known)
+
+
+def _renamed_in(predicate: Predicate, known: Mapping[str, list[str]]) -> Predicate:
+    match predicate:
+        case And(children):
+            return And(tuple(_renamed_in(child, known) for child in children))
+        case Or(children):
+            return Or(tuple(_renamed_in(child, known) for child in children))
+        case Compare(column) | IsNull(column):
+            found = known.get(folded(column), [])
+            return replace(predicate, column=found[0]) if len(found) == 1 else Opaque(column)
+        case Opaque(_):
+            return predicate
+        case _:
+            assert_never(predicate)

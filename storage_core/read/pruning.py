@@ -1,41 +1,165 @@
-"""Which splits can hold a row that a filter wants: by partition, window, bounds, expressions.
+"""Pruning: the splits and the row groups that may contain a row that a filter wants.
 
-Pruning is sound: a split is left out only when no row of it can make the filter true. Whatever is unknown (a missing
-statistic, or one that is no value of its column; an `Opaque` condition; a literal of another family than the column)
-keeps the split. It works on the columns of the state (`log.files.columns`), batch by batch, never split by split.
+Pruning never loses a row. A split is left out only if none of its rows can make the filter true. Everything unknown
+keeps the split:
+
+- a missing statistic, or a statistic that is not a value of its column,
+- an `Opaque` condition,
+- a literal whose type is not comparable with the type of the column.
+
+Splits are pruned in batches, on the columns of the state (`log.split_columns`), and never one at a time.
+
+The row groups of a split are pruned by the same rules, with the bounds in the footer of the split. These bounds are
+used only if the log contains the checksum of the footer. In this case Tidemark's own writer wrote the file, and it
+writes no bounds for a column with NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import assert_never
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Context, Decimal
+from functools import cache, partial
+from typing import Any, Final, assert_never
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyroaring import BitMap
 
+from storage_core.data.rows.codes import Mask, Unsigned, bound_keys, leading_keys, sortable
+from storage_core.data.rows.columns import default_of, defaults, stored_name
+from storage_core.data.rows.keys import map_column
+from storage_core.data.rows.statistics import may_match
+from storage_core.data.rows.windows import buckets, range_keys
+from storage_core.data.settings.layout import PartitionField, PartitionTransform
 from storage_core.log.actions import Add
-from storage_core.log.files.columns import ManifestBounds
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.split_columns import ManifestBounds
 from storage_core.read.bounds import (
+    MICROSECONDS_OF_A_DAY,
+    ColumnBounds,
     Source,
     expressions_of,
+    interval,
     manifest_source,
+    may_hold,
     partitions_of,
     statistics_of,
     windows_of,
 )
-from storage_core.read.compared_bounds import may_hold
-from storage_core.read.partition_pruning import by_partition_values, texts_of, texts_of_manifest
 from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque, Or, Predicate
-from storage_core.rows.codes import Mask
-from storage_core.rows.column_regex import may_match
-from storage_core.settings.partition_fields import PartitionField
 
-# Enough rows to make a call of Arrow cheap, few enough that a batch's columns stay in the processor's cache.
+
+@dataclass(frozen=True, slots=True)
+class FieldTexts:
+    """The least and the greatest text of a partition field, for each part of a table. A text is null if it is unknown.
+
+    `nulls` contains the number of rows whose column is null, and `rows` the number of all rows. Both are null if
+    unknown.
+    """
+
+    low: pa.Array
+    high: pa.Array
+    nulls: pa.Array
+    rows: pa.Array
+
+
+Texts = Callable[[PartitionField], FieldTexts | None]
+Answer = Callable[[Compare | IsNull], Mask | None]
+
+
+def texts_of(files: pa.RecordBatch) -> Texts:
+    """Return a function that returns the texts of a partition field, one per split of the batch.
+
+    The splits must be in Tidemark's format.
+    """
+    values = map_column(files.column("partitionValues"))
+
+    def texts(field: PartitionField) -> FieldTexts:
+        found, rows = values.lookup(field.name), files.column("numRecords")
+        return FieldTexts(found, found, pc.if_else(found.is_valid(), pa.scalar(0, pa.int64()), rows), rows)
+
+    return texts
+
+
+def texts_of_manifest(manifest: ManifestBounds) -> Texts:
+    """Return a function that returns the texts of a partition field for one manifest.
+
+    The texts of a field are known only if every split of the manifest has a value for it.
+    """
+
+    def texts(field: PartitionField) -> FieldTexts | None:
+        if field.name not in manifest.partitions or not manifest.in_order_of_type:
+            return None
+        low, high = (pa.array([text], pa.string()) for text in manifest.partitions[field.name])
+        return FieldTexts(low, high, pa.array([0], pa.int64()), pa.nulls(1, pa.int64()))
+
+    return texts
+
+
+def by_partition_values(fields: Sequence[PartitionField], schema: pa.Schema, texts: Texts) -> Answer:
+    """Return a function that evaluates conditions on columns of `schema` by the values of partition fields.
+
+    The function returns None if the partition fields do not determine the result.
+    """
+
+    def masks(condition: Compare | IsNull) -> Iterator[Mask]:
+        for each in fields:
+            if each.column == condition.column and (found := texts(each)) is not None:
+                type_ = schema.field(each.column).type
+                yield may_hold(_bounds(each, found, type_), condition)
+                if each.transform is PartitionTransform.BUCKET and isinstance(condition, Compare):
+                    yield _may_be_in_bucket(each, found, condition, type_)
+
+    def answer(condition: Compare | IsNull) -> Mask | None:
+        found = list(masks(condition))
+        return np.logical_and.reduce(found) if found else None
+
+    return answer
+
+
+def _bounds(field: PartitionField, found: FieldTexts, type_: pa.DataType) -> ColumnBounds:
+    def key(texts: pa.Array, side: int) -> pa.Array:
+        keys = range_keys(field, texts, type_)
+        return bound_keys(pa.nulls(len(texts), pa.string()), type_) if keys is None else keys[side]
+
+    return ColumnBounds(type_, lambda: key(found.low, 0), lambda: key(found.high, 1), found.nulls, found.rows)
+
+
+def _may_be_in_bucket(field: PartitionField, found: FieldTexts, condition: Compare, type_: pa.DataType) -> Mask:
+    everywhere = np.ones(len(found.low), np.bool_)
+    wanted = interval(condition.value, type_)
+    if condition.comparison is not Comparison.EQ or wanted is None or wanted.least != wanted.greatest:
+        return everywhere
+    value = _value(wanted.least, type_)
+    if value is None:
+        return everywhere
+    number = buckets(value, field.parameter)
+    low, high = (bound_keys(each, pa.int32()) for each in (found.low, found.high))
+    inside = pc.and_(pc.less_equal(low, number[0]), pc.greater_equal(high, number[0]))
+    mask: Mask = inside.fill_null(fill_value=True).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _value(key: object, type_: pa.DataType) -> pa.Array | None:
+    """Return a key (`data.rows.codes`) as a value of the column. None if no value of the column has this key."""
+    try:
+        if pa.types.is_date(type_):
+            days, rest = divmod(int(str(key)), MICROSECONDS_OF_A_DAY)
+            return None if rest else pa.array([days], pa.int32()).cast(type_)
+        if pa.types.is_timestamp(type_):
+            return pa.array([int(str(key))], pa.int64()).cast(type_)
+        return pa.array([key], type_)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+        return None
+
+
+# A batch has enough rows to make a call of Arrow cheap, and few enough that its columns stay in the processor's cache.
 _BATCH_ROWS = 65_536
-# Copying the rows that are left is worth it when it spares decoding this many times as many.
+# The remaining rows are copied if that saves the decoding of at least this many times as many rows.
 _FEW = 8
 _READ = [
     *("partitionValues", "minValues", "maxValues", "numRecords", "windowStart", "windowSeconds", "nullCounts"),
@@ -43,16 +167,16 @@ _READ = [
 ]
 
 Leaf = Callable[[Compare | IsNull], Mask | None]
-"""Per split of a batch whether some row may make the condition true; None where nothing is known of any."""
+"""A function that returns for each split whether a row may make the condition true, or None if it cannot decide."""
 
 Step = tuple[str, Callable[[pa.RecordBatch], Leaf]]
 
 
 @dataclass(frozen=True, slots=True)
 class PruneStep:
-    """What one step left out: its name, and the splits, row groups of splits that are left, and bytes it removed.
+    """The splits, the row groups of the remaining splits, and the bytes that one pruning step excluded.
 
-    `note` says where the step could not be taken, and why.
+    If the step could not run, `note` contains the reason.
     """
 
     name: str
@@ -64,39 +188,56 @@ class PruneStep:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The splits that are left, and what each step removed, in the order the steps ran."""
+    """The remaining splits, and the parts that each step excluded, in the order of the steps."""
 
     splits: tuple[Add, ...]
     steps: tuple[PruneStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Narrowed:
+    """The `splits` in which a row may meet the filter according to the indexes, and the cost of reading the indexes.
+
+    The splits keep their order. `rows` maps the path of a split to the rows that may meet the filter, if an index was
+    used for the split. `told_by` maps it to the position of this index in `steps`.
+    """
+
+    splits: tuple[Add, ...]
+    rows: Mapping[str, BitMap] = field(default_factory=dict)
+    told_by: Mapping[str, int] = field(default_factory=dict)
+    steps: tuple[PruneStep, ...] = ()
+    requests: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PrunedTable:
-    """Per row of the table whether its split is left (`files.filter(keep)`), and what each step removed, in order."""
+    """A mask of the remaining splits (`files.filter(keep)`), and what each step excluded, in the order of the steps."""
 
     keep: pa.BooleanArray
     steps: tuple[PruneStep, ...]
 
 
 def prune(snapshot: Snapshot, predicate: Predicate | None) -> tuple[Add, ...]:
-    """Return the live splits that may hold a matching row, in no order.
+    """Return the live splits that may contain a matching row, in no order. Requests: those of `pruned`."""
+    return pruned(snapshot, predicate).splits
 
-    One GET per manifest that was not read yet and whose bounds leave room for such a row.
+
+def pruned(snapshot: Snapshot, predicate: Predicate | None, *, is_counted: bool = False) -> Pruned:
+    """Return the live splits that may contain a matching row, in no order, and the parts that each step excluded.
+
+    Makes one GET per manifest that was not read yet and whose bounds admit a matching row. With `is_counted`, every
+    manifest is read, so that the steps count every split.
     """
     if predicate is None:
-        return tuple(snapshot.splits.values())
-    return _chosen(snapshot.splits.table(manifests_for(snapshot, predicate)), predicate, snapshot).splits
-
-
-def explain(snapshot: Snapshot, predicate: Predicate | None) -> Pruned:
-    """Return what `prune` returns, and what each step leaves out. Reads every manifest, for it counts every split."""
-    if predicate is None:
         return Pruned(tuple(snapshot.splits.values()), ())
-    return _chosen(snapshot.splits.table(), predicate, snapshot)
+    files = snapshot.splits.table(None if is_counted else manifests_for(snapshot, predicate))
+    found = prune_of(snapshot, files, predicate)
+    return Pruned(snapshot.splits.records_at(files, np.flatnonzero(found.keep)), found.steps)
 
 
 def prune_of(snapshot: Snapshot, files: pa.Table, predicate: Predicate | None) -> PrunedTable:
-    """Tell which rows of a table of splits of the snapshot may hold a row that matches. No request is made."""
+    """Return, out of a table of the snapshot's splits, those that may contain a matching row. Makes no request."""
     config = snapshot.config
     return prune_table(
         files,
@@ -108,7 +249,7 @@ def prune_of(snapshot: Snapshot, files: pa.Table, predicate: Predicate | None) -
 
 
 def manifests_for(snapshot: Snapshot, predicate: Predicate) -> Callable[[ManifestBounds], bool]:
-    """Return the `manifest_filter` of the snapshot."""
+    """Return the function of `manifest_filter` for this snapshot."""
     return manifest_filter(
         predicate,
         schema=snapshot.schema,
@@ -126,17 +267,24 @@ def prune_table(
     time_column: str | None,
     partition_by: Sequence[PartitionField] = (),
 ) -> PrunedTable:
-    """Tell which rows of a table of splits (`FILES_SCHEMA`) may hold a row that matches. No request is made.
+    """Return the rows of a table of splits (`FILES_SCHEMA`) that may contain a matching row. Makes no request.
 
-    `schema` is the table's: it types the texts of bounds and partition values, which are those of the fields
-    `partition_by`, or in a table of others values of columns. Steps run in the order `partition`
-    (where splits have partition values), `window`, `min/max`, `regex`, each on what the ones before it left.
+    The steps run in the order `partition` (if splits have partition values), `window`, `min/max`, `regex`. Each step
+    works on the splits that remain after the earlier steps.
+
+    Args:
+        files: The splits.
+        predicate: The condition, or None for all splits.
+        schema: The schema of the table. Its types tell how the texts of bounds and partition values are read.
+        time_column: The time column of the table, or None.
+        partition_by: The partition fields. It is empty for a table of another format, whose partition values are column
+            values.
     """
     if predicate is None:
         return PrunedTable(pa.array(np.ones(files.num_rows, dtype=bool)), ())
     steps = _steps(files, schema, time_column, partition_by)
     batches = [_prune_batch(each, predicate, steps) for each in files.select(_READ).to_batches(_BATCH_ROWS)]
-    # -1 stands for a split that no step removed.
+    # The number -1 stands for a split that no step excluded.
     removed_by = np.concatenate([np.empty(0, dtype=np.int8), *batches])
     sizes = files.column("size").fill_null(0).to_numpy()
     counted = (PruneStep(name, *_count(sizes, removed_by == number)) for number, (name, _) in enumerate(steps))
@@ -151,12 +299,12 @@ def manifest_filter(
     partition_columns: Iterable[str],
     partition_by: Sequence[PartitionField] = (),
 ) -> Callable[[ManifestBounds], bool]:
-    """Return a function that tells from a manifest's bounds whether a split of it can hold a row that matches.
+    """Return a function that decides by a manifest's bounds whether one of its splits may contain a matching row.
 
-    False only when none can. Bounds of columns other than `partition_columns`, the fields `partition_by` and the time
-    column are not looked at.
+    The function returns False only if no split of the manifest can contain a matching row. It uses only the bounds of
+    `partition_columns`, of the fields `partition_by` and of the time column.
     """
-    # Of ours a text may be cut, which only its field knows.
+    # A text bound of a Tidemark table may be truncated, so only its partition field can interpret it.
     trusted = frozenset[str]() if partition_by else frozenset(partition_columns)
 
     def may_match(manifest: ManifestBounds) -> bool:
@@ -168,11 +316,6 @@ def manifest_filter(
         return bool(possible(predicate, _both(leaf, by_value), 1)[0])
 
     return may_match
-
-
-def _chosen(files: pa.Table, predicate: Predicate, snapshot: Snapshot) -> Pruned:
-    pruned = prune_of(snapshot, files, predicate)
-    return Pruned(snapshot.splits.records_at(files, np.flatnonzero(pruned.keep)), pruned.steps)
 
 
 def _steps(
@@ -192,9 +335,9 @@ def _steps(
 
 
 def _prune_batch(files: pa.RecordBatch, predicate: Predicate, steps: Sequence[Step]) -> npt.NDArray[np.int8]:
-    """Return per split the number of the step that removes it, -1 where none does."""
+    """Return for each split the number of the step that excludes it, or -1 if no step does."""
     removed_by = np.full(files.num_rows, -1, dtype=np.int8)
-    rows = np.arange(files.num_rows)  # where in the batch the rows of `files` are
+    rows = np.arange(files.num_rows)  # the positions of the rows of `files` in the batch
     for number, (_, leaf) in enumerate(steps):
         left = removed_by[rows] < 0
         if not left.any():
@@ -212,7 +355,7 @@ def _count(sizes: npt.NDArray[np.int64], removed: Mask) -> tuple[int, int]:
 
 
 def possible(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
-    """Return per part of a table, of which there are `count`, False only where no row can make the predicate true."""
+    """Return a mask of `count` parts of a table. It is False only if no row of the part can make the predicate true."""
     match predicate:
         case And(children):
             mask = np.ones(count, dtype=bool)
@@ -236,7 +379,7 @@ def possible(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
 
 
 def conditions(predicate: Predicate) -> Iterator[Compare | IsNull]:
-    """Yield the conditions of a predicate that `possible` asks about, in their order."""
+    """Yield the conditions of a predicate that `possible` evaluates, in their order."""
     match predicate:
         case And(children) | Or(children):
             for child in children:
@@ -250,7 +393,7 @@ def conditions(predicate: Predicate) -> Iterator[Compare | IsNull]:
 
 
 def by_bounds(source: Source) -> Leaf:
-    """Return the answer by bounds, for `possible`: of the parts of a table whose bounds `source` gives."""
+    """Return a function for `possible` that decides by the bounds that `source` returns."""
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
         bounds = source(condition.column)
@@ -260,7 +403,7 @@ def by_bounds(source: Source) -> Leaf:
 
 
 def _both(one: Leaf, other: Leaf) -> Leaf:
-    """What neither of the answers excludes."""
+    """Return a function that combines two functions. The combined function excludes a split if one of the two does."""
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
         found = [mask for mask in (one(condition), other(condition)) if mask is not None]
@@ -270,7 +413,10 @@ def _both(one: Leaf, other: Leaf) -> Leaf:
 
 
 def _by_expressions(expressions: Callable[[str], pa.Array | None]) -> Leaf:
-    """Each distinct expression is tried once. One that is left costs less than the request for its split."""
+    """Return a function that decides by the regular expressions of the splits.
+
+    Each distinct expression is matched once. This costs less than a request for its split.
+    """
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
         if not isinstance(condition, Compare) or condition.comparison is not Comparison.EQ:
@@ -286,3 +432,112 @@ def _by_expressions(expressions: Callable[[str], pa.Array | None]) -> Leaf:
         return found
 
     return leaf
+
+
+_EXACT: Final = Context(prec=80)
+
+
+def groups_left(footer: pq.FileMetaData, predicate: Predicate | None, schema: pa.Schema) -> Sequence[int]:
+    """Return the row groups, ascending, in which a row may make `predicate` true. Makes no request.
+
+    `schema` is the schema of the table. A row group is kept if the footer has no usable bounds of the column. This is
+    the case if the column has no statistics, is nested, or has another type than in the table. If the file lacks a
+    column, all rows have the column's default value, or null.
+    """
+    groups = range(footer.num_row_groups)
+    if predicate is None:
+        return groups
+    left: list[int] = np.flatnonzero(possible(predicate, by_bounds(_bounds_in(footer, schema)), len(groups))).tolist()
+    return left
+
+
+def groups_with(rows: BitMap, footer: pq.FileMetaData, groups: Sequence[int]) -> Sequence[int]:
+    """Return the given row groups, ascending, that contain one of these rows of the file."""
+    ends = np.cumsum([footer.row_group(index).num_rows for index in range(footer.num_row_groups)]).tolist()
+    firsts = [0, *ends[:-1]]
+    return [group for group in groups if rows.range_cardinality(firsts[group], ends[group])]
+
+
+def _bounds_in(footer: pq.FileMetaData, schema: pa.Schema) -> Source:
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    rows = pa.array([group.num_rows for group in groups], pa.int64())
+    found = footer.schema.to_arrow_schema()
+
+    @cache
+    def bounds(column: str) -> ColumnBounds | None:
+        index = schema.get_field_index(column)
+        if index < 0:
+            return None
+        type_, stored = schema.field(index).type, stored_name(schema.field(index))
+        if stored not in found.names:
+            added = partial(sortable, defaults(schema.field(index), len(groups)))
+            nulls = pa.array([0] * len(groups), pa.int64()) if default_of(schema.field(index)) is not None else rows
+            return ColumnBounds(type_, added, added, nulls, rows)
+        leaf = _flat_leaf(footer, stored)
+        if leaf is None or found.field(stored).type != type_:
+            return None
+        chunks = [group.column(leaf) for group in groups]
+        statistics = [chunk.statistics if chunk.is_stats_set else None for chunk in chunks]
+        nulls = [each.null_count if each is not None and each.has_null_count else None for each in statistics]
+        low, high = (
+            _keys([getattr(each, end) if each is not None and each.has_min_max else None for each in statistics], type_)
+            for end in ("min_raw", "max_raw")
+        )
+        return ColumnBounds(type_, low, high, pa.array(nulls, pa.int64()), rows)
+
+    return bounds
+
+
+def leading_bounds(footer: pq.FileMetaData, field: pa.Field) -> tuple[Unsigned, Unsigned] | None:
+    """Return for each row group the least and the greatest possible `leading_keys` of a column, or None if unknown.
+
+    The type of the column must have leading keys.
+    """
+    bounds = _bounds_in(footer, pa.schema([field]))(field.name)
+    if bounds is None:
+        return None
+    low, high = leading_keys(bounds.low()), leading_keys(bounds.high())
+    low[bounds.low().is_null().to_numpy(zero_copy_only=False)] = 0
+    high[bounds.nulls.fill_null(1).to_numpy() > 0] = leading_keys(pa.nulls(1, field.type))[0]
+    return low, high
+
+
+def _flat_leaf(footer: pq.FileMetaData, column: str) -> int | None:
+    """Return the index of a column among the leaf columns. None if it is nested or if several leaves have its path."""
+    leaves = [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
+    if len(leaves) != 1:
+        return None
+    leaf = footer.schema.column(leaves[0])
+    return leaves[0] if not leaf.max_repetition_level and leaf.max_definition_level <= 1 else None
+
+
+def _keys(raw: Sequence[Any], type_: pa.DataType) -> Callable[[], pa.Array]:
+    """Return a function that returns bounds, given as Parquet stores them, as keys of `data.rows.codes`.
+
+    All bounds are unknown if one of them is not a valid value.
+    """
+
+    @cache
+    def keys() -> pa.Array:
+        try:
+            return sortable(_values(raw, type_))
+        except (pa.ArrowException, ValueError, OverflowError, ArithmeticError, TypeError):
+            return sortable(pa.nulls(len(raw), type_))
+
+    return keys
+
+
+def _values(raw: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    kinds = pa.types
+    if kinds.is_date32(type_):
+        return pa.array(raw, pa.int32()).view(type_)  # through Python's dates, no year after 9999 would be possible
+    if kinds.is_timestamp(type_):
+        return pa.array(raw, pa.int64()).view(type_)
+    if kinds.is_decimal(type_):
+        return pa.array([None if each is None else _decimal(each, type_.scale) for each in raw], type_)
+    return pa.array(raw, pa.binary()).cast(type_) if kinds.is_string(type_) else pa.array(raw, type_)
+
+
+def _decimal(raw: bytes | int, scale: int) -> Decimal:
+    digits = int.from_bytes(raw, signed=True) if isinstance(raw, bytes) else raw
+    return Decimal(digits).scaleb(-scale, context=_EXACT)

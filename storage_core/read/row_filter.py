@@ -1,7 +1,8 @@
-"""The filter of a search: which of some rows meet it.
+"""The filter of a search: it decides which of the candidate rows meet a condition.
 
-Bitmap indexes tell of rows by their places. DuckDB tells of all others, in a process that can do nothing else. What it
-said of rows of splits is kept, so that no index of a search asks again, and no other search of the same version.
+Bitmap indexes decide by the positions of the rows. For all other rows DuckDB decides, in a process that has no other
+rights. The results for rows of splits are cached. If another index of the same search, or another search at the same
+version, finds the same rows, they are not evaluated again.
 """
 
 from __future__ import annotations
@@ -15,30 +16,31 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.engine.sandbox.pool import prepare
+from storage_core.base.limits import QueryLimits
+from storage_core.data.rows.codes import Mask
+from storage_core.data.rows.keys import Positions, bitmap_of
+from storage_core.engine.sandbox.process import prepare
 from storage_core.engine.statement import TABLE
-from storage_core.index.bitmap_parts import BitmapParts
+from storage_core.index.parts import BitmapParts
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.bitmap_pruning import UNKNOWN, Answer, Bitmaps
-from storage_core.read.column_names import in_columns
-from storage_core.read.columns_read import columns_of
-from storage_core.read.predicate import And, Filter, Opaque, Or, Predicate
+from storage_core.read.bitmap import UNKNOWN, Answer, Bitmaps
+from storage_core.read.predicate import And, Filter, Opaque, Or, Predicate, in_columns
 from storage_core.read.pruning import prune
-from storage_core.read.query_errors import query_errors
 from storage_core.read.source import Source
-from storage_core.rows.codes import Mask
-from storage_core.rows.keys import Positions
-from storage_core.rows.positions import bitmap_of
-from storage_core.settings.query import QueryLimits
-from storage_core.split.kept_values import KeptValues
+from storage_core.read.sql_predicate import columns_of
+from storage_core.read.verified import query_errors
+from storage_core.store.contract import ObjectStore
+from storage_core.store.pieces import KeptValues
 
-_KNOWN_BYTES = 1_000  # of a name and the objects behind it
+_KNOWN_BYTES = 1_000  # the approximate size of a name and its objects
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Rows of a split, or of what else has a name, about which the filter was asked, and those of them that meet it."""
+    """The rows for which the filter was evaluated, in a split or in another named set of rows.
+
+    `judged` are the evaluated rows, and `met` are those that meet the filter.
+    """
 
     judged: BitMap
     met: BitMap
@@ -48,10 +50,10 @@ NOTHING_KNOWN: Final = Known(BitMap(), BitMap())
 
 
 class RowFilter:
-    """A filter over rows of one snapshot; it keeps those where it is true, by DuckDB's rules."""
+    """A filter over rows of one snapshot. It keeps the rows for which it is true, by DuckDB's rules."""
 
     columns: Sequence[str]
-    """Those that the filter reads, and one at least."""
+    """The columns that the filter reads, at least one."""
 
     def __init__(
         self,
@@ -65,31 +67,33 @@ class RowFilter:
         query: str = "search",
         is_run: bool = True,
     ) -> None:
-        """Start the process that may be asked later, if it `is_run`. Raises `Unavailable` where the system gives none.
+        """Prepare the filter. If `is_run` is True, the process that evaluates the filter starts later.
 
-        What it says of rows is kept in `values`; without them for this filter only. Errors call it `query`.
+        Results are cached in `values`. Without `values` they are cached for this filter only. Error messages call the
+        filter `query`. Raises `Unavailable` if no process can be started.
         """
         self._query = query
         self._snapshot = snapshot
         self._wanted = wanted
         self._limits = QueryLimits() if limits is None else limits
-        with query_errors(query, columns=snapshot.schema.names):  # a literal may be none of DuckDB's
+        with query_errors(query, columns=snapshot.schema.names):  # DuckDB may refuse a literal
             self._condition = str(wanted.expression)
         self.rows_read = 0
-        """Of so many rows were the `columns` read."""
+        """The number of rows whose `columns` were read."""
         self._name = ("filter", self._condition, snapshot.table_id, snapshot.version)
         self.answers: dict[str, Answer] = {}
-        """What bitmap indexes told of splits, by path."""
+        """The results of the bitmap indexes, by the path of the split."""
         names = snapshot.schema.names
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
         self._predicate = in_columns(wanted.predicate, names)
-        # A condition that is not understood may be another at another time: what is known of it ends with the search.
+        # A condition that this project does not understand may give another result later. It is not cached after the
+        # search.
         self._kept = values if values is not None and _is_lasting(self._predicate or wanted.predicate) else KeptValues()
         self._bitmaps = Bitmaps(store, snapshot, self._predicate, columns=self.columns, parts=parts, is_bounded=False)
-        self._is_judged = self._bitmaps.is_exact  # whose values are those of the columns' types
+        self._is_judged = self._bitmaps.is_exact  # its literals are values of the columns' types
         if is_run and not self._is_judged:
-            prepare()  # while rows are found
+            prepare()  # the process starts while the search finds rows
 
     @property
     def condition(self) -> str:
@@ -98,21 +102,24 @@ class RowFilter:
 
     @property
     def bitmap_indexes(self) -> tuple[str, ...]:
-        """The names of the bitmap indexes that are asked, of splits that they cover."""
+        """The names of the bitmap indexes that are used for the splits that they cover."""
         return tuple(each.definition.name for each in self._bitmaps.indexes)
 
     @property
     def is_answered_by_bitmaps(self) -> bool:
-        """Whether these tell all that the filter asks, of splits that they cover."""
+        """Whether the bitmap indexes decide the whole filter, for the splits that they cover."""
         return self._bitmaps.is_exact
 
     @cached_property
     def splits(self) -> frozenset[str]:
-        """The paths of the splits that may hold a row that meets the filter. Requests: those of `pruning.prune`."""
+        """The paths of the splits that may contain a row that meets the filter. Requests: those of `pruning.prune`."""
         return frozenset(add.path for add in prune(self._snapshot, self._predicate))
 
     def by_bitmaps(self, split: str) -> Answer:
-        """Return what bitmap indexes tell of the rows of a split. Requests: those of `Bitmaps.of_split`, once."""
+        """Return the result of the bitmap indexes for the rows of a split.
+
+        Requests: those of `Bitmaps.of_split`, once.
+        """
         if not self._bitmaps.indexes:
             return UNKNOWN
         if split not in self.answers:
@@ -120,7 +127,10 @@ class RowFilter:
         return self.answers[split]
 
     def known(self, name: str) -> Known:
-        """Return what was noted of rows of a split, or of what else has a name; what it was asked about is sound."""
+        """Return the cached results for the rows of a split or of another named set.
+
+        If the cache has results, the filter is valid and is not checked again.
+        """
         found = self._kept.get((*self._name, name))
         if not isinstance(found, Known):
             return NOTHING_KNOWN
@@ -128,7 +138,7 @@ class RowFilter:
         return found
 
     def note(self, name: str, rows: Positions, met: Mask) -> None:
-        """Keep which of these rows of a split meet the filter, or of what else has a name that fixes its rows."""
+        """Cache which of these rows meet the filter. `name` is the path of a split or identifies the set of rows."""
         before = self.known(name)
         judged, meeting = bitmap_of(rows), bitmap_of(rows[met])
         now = Known(before.judged | judged, before.met | meeting)
@@ -136,14 +146,16 @@ class RowFilter:
         self._kept.keep((*self._name, name), now, size)
 
     def require_sound(self) -> None:
-        """Raise as `mask` does for a filter that was asked of no row, because none was found."""
+        """Raise the errors of `mask` for a filter that was never evaluated, because the search found no row."""
         if not self._is_judged:
             self.mask(self._snapshot.schema.empty_table(), 0)
 
     def mask(self, rows: pa.Table, count: int) -> Mask:
-        """Return which of `count` rows, of which the `columns` are given, meet the filter.
+        """Return which of `count` rows meet the filter. `rows` has the `columns` of these rows.
 
-        Raises `InvalidInput` where the filter cannot be evaluated, `Unavailable` where it passes a limit.
+        Raises:
+            InvalidInput: The filter cannot be evaluated.
+            Unavailable: The filter exceeds a limit.
         """
         self._is_judged = True
         self.rows_read += count
@@ -166,7 +178,7 @@ class RowFilter:
 
 
 def _is_lasting(predicate: Predicate) -> bool:
-    """Whether a condition says the same of a row whenever it is asked."""
+    """Return whether a condition always has the same result for the same row."""
     match predicate:
         case And(children) | Or(children):
             return all(map(_is_lasting, children))

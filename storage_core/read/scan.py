@@ -1,4 +1,4 @@
-"""Scans: the rows of one snapshot, or of a snapshot and what is not merged into it yet (docs/architecture/reads.md)."""
+"""Scans over the rows of a snapshot, with or without its unmerged records (docs/architecture/reads.md)."""
 
 from __future__ import annotations
 
@@ -8,40 +8,35 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from storage_core.engine.sandbox.pool import prepare
-from storage_core.engine.sandbox.query import Rows
+from storage_core.base.errors import InvalidInput, Unavailable, typed
+from storage_core.base.limits import QueryLimits
+from storage_core.base.process import QUERY_BYTES, require_headroom
+from storage_core.base.text import shortened, unknown_names
+from storage_core.engine.sandbox.process import Rows, prepare
 from storage_core.engine.sandbox.result import Result
 from storage_core.engine.statement import TABLE
-from storage_core.errors import InvalidInput
-from storage_core.foreign_text import shortened
-from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.read.column_names import in_columns
-from storage_core.read.columns_read import columns_of
-from storage_core.read.conversions import BATCH_ROWS, Conversions, parts, reader_of, require_rows
+from storage_core.read.answers import BATCH_ROWS, Conversions, parts, reader_of, require_rows
 from storage_core.read.plan import Plan, RawPart, Watched
-from storage_core.read.planning import table_plan
-from storage_core.read.predicate import Filter, Predicate
-from storage_core.read.query_errors import query_errors
+from storage_core.read.predicate import Filter, Predicate, in_columns
 from storage_core.read.source import Source
-from storage_core.read.splits_source import source_of
-from storage_core.read.sql_predicate import from_sql
-from storage_core.read.verified import Verified
-from storage_core.settings.query import QueryLimits
-from storage_core.system_errors import typed
+from storage_core.read.sql_predicate import columns_of, from_sql
+from storage_core.read.table_read import TableRead, TableView, described, plan, source_of
+from storage_core.read.verified import Verified, query_errors
+from storage_core.store.contract import ObjectStore
+from storage_core.store.meter import MeteredStore
 
 
 @dataclass(frozen=True, slots=True)
 class Scan(Conversions):
-    """The rows a reader asked for, not read yet. Every conversion reads the same snapshot.
+    """The rows that a reader requested. Nothing is read until a conversion, and all conversions read the same snapshot.
 
-    `filter` keeps the rows where it is true, by DuckDB's rules. With a consistency above `snapshot`, records that are
-    not merged are folded over the base before the filter applies (newest wins; lesson 23).
-    `limits` bound what the filter may use, by default those of `QueryLimits`; nothing is spilled. Without a filter
-    there are none unless given.
+    `filter` keeps the rows for which it is true, by DuckDB's rules. With a consistency above `snapshot`, unmerged
+    records are folded over the base before the filter applies. The newest record of a key wins (lesson 23).
+
+    `limits` bound the resources that the filter may use. If a scan has a filter, the default is `QueryLimits()`.
+    Otherwise the default is no limit. A scan never spills to disk.
     """
 
     store: ObjectStore
@@ -52,46 +47,63 @@ class Scan(Conversions):
     verified: Verified = field(default_factory=Verified)
     limits: QueryLimits | None = None
     raw: tuple[RawPart, ...] = ()
-    """What of the records is in raw logs."""
+    """The raw logs that some of the records come from."""
+
+    def require_distributed(self, rows: pa.Table) -> None:
+        """Raise `Unavailable` if a raw log has an undistributed record for one of these rows. The table is keyed.
+
+        That record applies after everything that is written for its key now, and would undo the write.
+        """
+        from storage_core.write.region.records import matching  # only statements need this import
+
+        waiting = sum(each.records for each in self.raw)
+        if not waiting or self.records is None or not rows.num_rows:
+            return
+        key = self.snapshot.config.primary_key
+        raw = self.records.slice(self.records.num_rows - waiting)  # the records of raw logs come last
+        found = matching(raw, rows.select(key), key).num_rows
+        if found:
+            names = ", ".join(each.name for each in self.raw)
+            raise Unavailable(
+                f"{self.store.uri}: {found} records of matching rows are in raw log {names} and not distributed yet. "
+                f"They would later overwrite what is written to their keys. First run tidemark distribute {names}",
+                records=found,
+            )
 
     def __repr__(self) -> str:
-        """Say what is scanned, in a line; nothing is read."""
+        """Return one line that describes the scan. Reads nothing."""
         chosen = "" if self.columns is None else f", columns={list(self.columns)}"
         chosen += "" if self.filter is None else f", filter={self.filter.expression}"
         return f"Scan({self.store.uri!r}, version={self.snapshot.version}{shortened(chosen)})"
 
     def explain(self, *, analyze: bool = False) -> Plan:
-        """Return what this scan reads, and with `analyze` what it did: it is run, and its rows are thrown away.
+        """Return the plan of this scan.
 
-        Requests: those of `table_plan`, and those that the analysis tells. What is not merged was read by `scan`.
+        With `analyze` the scan also runs, its rows are discarded, and the plan includes what the run did.
+
+        Cost:
+            The requests of `table_read.plan` and of `described`. A run adds the requests that the analysis reports.
+            `scan` has already read the unmerged records.
         """
-        planned = table_plan(
-            self.store,
-            self.snapshot,
-            self.predicate,
-            name=TABLE,
-            columns=self.columns_read,
-            verified=self.verified,
-            records=self.records,
-            raw=self.raw,
-        )
+        found = Plan((described(self.planned(is_explained=True), TABLE),))
         if not analyze:
-            return Plan((planned,))
+            return found
         store = self.store if isinstance(self.store, MeteredStore) else MeteredStore(self.store)
-        return Plan((planned,)).analyzed(
-            [Watched(store, self.verified.footers.cached)], replace(self, store=store).to_reader
-        )
+        return found.analyzed([Watched(store, self.verified.footers.cached)], replace(self, store=store).to_reader)
 
     def to_reader(self, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
-        """Return the rows as a stream of record batches of at most `batch_rows` rows; memory stays bounded.
+        """Return the rows as a stream of record batches, in bounded memory.
 
-        `seconds` of the limits is the time to the next batch. Errors of the rows are raised while they are read: see
-        `query_errors`.
+        The limit `seconds` bounds the time until the next batch. Errors in the rows are raised while the stream is
+        read: see `query_errors`.
+
+        Args:
+            batch_rows: The most rows of a batch.
         """
         return self.read_from(*self._source(), batch_rows=batch_rows)
 
     def read_from(self, splits: Sequence[Add], source: Source, *, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
-        """Return what is wanted of the rows of a source as `to_reader` does; errors name the `splits`."""
+        """Return the wanted rows of a source as `to_reader` does. Errors name the `splits`."""
         require_rows(batch_rows)
         limits = self._effective_limits
         if limits is None and source.fetched is not None:
@@ -128,13 +140,13 @@ class Scan(Conversions):
         source: Source,
         limits: QueryLimits | None,
     ) -> Generator[pa.RecordBatch]:
-        """The rows as they come; at the end the files are looked at again."""
+        """Yield the rows as they arrive, then check the files again."""
         with query_errors("scan", splits, limits, files=source.splits, columns=self.snapshot.schema.names):
             yield from rows
             self.verified.recheck(self.store, source.splits)
 
     def _as_fetched(self, rows: Rows) -> Iterator[pa.RecordBatch]:
-        """The rows as they come, where nothing is asked of them."""
+        """Yield the fetched rows as they arrive, without a query."""
         with typed("scan"), closing(rows.read()) as batches:
             for batch in batches:
                 columns = [batch.column(name) for name in self._schema.names]
@@ -147,12 +159,12 @@ class Scan(Conversions):
 
     @property
     def predicate(self) -> Predicate | None:
-        """What is true of every row that is wanted, over columns as the table calls them; None where all are."""
+        """The predicate that every wanted row meets, with the table's column names. None if all rows are wanted."""
         return None if self.filter is None else in_columns(self.filter.predicate, self.snapshot.schema.names)
 
     @property
     def columns_read(self) -> Collection[str] | None:
-        """The columns that are wanted, and those of the filter; None for all."""
+        """The wanted columns and the columns of the filter. None stands for all columns."""
         if self.filter is None or self.columns is None:
             return self.columns
         read = columns_of(self.filter, self.snapshot.schema.names)
@@ -160,26 +172,24 @@ class Scan(Conversions):
 
     @property
     def _effective_limits(self) -> QueryLimits | None:
-        """Those given; the default ones where there is a filter, whose text may ask for much; else none."""
+        """The given limits, else the default limits if there is a filter, else None. A filter may be expensive."""
         return QueryLimits() if self.limits is None and self.filter is not None else self.limits
+
+    def planned(self, *, is_explained: bool = False) -> TableRead:
+        """Return the plan of the scan. Requests: those of `table_read.plan`."""
+        view = TableView(self.store, self.snapshot, self.verified, self.records, self.raw)
+        return plan(view, self.predicate, columns=self.columns_read, query="scan", is_explained=is_explained)
 
     @require_headroom("scan", size=QUERY_BYTES)
     def _source(self) -> tuple[Sequence[Add], Source]:
         if self._effective_limits is not None:
             prepare()
-        return source_of(
-            self.store,
-            self.snapshot,
-            self.predicate,
-            verified=self.verified,
-            records=self.records,
-            columns=self.columns_read,
-            query="scan",
-        )
+        read = self.planned()
+        return read.splits, source_of(read, query="scan")
 
     @property
     def _text(self) -> str:
-        """What is asked of the view `t`."""
+        """The SELECT over the view `t`."""
         import duckdb
 
         columns = (
@@ -190,7 +200,10 @@ class Scan(Conversions):
 
 
 def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None:
-    """Return the columns asked for, in order; None stands for all. Raises `InvalidInput` for any but names of them."""
+    """Return the requested columns in their order, or None for all columns.
+
+    Raises `InvalidInput` for an unknown name.
+    """
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Iterable):
@@ -198,23 +211,26 @@ def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None
     names = tuple(columns)
     unknown = [name for name in names if name not in schema.names]
     if unknown:
-        raise InvalidInput(f"no such column: {unknown}; the table has {schema.names}", columns=unknown)
+        raise InvalidInput(unknown_names("column", unknown, schema.names), columns=unknown)
     if not names:
-        raise InvalidInput("a scan needs a column; for the number of rows ask `sql` for count(*)", columns=columns)
+        raise InvalidInput("a scan needs a column. For the number of rows, use `sql` with count(*)", columns=columns)
     return names
 
 
 def wanted_filter(given: object) -> Filter | None:
-    """Return the filter given as one, as the text of a SQL condition, or None. Raises `InvalidInput` for all else."""
+    """Return a filter given as a `Filter`, as the text of a SQL condition, or as None.
+
+    Raises `InvalidInput` for a value of another type.
+    """
     if isinstance(given, str):
         return from_sql(given)
     if given is None or isinstance(given, Filter):
         return given
-    raise InvalidInput(f"a filter is a SQL condition or made by col(…), as in col('n') > 5; found {given!r}")
+    raise InvalidInput(f"a filter is a SQL condition or an expression of col(…), as in col('n') > 5, found {given!r}")
 
 
 def require_sound(wanted: Filter, schema: pa.Schema) -> None:
-    """Raise as a scan of a table with this schema does, for a filter that DuckDB cannot ask of its rows."""
+    """Raise the error of a scan of a table with this schema if DuckDB cannot evaluate the filter on its rows."""
     with query_errors("scan", columns=schema.names):
         text = f"SELECT 1 FROM {TABLE} WHERE {wanted.expression}"  # noqa: S608  # made of parts, or was checked
         with Source(schema.empty_table()).answer(text, QueryLimits()) as result:

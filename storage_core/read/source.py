@@ -1,51 +1,137 @@
-"""Splits of a snapshot as a view of DuckDB, with the table's columns whatever a split holds.
+"""Splits of a snapshot as a view of DuckDB, without the deleted rows.
 
-DuckDB streams the Parquet files of a local store by itself, projecting and filtering inside them; objects of other
-stores are fetched while it reads. A session may read the given splits and nothing else: no other file, no network, no
-extension.
+DuckDB itself streams the Parquet files of a local store, and projects and filters inside them. Objects of other stores
+are fetched while DuckDB reads. A session can read only the given splits. It cannot open another file, use the network
+or load an extension.
+
+DuckDB gets the deleted rows of the files as a table of positions (`SCHEMA`). A position is the index of the file in the
+list of files, and the number of the row in the file.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyroaring import BitMap
 
-from storage_core.engine.sandbox.query import Query, Relation, Rows, TypesDiffer, joined
+from storage_core.base.errors import InvalidInput
+from storage_core.base.limits import QueryLimits
+from storage_core.data.rows.columns import default_of, has_changed, is_of_earlier, stored_name
+from storage_core.data.rows.keys import positions
+from storage_core.data.rows.vectors import is_vector, listed
+from storage_core.engine.sandbox.process import Query, Relation, Rows, TypesDiffer, joined
 from storage_core.engine.sandbox.result import Result
-from storage_core.engine.session import literally, session
+from storage_core.engine.session import literally, session, sql_type
 from storage_core.engine.statement import TABLE
-from storage_core.engine.types import sql_type
-from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
-from storage_core.read.deleted_rows import DeletedRows
 from storage_core.read.verified import UNKNOWN, Columns
-from storage_core.rows.columns import default_of, has_changed, is_of_earlier, stored_name
-from storage_core.rows.vectors import is_vector, listed
-from storage_core.settings.query import QueryLimits
-from storage_core.split.conform import conform_split
+from storage_core.split.hidden_rows import deleted_rows
+from storage_core.split.read import conform_split
+from storage_core.store.contract import ObjectStore
+from storage_core.store.pieces import KeptValues
 
 if TYPE_CHECKING:
     import duckdb
 
-_BATCH_ROWS = 8_192  # of rows of 5 kB 40 MB, and of narrow ones no slower than more
+
+SCHEMA: Final = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
+_LASTING_BYTES: Final = 32 * 2**20
+"""The bytes that the positions of two million rows take.
+
+A larger set of positions is sent with each query. Otherwise the sandbox would keep it for the whole session.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedRows:
+    """The positions of deleted rows, a table of `SCHEMA`.
+
+    Two sets with the same `digest` are equal. A set without a digest must not be cached.
+    """
+
+    rows: pa.Table
+    digest: str = ""
+
+    @property
+    def files(self) -> frozenset[int]:
+        """The indexes of the files that have a deleted row."""
+        return frozenset(self.rows.column("file").unique().to_pylist())
+
+
+def hidden_rows(store: ObjectStore, splits: Sequence[Add], kept: KeptValues) -> dict[str, BitMap]:
+    """Return for each split the rows that its deletion vector hides, by the path of the split.
+
+    Splits without a deletion vector are left out. Makes one GET for each stored deletion vector that is not in `kept`.
+    Raises the errors of `deleted_rows`.
+    """
+    marked = [add for add in splits if add.deleted_rows is not None]
+    names = [_name(add) for add in marked]
+    found = kept.made_all(names, BitMap, lambda place: deleted_rows(store, marked[place]), lambda rows: 2 * len(rows))
+    return {add.path: rows for add, rows in zip(marked, found, strict=True)}
+
+
+def requests_for_hidden(add: Add, kept: KeptValues | None) -> int:
+    """Return the number of GETs for the deletion vector of a split: 1 if it is stored and not in `kept`, else 0."""
+    is_stored = add.deleted_rows is not None and add.deleted_rows.path is not None
+    return int(is_stored and (kept is None or kept.get(_name(add)) is None))
+
+
+def places_of(splits: Sequence[Add], hidden: Mapping[str, BitMap], kept: KeptValues | None) -> DeletedRows | None:
+    """Return the positions of the `hidden` rows, which are given by path of their split. None if no row is hidden.
+
+    If `kept` is given, the hidden rows are those of the splits' deletion vectors, and the positions are cached in
+    `kept`.
+    """
+    of_each = {place: hidden[add.path] for place, add in enumerate(splits) if hidden.get(add.path)}
+    if not of_each:
+        return None
+    if kept is None:
+        return DeletedRows(_table(of_each))
+    name = ("places", *((place, *_name(splits[place])) for place in of_each))
+    return kept.made(name, DeletedRows, lambda: _lasting(_table(of_each)), lambda found: found.rows.nbytes)
+
+
+def _name(add: Add) -> tuple[object, ...]:
+    """Return the cache key for the rows that a split's deletion vector hides."""
+    return ("vector", add.path, add.deleted_rows)
+
+
+def _table(hidden: Mapping[int, BitMap]) -> pa.Table:
+    rows = [positions(each) for each in hidden.values()]
+    files = np.repeat(np.array([*hidden], np.uint64), [len(each) for each in rows])
+    return pa.table([pa.array(files), pa.array(np.concatenate(rows))], schema=SCHEMA)
+
+
+def _lasting(rows: pa.Table) -> DeletedRows:
+    if rows.nbytes > _LASTING_BYTES:
+        return DeletedRows(rows)
+    digest = hashlib.blake2b(digest_size=16)
+    for column in rows.columns:
+        digest.update(column.combine_chunks().to_numpy())
+    return DeletedRows(rows, digest.hexdigest())
+
+
+_BATCH_ROWS = 8_192  # 40 MB for rows of 5 kB, and as fast as larger batches for narrow rows
 _TEMPLATE = "tidemark_template_"
 _DELETED = "tidemark_deleted_"
 _FETCHED = "tidemark_fetched_"
 _ENDS = "tidemark_ends_"
-# Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
-# sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
-# And a folder on the way to a table may be called `year=2026`, which is no column of it.
+# The Parquet format requires that bounds exclude NaN, and DuckDB trusts the bounds by default. Rows with NaN would then
+# be missing from `f > 100` and appear in `f < 100`, because DuckDB and Tidemark sort NaN above all numbers. The second
+# option is needed because the path of a table may contain a folder `year=2026`. Its name is not a column of the table.
 _OPTIONS = "can_have_nan = true, hive_partitioning = false"
-# Files whose columns are known to be alike are bound by opening one of them; of all others each has to be opened.
+# DuckDB opens only one of several files if they have equal columns. If the columns differ, it has to open each file.
 _UNLIKE = ", union_by_name = true"
-# Of every file DuckDB knows its place in the list and the place of each row in it, whatever it skips of them.
+# DuckDB reports for each row the index of its file and its row number in the file, even if DuckDB skips rows.
 _WITHOUT_DELETED = (
     "AS split ANTI JOIN {deleted} AS gone ON split.file_index + {first}::UBIGINT = gone.file "
     "AND split.file_row_number = gone.row"
@@ -55,26 +141,34 @@ PLACES = frozenset({"file_index", "file_row_number"})
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a view is made of: rows in memory, or files of splits, of which some have rows that are deleted.
+    """The content of a view: rows in memory, fetched rows, or files of splits. Some splits may have deleted rows.
 
-    Or `fetched` rows, or `unread` ones of which only the number matters: their columns are null. So are those of the
-    table that the fetched rows lack. `rows` have all of them.
+    - `rows` are in memory and have all columns of the table.
+    - `fetched` rows may lack columns of the table. These columns are null.
+    - `unread` is a number of rows whose values do not matter. All their columns are null.
     """
 
     rows: pa.Table
     fetched: Rows | None = None
     splits: tuple[tuple[Add, Path], ...] = ()
     columns: tuple[Columns, ...] = ()
-    """Of each split; those with the same, and deleted rows or none, follow one another."""
+    """The columns of each split. Splits with equal columns and equal presence of deleted rows are adjacent."""
     deleted: DeletedRows | None = None
-    """The places of deleted rows: of a split in `splits`, and of the row in it."""
+    """The positions of the deleted rows: the index of the split in `splits`, and the row in the split."""
     unread: int = 0
     ends: pa.Table | None = None
-    """Of unread rows: two, with the least and the greatest value of columns, of which so many have one: `values`."""
+    """Two unread rows, which contain the least and the greatest value of some columns.
+
+    `values` has the number of values per column.
+    """
     values: Mapping[str, int] = field(default_factory=dict)
 
     def relation(self, name: str = TABLE) -> Relation:
-        """Return the view of this name: the columns of the table in its order, null where a split has none."""
+        """Return the view with this name.
+
+        The view has the columns of the table in the table's order. A column is null in the rows of a split that lacks
+        it.
+        """
         if self.fetched is not None:
             template, rows = f"{_TEMPLATE}{name}", f"{_FETCHED}{name}"
             both = f"FROM {_quoted(template)} UNION ALL BY NAME FROM {_quoted(rows)}"
@@ -85,10 +179,11 @@ class Source:
         return self._relation(name, has_template=not self._are_the_table_s)
 
     def cast(self, name: str = TABLE) -> Relation:
-        """Return the view, whose columns DuckDB may cast. Raises `InvalidInput` where a split has one of another type.
+        """Return the view with casts to the table's types.
 
-        Where columns have several types DuckDB casts all of them to one that holds each, and says nothing. Of a split
-        that others wrote the types are theirs: Parquet has several for some of the table's.
+        Raises `InvalidInput` if a column of a split has another type. DuckDB itself would silently cast such a column
+        to a common type. The types of a split from another writer are not checked, because several Parquet types are
+        valid for some types of the table.
         """
         if not self.splits:
             return replace(self.relation(name), same_types=())
@@ -102,7 +197,10 @@ class Source:
 
     @property
     def _are_the_table_s(self) -> bool:
-        """Whether the splits have the columns of the table, in its order: then a view is what is in the files."""
+        """Whether the splits have exactly the columns of the table, in the table's order.
+
+        If they do, the content of the files is the view.
+        """
         names, types = [stored_name(field) for field in self.rows.schema], self.rows.schema.types
         schemas = [columns.schema for columns in set(self.columns)]
         types = [listed(each) for each in types]
@@ -119,7 +217,7 @@ class Source:
         parts += self._files(_quoted(deleted))
         rows = " UNION ALL BY NAME ".join(parts)
         vectors = [field for field in self.rows.schema if is_vector(field.type)]
-        if vectors:  # which are lists in the files
+        if vectors:  # the files store embeddings as lists
             casts = (f"{_quoted(each.name)}::FLOAT[{each.type.list_size}] AS {_quoted(each.name)}" for each in vectors)
             rows = f"SELECT * REPLACE ({', '.join(casts)}) FROM ({rows})"  # noqa: S608  # names are quoted
         return Relation(
@@ -133,11 +231,15 @@ class Source:
         )
 
     def _deleted_name(self, name: str) -> str:
-        """Of places that may be kept the name tells which they are."""
+        """Return the name of the table of deleted rows. If the set can be cached, its digest is part of the name."""
         return f"{_DELETED}{name}{'' if self.deleted is None else self.deleted.digest}"
 
     def _unread(self, name: str) -> str:
-        """Rows as a table of SQL: of a column first its least value, then the greatest as often as it has another."""
+        """Return SQL for the unread rows.
+
+        The first row has the least value of each column. The next rows have the greatest value, until the column has
+        the recorded number of values. In the remaining rows the column is null.
+        """
         if self.ends is None:
             return f"{_null(self.rows.schema.names[0])} FROM range({self.unread})"
         low, high = (_quoted(f"{_ENDS}{name}{at}") for at in (0, 1))
@@ -150,7 +252,7 @@ class Source:
         return f"SELECT {', '.join(columns)} FROM {rows}"  # noqa: S608  # names are quoted, the others are numbers
 
     def _files(self, deleted: str) -> Iterator[str]:
-        """The rows of the splits, as tables of SQL: of those with the same columns at a time."""
+        """Yield SQL for the rows of the splits, one table for each group of adjacent splits with equal columns."""
         first, schema = 0, self.rows.schema if has_changed(self.rows.schema) else None
         marked = frozenset[int]() if self.deleted is None else self.deleted.files
         each_split = zip(range(len(self.splits)), self.splits, self.columns, strict=True)
@@ -163,13 +265,13 @@ class Source:
             first += len(paths)
 
     def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, batch_rows: int = _BATCH_ROWS) -> Result:
-        """Return the answer of a SELECT over `t`: see `answer`."""
+        """Return the result of a SELECT over `t`: see `answer`."""
         return answer({TABLE: self}, text, limits, spill_bytes=spill_bytes, batch_rows=batch_rows)
 
     def opened(self) -> duckdb.DuckDBPyConnection:
-        """Return a session of this process, with the view `t`, for what holds no text from outside.
+        """Return a DuckDB session in this process with the view `t`. Do not run SQL text from outside in this session.
 
-        Raises what `answer` raises of types.
+        Raises `InvalidInput` if a column of a split has another type, as `answer` does.
         """
         relation = self.relation()
         connection = session(files=relation.files)
@@ -190,9 +292,9 @@ def answer(
     spill_bytes: int = 0,
     batch_rows: int = _BATCH_ROWS,
 ) -> Result:
-    """Return the answer of a SELECT over views that was checked, from a process that can do nothing else.
+    """Return the result of a checked SELECT over views, computed in a process that has no other rights.
 
-    See `Result`. Raises `InvalidInput` where a column of a split has another type than in its table.
+    See `Result`. Raises `InvalidInput` if a column of a split has another type than the column of its table.
     """
     relation = joined(source.relation(name) for name, source in sources.items())
     query = Query(
@@ -211,7 +313,7 @@ def answer(
 
 
 def _parquet(paths: Sequence[Path], *, are_alike: bool) -> str:
-    """Files as a table of SQL. Their names are quoted texts of it, for a variable could be read by the query."""
+    """Return files as a table in SQL. Their names are quoted literals, because a query could read a variable."""
     return f"read_parquet([{', '.join(map(_path, paths))}], {_OPTIONS}{'' if are_alike else _UNLIKE})"
 
 
@@ -221,10 +323,10 @@ def _path(path: Path) -> str:
 
 
 def _as_of_now(found: pa.Schema, schema: pa.Schema) -> str:
-    """The columns of a table as they come of files with those of an earlier schema of it; see `conform_split`."""
+    """Return the select list that converts files of an earlier schema to the table's columns (`conform_split`)."""
     columns = [(each, _column(found, each)) for each in schema]
     made = [f"{column} AS {_quoted(each.name)}" for each, column in columns if column is not None]
-    return ", ".join(made) or f"NULL AS {_quoted(schema.names[0])}"  # the others are null
+    return ", ".join(made) or f"NULL AS {_quoted(schema.names[0])}"  # the other columns are null
 
 
 def _column(found: pa.Schema, field: pa.Field) -> str | None:
@@ -235,7 +337,7 @@ def _column(found: pa.Schema, field: pa.Field) -> str | None:
     name, type_ = _quoted(stored), found.field(stored).type
     if not is_of_earlier(type_, field):
         return name
-    if pa.types.is_date(type_):  # to an instant it would be midnight where the session is
+    if pa.types.is_date(type_):  # a direct cast to a time with zone gives midnight in the zone of the session
         at_utc = " AT TIME ZONE 'UTC'" if field.type.tz else ""
         return f"CAST({name} AS TIMESTAMP){at_utc}"
     return f"CAST({name} AS {sql_type(field.type)})"
@@ -250,7 +352,7 @@ def _null(column: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A name as DuckDB writes it."""
+    """Return a name quoted as DuckDB writes it."""
     import duckdb
 
     return str(duckdb.ColumnExpression(name))

@@ -1,23 +1,34 @@
-"""SQL conditions as predicates: DuckDB's own parser reads the text, and what pruning can use is taken from its tree.
+"""SQL conditions as predicates, and the columns that a SELECT reads.
 
-Nothing here pastes text into a statement. `from_sql` accepts exactly one boolean expression over one table: a text that
-closes the condition and goes on (`1=1) union select …`), or that holds a subquery, is refused (lesson 83).
+- `from_sql` parses the text of one boolean expression over one table. The text is never pasted into a statement. It is
+  refused if it closes the condition and continues with other SQL (`1=1) union select …`), or contains a subquery
+  (lesson 83).
+- `columns_read` returns the columns of a table that a SELECT reads, by its syntax tree. The other columns need not be
+  fetched.
+- `one_of` and `between` build conditions from given texts or times. Each text becomes a value of its column, and never
+  a part of a SQL statement.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import operator
 import re
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
-from storage_core.engine.statement import TABLE, check, parse
-from storage_core.engine.tree import Node, arguments, nodes_of
-from storage_core.errors import InvalidInput
-from storage_core.read.column_names import folded
+import pyarrow as pa
+
+from storage_core.base.errors import InvalidInput
+from storage_core.base.text import quoted
+from storage_core.data.rows.bound_text import has_bounds, text_of_bound
+from storage_core.data.rows.columns import value_of
+from storage_core.data.rows.vectors import type_text
+from storage_core.engine.statement import TABLE, Node, arguments, called_on, check, nodes_of, parse
 from storage_core.read.predicate import (
     MIRRORED,
     And,
@@ -33,11 +44,13 @@ from storage_core.read.predicate import (
     Predicate,
     Scalar,
     are_alike,
+    col,
+    folded,
     negate,
 )
 
 _REMEMBERED: Final = 2**12
-"""Characters of a condition that is asked again and again."""
+"""The most characters of a condition that is cached. Short conditions are often used again."""
 
 _COMPARISONS = {
     "COMPARE_EQUAL": Comparison.EQ,
@@ -50,7 +63,7 @@ _COMPARISONS = {
 _BEGINNINGS = {"~~", "^@", "starts_with", "prefix"}
 _WILDCARD = re.compile("[%_]")
 _LONGEST_NUMBER = 100
-"""Python refuses to read digits without end, and no column holds so many."""
+"""The most digits of a number. Python refuses to parse very long numbers, and no column holds this many digits."""
 _BITS = {"TINYINT": 8, "SMALLINT": 16, "INT2": 16, "INTEGER": 32, "INT": 32, "INT4": 32, "BIGINT": 64, "INT8": 64}
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -62,7 +75,10 @@ _TEMPORAL_CASTS = {"DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE
 def from_sql(text: str) -> Filter:
     """Return the filter for a SQL condition such as `status >= 500 AND method = 'GET'`.
 
-    Raises `InvalidInput` when the text is not one condition over plain columns. What a short text says is remembered.
+    The result of a short text is cached.
+
+    Raises:
+        InvalidInput: The text is not one condition over plain columns.
     """
     return (_from_sql if len(text) <= _REMEMBERED else _from_sql.__wrapped__)(text)
 
@@ -72,18 +88,18 @@ def _from_sql(text: str) -> Filter:
     import duckdb
 
     query = f"SELECT * FROM {TABLE} WHERE {text}"  # noqa: S608  # parsed only, to be checked below
-    where = (plain_select(query, "filter") or {}).get("where_clause")
+    where = (plain_select(query, "filter", given=text) or {}).get("where_clause")
     if where is None or any(each.get("class") == "SUBQUERY" for each in nodes_of(where)):
         raise InvalidInput(f"the filter {text!r} is not one condition over columns of the table", filter=text)
     return Filter(predicate_of(where, Names(TABLE)), (duckdb.SQLExpression(text),))
 
 
-def plain_select(query: str, what: str) -> Node | None:
-    """Return the tree of a SELECT of known parts over the rows of the table as they are; None for any other statement.
+def plain_select(query: str, what: str, *, given: str | None = None) -> Node | None:
+    """Return the syntax tree of a SELECT that only selects and filters rows of the table. None for another statement.
 
-    It may choose, and have a condition, and nothing else. Raises `InvalidInput` as `parse` and `check` do.
+    Raises `InvalidInput` as `parse` and `check` do.
     """
-    node = parse(query, what)
+    node = parse(query, what, given=given)
     check(node, query, tables=[TABLE], what=what)
     extra = [key for key in ("group_expressions", "modifiers", "having", "qualify", "sample") if node.get(key)]
     source = node.get("from_table") or {}
@@ -94,14 +110,21 @@ def plain_select(query: str, what: str) -> Node | None:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """How columns of a table are named: with its name before them, and those of `own` without; all where it is None."""
+    """The ways to name the columns of a table.
+
+    A column can always be named with `table` before it. The columns in `own` can also be named without the table. If
+    `own` is None, all columns can be named without it.
+    """
 
     table: str
     own: Collection[str] | None = None
 
 
 def predicate_of(node: Node, table: Names) -> Predicate:
-    """Return one condition as a predicate; whatever is not understood becomes `Opaque`, which never prunes."""
+    """Return one condition as a predicate.
+
+    An expression that this function does not understand becomes `Opaque`, which never prunes.
+    """
     kind = str(node["type"])
     if kind in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
         children = tuple(predicate_of(child, table) for child in node["children"])
@@ -134,7 +157,7 @@ def predicate_of(node: Node, table: Names) -> Predicate:
 
 
 def _always(node: Node) -> Predicate | None:
-    """What `true` and `false` say by themselves; None for all else."""
+    """Return the predicate of the constants `true` and `false`, or None for other expressions."""
     value = _constant(node)
     if not isinstance(value, bool):
         return None
@@ -142,7 +165,7 @@ def _always(node: Node) -> Predicate | None:
 
 
 def _are_alike(constants: Sequence[Node]) -> bool:
-    """Whether all of these are literals that a column is compared with as with each of them alone: see `are_alike`."""
+    """Return True if all nodes are literals that DuckDB compares together as it compares each alone (`are_alike`)."""
     values = [_constant(each) for each in constants]
     types = {str(each["type_expr"].get("type_name", "")).upper() for each in constants if each["class"] == "CAST"}
     return None not in values and len(types) <= 1 and are_alike(values)
@@ -155,7 +178,7 @@ def _comparison(node: Node, comparison: Comparison, table: Names) -> Predicate:
 
 
 def _distinct(node: Node, table: Names, *, negated: bool) -> Predicate:
-    """IS DISTINCT FROM a value, which a null is and, unlike to a comparison, is known to be."""
+    """Return the predicate of IS [NOT] DISTINCT FROM a value. A null is distinct from every other value."""
     differs = _comparison(node, Comparison.NE, table)
     if not isinstance(differs, Compare):
         return differs
@@ -164,23 +187,26 @@ def _distinct(node: Node, table: Names, *, negated: bool) -> Predicate:
 
 
 def _any(node: Node, table: Names) -> Predicate:
-    """What `n = any([3, 5])` says, which the parser makes a subquery; of other members than integers nothing."""
+    """Return the predicate of `n = any([3, 5])`, which DuckDB's parser turns into a subquery.
+
+    If the list has a member that is not an integer, the result is `Opaque`.
+    """
     unnested = [each for item in node["subquery"]["node"].get("select_list", ()) for each in _given(item, "unnest")]
     members = [each for item in unnested for each in _given(item, "list_value")]
     is_list = len(unnested) == 1 and members and all(_integer(each) is not None for each in members)
     if not is_list or node["subquery_type"] != "ANY" or node["comparison_type"] != "COMPARE_EQUAL":
         return Opaque("ANY")
     found = (_compare(node["child"], Comparison.EQ, each, table) for each in members)
-    return And((Or(tuple(found)), Opaque("ANY")))  # some of the members, for a subquery may go on
+    return And((Or(tuple(found)), Opaque("ANY")))  # the rest is unknown: the subquery may go on
 
 
 def _given(node: Node, function: str) -> list[Node]:
-    """What this function is called with, where the node calls it."""
+    """Return the arguments of a call of this function, or an empty list for other nodes."""
     return arguments(node) if node.get("function_name") == function else []
 
 
 def _beginning(node: Node, table: Names) -> Predicate:
-    """What a function of a text and its pattern, or its beginning, says of how the text begins."""
+    """Return the predicate of a LIKE pattern or a prefix function, which compares the start of the column's text."""
     given = [each["expression"] for each in node["arguments"]]
     column = _column(given[0], table) if len(given) == 2 else None
     pattern = _constant(given[1]) if column is not None else None
@@ -198,14 +224,14 @@ def _compare(subject: Node, comparison: Comparison, constant: Node, table: Names
 
 
 def _day(constant: Node) -> Day | None:
-    """The day that a date, or the first moment of a day, is compared as with a date."""
+    """Return the day that a node means in a comparison with a date. The node is a date, or the start of a day."""
     value = _constant(constant)
     text = value.text if isinstance(value, Instant) else value
     return Day(text) if isinstance(text, str) and _DAY.fullmatch(text) else None
 
 
 def _column(node: Node, table: Names) -> str | None:
-    """The column that is named; None for all else, such as a field of a struct."""
+    """Return the column that a node names. None for every other node, such as a field of a struct."""
     if node["class"] != "COLUMN_REF":
         return None
     first, *rest = map(str, node["column_names"])
@@ -217,13 +243,16 @@ def _column(node: Node, table: Names) -> str | None:
 
 
 def _type_cast_to(node: Node) -> str | None:
-    """The name of the type that a value is cast to; None for what is no cast, and for one that may fail."""
+    """Return the name of the type to which a node casts a value. None if the node is not a cast or is a TRY_CAST."""
     is_cast = node["class"] == "CAST" and not node["try_cast"]
     return str(node["type_expr"].get("type_name", "")).upper() if is_cast else None
 
 
 def _constant(node: Node) -> Scalar | Instant | None:
-    """Return the value of a literal, a cast to an integer, DOUBLE, a date or a time, or a sum; None for all else."""
+    """Return the constant value of a node, or None if the node is another expression.
+
+    A constant is a literal, a cast to an integer, DOUBLE, a date or a time, or integer arithmetic.
+    """
     name = _type_cast_to(node)
     if name is not None:
         inner = _constant(node["child"])
@@ -241,7 +270,7 @@ def _constant(node: Node) -> Scalar | Instant | None:
         case "INTEGER":
             text = str(literal["text"])
             return int(text) if len(text) <= _LONGEST_NUMBER else None
-        case "NUMERIC":  # DuckDB reads a literal with an exponent as a double, others as exact decimals
+        case "NUMERIC":  # DuckDB reads a literal with an exponent as a double, and other literals as exact decimals
             text = str(literal["text"])
             if len(text) > _LONGEST_NUMBER:
                 return None
@@ -255,9 +284,10 @@ def _constant(node: Node) -> Scalar | Instant | None:
 
 
 def _integer(node: Node) -> int | None:
-    """Return the value of a literal of DuckDB's type INTEGER, and of such added, taken away or multiplied; else None.
+    """Return the value of an INTEGER literal, or of a sum, difference or product of INTEGER literals, else None.
 
-    What is more than the type holds is an error of the query, on its way too.
+    If a value, even an intermediate value, exceeds the type, DuckDB raises an error. None is returned for such an
+    expression.
     """
     if node["class"] == "CONSTANT":
         value = _constant(node)
@@ -275,3 +305,135 @@ def _integer(node: Node) -> int | None:
 def _fits(value: int, bits: int) -> bool:
     least: int = -(2 ** (bits - 1))
     return least <= value < -least
+
+
+def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str] | None:
+    """Return the columns in `names` on which the result may depend, or None for all columns.
+
+    None is also returned if the columns cannot be determined. Counting rows needs no column: `select count(*)` reads
+    none. The result contains at least the columns that the query reads, and possibly more. A column counts if its name
+    occurs anywhere in the query, with any meaning. Names are compared as DuckDB compares them.
+    """
+    known = defaultdict[str, set[str]](set)
+    for name in names:
+        known[name.lower()].add(name)
+    nodes = list(nodes_of(tree))
+    if any(_names_what_is_there(node) for node in nodes):
+        return None
+    name = table.lower()
+    reads = [node for node in nodes if node.get("type") == "BASE_TABLE" and str(node["table_name"]).lower() == name]
+    rows = {name} | {str(node["alias"]).lower() for node in reads}
+    read = set[str]()
+    for parts in _named(nodes):
+        found = {name for part in parts if part in known for name in known[part]}
+        if not found and not rows.isdisjoint(parts):  # the query uses a whole row as a value
+            return None
+        read |= found
+    return frozenset(read)
+
+
+def columns_of(wanted: Filter, names: Iterable[str]) -> frozenset[str] | None:
+    """Return the columns in `names` that a filter reads. None stands for all columns, or if they are unknown."""
+    condition, known = str(wanted.expression), tuple(names)
+    return (_columns_of if len(condition) <= _REMEMBERED else _columns_of.__wrapped__)(condition, known)
+
+
+@functools.lru_cache(maxsize=64)
+def _columns_of(condition: str, names: tuple[str, ...]) -> frozenset[str] | None:
+    try:
+        tree = parse(f"SELECT 1 FROM {TABLE} WHERE {condition}", "filter")  # noqa: S608  # parsed, not run
+    except InvalidInput:  # a filter that is made of parts may be longer than the limit for a text
+        return None
+    return columns_read(tree, names, TABLE)
+
+
+def _names_what_is_there(node: Node) -> bool:
+    """Return whether a node reads columns that the query does not name.
+
+    Such a node reads all columns, the columns that two tables share, or a column by its number.
+    """
+    kind = node.get("type")
+    return (
+        node.get("class") in ("STAR", "POSITIONAL_REFERENCE")
+        or kind == "PIVOT"
+        or (kind == "JOIN" and node["ref_type"] == "NATURAL")
+        or (kind == "BASE_TABLE" and bool(node["column_name_alias"]))
+    )
+
+
+def _named(nodes: Iterable[Node]) -> Iterable[list[str]]:
+    """Yield the parts of each dotted name in the nodes, in lower case."""
+    for node in nodes:
+        if node.get("class") == "COLUMN_REF":
+            yield [str(part).lower() for part in node["column_names"]]
+        elif "function_name" in node:
+            yield [part.lower() for part in called_on(node)]
+        for name in node.get("using_columns") or ():
+            yield [str(name).lower()]
+
+
+MIDNIGHT = dt.time(0)
+
+
+def one_of(field: pa.Field, texts: Iterable[str]) -> Filter:
+    """Return the condition that a column has one of these values, each given as text. Without values, no row matches.
+
+    Raises:
+        InvalidInput: A text is not a value of the column's type, or is not the canonical text of its value.
+    """
+    return col(field.name).isin([_value(field, each) for each in texts])
+
+
+def between(field: pa.Field, start: dt.datetime, end: dt.datetime) -> Filter:
+    """Return the condition that the time in a column is at or after `start` and before `end`. Both have a time zone.
+
+    A timestamp without a time zone is taken as UTC. A date means the day in the time zone of `start`.
+
+    Raises:
+        InvalidInput: The column does not contain times or dates, or it contains dates and `start` or `end` is not
+            midnight.
+    """
+    column = col(field.name)
+    first, last = _instant(field, start), _instant(field, end)
+    return (column >= first) & (column < last)
+
+
+def _value(field: pa.Field, text: str) -> Any:
+    if pa.types.is_string(field.type):
+        return text
+    if not has_bounds(field.type):
+        raise InvalidInput(
+            f"column {field.name!r}: a value of {type_text(field.type)} cannot be written as text. Name another column",
+            column=field.name,
+        )
+    try:
+        found = value_of(text, field.type)
+    except (ValueError, pa.ArrowException) as error:
+        raise InvalidInput(
+            f"column {field.name!r}: {quoted(text)} is not a value of {type_text(field.type)}: {error}",
+            column=field.name,
+        ) from error
+    if (own := text_of_bound(found)) != text:
+        raise InvalidInput(
+            f"column {field.name!r}: {quoted(text)} is another spelling of the value {own}. Write {own}",
+            column=field.name,
+        )
+    return found.as_py()
+
+
+def _instant(field: pa.Field, instant: dt.datetime) -> dt.datetime | dt.date:
+    if pa.types.is_timestamp(field.type):
+        utc = instant.astimezone(dt.UTC)
+        return utc if field.type.tz else utc.replace(tzinfo=None)
+    if not pa.types.is_date(field.type):
+        raise InvalidInput(
+            f"column {field.name!r} is {type_text(field.type)}, which is not a time. Name a column of timestamps or "
+            "dates",
+            column=field.name,
+        )
+    if instant.time() != MIDNIGHT:
+        raise InvalidInput(
+            f"column {field.name!r} has dates, and {instant.isoformat()} is within a day. Name a column of timestamps",
+            column=field.name,
+        )
+    return instant.date()

@@ -1,9 +1,16 @@
-"""Which split files are known to be what was written, so that DuckDB may read them."""
+"""The split files that DuckDB may read, and the translation of DuckDB's errors.
+
+`Verified` remembers the local files that were verified. `query_errors` turns the errors of DuckDB and of its sandbox
+into Tidemark's errors.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,34 +19,46 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import xxhash
 
-from storage_core.cache.pieces import NOT_CACHED, CachedPieces
-from storage_core.errors import Corrupt, Unavailable
+from storage_core.base.errors import (
+    Corrupt,
+    InvalidInput,
+    TidemarkError,
+    Unavailable,
+    out_of_memory,
+    typed,
+    unavailable,
+)
+from storage_core.base.limits import QueryLimits
+from storage_core.base.text import did_you_mean, quoted, shortened, unknown_names
+from storage_core.engine.sandbox.process import OutOfTime, SandboxEnded
+from storage_core.engine.statement import TABLE, shown
 from storage_core.log.actions import Add
-from storage_core.objectstore.contract import ObjectStore
+from storage_core.store.contract import ObjectStore
+from storage_core.store.pieces import NOT_CACHED, CachedPieces, KeptValues
 
 if TYPE_CHECKING:
-    from storage_core.index.bitmap_parts import BitmapParts
-    from storage_core.split.kept_values import KeptValues
-    from storage_core.split.ranges import Footers
+    from storage_core.index.parts import BitmapParts
+    from storage_core.split.fetch import Footers
+
 
 _HASH_BLOCK_BYTES = 4 * 2**20
 _VECTOR_BYTES = 64 * 2**20
 _TAIL = 8
-"""Bytes after the footer of a Parquet file: its length, and the magic number."""
+"""The bytes after the footer of a Parquet file: the length of the footer and the magic number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """What the footers of some splits say of their columns, all of them the same. There is one of each in `Verified`.
+    """The columns of some splits, according to their footers. `Verified` has one instance per distinct schema.
 
-    `schema` is what Arrow makes of it; None where that cannot be told.
+    `schema` is the Arrow schema, or None if it cannot be determined.
     """
 
     schema: pa.Schema | None
 
 
 UNKNOWN: Final = Columns(None)
-"""Of splits whose columns cannot be told, and so may differ."""
+"""The columns of splits whose schema cannot be determined. They may differ from each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +69,14 @@ class _Sound:
 
 
 class Verified:
-    """Remembers which splits were read whole and found to be what was written; splits are immutable, so once is enough.
+    """The splits of one store that were read whole and verified. Splits are immutable, so one verification is enough.
 
-    DuckDB checks neither length nor checksums of what it reads, and a flipped bit may come back as another value
-    (lesson 61). So each file is hashed before DuckDB sees it for the first time, and again when it is another file or
-    was written to: device, inode, size and the times of the last change are remembered, and looked at each time. Of
-    splits that are no local files it holds the footers that were read last, and columns of bitmap indexes; what is
-    fetched of either goes through `cached`. All splits are of one store.
+    DuckDB checks neither the length nor the checksums of the files that it reads. A flipped bit may return another
+    value (lesson 61). Each file is therefore hashed before DuckDB first reads it. The device, the inode, the size and
+    the times of the last change are remembered and compared at each use. A file that differs is hashed again.
+
+    For splits that are not local files, an instance caches the most recently read footers, and columns of bitmap
+    indexes. Both are fetched through `cached`.
     """
 
     def __init__(self, cached: CachedPieces = NOT_CACHED) -> None:
@@ -66,27 +86,25 @@ class Verified:
 
     @cached_property
     def footers(self) -> Footers:
-        """The footers of splits."""
-        from storage_core.split.ranges import Footers  # and Parquet
+        """The cache of the footers of splits."""
+        from storage_core.split.fetch import Footers  # it imports Parquet
 
         return Footers(self.cached)
 
     @cached_property
     def vectors(self) -> KeptValues:
-        """Deletion vectors that were read, and what was made of them."""
-        from storage_core.split.kept_values import KeptValues  # which tables without deleted rows do not need
-
+        """The cache of deletion vectors, and of values that are computed from them."""
         return KeptValues(_VECTOR_BYTES)
 
     @cached_property
     def bitmaps(self) -> BitmapParts:
-        """Columns of bitmap indexes over the splits."""
-        from storage_core.index.bitmap_parts import BitmapParts
+        """The cache of the columns of bitmap indexes over the splits."""
+        from storage_core.index.parts import BitmapParts
 
         return BitmapParts(self.footers.cached)
 
     def path(self, store: ObjectStore, add: Add) -> Path | None:
-        """Return the local file of a split that is sound, or None when the store has no file of it."""
+        """Return the verified local file of a split, or None if the store has no file of the split."""
         known = self._files.get(add.path)
         if known is not None and _is(known):
             return known.path
@@ -97,37 +115,40 @@ class Verified:
             found = _identity(path)
             require_sound(path, add)
             self._files[add.path] = _Sound(path, found, self._columns_in(path))
-        except FileNotFoundError:  # it went just now; reading it says so like for every other store
+        except FileNotFoundError:  # the file was just removed, and the read reports that as for every other store
             return None
         except OSError as error:
-            raise Unavailable(f"{add.path}: {error.strerror}; try again later", key=add.path) from error
+            raise Unavailable(f"{add.path}: {error.strerror}. Try again later", key=add.path) from error
         return path
 
     def is_known(self, add: Add) -> bool:
-        """Whether the local file of a split was read whole already."""
+        """Return whether the local file of a split was already read whole."""
         return add.path in self._files
 
     def columns(self, add: Add) -> Columns:
-        """Return what the footer of a split, of which `path` has told the file, says of its columns."""
+        """Return the columns of a split according to its footer. `path` must have returned its file."""
         return self._files[add.path].columns
 
     def recheck(self, store: ObjectStore, splits: Iterable[tuple[Add, Path]]) -> None:
-        """Return when the files that were just read are what was written, still. Raises `Corrupt` otherwise."""
+        """Raise `Corrupt` if a file that was just read differs from what was written."""
         for add, _ in splits:
             self.path(store, add)
 
     def _columns_in(self, path: Path) -> Columns:
-        """What the footer of a sound file says; Arrow reads it where no footer before it began alike."""
-        import pyarrow.parquet as pq  # which an open table need not have
+        """Return the columns of a verified file.
 
-        from storage_core.formats.parquet_footer import schema_bytes
+        Arrow parses the footer only if no earlier footer started with the same schema.
+        """
+        import pyarrow.parquet as pq  # opening a table does not need this import
+
+        from storage_core.data.formats.parquet_footer import schema_bytes
 
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             length = int.from_bytes(file.read(_TAIL)[:4], "little")
             file.seek(max(0, file.tell() - _TAIL - length))
             footer = file.read(length)
-        seen = self._columns.copy()  # at once: another thread may add to them, also while a tuple is made of them
+        seen = self._columns.copy()  # an atomic copy: another thread may add entries at any time
         known = next((columns for start, columns in seen.items() if footer.startswith(start)), None)
         if known is not None:
             return known
@@ -141,11 +162,11 @@ class Verified:
 
 
 def require_sound(path: Path, add: Add) -> None:
-    """Return when the file is what was written, by length and checksum. Raises `Corrupt`, and what the system does."""
+    """Raise `Corrupt` if the length or the checksum of the file is wrong. Also raises the errors of the file system."""
     size = path.stat().st_size
     if size != add.size:
         raise Corrupt(f"{add.path}: {size} bytes, expected {add.size}", key=add.path)
-    if add.xxh3 is None:  # written by somebody else, who recorded none
+    if add.xxh3 is None:  # another writer recorded no checksum
         return
     digest = xxhash.xxh3_64()
     with path.open("rb") as file:
@@ -156,7 +177,7 @@ def require_sound(path: Path, add: Add) -> None:
 
 
 def _is(known: _Sound) -> bool:
-    """Whether the file is the one that was verified; any doubt is a reason to verify it again."""
+    """Return whether the file is the verified file. If there is any doubt, the file is verified again."""
     try:
         return _identity(known.path) == known.identity
     except OSError:
@@ -166,3 +187,121 @@ def _is(known: _Sound) -> bool:
 def _identity(path: Path) -> tuple[int, ...]:
     found = os.stat(path)  # noqa: PTH116  # half the time of its like in pathlib, for each split of each query
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+_UNKNOWN_TABLE = "Catalog Error: Table with name"
+_OUT_OF_REACH = "IO Error:"
+_NO_FILES = "Too many open files"
+_DENIED = "Permission denied"
+# Errors of DuckDB that are about the query, with any names in it.
+_ABOUT_THE_QUERY = ("Binder Error:", "Catalog Error:", "Conversion Error:", "Parser Error:", "Permission Error:")
+# These errors quote the query or a part of it, so their text does not contain details of the machine.
+_QUOTING = (*_ABOUT_THE_QUERY, "Invalid Input Error:")
+_UNKNOWN_COLUMN = re.compile(
+    r'Binder Error: (?:Referenced column "(.+)" not found in FROM clause!|.* does not have a column named "(.+)")'
+)
+_CANDIDATES = "Candidate bindings:"
+_EXCERPT = "\n\nLINE "
+
+
+@contextmanager
+def query_errors(
+    query: str,
+    splits: Sequence[Add] = (),
+    limits: QueryLimits | None = None,
+    *,
+    files: Iterable[tuple[Add, Path]] = (),
+    columns: Sequence[str] = (),
+) -> Iterator[None]:
+    """Turn DuckDB's errors in the block into Tidemark's errors.
+
+    Args:
+        query: The query, or its purpose if `columns` are given. Messages contain it.
+        splits: The splits that the query reads.
+        limits: The limits of the query.
+        files: The local files of the splits.
+        columns: The columns of the table. They are given if the statement was made from a condition or from
+            expressions. Messages then name columns of the table, and quote nothing else from the statement.
+
+    Raises:
+        SnapshotExpired: The error names the file of a split, and the file no longer exists.
+        Unavailable: The query exceeds a limit, memory is exhausted, or a file cannot be opened.
+        Corrupt: The error names a split whose file differs from what was written.
+        InvalidInput: Any other error.
+    """
+    import duckdb
+
+    with typed(shortened(query, 500)):
+        try:
+            yield
+        except OutOfTime as error:
+            raise _out_of_time(query, limits or QueryLimits()) from error
+        except SandboxEnded as error:
+            raise _process_ended(query, limits or QueryLimits(), str(error)) from error
+        except (duckdb.Error, OSError) as error:  # a stream of batches wraps these errors and keeps only their text
+            # DuckDB treats a removed path as a folder, in which it may read nothing.
+            named = [(add, path) for add, path in files if add.path in str(error)]
+            lost = next((add for add, path in named if not path.exists()), None)
+            if lost is not None:
+                from storage_core.split.verification import expired_split  # only needed if a file is removed
+
+                raise expired_split(lost) from error
+            found = _unknown_column(str(error), query, columns) or _typed(error, query, splits, limits)
+            if columns and isinstance(found, InvalidInput):
+                found = found.reworded(found.found.rsplit(_EXCERPT, 1)[0])
+            if isinstance(found, Corrupt) and any(add.xxh3 is not None for add, _ in named):
+                for add, path in named:  # an error may also contain the path as a value
+                    require_sound(path, add)
+                found = InvalidInput(f"{shown(query)}: {error}", query=query)
+            raise found from error
+
+
+def _out_of_time(query: str, limits: QueryLimits) -> Unavailable:
+    advice = "Query less data, or raise `seconds` (--seconds)"
+    found = f"{shown(query)}: the query took longer than {limits.seconds:g} seconds. {advice}"
+    return Unavailable(found, query=query, seconds=limits.seconds)
+
+
+def _process_ended(query: str, limits: QueryLimits, how: str) -> Unavailable:
+    found = (
+        f"its process ended ({how}), probably because it needed far more than `memory_bytes` = {limits.memory_bytes}"
+    )
+    return Unavailable(f"{shown(query)}: {found}. Query less data, or raise the limit (--memory-mib)", query=query)
+
+
+def _unknown_column(text: str, query: str, columns: Sequence[str]) -> InvalidInput | None:
+    unknown = _UNKNOWN_COLUMN.match(text)
+    if unknown is None:
+        return None
+    name = unknown[1] or unknown[2]
+    if columns:
+        found = unknown_names("column", [name], columns, where=shown(query))
+    else:
+        candidates = re.findall(r'"([^"]+)"', text.partition(_CANDIDATES)[2])
+        found = f"{shown(query)}: unknown column {quoted(name)}{did_you_mean(name, candidates)}"
+    return InvalidInput(found, query=query, columns=[name])
+
+
+def _typed(error: Exception, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
+    text, shown_query = str(error), shown(query)
+    quotes = text.startswith(_QUOTING)
+    if out_of_memory(error) and limits is not None:
+        found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
+        advice = "Query less data, or raise them (--memory-mib, --spill-mib), or try again later"
+        return Unavailable(f"{shown_query}: {found}: {text}. {advice}", query=query)
+    if _NO_FILES in text and not quotes:
+        return unavailable(shown_query, OSError(errno.EMFILE, text))
+    # A split is meant here, too, because its bytes were just verified.
+    if out_of_memory(error) or text.startswith(_OUT_OF_REACH) or (_DENIED in text and not quotes):
+        return Unavailable(f"{shown_query}: {text}. Try again later, or query less data", query=query)
+    broken = None if text.startswith(_ABOUT_THE_QUERY) else _named(text, query, splits)
+    if broken is not None:
+        return Corrupt(f"{broken}: cannot be read: {text}", key=broken)
+    if text.startswith(_UNKNOWN_TABLE):  # DuckDB would suggest its own tables
+        text = f"{text.partition(chr(10))[0]} In a query, the table has the name {TABLE}. No other table can be read"
+    return InvalidInput(f"{shown_query}: {text}", query=query)
+
+
+def _named(text: str, query: str, splits: Sequence[Add]) -> str | None:
+    """Return the path of a split that an error names. None if the query contains the path as well."""
+    return next((add.path for add in splits if add.path in text and add.path not in query), None)

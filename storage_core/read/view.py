@@ -1,42 +1,155 @@
-"""The moment at which an open table is read: a snapshot, and what of its regions lies over it."""
+"""The position at which an open table is read, and the ways to name a version.
+
+`snapshot_at` returns the snapshot for a version number, a point in time or the name of a tag. The name of a tag starts
+with a letter, and a number or a time never does, so a text never has two meanings. A version that is no longer
+retained raises `NotFound`, and the message lists the retained versions. A damaged log still raises `Corrupt`.
+
+`View` is the position of an open table: a snapshot, which `refresh` and commits replace by a newer snapshot.
+`Consistency` selects which unmerged data a read includes in addition to the base table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import datetime as dt
+import re
+from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from storage_core.errors import InvalidInput
-from storage_core.formats.keys import version_key
-from storage_core.log.log import TransactionLog
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound
+from storage_core.data.formats.keys import version_key
+from storage_core.log.listing import first_version, list_log
+from storage_core.log.log import TransactionLog, read_tags, tagged
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import under_way
-from storage_core.objectstore.resolve import open_store
-from storage_core.read.as_of import At, snapshot_at
-from storage_core.settings.region_fields import Region
-from storage_core.split.kept_values import KeptValues, is_near
+from storage_core.log.versions import entries
+from storage_core.store.contract import ObjectStore
+from storage_core.store.meter import under_way
+from storage_core.store.pieces import KeptValues, is_near
+from storage_core.store.resolve import open_store
 
 if TYPE_CHECKING:
     from storage_core.read.plan import RawPart
-    from storage_core.read.raw_rows import WithRawLogs
-    from storage_core.region.unmerged import Captured
+    from storage_core.read.unmerged import WithRawLogs
+    from storage_core.write.region.unmerged import Captured, Regions
+
+
+At: TypeAlias = int | str | dt.datetime
+
+_NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MILLISECOND = dt.timedelta(milliseconds=1)
+
+
+def snapshot_at(log: TransactionLog, at: At) -> Snapshot:
+    """Return the snapshot of a version or of a tag, or the newest snapshot committed at or before a point in time.
+
+    Args:
+        log: The transaction log of the table.
+        at: A version number, the name of a tag, or a time as a datetime or ISO text. A time has millisecond precision,
+            and is in UTC if it has no zone. A time in the future selects the newest version.
+
+    Raises:
+        NotFound: The version is not retained. The message lists the retained versions.
+        InvalidInput: The text is not a number, a time or the name of a tag.
+
+    Cost:
+        The requests of opening a version, and one GET for a tag.
+    """
+    if isinstance(at, bool) or not isinstance(at, int | str | dt.datetime):
+        raise InvalidInput(
+            f"at={at!r} is not a version number, an ISO timestamp, a datetime or the name of a tag", at=at
+        )
+    if isinstance(at, str) and at[:1].isalpha():
+        return _version(log, tagged(log, at).version)
+    if isinstance(at, str) and _NUMBER.fullmatch(at):
+        return _version(log, int(at))
+    return _version(log, at) if isinstance(at, int) else _instant(log, at)
+
+
+def _version(log: TransactionLog, version: int) -> Snapshot:
+    try:
+        return log.snapshot(version=version)
+    except (Corrupt, NotFound):
+        # If the file of a version below the collector's boundary is missing, the log is damaged only if a tag retains
+        # the version. The tags are read only if opening the version failed.
+        kept = {tag.version for tag in read_tags(log.store).live(log.clock.now_ms())}
+        if version >= first_version(log.store) or version in kept:
+            raise
+        raise NotFound(
+            f"version {version} is no longer retained. {_retained(log)}", version=version, uri=log.store.uri
+        ) from None
+
+
+def _instant(log: TransactionLog, at: str | dt.datetime) -> Snapshot:
+    instant = _parsed(at)
+    try:
+        return log.snapshot(timestamp_ms=(instant - _EPOCH) // _MILLISECOND)
+    except NotFound:
+        if not log.exists():
+            raise  # the table does not exist
+        raise NotFound(
+            f"nothing is retained from {instant.isoformat()} or before. {_retained(log)}{_of_the_future(log)}",
+            at=instant,
+            uri=log.store.uri,
+        ) from None
+
+
+def _parsed(at: str | dt.datetime) -> dt.datetime:
+    try:
+        instant = dt.datetime.fromisoformat(at) if isinstance(at, str) else at
+    except ValueError as error:
+        raise InvalidInput(
+            f"at={at!r} is not a version number, an ISO timestamp or the name of a tag", at=at
+        ) from error
+    return instant if instant.tzinfo else instant.replace(tzinfo=dt.UTC)
+
+
+def _of_the_future(log: TransactionLog) -> str:
+    """Return advice for an error message if the newest version has a time in the future, else an empty text."""
+    head = log.snapshot()
+    if head.timestamp <= log.clock.now_ms():
+        return ""
+    return (
+        f". Version {head.version} has the time {_shown(head.timestamp)}, which the clock of this machine has not "
+        "reached. A commit was made with a wrong clock, and later versions are never earlier. Name a version by its "
+        "number"
+    )
+
+
+def _shown(timestamp_ms: int) -> str:
+    return (_EPOCH + timestamp_ms * _MILLISECOND).isoformat(timespec="milliseconds")
+
+
+def _retained(log: TransactionLog) -> str:
+    """Return text for an error message: the range of retained versions, the time of the first version, and the tags."""
+    first = first_version(log.store)
+    listed = list_log(log.store)
+    versions = [version for version in listed.versions if version >= first]
+    tags = read_tags(log.store).live(log.clock.now_ms())
+    named = ", and by tag " + ", ".join(f"{tag.name} ({tag.version})" for tag in tags) if tags else ""
+    if not versions:
+        return f"the newest of {log.store.uri} is {listed.newest}{named}"
+    since = next((entry.timestamp for entry in entries(log.store, versions[0])), 0)
+    return f"{log.store.uri} retains versions {versions[0]} (of {_shown(since)}) to {listed.newest}{named}"
+
 
 PAGE_BYTES = 5_000_000
-"""How large a page of the history is, unless it is said."""
+"""The default size of a page of the history, in bytes."""
 
 _Captured = TypeVar("_Captured")
 _Answer = TypeVar("_Answer")
 
-Regions = Callable[[Snapshot], Sequence[Region] | None]
-"""Which regions a read has to look at, at a snapshot; None for all of them (`read.regions`)."""
-
 
 class Consistency(StrEnum):
-    """What a read sees: the base table; plus flushed generations; plus the durable WAL tail and what raw logs have."""
+    """The data that a read includes.
+
+    - `snapshot`: the base table.
+    - `committed`: the base table and the flushed generations.
+    - `latest`: all of `committed`, the durable tail of the WAL, and the rows of raw logs.
+    """
 
     SNAPSHOT = "snapshot"
     COMMITTED = "committed"
@@ -44,9 +157,10 @@ class Consistency(StrEnum):
 
 
 class View:
-    """What an open table sees: `snapshot`, moved forward by `refresh` and by the table's commits; pinned, it stays.
+    """The position of an open table.
 
-    `kept` are values of what never changes, for the reads that follow; `open_raw` opens the stores of raw logs by URI.
+    Unless the view is pinned, `refresh` and the table's own commits move `snapshot` to a newer version. `kept` caches
+    values of immutable objects for later reads. `open_raw` opens the store of a raw log by its URI.
     """
 
     def __init__(
@@ -65,7 +179,7 @@ class View:
         self._opened: dict[str, ObjectStore] = {}
 
     def apart(self) -> View:
-        """Return a view of the same moment that is moved by itself, and keeps what it reads for itself."""
+        """Return a view at the same snapshot that moves independently and has its own cache."""
         other = View(self.log, self.snapshot, pinned=self.pinned, open_raw=self.raw_store)
         other.kept = self.kept.copy()
         return other
@@ -76,21 +190,22 @@ class View:
         return self.log.store
 
     def raw_store(self, uri: str) -> ObjectStore:
-        """Return a store of a raw log that the table takes rows of; it is opened once. No request."""
+        """Return the store of a raw log that the table reads. The store is opened once. Makes no request."""
         if uri not in self._opened:
             self._opened[uri] = self.open_raw(uri)
         return self._opened[uri]
 
     def refresh(self) -> Snapshot:
-        """Move to the newest version, found from the one at hand. Requests: those of `TransactionLog.refresh`."""
+        """Move to the newest version, searching from the current one. Requests: those of `TransactionLog.refresh`."""
         if not self.pinned:
             self.snapshot = self.log.refresh(self.snapshot)
         return self.snapshot
 
     def level(self, consistency: str | None, at: At | None = None, *, usual: Consistency) -> str:
-        """Return the consistency of a read: the given one, else the usual one, or of an older version the base.
+        """Return the consistency of a read: the given level, else `usual`. An older version has the level `snapshot`.
 
-        Raises `InvalidInput` for an unknown one, and for one that an older version does not have.
+        Raises:
+            InvalidInput: The level is unknown, or an older version cannot be read with it.
         """
         older = self.pinned or at is not None
         if consistency is None:
@@ -98,19 +213,23 @@ class View:
         if consistency not in [*Consistency]:
             raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
         if older and consistency != Consistency.SNAPSHOT:
-            raise InvalidInput("a read of an older version (at) sees the base table only; leave consistency out")
+            raise InvalidInput(
+                "a read of an older version (at) returns rows of the base table only. Leave consistency out"
+            )
         return consistency
 
     def at_version(self, version: int) -> Snapshot:
-        """Return the snapshot of a version. No request for the one at hand."""
+        """Return the snapshot of a version. The current version needs no request."""
         return self.snapshot if version == self.snapshot.version else snapshot_at(self.log, version)
 
     def records(
         self, at: At | None, consistency: str, regions: Regions | None = None
     ) -> tuple[Snapshot, pa.Table | None, tuple[RawPart, ...]]:
-        """Return the snapshot to read, the records over it that `regions` may hold, and which of them raw logs have.
+        """Return the snapshot to read, the unmerged records to apply over it, and the raw logs that some records come
+        from.
 
-        None where the base alone is read. Requests and errors: those of `captured`, and of `Captured.above`.
+        The records are those of `regions`, or of all regions. They are None if only the base is read. Requests and
+        errors are those of `captured` and of `Captured.above`.
         """
         snapshot, captured = self.captured(at, consistency, regions)
         if captured is None:
@@ -120,11 +239,15 @@ class View:
     def captured(
         self, at: At | None, consistency: str, regions: Regions | None = None
     ) -> tuple[Snapshot, Captured | WithRawLogs | None]:
-        """Return the snapshot to read, and what was captured of these regions before it; None for the base alone.
+        """Return the snapshot to read, and the state of the regions captured before it.
 
-        Above `snapshot` the view moves to the newest version. At `latest` so are the rows of raw logs that the table
-        takes and does not have yet. Errors: those of `level`, of `Listed.look` and of `Waiting.records`. Requests:
-        those of `unmerged.capture` and `refresh`, and for raw logs those of `raw_rows`.
+        The state is None if only the base is read. At any level but `snapshot`, the view moves to the newest version.
+        At `latest` the state also contains the rows of raw logs that are not distributed to the table yet. Errors are
+        those of `level`, of `Listed.look` and of `Waiting.records`.
+
+        Cost:
+            The requests of `unmerged.capture` and of `refresh`. Raw logs add the requests of
+            `unmerged.undistributed_over`.
         """
         consistency = self.level(consistency, at, usual=Consistency.SNAPSHOT)
         if at is not None:
@@ -133,9 +256,9 @@ class View:
             return self.snapshot, None
         while True:
             if self._has_raw_logs(consistency):
-                from storage_core.read.raw_rows import captured_with  # which tables without raw logs do not need
+                from storage_core.read.unmerged import captured_with  # tables without raw logs do not need this import
 
-                return captured_with(self, regions)
+                return captured_with(self, partial(self.capture, Consistency.LATEST), regions)
             if self.snapshot.config.kind == "append":
                 snapshot, captured = self.refresh(), None
             else:
@@ -150,11 +273,13 @@ class View:
         regions: Regions,
         answer: Callable[[Snapshot, Captured | WithRawLogs | None], _Answer],
     ) -> _Answer:
-        """Return what `answer` makes of what `captured` returns. What it reads must never change.
+        """Return the result of `answer` for the values that `captured` returns.
 
-        Mostly no version is newer than the one at hand. So the answer at that one is sought while the head is looked
-        for; where it turns out to be another, what was found, an error too, is left, and the answer sought there. Of a
-        table that takes rows of raw logs it is sought at the end only.
+        `answer` must read immutable objects only. In most cases the current version is still the newest version.
+        `answer` therefore runs for the current version while the view checks whether there is a newer version. If there
+        is one, the first result or error is discarded, and `answer` runs again for the newest version.
+
+        If the table reads raw logs, `answer` runs only after the newest version was found.
         """
         is_of_the_base = at is not None or consistency == Consistency.SNAPSHOT
         while not is_of_the_base and not self._has_raw_logs(consistency) and self.snapshot.config.kind != "append":
@@ -174,8 +299,8 @@ class View:
         return consistency == Consistency.LATEST and bool(self.snapshot.config.raw_logs)
 
     def capture(self, consistency: str, regions: Regions | None, before: Snapshot) -> Captured:
-        """Return this moment of the regions, of all or of these; see `unmerged.capture`."""
-        from storage_core.region import unmerged  # which reads of the base alone do not need
+        """Return the current state of the given regions, or of all regions, as `unmerged.capture` does."""
+        from storage_core.write.region import unmerged  # reads of the base alone do not need this import
 
         include_wal = consistency == Consistency.LATEST
         return unmerged.capture(
@@ -187,10 +312,11 @@ class View:
         )
 
     def after(self, capture: Callable[[Snapshot], _Captured]) -> tuple[Snapshot, _Captured]:
-        """Return the newest snapshot, and what was captured of the regions before it; the view moves to it.
+        """Return the newest snapshot, and the state of the regions captured before it. The view moves to that snapshot.
 
-        Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps. Captured
-        again when the region spec was changed meanwhile. Requests: those of `capture` and of `refresh`.
+        The regions are captured first, and the newest version is read second. If a merge runs in between, some records
+        are read twice, and folding removes the duplicates. No record is missed. If the region spec changed in between,
+        the regions are captured again. Requests: those of `capture` and of `refresh`.
         """
         while True:
             before = self.snapshot
@@ -198,4 +324,5 @@ class View:
             snapshot = self.refresh()
             if snapshot.config.dividing == before.config.dividing:
                 return snapshot, captured
-            # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.
+            # The region spec changed. The captured records are merged, and new rows are in regions that are not
+            # captured yet.

@@ -1,1 +1,1 @@
-"""Splits: the immutable, sorted, self-describing Parquet files of the base table (docs/architecture/compaction.md)."""
+"""Splits: the immutable, sorted, self-describing Parquet files of a table's base (docs/architecture/compaction.md)."""

@@ -1,36 +1,43 @@
-"""What a task must know of a table to write splits of it: fixed when the work is planned."""
+"""The context in which a task writes splits of a table, fixed when the work is planned, and the order of the rows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from storage_core.formats.keys import folder_value, partition_folder
+from storage_core.data.formats.keys import folder_value, partition_folder
+from storage_core.data.rows.columns import column_ids, numbered, stored_names
+from storage_core.data.rows.keys import Positions
+from storage_core.data.rows.schema import from_schema_string, to_schema_string
+from storage_core.data.rows.sort_order import OrderColumn, SortOrder, bind, nameless, sort_indices
+from storage_core.data.rows.statistics import TRUNCATE_AT
+from storage_core.data.rows.windows import Partition, by_partition, split_by_window
+from storage_core.data.settings.layout import PartitionField, partition_fields
+from storage_core.data.settings.table import PUBLISH_KEY, USUAL_CODEC, Publish, SplitCodec
 from storage_core.log.snapshot import Snapshot
-from storage_core.rows.columns import column_ids, numbered, stored_names
-from storage_core.rows.partitions import Partition
-from storage_core.rows.schema import from_schema_string, to_schema_string
-from storage_core.rows.sort_order import OrderColumn, SortOrder, bind, nameless
-from storage_core.rows.statistics import TRUNCATE_AT
-from storage_core.settings.partition_fields import PartitionField, partition_fields
-from storage_core.settings.publish import PUBLISH_KEY, Publish
-from storage_core.settings.split_codec import USUAL_CODEC, SplitCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitContext:
-    """Everything a task needs to write splits of one table, without opening the table again; travels as JSON.
+    """Everything that a task needs to write splits of one table, without opening the table again. Serialized as JSON.
 
-    `window_seconds` None means a table without windows. `source_id` and `partition_id` are empty where there is none.
-    In a table that is partitioned by fields, those of `of_partition` are of one partition, others of none yet.
-    `schema_ref` names the family of union-compatible schemas (`add.docMappingRef`); None is the table's first family.
-    `schema` has the table's names of the columns, `bloom_filters` those that splits have.
-    `configuration` and `planned_version` are those of the snapshot that the work was planned on: files carry them, so
-    that a lost log can be made again.
+    Attributes:
+        schema: The table's columns, with their names in the table.
+        window_seconds: The window in seconds, or None for a table without windows.
+        source_id: The id of the source, or empty. In a table with partition fields, `of_partition` sets this value.
+        partition_id: The id of the partition, or empty. In a table with partition fields, `of_partition` sets this
+            value.
+        bloom_filters: The columns with Bloom filters, with their names in splits.
+        schema_ref: The family of union-compatible schemas (`add.docMappingRef`). None stands for the table's first
+            family.
+        configuration: The table's settings at the planned version. Files contain them, so that a lost log can be
+            rebuilt.
+        planned_version: The version on which the work was planned. Files also contain this version.
     """
 
     table_id: str
@@ -53,28 +60,28 @@ class SplitContext:
 
     @property
     def arrangement(self) -> str:
-        """Text that is equal where the same rows get the same order, from window to window."""
+        """A text that is equal for two contexts if both arrange the same rows in the same order."""
         partitions = [[each.text for each in self.partition_by]] if self.partition_by else []
         parts = [nameless(self.order.text), self.time_column, self.window_seconds, *partitions]
         return json.dumps(parts, ensure_ascii=False)
 
     @property
     def field_ids(self) -> Mapping[str, int]:
-        """The ids that files have for their columns, by the names there.
+        """The ids of the columns in files, by their names in files.
 
-        From the first change of the schema on, or as soon as the table is to be read as Iceberg: not every reader of
-        that maps names.
+        Columns get ids when the schema first changes, or when the table is first published as Iceberg. Ids are needed
+        because not every Iceberg reader maps columns by name.
         """
         is_iceberg = Publish.from_text(self.configuration.get(PUBLISH_KEY, "{}")).iceberg
         return column_ids(numbered(self.schema) if is_iceberg else self.schema)
 
     @property
     def partition_folder(self) -> str:
-        """The folders of the partition in keys of its splits, joined by slashes; none without partitions."""
+        """The folders of the partition in keys of its splits, joined by slashes. Empty without partitions."""
         return _folders(self.partition_by, self.partition_values)
 
     def of_partition(self, values: Partition) -> SplitContext:
-        """Return the context of the splits of one partition: its values, and its parts of their scope."""
+        """Return the context for the splits of one partition, with its values and its scope."""
         source = next((each for each in self.partition_by if each.is_source), None)
         return replace(
             self,
@@ -84,7 +91,7 @@ class SplitContext:
         )
 
     def to_json(self) -> str:
-        """Return the text from which `from_json` makes an equal context."""
+        """Return the context as text. `from_json` converts the text back."""
         body = {
             "tableId": self.table_id,
             "schema": to_schema_string(self.schema),
@@ -139,7 +146,7 @@ def _folders(fields: Sequence[PartitionField], values: Partition) -> str:
 
 
 def context_of(snapshot: Snapshot) -> SplitContext:
-    """Return the context in which new splits of the table are written, as of the snapshot."""
+    """Return the context for new splits of the table, as of the snapshot."""
     config, schema = snapshot.config, snapshot.schema
     return SplitContext(
         table_id=snapshot.table_id,
@@ -156,3 +163,52 @@ def context_of(snapshot: Snapshot) -> SplitContext:
         configuration=snapshot.metadata.configuration,
         planned_version=snapshot.version,
     )
+
+
+# The order of rows in the base: by partition, by window, then by the sort order of the table.
+#
+# Equal rows keep their given order.
+
+
+PLACE = "\0place"  # No column has this name.
+
+
+def arranged(rows: pa.Table, context: SplitContext) -> Iterator[tuple[SplitContext, int | None, pa.Table]]:
+    """Yield the rows of each partition and window, in order, with the context for their splits.
+
+    The windows of a partition are ascending. The window of null timestamps is last.
+    """
+    for values, part in by_partition(rows, context.partition_by):
+        own = context.of_partition(values) if context.partition_by else context
+        for window, of_window in _by_window(part, context):
+            yield own, window, _ordered(of_window, context.order)
+
+
+def with_places(rows: pa.Table) -> pa.Table:
+    """Return the rows with an additional column `PLACE` that contains their row numbers."""
+    return rows.append_column(PLACE, pa.array(np.arange(rows.num_rows)))
+
+
+def places_in_order(rows: pa.Table, context: SplitContext) -> Positions:
+    """Return the row numbers in the order of `arranged`."""
+    compared = {context.time_column, *(each.name for each in context.order.columns), PLACE}
+    compared |= {each.column for each in context.partition_by}
+    placed = with_places(rows)
+    chosen = placed.select([name for name in placed.column_names if name in compared])
+    parts = [part.column(PLACE).to_numpy() for _, _, part in arranged(chosen, context)]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def _by_window(rows: pa.Table, context: SplitContext) -> list[tuple[int | None, pa.Table]]:
+    if rows.num_rows == 0:
+        return []
+    if context.window_seconds is None or context.time_column is None:
+        return [(None, rows)]
+    return split_by_window(rows, context.time_column, context.window_seconds)
+
+
+def _ordered(rows: pa.Table, order: SortOrder) -> pa.Table:
+    indices = sort_indices(rows, order.present(rows.column_names))
+    if not np.any(indices[1:] < indices[:-1]):
+        return rows  # The rows of a merge are already sorted. `take` would copy all rows.
+    return rows.take(pa.array(indices))

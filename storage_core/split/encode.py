@@ -1,68 +1,340 @@
-"""Sorted rows to the bytes of one Parquet file, and what tells where to cut them so that each has the target size.
+"""Encoding of sorted rows as one Parquet file, and estimates for dividing rows into files of the target size.
 
-Pure: no store, no clock. Which encoding a column gets is the caller's choice (`split.encodings`).
+`choose` selects the encoding per column, `FileWriter` writes a file, and `Sink` holds its bytes in memory or on disk.
+The module uses no store and no clock.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import mmap
+import os
+import weakref
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage_core.errors import InvalidInput
-from storage_core.formats.parquet_footer import MAGIC, footer_start, of_single_pages
-from storage_core.rows.field_ids import identified
-from storage_core.rows.order import ranks
-from storage_core.rows.sort_order import SortOrder
-from storage_core.rows.vectors import is_vector
-from storage_core.settings.split_codec import USUAL_CODEC, SplitCodec
-from storage_core.split import chunk_checksums, vector_pages
-from storage_core.split.encodings import (
-    CHOSEN_DICTIONARY_BYTES,
-    DICTIONARY_BYTES,
-    ROWS_PER_PAGE,
-    VECTOR_PAGE_BYTES,
-    Encodings,
-    by_dictionary,
-)
-from storage_core.split.metadata import with_checksum
-from storage_core.split.packed_metadata import packed
-from storage_core.split.sink import Sink
+from storage_core.base.errors import InvalidInput, typed
+from storage_core.base.process import scratch, scratch_folder
+from storage_core.data.formats.parquet_footer import MAGIC, footer_start, of_single_pages
+from storage_core.data.rows.schema import identified
+from storage_core.data.rows.sort_order import SortOrder, ranks
+from storage_core.data.rows.vectors import is_vector
+from storage_core.data.settings.table import USUAL_CODEC, SplitCodec
+from storage_core.split import verification
+from storage_core.split.metadata import PREFIX, json_object, with_checksum
+from storage_core.split.verification import packed
+
+# The choice of a Parquet encoding per column. The encoding with the smallest result on a sample of the stored rows is
+# chosen.
+#
+# See docs/architecture/compaction.md, "Encodings". The best encoding depends on the sort order. Sorted
+# counters are small if only their differences are stored. Sorted names are small without their common prefixes, while a
+# dictionary of many names becomes large. Every file records the choice, so that a merge of such files can reuse the
+# choice instead of measuring again.
+
+
+ROWS_PER_PAGE: Final = 4096
+"""The rows that a lookup by page index decodes per column.
+
+Smaller pages make all other reads slower (docs/architecture/compaction.md).
+"""
+
+VECTOR_PAGE_BYTES: Final = 65_536
+"""The bytes that a search reads for one vector. In a file with vectors, all pages have this size."""
+
+DICTIONARY_BYTES: Final = 65_536
+"""The size from which a dictionary makes a small row group larger.
+
+Parquet's default (1 MiB) is too large for numbers.
+"""
+
+CHOSEN_DICTIONARY_BYTES: Final = 2**20
+"""The maximum size of a chosen dictionary. It is larger, because the values are known to repeat and may be texts."""
+
+LEAST_ROWS: Final = 32_768
+"""The minimum number of rows for a choice.
+
+Fewer new rows than this are merged soon, so a choice would cost more than it saves. A choice for fewer rows is not
+reused for more rows.
+"""
+
+_SAMPLE_SLICES: Final = 4
+_SAMPLE_ROWS: Final = ROWS_PER_PAGE
+_WORTH_BYTES: Final = 0.25
+"""The bytes per row that another encoding must save compared with the dictionary of a string column.
+
+A merge does not decode dictionaries, which makes it several times as fast.
+"""
+
+_KEY: Final = "encodings"
+
+
+class Encoding(StrEnum):
+    """The encodings of a column's values. `BYTE_STREAM_SPLIT` is missing, because Spark 4.2 cannot read it."""
+
+    DICTIONARY = "DICTIONARY"
+    PLAIN = "PLAIN"
+    DELTA_BINARY_PACKED = "DELTA_BINARY_PACKED"
+    DELTA_BYTE_ARRAY = "DELTA_BYTE_ARRAY"
+    DELTA_LENGTH_BYTE_ARRAY = "DELTA_LENGTH_BYTE_ARRAY"
+
+
+Encodings = Mapping[str, Encoding]
+"""The chosen encoding per column. Without a choice, Parquet uses a dictionary as long as it is small."""
+
+
+def candidates(type_: pa.DataType) -> tuple[Encoding, ...]:
+    """Return the encodings to try for values of this type, with the dictionary first. Empty if there is no choice.
+
+    Booleans and nested columns have Parquet's own encodings.
+    """
+    kinds = pa.types
+    if kinds.is_dictionary(type_):
+        return candidates(type_.value_type)
+    always = (Encoding.DICTIONARY, Encoding.PLAIN)
+    if kinds.is_integer(type_) or kinds.is_date(type_) or kinds.is_timestamp(type_):
+        return (*always, Encoding.DELTA_BINARY_PACKED)
+    if kinds.is_string(type_) or kinds.is_binary(type_):
+        return (*always, Encoding.DELTA_LENGTH_BYTE_ARRAY, Encoding.DELTA_BYTE_ARRAY)
+    return always if kinds.is_floating(type_) or kinds.is_decimal(type_) else ()
+
+
+def choose(rows: pa.Table, total_rows: int, codec: SplitCodec = USUAL_CODEC) -> dict[str, Encoding]:
+    """Return the smallest encoding of each column for `total_rows` rows that are similar to `rows` and in this order.
+
+    Each column is measured separately with the codec, on 4 slices of one page each, with 1 to 4 encodings. The size of
+    a dictionary is extrapolated to all rows, by the growth of its number of values over the sample. From `LEAST_ROWS`
+    rows on, the dictionary of a string column may take a quarter of a byte per row more than the smallest encoding.
+    """
+    slices = _slices(rows)
+    chosen: dict[str, Encoding] = {}
+    for name in rows.column_names:
+        tried = candidates(rows.schema.field(name).type)
+        if tried:
+            parts = [_plain(rows.column(name).slice(start, count)) for start, count in slices]
+            chosen[name] = _smallest(parts, tried, total_rows, codec)
+    return chosen
+
+
+def inherited(inputs: Sequence[tuple[int, Mapping[str, str]]], schema: pa.Schema) -> dict[str, Encoding] | None:
+    """Return the choice that was used for most rows of the inputs, given as (rows, file metadata).
+
+    Return None, so that a new choice is made, in two cases:
+
+    - Half of the rows or more are in files that recorded no choice or have fewer than `LEAST_ROWS` rows.
+    - A column that needs a choice is in no recorded choice.
+
+    A record with an encoding that is unknown to this release counts as no choice.
+    """
+    votes: dict[str, dict[Encoding, int]] = {}
+    voting = 0
+    for rows, metadata in inputs:
+        choice = recorded(metadata) if rows >= LEAST_ROWS else {}
+        voting += rows if choice else 0
+        for name, encoding in choice.items():
+            ballot = votes.setdefault(name, {})
+            ballot[encoding] = ballot.get(encoding, 0) + rows
+    wanted = [field.name for field in schema if candidates(field.type)]
+    if 2 * voting <= sum(rows for rows, _ in inputs) or any(name not in votes for name in wanted):
+        return None
+    # If two choices were used for the same number of rows, the name decides, so that equal inputs give equal files.
+    return {name: max(votes[name], key=lambda each: (votes[name][each], each.value)) for name in wanted}
+
+
+def record(encodings: Encodings, rows: int) -> dict[str, str]:
+    """Return the key-value metadata for `recorded`. Empty without a choice, or if no merge would reuse the choice."""
+    if not encodings or rows < LEAST_ROWS:
+        return {}
+    return {PREFIX + _KEY: json.dumps(dict(encodings), sort_keys=True, ensure_ascii=False, separators=(",", ":"))}
+
+
+def recorded(metadata: Mapping[str, str]) -> dict[str, Encoding]:
+    """Return the choice that a file records. Empty if there is none, or if this release does not support it."""
+    try:
+        found = json_object(metadata, _KEY) or {}
+        return {name: Encoding(value) for name, value in found.items()}
+    except (ValueError, RecursionError):
+        return {}
+
+
+def by_dictionary(encodings: Encodings, name: str) -> bool:
+    """Return whether the column is written with a dictionary. It is then best read as a dictionary, too."""
+    return encodings.get(name, Encoding.DICTIONARY) is Encoding.DICTIONARY
+
+
+def _slices(rows: pa.Table) -> list[tuple[int, int]]:
+    """Return evenly distributed slices of one page each as (start, rows). A small table is one slice."""
+    if rows.num_rows <= _SAMPLE_SLICES * _SAMPLE_ROWS:
+        return [(0, rows.num_rows)]
+    starts = np.linspace(0, rows.num_rows - _SAMPLE_ROWS, _SAMPLE_SLICES).astype(np.int64)
+    return [(int(start), _SAMPLE_ROWS) for start in starts]
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _smallest(
+    parts: Sequence[pa.ChunkedArray], tried: Sequence[Encoding], total_rows: int, codec: SplitCodec
+) -> Encoding:
+    sample = pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
+    growth = _growth(parts, sample) if total_rows > len(sample) else 0.0
+    factor = max(1.0, total_rows / max(1, len(sample)))
+    sizes = {encoding: _estimate(_measured(sample, encoding, codec), factor, growth) for encoding in tried}
+    if pa.types.is_string(sample.type) and total_rows >= LEAST_ROWS:
+        sizes[Encoding.DICTIONARY] -= _WORTH_BYTES * total_rows
+    return min(tried, key=lambda encoding: sizes[encoding])
+
+
+def _growth(parts: Sequence[pa.ChunkedArray], sample: pa.ChunkedArray) -> float:
+    """Return the exponent by which the number of distinct values grows with the rows (Heaps' law), from 0 to 1."""
+    every_other = pa.chunked_array([chunk for part in parts[::2] for chunk in part.chunks], sample.type)
+    half, whole = (max(1, int(pc.count_distinct(each).as_py())) for each in (every_other, sample))
+    return min(1.0, max(0.0, math.log(whole / half) / math.log(max(2.0, len(sample) / max(1, len(every_other))))))
+
+
+def _measured(sample: pa.ChunkedArray, encoding: Encoding, codec: SplitCodec) -> pq.ColumnChunkMetaData:
+    by_dictionary = encoding is Encoding.DICTIONARY
+    collected: list[pq.FileMetaData] = []
+    pq.write_table(
+        pa.table([sample], names=["c"]),
+        pa.BufferOutputStream(),
+        compression=codec.name,
+        compression_level=codec.effective_level,
+        use_dictionary=by_dictionary,
+        column_encoding=None if by_dictionary else {"c": encoding.value},
+        max_rows_per_page=ROWS_PER_PAGE,
+        dictionary_pagesize_limit=CHOSEN_DICTIONARY_BYTES,
+        write_statistics=False,
+        store_schema=False,
+        metadata_collector=collected,
+    )
+    return collected[0].row_group(0).column(0)
+
+
+def _estimate(column: pq.ColumnChunkMetaData, factor: float, growth: float) -> float:
+    """Return the estimated compressed bytes for rows that are `factor` times the sample.
+
+    The size of the dictionary is estimated with the exponent `growth`.
+    """
+    dictionary = column.data_page_offset - column.dictionary_page_offset if column.has_dictionary_page else 0
+    pages = cast("int", column.total_compressed_size) - dictionary
+    return float(dictionary * factor**growth + pages * factor)
+
+
+# The encoded bytes of a split until its last row: in memory, or on disk if the split is large.
+#
+# A split is put into the store as a whole, and may have hundreds of megabytes (decision 0016).
+
+
+_WHAT = "the bytes of a split"
+
+
+class Sink:
+    """A buffer of bytes that are appended to `stream` and then read back. The end can be replaced once afterwards.
+
+    On disk, the bytes are in an unnamed file in the folder for temporary files, so that nothing remains after any
+    failure. The bytes are read back through a mapping, whose pages the system may drop and read again.
+    """
+
+    __slots__ = ("__weakref__", "_close", "_descriptor", "stream")
+
+    def __init__(self, *, on_disk: bool) -> None:
+        self.stream: pa.NativeFile = pa.BufferOutputStream()
+        self._descriptor: int | None = None
+        if on_disk:
+            with scratch(_WHAT), scratch_folder("split") as folder:
+                path = folder / "split"
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                self._close = weakref.finalize(self, os.close, self._descriptor)
+                self.stream = pa.OSFile(str(path), "wb")
+
+    @property
+    def size(self) -> int:
+        """The number of bytes so far."""
+        return int(self.stream.tell())
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Return a context that raises errors of the file and a lack of memory as `Unavailable`, with the reason."""
+        return typed(_WHAT) if self._descriptor is None else scratch(_WHAT)
+
+    def finish(self) -> pa.Buffer:
+        """Return all bytes. After that, nothing can be appended to `stream`."""
+        if self._descriptor is None:
+            return self.stream.getvalue()
+        with self.writing():
+            self.stream.close()
+            return _mapped(self._descriptor)
+
+    def with_end(self, kept: pa.Buffer, end: bytes) -> pa.Buffer:
+        """Return `kept`, which is a prefix of the bytes of `finish`, followed by `end`.
+
+        Can be called once, at the end.
+        """
+        with self.writing():
+            if self._descriptor is None:
+                whole = pa.allocate_buffer(kept.size + len(end))
+                memory = pa.FixedSizeBufferWriter(whole)
+                memory.write(kept)
+                memory.write(end)
+                return whole
+            with os.fdopen(self._descriptor, "r+b", closefd=False) as file:
+                file.truncate(kept.size)
+                file.seek(kept.size)
+                file.write(end)
+            whole = _mapped(self._descriptor)
+        self._close()
+        return whole
+
+
+def _mapped(descriptor: int) -> pa.Buffer:
+    return pa.py_buffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+
 
 BLOOM_FALSE_POSITIVES: Final = 0.01
 
-_SAMPLE_SLICES: Final = 8
-_SAMPLE_ROWS: Final = 8192
+_DRAWN_SLICES: Final = 8
+_DRAWN_ROWS: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class BloomFilters:
-    """Parquet's own Bloom filters, one per column and row group, each for as many values as a row group has rows."""
+    """Parquet's Bloom filters, one per column and row group. Each is sized for the rows of a row group."""
 
     columns: Collection[str]
     rows: int
 
     def options(self, schema: pa.Schema, *, but: Collection[str]) -> dict[str, dict[str, float]] | None:
-        """Return what Arrow's writer wants for the columns that the file has, without some; None for none of them."""
+        """Return the options of Arrow's writer for the columns in the file, except `but`.
+
+        Return None if the file has no such column.
+        """
         present = [name for name in schema.names if name in self.columns and name not in but]
         return {name: {"ndv": max(1, self.rows), "fpp": BLOOM_FALSE_POSITIVES} for name in present} or None
 
 
 class FileWriter:
-    """One Parquet file, written row group by row group; in memory, or `on_disk` until it is complete.
+    """A writer of one Parquet file, row group by row group. The bytes are in memory, or on disk with `on_disk`.
 
-    Dictionary columns are written as columns of their values, without being decoded where `encodings` says dictionary.
-    Every page carries a checksum. The columns `may_hold_nan` have no statistics: Parquet's bounds leave NaN out, and
-    readers would miss its rows. `schema` is that of the rows as they come, dictionaries included. Columns that have one
-    of `field_ids` are written with it.
+    Dictionary columns are written as columns of their values. They are not decoded if `encodings` contains a dictionary
+    for them. Every page has a checksum.
+
+    Args:
+        schema: The schema of the rows, including dictionaries.
+        may_hold_nan: The columns without statistics. Parquet's bounds ignore NaN, so readers would miss such rows.
+        field_ids: The ids to write, by column name.
     """
 
     def __init__(
@@ -90,10 +362,10 @@ class FileWriter:
             if not by_dictionary(encodings, name) and name not in shared
         }
         vectors = {field.name for field in plain if is_vector(field.type)}
-        # Numbers of vectors hardly become smaller, and a search takes few of them, each from another page.
+        # Vectors hardly compress, and a search reads a few vectors, each from a different page.
         packed = _leaves(plain, but=vectors) if vectors else None
         level = codec.effective_level
-        without_dictionary = {*others, *vectors}  # no number of a vector comes again
+        without_dictionary = {*others, *vectors}  # The numbers of a vector do not repeat.
         self._writer = pq.ParquetWriter(
             self._sink.stream,
             self._schema,
@@ -102,7 +374,7 @@ class FileWriter:
             data_page_size=VECTOR_PAGE_BYTES if vectors else None,
             use_dictionary=_leaves(plain, but=without_dictionary) if without_dictionary else True,
             column_encoding=others or None,
-            # the Arrow schema would bring dictionary types back on reading; the native types say everything
+            # The Arrow schema would restore dictionary types on reading. The native types are sufficient.
             store_schema=False,
             write_statistics=_leaves(plain, but=may_hold_nan) if may_hold_nan else True,
             write_page_index=True,
@@ -115,13 +387,13 @@ class FileWriter:
 
     @property
     def size(self) -> int:
-        """The bytes written so far; the footer is not among them."""
+        """The number of bytes written so far, without the footer."""
         return self._sink.size
 
     def add(self, rows: pa.Table) -> None:
-        """Append rows as one row group; `row_groups.rows_per_group` says how many belong into one.
+        """Append rows as one row group. `metadata.rows_per_group` returns the number of rows.
 
-        Raises `InvalidInput` for NaN in a column that was not said to hold any.
+        Raises `InvalidInput` for NaN in a column that is not in `may_hold_nan`.
         """
         unexpected = nan_columns(rows) - self._without_statistics
         if unexpected:
@@ -130,17 +402,17 @@ class FileWriter:
             self._writer.write_table(rows.replace_schema_metadata(None))
 
     def finish(self, metadata: Mapping[str, str]) -> pa.Buffer:
-        """Return the complete bytes; nothing can be added afterwards.
+        """Return the complete bytes. After that, nothing can be added.
 
-        Among them are `metadata`, checksums of column chunks and of pages of vectors, and a checksum over all of these.
-        A file of one page per column has no page index (decision 0153).
+        The file contains `metadata`, checksums of column chunks and of vector pages, and a checksum over all of these.
+        A file with one page per column has no page index (docs/architecture/compaction.md).
         """
         with self._sink.writing():
             self._writer.close()
             written = self._sink.finish()
             footer = pq.read_metadata(pa.BufferReader(written))
-            pages = vector_pages.entry(written, footer, self._schema)
-            checked = with_checksum({**metadata, **chunk_checksums.entry(written, footer), **pages})
+            pages = verification.vector_pages_entry(written, footer, self._schema)
+            checked = with_checksum({**metadata, **verification.checksums_entry(written, footer), **pages})
             checked = packed(checked) if self._packed_metadata else checked
             end, start = _footer(self._schema, checked, footer), footer_start(written)
             if footer.num_row_groups == 1 and footer.num_rows <= ROWS_PER_PAGE:
@@ -149,9 +421,10 @@ class FileWriter:
 
 
 def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaData) -> bytes:
-    """The end of a file with the row groups of `closed` and this metadata: what Arrow adds only before they are known.
+    """Return the end of a file with the row groups of `closed` and this metadata.
 
-    It knows where the column chunks are when it has written its own footer.
+    The metadata contains the positions of column chunks. The positions are known only after Arrow has written its own
+    footer, and Arrow cannot add metadata afterwards.
     """
     empty, end = pa.BufferOutputStream(), pa.BufferOutputStream()
     with pq.ParquetWriter(empty, schema, store_schema=False) as writer:
@@ -163,7 +436,7 @@ def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaD
 
 
 def nan_columns(rows: pa.Table) -> frozenset[str]:
-    """Return the columns in which NaN occurs; of floats inside nested columns nobody asks, so there it is assumed."""
+    """Return the columns that contain NaN. Nested columns with floats always count, because they are not checked."""
     return frozenset(
         name for name, column in zip(rows.column_names, rows.columns, strict=True) if _may_hold_nan(column)
     )
@@ -177,18 +450,21 @@ def decoded(rows: pa.Table) -> pa.Table:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema that `decoded` rows of this one have."""
-    return pa.schema([_plain(field) for field in schema])
+    """Return the schema of `decoded` rows of this schema."""
+    return pa.schema([_plain_field(field) for field in schema])
 
 
 def has_float(type_: pa.DataType) -> bool:
-    """Whether values of the type are floats or have floats in them."""
+    """Return whether values of the type are floats or contain floats."""
     inner = [type_.field(index).type for index in range(type_.num_fields)]
     return bool(pa.types.is_floating(type_)) or any(has_float(each) for each in inner)
 
 
 def next_key_change(rows: pa.Table, order: SortOrder, start: int) -> int:
-    """Return the first row from `start` on, at least 1, whose key differs from the row before; else the row count."""
+    """Return the first row from `start` on whose key differs from the previous row's, or the row count.
+
+    `start` is at least 1.
+    """
     if not order.columns:
         return start
     keys = order.present(rows.column_names).columns
@@ -215,43 +491,44 @@ def encoded_bytes_per_row(
     encodings: Encodings,
     codec: SplitCodec = USUAL_CODEC,
 ) -> float:
-    """Return what a row takes in a file, measured on evenly spread slices; exact for up to 65,536 rows.
+    """Return the bytes per row in a file, measured on evenly distributed slices. Exact for up to 65,536 rows.
 
-    Slices are decoded, because each would carry the dictionary of all rows.
+    The slices are decoded. Otherwise each slice would contain the dictionary of all rows.
     """
-    starts = np.linspace(0, max(0, rows.num_rows - _SAMPLE_ROWS), _SAMPLE_SLICES).astype(np.int64)
-    if rows.num_rows <= _SAMPLE_SLICES * _SAMPLE_ROWS:
+    starts = np.linspace(0, max(0, rows.num_rows - _DRAWN_ROWS), _DRAWN_SLICES).astype(np.int64)
+    if rows.num_rows <= _DRAWN_SLICES * _DRAWN_ROWS:
         sample = rows
     else:
-        sample = pa.concat_tables([decoded(rows.slice(int(start), _SAMPLE_ROWS)) for start in starts])
+        sample = pa.concat_tables([decoded(rows.slice(int(start), _DRAWN_ROWS)) for start in starts])
     file = FileWriter(sample.schema, order, encodings, may_hold_nan=nan_columns(sample), codec=codec)
     file.add(sample)
     return int(file.finish({}).size) / int(sample.num_rows)
 
 
 def _identified(field: pa.Field, ids: Mapping[str, int]) -> pa.Field:
-    """The field as Arrow writes it with its id and those of what is inside, or without any."""
+    """Return the field as Arrow writes it with its id and the ids of inner fields, or without ids."""
     number = ids.get(field.name)
     return field.remove_metadata() if number is None else identified(field, number)
 
 
-def _plain(field: pa.Field) -> pa.Field:
+def _plain_field(field: pa.Field) -> pa.Field:
     if pa.types.is_dictionary(field.type):
         return pa.field(field.name, field.type.value_type, field.nullable)
     return pa.field(field.name, field.type, field.nullable)
 
 
 def _may_hold_nan(column: pa.ChunkedArray) -> bool:
-    """Whether NaN occurs; of floats inside nested columns nobody asks, so there it is assumed."""
+    """Return whether the column contains NaN. A nested column with floats always counts, because it is not checked."""
     if pa.types.is_nested(column.type):
         return has_float(column.type)
     return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
 
 
 def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
-    """The leaf columns of a Parquet file of this schema, as paths, without those of the columns `but`.
+    """Return the paths of the leaf columns of a Parquet file of this schema, without the leaves of the columns `but`.
 
-    Arrow's writer finds a leaf by its path alone, so other leaves with the path of an excluded one are excluded too.
+    Arrow's writer identifies a leaf by its path only. So other leaves with the path of an excluded leaf are excluded,
+    too.
     """
     paths = _paths(schema)
     excluded = {path for path, owner in paths if owner in but}
@@ -259,9 +536,10 @@ def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
 
 
 def _shared_paths(schema: pa.Schema) -> frozenset[str]:
-    """The paths that two leaves have, such as column `a.b` and field `b` of column `a`.
+    """Return the paths that two leaves share, for example the column `a.b` and the field `b` of the column `a`.
 
-    What Arrow's writer is told of such a path holds for both, whose types may differ. So both are written as usual.
+    The settings of Arrow's writer for such a path apply to both leaves, whose types may differ. So both leaves get
+    Parquet's defaults.
     """
     if not any("." in name for name in schema.names):
         return frozenset()
@@ -270,7 +548,7 @@ def _shared_paths(schema: pa.Schema) -> frozenset[str]:
 
 
 def _paths(schema: pa.Schema) -> list[tuple[str, str]]:
-    """The path of each leaf column of a Parquet file of this schema, and the column that it belongs to."""
+    """Return the path of each leaf column of a Parquet file of this schema, and the column to which it belongs."""
     sink = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), sink)
     leaves = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
@@ -285,6 +563,7 @@ def _leaf_count(type_: pa.DataType) -> int:
 def _native_sorting(order: SortOrder, schema: pa.Schema) -> list[pq.SortingColumn] | None:
     keys = order.present(schema.names).columns
     counts = [_leaf_count(field.type) for field in schema]
-    first = dict(zip(schema.names, accumulate(counts, initial=0), strict=False))  # not by path, which two may have
+    # The path is not used, because two leaves may share a path.
+    first = dict(zip(schema.names, accumulate(counts, initial=0), strict=False))
     nulls_first = any(each.nulls_first for each in keys)
     return [pq.SortingColumn(first[each.name], each.descending, nulls_first) for each in keys] or None

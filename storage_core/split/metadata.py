@@ -1,25 +1,37 @@
-"""What a split file says about itself, and whether that equals what the log says (docs/architecture/compaction.md,
-"Split files").
+"""The metadata that a split file contains about itself, and the size of its row groups.
 
-Everything is text in the Parquet key-value metadata, every key starting with `tidemark.`; a value that does not exist
-(no window, no source) is an absent key. The rest of the metadata, including native statistics, belongs to Parquet.
+All metadata is text in the Parquet key-value metadata, under keys that start with `tidemark.`. A missing value, for
+example no window, is a missing key. The rest of the metadata, including native statistics, belongs to Parquet. See
+docs/architecture/compaction.md, "Split files".
 
-Besides what the action says, a file knows its table and where it came from (`split.lineage`): enough to make the log
-again from the files when the log itself is lost.
+The metadata repeats the content of the action, so that the file can be compared with the log. It also contains the
+table and the origin of the file (`Origin`). So the log can be rebuilt from the files if it is lost.
+
+The module also decides how many rows a row group has (decision 0017). It finds the row groups with visible rows, and
+the row groups that may contain a key.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, cast, get_args
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import xxhash
+from pyroaring import BitMap
 
-from storage_core.errors import Corrupt
+from storage_core.base.errors import Corrupt, raise_refused
+from storage_core.data.rows import statistics
+from storage_core.data.rows.codes import bound_keys
+from storage_core.data.rows.keys import with_room
+from storage_core.data.rows.sort_order import nulls_of
 from storage_core.log.actions import Add
-from storage_core.log.schema_registry import schema_hash
-from storage_core.rows.sort_schema import nulls_of
+from storage_core.log.codec import schema_hash
 
 PREFIX: Final = "tidemark."
 FORMAT: Final = "1"
@@ -27,7 +39,7 @@ FORMAT_KEY: Final = PREFIX + "format"
 
 CHECKSUM: Final = PREFIX + "seal"
 
-# What the action does not carry, so that nobody can compare it with the log.
+# Keys that are not part of the action, so they cannot be compared with the log.
 NOT_IN_THE_LOG: Final = frozenset(
     PREFIX + name
     for name in (
@@ -50,10 +62,11 @@ NOT_IN_THE_LOG: Final = frozenset(
 
 
 def describe(add: Add, *, table_id: str, schema_string: str) -> dict[str, str]:
-    """Return the key-value metadata of the file that `add` speaks of; size and checksum cannot be part of it.
+    """Return the key-value metadata of the file of `add`. The file's size and checksum cannot be part of it.
 
-    `schema_string` is the schema of the columns that are really in the file, as Spark JSON; the file records its
-    registry hash (docs/architecture/transaction-log.md, "Schema registry").
+    Args:
+        schema_string: The schema of the columns in the file, as Spark JSON. The file records its registry hash
+            (docs/architecture/transaction-log.md, "Schema registry").
     """
     entries: dict[str, str | None] = {
         "format": FORMAT,
@@ -81,23 +94,23 @@ def describe(add: Add, *, table_id: str, schema_string: str) -> dict[str, str]:
 
 
 def differences(metadata: Mapping[str, str], add: Add) -> list[str]:
-    """Return one sentence per field in which the file's own metadata and the action disagree; empty when they agree.
+    """Return one sentence per field that differs between the file's own metadata and the action.
 
-    What the action does not carry is left to the caller.
+    Keys that are not part of the action are not compared.
     """
     expected = describe(add, table_id="", schema_string="")
     return [
-        f"{name}: the log says {expected.get(name)!r}, the file says {metadata.get(name)!r}"
+        f"{name}: the log has {expected.get(name)!r}, the file has {metadata.get(name)!r}"
         for name in sorted({*expected, *(key for key in metadata if key.startswith(PREFIX))} - NOT_IN_THE_LOG)
         if expected.get(name) != metadata.get(name)
     ]
 
 
 def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms: int) -> Add:
-    """Return the action that `describe` made this metadata of, without what only the whole file tells.
+    """Return the action from which `describe` made this metadata, without the values that need the whole file.
 
-    That is its checksum and the place of its footer: `split.writer.with_file_metrics` adds them. `path` is where the
-    file was found. Raises `Corrupt` naming it when the metadata is not that of a split there.
+    `split.writer.with_file_metrics` adds these values, which are the checksum and the position of the footer. Raises
+    `Corrupt` if the metadata does not belong to a split at `path`, where the file was found.
     """
     if metadata.get(PREFIX + "format") != FORMAT or metadata.get(PREFIX + "path") != path:
         raise Corrupt(f"{path}: the file there does not say that it is this split", key=path)
@@ -124,17 +137,17 @@ def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms
             docMappingRef=text["schema_ref"],
         )
     except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{path}: what the file says about itself cannot be read: {error}", key=path) from error
+        raise Corrupt(f"{path}: the metadata of the file cannot be read: {error}", key=path) from error
 
 
 def json_object(metadata: Mapping[str, str], name: str) -> dict[str, Any] | None:
-    """Return the JSON object that a key holds, None without the key. Raises `ValueError` for anything else."""
+    """Return the JSON object under a key, or None without the key. Raises `ValueError` for any other value."""
     text = metadata.get(PREFIX + name)
     if text is None:
         return None
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError(f"{PREFIX + name} is no JSON object")  # noqa: TRY004  # the one error of text that does not read
+        raise ValueError(f"{PREFIX + name} is not a JSON object")  # noqa: TRY004  # the one error of text that does not read
     return cast("dict[str, Any]", value)
 
 
@@ -144,15 +157,15 @@ def _integer(metadata: Mapping[str, str], name: str) -> int | None:
 
 
 def with_checksum(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata with a checksum over all of it: a Parquet footer has none of its own."""
+    """Return the metadata plus a checksum over all of its entries, because a Parquet footer has no checksum."""
     return {**metadata, CHECKSUM: _digest(metadata)}
 
 
 def require_checksum(metadata: Mapping[str, str], path: str) -> None:
-    """Raise `Corrupt` naming `path` unless the metadata is what was written with its checksum."""
+    """Raise `Corrupt` unless the metadata matches its checksum. The error names `path`."""
     found = _digest(metadata)
     if metadata.get(CHECKSUM) != found:
-        raise Corrupt(f"{path}: what the file says about itself has the checksum {found}, not {metadata.get(CHECKSUM)}")
+        raise Corrupt(f"{path}: the metadata of the file has the checksum {found}, not {metadata.get(CHECKSUM)}")
 
 
 def _digest(metadata: Mapping[str, str]) -> str:
@@ -168,3 +181,261 @@ def _json(values: Mapping[str, str] | Mapping[str, int] | None) -> str | None:
 
 def _number(value: int | None) -> str | None:
     return None if value is None else str(value)
+
+
+# The origin of a split, as the file records it: its table, and the splits that it replaced.
+#
+# The log decides which splits are live. If the log is lost, the files alone do not distinguish the output of a
+# compaction from its inputs, which stay in storage for weeks. So every file of a rewrite names the splits that it
+# replaces, with their row counts. It also contains the id of the operation, which all outputs share.
+
+
+Operation = Literal["append", "compact", "merge"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedRange:
+    """The generations that a merge applied: the generations of `region` after `after`, up to `generation`."""
+
+    region: str
+    after: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """The operation that created a split.
+
+    Attributes:
+        operation_id: The id of the operation. All outputs of one operation have the same id and were committed
+            together.
+        replaces: The splits that this split replaces, with their row counts (-1 if unknown). Each output of a
+            compaction names all inputs of the compaction. Each output of a merge names only its own inputs. So the
+            operation replaces all splits that any of its outputs names.
+    """
+
+    operation: Operation = "append"
+    operation_id: str | None = None
+    replaces: Mapping[str, int] = field(default_factory=dict)
+    merged: MergedRange | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The table of a file, as the file records it.
+
+    A version after `planned_version` added the file. The exact version is not known when the file is written.
+
+    Attributes:
+        table_schema: The table's schema as Spark JSON.
+        configuration: The table's settings.
+        planned_version: The version on which the operation was planned.
+    """
+
+    table_id: str
+    table_schema: str
+    configuration: Mapping[str, str]
+    planned_version: int
+    lineage: Lineage
+
+
+APPENDED = Lineage()
+
+
+def write_origin(origin: Origin) -> dict[str, str]:
+    """Return the origin as key-value metadata. `read_origin` converts the metadata back."""
+    lineage = origin.lineage
+    merged = lineage.merged
+    entries: dict[str, str | None] = {
+        "table_id": origin.table_id,
+        "table_schema": origin.table_schema,
+        "configuration": _compact(dict(origin.configuration)),
+        "planned_version": str(origin.planned_version),
+        "operation": lineage.operation,
+        "operation_id": lineage.operation_id,
+        "replaces": _compact(dict(lineage.replaces)) if lineage.replaces else None,
+        "merged": None if merged is None else _compact(asdict(merged)),
+    }
+    return {PREFIX + name: value for name, value in entries.items() if value is not None}
+
+
+def read_origin(metadata: Mapping[str, str], where: str) -> Origin | None:
+    """Return the origin that a file records, or None for a file of a release that did not record it.
+
+    Raises `Corrupt`, which names `where`, if the record cannot be read.
+    """
+    if PREFIX + "table_schema" not in metadata:
+        return None
+    try:
+        return Origin(
+            table_id=metadata[PREFIX + "table_id"],
+            table_schema=metadata[PREFIX + "table_schema"],
+            configuration=_texts(json_object(metadata, "configuration") or {}),
+            planned_version=int(metadata[PREFIX + "planned_version"]),
+            lineage=_lineage(metadata),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Corrupt(f"{where}: where the split came from cannot be read: {error!r}", key=where) from error
+
+
+def _lineage(metadata: Mapping[str, str]) -> Lineage:
+    operation = metadata.get(PREFIX + "operation", "append")
+    if operation not in get_args(Operation):
+        raise ValueError(f"unknown operation {operation!r}")
+    merged = json_object(metadata, "merged")
+    return Lineage(
+        operation=cast("Operation", operation),
+        operation_id=metadata.get(PREFIX + "operation_id"),
+        replaces={path: int(rows) for path, rows in (json_object(metadata, "replaces") or {}).items()},
+        merged=None
+        if merged is None
+        else MergedRange(
+            region=str(merged["region"]), after=int(merged["after"]), generation=int(merged["generation"])
+        ),
+    )
+
+
+def _texts(values: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+ROWS_PER_GROUP: Final = 65_536
+"""The maximum number of rows in a row group. A lookup decodes whole column chunks of the row group with its key."""
+
+GROUP_BYTES: Final = 32 * 2**20
+"""The approximate maximum of decoded bytes in a row group, unless a single row is larger.
+
+A reader may hold several row groups.
+"""
+
+
+def rows_per_group(rows: int, taken: int) -> int:
+    """Return the number of rows per row group. The sample has `rows` rows, which take `taken` bytes when decoded."""
+    return min(ROWS_PER_GROUP, max(1, rows * GROUP_BYTES // max(1, taken)))
+
+
+def divided(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows of a row group, divided into halves while they are far larger than `GROUP_BYTES`."""
+    if rows.num_rows < 2 or decoded_bytes(rows) <= 2 * GROUP_BYTES:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from divided(rows.slice(0, half))
+    yield from divided(rows.slice(half))
+
+
+def groups_about(rows: int, size_bytes: int) -> int:
+    """Return the approximate minimum number of row groups of a split.
+
+    Encoded rows take no more bytes than decoded rows.
+    """
+    return max(1, -(-rows // ROWS_PER_GROUP), -(-size_bytes // GROUP_BYTES))
+
+
+def decoded_bytes(rows: pa.Table) -> int:
+    """Return the memory for the rows in bytes, with dictionary columns counted as if they were decoded."""
+    return sum(_decoded_bytes(column) for column in rows.columns)
+
+
+def _decoded_bytes(column: pa.ChunkedArray) -> int:
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = [pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in column.chunks]
+    return sum(each.nbytes + (pc.sum(each).as_py() or 0) for each in lengths)
+
+
+def shown(footer: pq.FileMetaData, deleted: BitMap) -> list[int]:
+    """Return the row groups of a file with at least one row that is not deleted."""
+    found, first = list[int](), 0
+    for group in range(footer.num_row_groups):
+        end = first + footer.row_group(group).num_rows
+        if not deleted or deleted.range_cardinality(first, end) < end - first:
+            found.append(group)
+        first = end
+    return found
+
+
+def stretches(groups: Sequence[int]) -> list[list[int]]:
+    """Divide ascending row groups into runs of consecutive numbers."""
+    found: list[list[int]] = []
+    for each in groups:
+        if found and found[-1][-1] + 1 == each:
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return found
+
+
+# Search for the row groups of a split that may contain a key. It uses bounds in the file's own metadata, which has a
+# checksum.
+#
+# Parquet's statistics in the footer contain the same bounds. But splits of early 0.1 have no checksum of the footer, so
+# their statistics cannot be trusted. Damaged statistics would hide a row, or make Arrow abort the process. Lookups use
+# these bounds in every split (decision 0025).
+
+
+_ENTRY: Final = "row_groups"
+
+
+class Bounds:
+    """The bounds of one column in each row group of a file that is being written. Empty if `column` is None."""
+
+    __slots__ = ("_column", "_found")
+
+    def __init__(self, column: str | None) -> None:
+        self._column = column
+        self._found: list[statistics.Statistics] = []
+
+    def add(self, group: pa.Table) -> None:
+        """Add the rows of the next row group."""
+        if self._column in group.column_names:
+            self._found.append(statistics.compute(group.select([self._column])))
+
+    def metadata(self) -> dict[str, str]:
+        """Return the metadata for `admitting`. The result is empty for a single row group, or if `column` is None."""
+        if self._column is None or len(self._found) <= 1:
+            return {}
+        entry = {
+            "column": self._column,
+            "min": [each.min_values.get(self._column) for each in self._found],
+            "max": [each.max_values.get(self._column) for each in self._found],
+        }
+        return {PREFIX + _ENTRY: json.dumps(entry, sort_keys=True, ensure_ascii=False, separators=(",", ":"))}
+
+
+Recorded = tuple[str, pa.Array, pa.Array]
+
+
+def recorded_row_groups(metadata: Mapping[str, str], path: str, groups: int) -> Recorded | None:
+    """Return the column for which a file records bounds per row group, and the bounds as texts.
+
+    Return None if the file has no bounds, or bounds for another number of row groups. Raises `Corrupt` if the bounds
+    are damaged.
+    """
+    if PREFIX + _ENTRY not in metadata:
+        return None
+    require_checksum(metadata, path)
+    try:
+        entry = json_object(metadata, _ENTRY) or {}
+        name, low, high = entry["column"], *(pa.array(entry[end], pa.string()) for end in ("min", "max"))
+    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise_refused(path, error)
+        raise Corrupt(f"{path}: the bounds of its row groups cannot be read: {error}", key=path) from error
+    return (name, low, high) if {len(low), len(high)} == {groups} else None
+
+
+def admitting(bounds: Recorded | None, groups: int, wanted: pa.Table) -> Sequence[int]:
+    """Return the row groups, ascending, that may contain a row with one of the wanted values in every column.
+
+    If `bounds` (see `recorded_row_groups`) belongs to a column that is not in `wanted`, all row groups are returned.
+    """
+    if bounds is None or bounds[0] not in wanted.column_names:
+        return range(groups)
+    name, *texts = bounds
+    low, high = (bound_keys(each, wanted.schema.field(name).type) for each in texts)
+    found: list[int] = np.flatnonzero(with_room([(low, high)], wanted.select([name]))).tolist()
+    return found

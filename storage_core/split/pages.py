@@ -1,14 +1,23 @@
-"""Single rows of a split: of each column the page that holds the row is decoded, and kept for the next search.
+"""Access to single rows of a split by row number or by key, and to single vectors by ranged reads.
 
-A row group is sixteen pages. Arrow reads a column chunk from its first page on, so it is given the file without the
-pages before the wanted one. Columns of nested values, of whose pages nothing tells the rows, are decoded by row group;
-but a page of vectors, where none is null, has as many rows as its numbers make.
+**By row number** (`take`). Only the pages with the requested rows are decoded, column by column. Decoded pages are kept
+for the next search. A row group has sixteen pages per column. Arrow always reads a column chunk from its first page on.
+So Arrow gets a view of the file that omits the pages before the wanted page (`ShiftedFile`). Pages of nested columns do
+not contain row numbers, so nested columns are decoded by row group. Vectors without nulls are an exception, because the
+number of values in a page determines its number of rows.
+
+**Vectors by ranges** (`RangedVectors`). If a split is read by ranges, only the pages with the requested vectors are
+fetched. Each page is verified by its own checksum.
+
+**By key** (`find_keys`). The hashes of a split's keys are kept in memory, sorted within each row group. A lookup is
+then a binary search, and a lookup of a missing key sends no request.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,34 +27,92 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.formats import thrift
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats import parquet_footer
+from storage_core.data.formats.key_hashes import HashedRows, key_hashes
+from storage_core.data.rows import codes
+from storage_core.data.rows.codes import Unsigned
+from storage_core.data.rows.columns import defaults
+from storage_core.data.rows.keys import Positions, key_codes
+from storage_core.data.rows.vectors import Floats, column_of, with_vector_types
 from storage_core.log.actions import Add
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows import sortable
-from storage_core.rows.codes import Unsigned
-from storage_core.rows.columns import defaults
-from storage_core.rows.keys import Positions
-from storage_core.rows.vectors import Floats, column_of, typed
-from storage_core.split import chunk_checksums, vector_pages
-from storage_core.split.conform import conform_split
-from storage_core.split.failures import corrupt_on_failure
-from storage_core.split.gathered import gathered
-from storage_core.split.kept_values import KeptValues
-from storage_core.split.read import mapped, open_split
-from storage_core.split.shifted_file import ShiftedFile
+from storage_core.split import verification
+from storage_core.split.fetch import Footer, Pieces, identity
+from storage_core.split.metadata import Recorded, admitting
+from storage_core.split.read import OpenSplit, conform_split, mapped, open_split
+from storage_core.split.verification import Pages, corrupt_on_failure, leaves, numbers, recorded_vector_pages
+from storage_core.store.contract import ObjectStore, SeekableFile
+from storage_core.store.pieces import CachedPieces, KeptValues
+
+# Values at row numbers of several pages.
+
+
+_FEW_ROWS: Final = 8
+
+
+def gathered(found: Sequence[tuple[pa.Array, Positions]], kind: pa.DataType) -> pa.ChunkedArray:
+    """Return the values at these positions of pages.
+
+    Values of a fixed size are gathered in one step, all other values page by page. If only a few values of a page are
+    needed, they are sliced individually, which takes a tenth of the time of Arrow's gather.
+    """
+    if found and pa.types.is_primitive(kind):
+        pages = [page for page, _ in found]
+        firsts = np.cumsum([0, *map(len, pages[:-1])])
+        places = np.concatenate([first + rows for first, (_, rows) in zip(firsts, found, strict=True)])
+        return pa.chunked_array(pages, kind).take(pa.array(places))
+    parts: list[pa.Array] = []
+    for page, rows in found:
+        few = len(rows) <= _FEW_ROWS
+        parts += [page.slice(row, 1) for row in rows.tolist()] if few else [page.take(pa.array(rows))]
+    return pa.chunked_array(parts, kind)
+
+
+# A view of a Parquet file for Arrow that omits the pages before the wanted page.
+
+
+class ShiftedFile(SeekableFile):
+    """A view of a file that omits some pages after the dictionary of a column chunk. The next bytes follow directly.
+
+    Args:
+        shifts: For the start of each chunk: its end, the position of its first data page, and the number of omitted
+            bytes.
+    """
+
+    def __init__(self, data: memoryview, shifts: Mapping[int, tuple[int, int, int]]) -> None:
+        """Create a view of `data`, which is the whole file."""
+        super().__init__(len(data))
+        self._data = data
+        self._shifts = shifts
+
+    def read(self, size: int = -1, /) -> bytes | memoryview:  # Arrow accepts any buffer.
+        """Return exactly `size` bytes. Bytes beyond the end of the file are zero."""
+        start = self.position
+        self.position += size
+        for begin, (end, first, shift) in self._shifts.items():
+            if begin <= start < end:
+                before = self._data[start : min(first, self.position)]
+                after = self._data[max(start, first) + shift : max(self.position, first) + shift]
+                missing = size - len(before) - len(after)  # These bytes are beyond the end of the file.
+                return b"".join((before, after, bytes(missing))) if len(before) or missing else after
+        return self._data[start : self.position]
+
 
 _FEW_PAGES: Final = 4
 _READ_BYTES: Final = 65_536
-_FOOTER_FACTOR: Final = 8  # what a footer takes in memory, to its bytes in the file
-# Numbers of fields in `PageHeader` of parquet.thrift, and in the structs of its two kinds of data pages.
+_FOOTER_FACTOR: Final = 8  # The ratio of a decoded footer's memory to its bytes in the file.
+# The numbers of fields in `PageHeader` of parquet.thrift, and in the structs of its two kinds of data pages.
 _STORED_SIZE, _DATA_PAGE, _DATA_PAGE_V2, _NUM_VALUES = 3, 5, 8, 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Footer:
-    """What is read of a file but once. `leaves` are the columns that are read by page, `vectors` those of vectors.
+    """The parts of a file that are read only once.
 
-    `in_place` are the pages of vectors that are read from where they are, as the file records them.
+    Attributes:
+        leaves: The leaf columns that are read by page.
+        vectors: The leaf columns of vectors.
+        in_place: The recorded pages of the vectors that are read directly from the mapped file.
     """
 
     metadata: pq.FileMetaData
@@ -53,14 +120,18 @@ class _Footer:
     first_rows: Positions
     leaves: dict[str, int]
     vectors: dict[str, int]
-    in_place: Mapping[str, vector_pages.Pages]
+    in_place: Mapping[str, verification.Pages]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """The data pages of a column chunk: the row that each begins with, then the number of all, and where they lie.
+    """The data pages of a column chunk.
 
-    The chunk goes from `begin` to `end`; a dictionary is before the first data page.
+    Attributes:
+        rows: The first row of each page, then the total number of rows.
+        begin: The start of the chunk. If the chunk has a dictionary, it starts here.
+        end: The end of the chunk.
+        positions: The position of each page in the file.
     """
 
     rows: Positions
@@ -78,10 +149,13 @@ def take(
     columns: Collection[str] | None = None,
     kept: KeptValues,
 ) -> pa.Table:
-    """Return the rows at these ascending places in the file `path` of a split, whether they are gone or not.
+    """Return the rows at these ascending row numbers in the file `path` of a split. No request.
 
-    Of `columns` those that the file has, in its order. The file is known to be sound as a whole. Decodes the pages that
-    hold a row and are not in `kept`. No request. Raises what `open_split` raises.
+    Deleted rows are included. The content of the file must already be verified. A page is decoded only if it has a
+    requested row and is not in `kept`. Raises the errors of `open_split`.
+
+    Args:
+        columns: The columns to return, in the order of the file. Names that the file lacks are ignored.
     """
     with corrupt_on_failure(add):
         return _Taking(store, add, path, kept).take(places, columns)
@@ -90,16 +164,17 @@ def take(
 def leading_keys(
     store: ObjectStore, add: Add, path: Path, places: Positions, *, field: pa.Field, kept: KeptValues
 ) -> Unsigned:
-    """Return the `sortable.leading_keys` of a column of the table in the rows at these ascending places, as of `take`.
+    """Return the `codes.leading_keys` of a column of the table for the rows at these ascending row numbers.
 
-    Decodes what `take` does, or row groups of which many pages hold a row. Keys are kept, and not what was decoded.
+    Decodes the same pages as `take`. A row group is decoded as a whole if many of its pages have a requested row. The
+    keys are kept, but not the decoded values.
     """
     with corrupt_on_failure(add):
         return _Taking(store, add, path, kept).leading_keys(places, field)
 
 
 class _Taking:
-    """The file of one split while rows of it are taken; it is mapped when the first page is not kept."""
+    """The file of one split during `take`. The file is mapped when a page is first needed that is not kept."""
 
     def __init__(self, store: ObjectStore, add: Add, path: Path, kept: KeptValues) -> None:
         self._store = store
@@ -135,7 +210,7 @@ class _Taking:
     def leading_keys(self, places: Positions, field: pa.Field) -> Unsigned:
         footer, found = self._footer, list[Unsigned]()
         if field.name not in footer.schema.names:
-            return sortable.leading_keys(defaults(field, len(places)))
+            return codes.leading_keys(defaults(field, len(places)))
         groups = np.searchsorted(footer.first_rows, places, side="right") - 1
         for group in np.unique(groups).tolist():
             inside = places[groups == group] - footer.first_rows[group]
@@ -150,30 +225,36 @@ class _Taking:
     def _keys(self, group: int, field: pa.Field, start: int, stop: int) -> Unsigned:
         def made() -> Unsigned:
             decoded = conform_split(self._decoded(group, start, stop, [field.name]), pa.schema([field]))
-            return sortable.leading_keys(decoded.column(0).combine_chunks())
+            return codes.leading_keys(decoded.column(0).combine_chunks())
 
         name = (*self._name, group, field.name, str(field.type), start, stop)
         return self._kept.made(name, np.ndarray, made, lambda keys: keys.nbytes)
 
     def _in_place(self, name: str, places: Positions) -> pa.Array | None:
-        """The vectors at these places, from where they are in the file; None of others, and of compressed ones."""
+        """Return the vectors at these row numbers directly from the file.
+
+        Return None if the column has no vectors or is compressed.
+        """
         pages = self._footer.in_place.get(name)
         if pages is None:
             return None
         size, key = self._footer.schema.field(name).type.list_size, self._add.path
-        return column_of(vector_pages.in_place(self._path, key, pages, places, size=size, mapped=lambda: self._data))
+        return column_of(verification.in_place(self._path, key, pages, places, size=size, mapped=lambda: self._data))
 
     def _vectors(self, group: int, name: str, inside: Positions) -> pa.Array | None:
-        """The vectors at these places of a row group; None of other columns, and where pages do not tell their rows."""
+        """Return the vectors at these rows of a row group.
+
+        Return None if the column has no vectors, or if the rows of its pages are unknown.
+        """
         leaf = self._footer.vectors.get(name)
         if leaf is None:
             return None
         kind, chunk = self._footer.schema.field(name).type, self._footer.metadata.row_group(group)
         if chunk.column(leaf).num_values != chunk.num_rows * kind.list_size:
-            return None  # a null has one value as well
+            return None  # A null also counts as one value.
         pages = self._pages(group, name, kind.list_size)
         if pages.rows[-1] != chunk.num_rows:
-            return None  # some page does not end with a row
+            return None  # A page does not end at the end of a row.
         numbers = np.searchsorted(pages.rows, inside, side="right") - 1
         found = np.empty((len(inside), kind.list_size), np.float32)
         for number in np.unique(numbers).tolist():
@@ -186,17 +267,17 @@ class _Taking:
         return column_of(found)
 
     def _vector_page(self, group: int, name: str, position: int) -> Floats:
-        """The numbers of the page at a position of the file; none where it is another kind of page than ours are."""
+        """Return the numbers in the page at this position. The result is empty if Tidemark did not write the page."""
         codec = self._footer.metadata.row_group(group).column(self._footer.vectors[name]).compression
 
         def made() -> Floats:
-            found = vector_pages.numbers(self._data, position, codec)
+            found = verification.numbers(self._data, position, codec)
             return np.zeros(0, np.float32) if found is None else found
 
         return self._kept.made((*self._name, "vectors", position), np.ndarray, made, lambda each: each.nbytes)
 
     def _ranges(self, group: int, name: str, inside: Positions) -> list[tuple[int, int]]:
-        """The rows from which to which a page of the column goes, of the pages that hold one of the rows."""
+        """Return the row ranges of the column's pages that contain a requested row."""
         if name not in self._footer.leaves:
             return [(0, self._footer.metadata.row_group(group).num_rows)]
         bounds = self._pages(group, name).rows
@@ -204,7 +285,10 @@ class _Taking:
         return [(int(bounds[each]), int(bounds[each + 1])) for each in found]
 
     def _values(self, group: int, ranges: dict[str, list[tuple[int, int]]]) -> dict[tuple[str, int], pa.Array]:
-        """The decoded pages by column and first row; columns whose pages begin alike are decoded together."""
+        """Return the decoded pages by column and first row.
+
+        Columns whose pages start at the same row are decoded together.
+        """
         values: dict[tuple[str, int], pa.Array] = {}
         missing = defaultdict[tuple[int, int], list[str]](list)
         for name, each in ranges.items():
@@ -236,9 +320,9 @@ class _Taking:
             buffer_size=_READ_BYTES,
             page_checksum_verification=True,
         )
-        # a name with a dot in it is a path for Arrow, which may lead to more columns
+        # Arrow treats a name with a dot as a path, which may match several columns.
         batches = file.iter_batches(stop - start, row_groups=[group], columns=list(names), use_threads=False)
-        return typed(pa.Table.from_batches([next(batches)]), self._footer.schema)
+        return with_vector_types(pa.Table.from_batches([next(batches)]), self._footer.schema)
 
     @cached_property
     def _footer(self) -> _Footer:
@@ -255,14 +339,14 @@ class _Taking:
         times = Counter(paths)
         flat = {each.name for each in opened.schema if not pa.types.is_nested(each.type) and times[each.name] == 1}
         leaves = {path: index for index, path in enumerate(paths) if path in flat}
-        vectors = vector_pages.leaves(metadata, opened.schema)
-        pages = vector_pages.recorded(opened.metadata, metadata, self._add.path)
-        joined = {name: vector_pages.of_file(pages, metadata, leaf) for name, leaf in vectors.items()}
+        vectors = verification.leaves(metadata, opened.schema)
+        pages = verification.recorded_vector_pages(opened.metadata, metadata, self._add.path)
+        joined = {name: verification.of_file(pages, metadata, leaf) for name, leaf in vectors.items()}
         in_place = {name: own for name, own in joined.items() if own is not None}
         return _Footer(metadata, opened.schema, opened.first_rows, leaves, vectors, in_place)
 
     def _pages(self, group: int, name: str, width: int = 1) -> _Pages:
-        """The pages of a column of which each row has `width` values, which is asked for first."""
+        """Return the pages of a column with `width` values per row. Only the first call uses `width`."""
         key = (*self._name, group, name)
         found = self._kept.get(key)
         if not isinstance(found, _Pages):
@@ -273,10 +357,10 @@ class _Taking:
 
     def _read_pages(self, group: int, leaf: int, width: int) -> _Pages:
         chunk = self._footer.metadata.row_group(group).column(leaf)
-        begin, end = chunk_checksums.place(chunk)
+        begin, end = verification.place(chunk)
         at, rows, positions = begin, [0], list[int]()
         while at < end:
-            header, body = thrift.struct(self._data, at)
+            header, body = parquet_footer.struct(self._data, at)
             page = header.get(_DATA_PAGE) or header.get(_DATA_PAGE_V2)
             if page is not None:
                 positions.append(at)
@@ -287,3 +371,159 @@ class _Taking:
     @cached_property
     def _data(self) -> memoryview:
         return memoryview(mapped(self._add, self._path).read_buffer()).cast("B")
+
+
+GAP_BYTES: Final = 32 * 2**10
+"""The maximum gap between two ranges that are fetched with one request. It is half a page.
+
+Requests run concurrently. So with a larger gap, the unneeded bytes would take bandwidth from the needed pages.
+"""
+
+_AT_ONCE: Final = 48
+
+
+class RangedVectors:
+    """The vectors of a split that is read by ranges. Recent pages stay in memory (`kept`) and on disk (`cached`)."""
+
+    def __init__(self, store: ObjectStore, add: Add, footer: Footer, *, kept: KeptValues, cached: CachedPieces) -> None:
+        """Prepare the access. Reads nothing."""
+        self._add, self._footer, self._kept = add, footer, kept
+        fetch = functools.partial(store.get_range, add.path)
+        self._pieces = Pieces(store.uri, add.path, identity(add), cached, fetch)
+        self._name = (add.path, add.footerXxh3, "vector pages")
+
+    def take(self, name: str, schema: pa.Schema, places: Positions) -> pa.Array | None:
+        """Return the vectors of a column at these row numbers.
+
+        Return None if the footer does not record the column's pages.
+
+        Sends concurrent ranged GETs for the pages that are not kept. Nearby pages share a GET. Raises `NotFound`, and
+        `Corrupt` if a page differs from what was written.
+        """
+        leaf, kind = leaves(self._footer.file, schema).get(name), schema.field(name).type
+        if leaf is None:
+            return None
+        pages = self._kept.made(self._name, dict, self._recorded, _size)
+        groups, inside = self._apart(places)
+        if any((leaf, group) not in pages for group in np.unique(groups).tolist()):
+            return None
+        found = np.empty((len(places), kind.list_size), np.float32)
+        wanted = [(group, pages[leaf, group], inside[groups == group]) for group in np.unique(groups).tolist()]
+        needed = {(leaf, group): np.unique(own.of(rows)) for group, own, rows in wanted}
+        held = self._held(pages, needed, kind.list_size)
+        for group, own, rows in wanted:
+            numbers_of = own.of(rows)
+            part = np.empty((len(rows), kind.list_size), np.float32)
+            for number in needed[leaf, group].tolist():
+                mine = numbers_of == number
+                part[mine] = held[leaf, group, number][rows[mine] - own.rows[number]]
+            found[groups == group] = part
+        return column_of(found)
+
+    def _recorded(self) -> dict[tuple[int, int], Pages]:
+        return dict(recorded_vector_pages(self._footer.entries, self._footer.file, self._add.path))
+
+    def _apart(self, places: Positions) -> tuple[Positions, Positions]:
+        """Return the row group of each row, and its position in that row group."""
+        file = self._footer.file
+        ends = np.cumsum([file.row_group(group).num_rows for group in range(file.num_row_groups)])
+        groups = np.searchsorted(ends, places, side="right")
+        return groups, places - np.append(0, ends)[groups]
+
+    def _held(
+        self, pages: Mapping[tuple[int, int], Pages], needed: Mapping[tuple[int, int], Positions], size: int
+    ) -> dict[tuple[int, int, int], Floats]:
+        """Return the numbers in the pages as an array of rows by dimensions. Pages that are not kept are fetched."""
+        names = [(*chunk, number) for chunk, numbers in needed.items() for number in numbers.tolist()]
+        found = {each: value for each in names if isinstance(value := self._kept.get((*self._name, *each)), np.ndarray)}
+        missing = [each for each in names if each not in found]
+        pieces = [pages[leaf, group].piece(number) for leaf, group, number in missing]
+        read = self._pieces.read(pieces, gap_bytes=GAP_BYTES, at_once=_AT_ONCE)
+        for each, data in zip(missing, read, strict=True):
+            leaf, group, number = each
+            codec = self._footer.file.row_group(group).column(leaf).compression
+            values, rows = numbers(memoryview(data), 0, codec), int(np.diff(pages[leaf, group].rows)[number])
+            if values is None or len(values) != rows * size:
+                path = self._add.path
+                raise Corrupt(f"{path}: a page of vectors does not hold {rows} of {size} numbers", key=path)
+            found[each] = values.reshape(rows, size)
+            self._kept.keep((*self._name, *each), found[each], len(data))
+        return found
+
+
+def _size(pages: Mapping[tuple[int, int], Pages]) -> int:
+    return 64 + 32 * sum(len(each.ends) for each in pages.values())
+
+
+_ENTRY_BYTES = 256  # The approximate memory for the bounds of a row group.
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """The first row number of each row group, and the bounds of the row groups."""
+
+    first_rows: Positions
+    bounds: Recorded | None
+
+
+def are_kept(add: Add, kept: KeptValues) -> bool:
+    """Return whether keys of the split were looked up earlier and are in `kept`."""
+    return kept.get(_name(add)) is not None
+
+
+def is_kept(add: Add, group: int, kept: KeptValues) -> bool:
+    """Return whether the keys of a row group of the split are in `kept`."""
+    return kept.get((*_name(add), group)) is not None
+
+
+def missing(add: Add, wanted: pa.Table, kept: KeptValues) -> int | None:
+    """Return the number of row groups that may contain one of these keys and whose keys are not in `kept`.
+
+    Return None if `kept` has nothing about the split.
+    """
+    groups = kept.get(_name(add))
+    if not isinstance(groups, _Groups):
+        return None
+    admitted = admitting(groups.bounds, len(groups.first_rows), wanted)
+    return sum(not is_kept(add, group, kept) for group in admitted)
+
+
+def _name(add: Add) -> tuple[object, ...]:
+    return add.path, add.xxh3, "keys"
+
+
+def find_keys(add: Add, opened: Callable[[], OpenSplit], wanted: pa.Table, kept: KeptValues) -> Positions:
+    """Return the row numbers of the rows whose key has the same hash as one of `wanted`, ascending.
+
+    Deleted rows are included. In rare cases, a row with another key is included, because two keys can have the same
+    hash.
+
+    Args:
+        opened: A function that returns the split with its deleted rows. It is called only if needed hashes are not in
+            `kept`.
+
+    Raises:
+        InvalidInput: The key columns have other types than those of `wanted`.
+        Exception: Any error of `opened` or of `OpenSplit.batches`.
+
+    Cost:
+        The requests of `OpenSplit.batches` for the key columns of row groups that are not in `kept`.
+    """
+    key, name = wanted.column_names, _name(add)
+    groups = kept.made(
+        name,
+        _Groups,
+        lambda: _Groups(opened().first_rows, opened().bounds),
+        lambda each: _ENTRY_BYTES * (1 + len(each.first_rows)),
+    )
+    admitted = admitting(groups.bounds, len(groups.first_rows), wanted)
+    hashed = {group: found for group in admitted if isinstance(found := kept.get((*name, group)), HashedRows)}
+    missing = [group for group in admitted if group not in hashed]
+    if missing:
+        for group, rows in zip(missing, opened().batches(key, groups=missing), strict=True):
+            key_codes([rows.slice(0, 1), wanted.slice(0, 1)], key)  # Raises an error if the types differ.
+            hashed[group] = each = HashedRows.of(key_hashes(rows, key))
+            kept.keep((*name, group), each, each.size_bytes)
+    hashes = np.unique(key_hashes(wanted, key))
+    parts = [groups.first_rows[group] + hashed[group].rows_of(hashes) for group in admitted]
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))

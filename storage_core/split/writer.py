@@ -1,50 +1,150 @@
-"""One split as it is written: an immutable, sorted, self-describing Parquet file in one window.
+"""Writing of splits, which are immutable, sorted Parquet files of one partition and window with their own metadata.
 
-Nothing here commits: a split that no version names is an orphan, which the collector removes later.
+`sort_and_write` writes rows in any order, `write_split` writes sorted rows as one split, and `RollingWriter` divides
+sorted rows into splits of the target size. `Rewrite` is the result of a task that replaces splits. The task sends the
+result to the driver as JSON.
+
+The functions of this module do not commit. A split that no version refers to is an orphan, and the collector removes it
+later.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from storage_core.errors import CommitConflict, InvalidInput
-from storage_core.formats.keys import split_key
-from storage_core.formats.parquet_footer import footer_start
-from storage_core.log.actions import Add
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.create import create_once
-from storage_core.rows import statistics
-from storage_core.rows.column_regex import ColumnRegexes
-from storage_core.rows.schema import to_schema_string
-from storage_core.rows.sort_order import SortOrder
-from storage_core.rows.windows import window_starts
-from storage_core.split import chunk_checksums, group_bounds, row_groups
-from storage_core.split.context import SplitContext
-from storage_core.split.encode import BloomFilters, FileWriter, decoded, plain_schema
-from storage_core.split.encodings import Encodings, record
-from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
-from storage_core.split.metadata import describe
-from storage_core.split.packed_metadata import entries_of
+from storage_core.base.clock import Ids
+from storage_core.base.errors import CommitConflict, InvalidInput
+from storage_core.data.formats.keys import split_key
+from storage_core.data.formats.parquet_footer import footer_start
+from storage_core.data.rows import statistics
+from storage_core.data.rows.columns import stored_rows
+from storage_core.data.rows.keys import Positions
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.rows.sort_order import SortOrder, with_series
+from storage_core.data.rows.statistics import ColumnRegexes
+from storage_core.data.rows.windows import window_starts
+from storage_core.log.actions import Action, Add, IndexSegment, Remove, Translation, read_actions, write_actions
+from storage_core.split import metadata, verification
+from storage_core.split.context import PLACE, SplitContext, arranged, with_places
+from storage_core.split.encode import (
+    LEAST_ROWS,
+    BloomFilters,
+    Encodings,
+    FileWriter,
+    choose,
+    decoded,
+    encoded_bytes_per_row,
+    nan_columns,
+    next_key_change,
+    plain_schema,
+    record,
+)
+from storage_core.split.metadata import (
+    APPENDED,
+    Bounds,
+    Lineage,
+    Origin,
+    decoded_bytes,
+    describe,
+    divided,
+    rows_per_group,
+    write_origin,
+)
+from storage_core.split.verification import entries_of
+from storage_core.store.contract import ObjectStore, create_once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """The splits that a task has written, and the splits that they replace. Not committed yet. Serialized as JSON.
+
+    Attributes:
+        rows_in: The number of rows that were read.
+        translations: The moves of rows, for indexes.
+        segments: The segments that cover moved rows.
+    """
+
+    adds: tuple[Add, ...]
+    removes: tuple[Remove, ...]
+    rows_in: int
+    translations: tuple[Translation, ...] = ()
+    segments: tuple[IndexSegment, ...] = ()
+
+    @property
+    def actions(self) -> list[Action]:
+        """The actions, which must be committed together."""
+        return [*self.removes, *self.adds, *self.translations, *self.segments]
+
+    @property
+    def rows_out(self) -> int:
+        """The number of rows written."""
+        return sum(add.numRecords or 0 for add in self.adds)
+
+    @property
+    def bytes_in(self) -> int:
+        """The encoded bytes of the replaced splits."""
+        return sum(remove.size or 0 for remove in self.removes)
+
+    @property
+    def bytes_out(self) -> int:
+        """The encoded bytes of the written splits."""
+        return sum(add.size for add in self.adds)
+
+    def to_json(self) -> str:
+        """Return the record as text. `from_json` converts the text back."""
+        return json.dumps(self.to_object(), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Rewrite:
+        """Return the record that `to_json` wrote."""
+        return Rewrite.from_object(json.loads(text))
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the record as a JSON object. `from_object` converts the object back."""
+        return {
+            "adds": write_actions(self.adds),
+            "removes": write_actions(self.removes),
+            "rowsIn": self.rows_in,
+            "translations": write_actions(self.translations),
+            "segments": write_actions(self.segments),
+        }
+
+    @staticmethod
+    def from_object(body: Mapping[str, Any]) -> Rewrite:
+        """Return the record that `to_object` wrote."""
+        return Rewrite(
+            adds=read_actions(body["adds"], Add, "rewrite"),
+            removes=read_actions(body["removes"], Remove, "rewrite"),
+            rows_in=body["rowsIn"],
+            translations=read_actions(body["translations"], Translation, "rewrite"),
+            segments=read_actions(body["segments"], IndexSegment, "rewrite"),
+        )
+
 
 _logger = logging.getLogger(__name__)
 
 LONGEST_KEY_TEXT = 128
-"""Code points of a value in a row key: the log keeps two of them per split, in a line that has a greatest length."""
+"""The maximum number of code points of a value in a row key.
+
+The log stores two row keys per split, in a line of limited length.
+"""
 
 UNCUT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitHead:
-    """What the splits of one operation have in common. `window` as of `write_split`."""
+    """The properties that all splits of one operation share. `window` as in `write_split`."""
 
     context: SplitContext
     window: int | None
@@ -54,9 +154,10 @@ class SplitHead:
 
 
 class SplitWriter:
-    """One split as it is written: sorted rows go in piece by piece, and what it says about itself is counted meanwhile.
+    """The writer of one split. Sorted rows are added in pieces, and the split's statistics are updated with each piece.
 
-    In memory are the rows of one row group, what was added last, and unless they are `on_disk` the encoded bytes.
+    The memory holds the rows of one row group and the last added piece. Unless `on_disk` is set, it also holds the
+    encoded bytes.
     """
 
     def __init__(
@@ -70,10 +171,14 @@ class SplitWriter:
         may_hold_nan: Collection[str] = (),
         on_disk: bool = False,
     ) -> None:
-        """`rows` is about how many will be added."""
+        """Start the split.
+
+        Args:
+            rows: The approximate number of rows that will be added.
+        """
         self._head, self._id, self._schema, self._encodings = head, split_id, schema, encodings
         order = head.context.order
-        bloom_filters = BloomFilters(head.context.bloom_filters, min(rows, row_groups.ROWS_PER_GROUP))
+        bloom_filters = BloomFilters(head.context.bloom_filters, min(rows, metadata.ROWS_PER_GROUP))
         self._file = FileWriter(
             schema,
             order,
@@ -86,7 +191,7 @@ class SplitWriter:
             on_disk=on_disk,
         )
         self._statistics = statistics.Running()
-        self._bounds = group_bounds.Bounds(next((each.name for each in order.columns), None))
+        self._bounds = Bounds(next((each.name for each in order.columns), None))
         self._regexes = ColumnRegexes(order.described)
         self._rows = 0
         self._ends: tuple[pa.Table, pa.Table] | None = None
@@ -95,56 +200,59 @@ class SplitWriter:
 
     @property
     def rows(self) -> int:
-        """The rows that were added."""
+        """The number of rows that were added."""
         return self._rows
 
     @property
     def written(self) -> tuple[int, int]:
-        """The rows that are encoded by now, and the bytes they take; the rows of the last row group still wait."""
+        """The number of encoded rows and of their bytes. Rows of an incomplete row group are not encoded yet."""
         return self._rows - sum(rows.num_rows for rows in self._waiting), self._file.size
 
     def add(self, rows: pa.Table) -> None:
-        """Append rows, which must be sorted and come after all before; raises `InvalidInput` outside the window."""
+        """Append rows, which must be sorted and follow all earlier rows.
+
+        Raises `InvalidInput` for rows outside the window.
+        """
         if rows.num_rows == 0:
             return
         _require_window(rows, self._head.context, self._head.window)
         self._statistics.add(rows)
         self._regexes.add(rows)
-        # taken, not sliced: a slice would keep all the rows
+        # `take` is used instead of `slice`, because a slice would keep all rows in memory.
         last = rows.take(pa.array([rows.num_rows - 1]))
         self._ends = (rows.take(pa.array([0])) if self._ends is None else self._ends[0], last)
         self._rows += rows.num_rows
         self._waiting.append(rows)
-        self._waiting_bytes += row_groups.decoded_bytes(rows)
+        self._waiting_bytes += decoded_bytes(rows)
         self._encode(is_all=False)
 
     def _encode(self, *, is_all: bool) -> None:
-        """Move the waiting rows into the file, as row groups: `is_all` of them, or those that fill one."""
+        """Write waiting rows to the file as row groups: all rows with `is_all`, else only full row groups."""
         waiting = sum(rows.num_rows for rows in self._waiting)
-        size = row_groups.rows_per_group(waiting, self._waiting_bytes)
+        size = rows_per_group(waiting, self._waiting_bytes)
         rows = waiting if is_all else waiting - waiting % size
         if not rows:
             return
-        # a row group that comes as one is written as it is; the writer wants one dictionary for all of it
+        # A row group in one piece is written unchanged. Several pieces need a common dictionary.
         several = len(self._waiting) > 1
         found = pa.concat_tables(self._waiting).unify_dictionaries() if several else self._waiting[0]
         for start in range(0, rows, size):
-            for group in row_groups.divided(found.slice(start, min(size, rows - start))):
+            for group in divided(found.slice(start, min(size, rows - start))):
                 self._bounds.add(group)
                 self._file.add(group)
         left = found.slice(rows)
         self._waiting = [left] if left.num_rows else []
-        self._waiting_bytes = row_groups.decoded_bytes(left)
+        self._waiting_bytes = decoded_bytes(left)
 
     def finish(self, store: ObjectStore) -> Add:
-        """Write the file and return the action that adds it; durable when this returns. One PUT.
+        """Write the file and return the action that adds it. The file is durable on return. One PUT.
 
-        Raises what `write_split` raises; `InvalidInput` without rows.
+        Raises the errors of `write_split`, and `InvalidInput` if there are no rows.
         """
         head, context = self._head, self._head.context
         _require_partition(context)
         if self._ends is None:
-            raise InvalidInput(f"split {self._id} would be empty; write no split instead", split_id=self._id)
+            raise InvalidInput(f"split {self._id} would be empty. Write no split instead", split_id=self._id)
         self._encode(is_all=True)
         key = split_key(head.window, context.window_seconds is not None, self._id, context.partition_folder)
         add = self._described(key, *self._ends)
@@ -182,10 +290,11 @@ class SplitWriter:
 
 
 def row_key(row: pa.Table, order: SortOrder, *, is_first: bool, longest: int = LONGEST_KEY_TEXT) -> str | None:
-    """Return the sort key of the first or last row as a JSON array of text forms of `rows.bound_text`, null for none.
+    """Return the sort key of the first or last row as a JSON array of text forms of `data.rows.codes`.
 
-    A text above `longest` code points is cut so that in the order the key stays at or before the first row, or at or
-    after the last. None where no such text is known.
+    A null value becomes null in the array. A text of more than `longest` code points is shortened. The key of the first
+    row is then replaced by a key that sorts at or before the first row. The key of the last row is replaced by a key
+    that sorts at or after the last row. The result is None if no such text is known.
     """
     names = [each.name for each in order.columns]
     metrics = statistics.compute(decoded(row.select([each for each in names if each in row.column_names])), longest)
@@ -209,12 +318,12 @@ def _origin(context: SplitContext, lineage: Lineage) -> Origin:
 
 
 def _require_partition(context: SplitContext) -> None:
-    """A split of a table with partitions is of one, and in its scope. Which rows it has is for `split.arrangement`."""
+    """Raise `InvalidInput` if the scope of a split does not match its partition. `split.context` divides the rows."""
     own = context.of_partition(context.partition_values) if context.partition_by else context
     if (own.source_id, own.partition_id) != (context.source_id, context.partition_id):
         raise InvalidInput(
             f"a split of the partition {dict(context.partition_values)} has the scope {context.source_id!r}, "
-            f"{context.partition_id!r}; expected {own.source_id!r}, {own.partition_id!r}: divide the rows by partition "
+            f"{context.partition_id!r}. Expected {own.source_id!r}, {own.partition_id!r}: divide the rows by partition "
             "before writing"
         )
 
@@ -229,26 +338,27 @@ def _require_window(rows: pa.Table, context: SplitContext, window: int | None) -
         bounds = pc.min_max(times)
         ends = window_starts(pa.chunked_array([pa.array([bounds["min"], bounds["max"]])]), context.window_seconds)
         if not times.null_count and ends.to_pylist() == [window, window]:
-            return  # what lies between lies in the window too
+            return  # All other times are between these two times, so they are also in the window.
         starts = window_starts(times, context.window_seconds)
         outside = len(times) - int(pc.sum(pc.equal(starts, window)).as_py() or 0)
     if outside:
         raise InvalidInput(
             f"{outside} of {len(times)} rows lie outside the window {window} of {context.window_seconds} s by "
-            f"{context.time_column!r}; split the batch by window before writing",
+            f"{context.time_column!r}. Split the batch by window before writing",
             window=window,
             rows=outside,
         )
 
 
 def with_file_metrics(add: Add, data: pa.Buffer) -> Add:
-    """Return the action completed with what only the whole file tells: size, checksums, footer, uncompressed bytes.
+    """Return the action with the values that need the whole file: size, checksums, footer offsets, uncompressed bytes.
 
-    The checksum of the footer is left out where the footer has none of the column chunks, for nothing would hang on it.
+    The checksum of the footer is omitted if the footer contains no checksums of column chunks, because it would verify
+    nothing.
     """
     view, start = _bytes_view(data), footer_start(data)
     metadata = pq.read_metadata(pa.BufferReader(data))
-    has_chunks = chunk_checksums.KEY in entries_of(metadata, add.path)
+    has_chunks = verification.CHECKSUMS_KEY in entries_of(metadata, add.path)
     groups = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
     return replace(
         add,
@@ -264,9 +374,218 @@ def with_file_metrics(add: Add, data: pa.Buffer) -> Add:
 
 def _create(store: ObjectStore, key: str, data: pa.Buffer) -> None:
     if not create_once(store, key, _bytes_view(data), advice="write the split again under a fresh id"):
-        raise CommitConflict(f"{key}: the split id is taken by other bytes; write under a fresh id", key=key)
+        raise CommitConflict(f"{key}: the split id is taken by other bytes. Write under a fresh id", key=key)
 
 
 def _bytes_view(data: pa.Buffer) -> memoryview:
-    """Arrow's own view is of signed bytes, which compare unequal to unsigned ones."""
+    """Return unsigned bytes. Arrow's own view has signed bytes, which do not equal unsigned bytes."""
     return memoryview(data).cast("B")
+
+
+# Division of sorted rows into splits of the target size (step 3).
+
+
+IN_MEMORY_BYTES: Final = 32 * 2**20
+"""The maximum of encoded bytes in memory. Bytes on disk cost a tenth of a second per 100 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """The properties of the rows that are known before they arrive.
+
+    Attributes:
+        rows: The number of rows.
+        most_bytes: The approximate maximum of their bytes.
+        may_hold_nan: The columns that may contain NaN.
+        next_key: A function that takes a row number, counted over all rows. From this row on, it returns the first row
+            whose key differs from the previous row's key, or `rows` if no key differs.
+        encodings: The encodings to use. If None, they are chosen from the first piece. If empty, Parquet's defaults are
+            used.
+    """
+
+    rows: int
+    most_bytes: int
+    may_hold_nan: Collection[str]
+    next_key: Callable[[int], int]
+    encodings: Encodings | None = None
+
+
+class RollingWriter:
+    """A writer that writes sorted rows, which arrive in pieces, as splits of about the target size.
+
+    The rows are divided only where the key changes. So the row keys of the splits do not overlap. Rows with equal keys
+    are never divided, regardless of their size. The number of splits is rounded to the nearest integer. If there are
+    several splits, each has at least about three quarters of the target size. So the planner does not merge them again
+    as small splits. After each piece, the end of the current split is computed again from the actual size of the rows
+    so far.
+
+    One PUT per split. If a PUT fails, the earlier splits are orphans.
+    """
+
+    def __init__(self, store: ObjectStore, head: SplitHead, expected: Expected, ids: Ids) -> None:
+        self._store, self._head, self._expected, self._ids = store, head, expected, ids
+        self._encodings: Encodings = {} if expected.encodings is None else expected.encodings
+        self._bytes_per_row = 0.0
+        self._writer: SplitWriter | None = None
+        self._first = 0
+        self._done = 0
+        self._closed = (0, 0)
+        self._adds: list[Add] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """Write the next rows. Raises the errors of `write_split`."""
+        if self._done == 0:
+            self._prepare(rows)
+        while rows.num_rows:
+            cut = self._cut()
+            piece = rows.slice(0, cut - self._done)
+            self._write(piece)
+            rows = rows.slice(piece.num_rows)
+            if self._done == cut:
+                self._close()
+
+    def finish(self) -> list[Add]:
+        """Return the actions that add the splits, in the order of the rows. Without rows, the result is empty."""
+        self._close()
+        return self._adds
+
+    def _prepare(self, rows: pa.Table) -> None:
+        expected, context = self._expected, self._head.context
+        if expected.encodings is None:
+            self._encodings = choose(rows, expected.rows, context.codec)
+        if expected.most_bytes > context.target_bytes:
+            self._bytes_per_row = encoded_bytes_per_row(rows, context.order, self._encodings, context.codec)
+
+    def _write(self, rows: pa.Table) -> None:
+        if rows.num_rows == 0:
+            return
+        if self._writer is None:
+            self._first = self._done
+            self._writer = SplitWriter(
+                self._head,
+                self._ids.uuid(),
+                rows.schema,
+                self._encodings,
+                rows=self._expected.rows - self._done,
+                may_hold_nan=self._expected.may_hold_nan,
+                on_disk=self._expected.most_bytes > IN_MEMORY_BYTES,
+            )
+        self._writer.add(rows)
+        self._done += rows.num_rows
+        self._measure(*self._writer.written)
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            add = self._writer.finish(self._store)
+            self._measure(self._writer.rows, add.size)
+            self._closed = (self._closed[0] + self._writer.rows, self._closed[1] + add.size)
+            self._adds.append(add)
+            self._writer = None
+
+    def _measure(self, rows: int, size: int) -> None:
+        """Update the bytes per row. The actual size of the rows so far is more exact than the first sample."""
+        if self._bytes_per_row and rows:
+            self._bytes_per_row = (self._closed[1] + size) / (self._closed[0] + rows)
+
+    def _cut(self) -> int:
+        """Return the row before which the current split ends, according to the current estimate."""
+        rows, written = (0, 0) if self._writer is None else self._writer.written
+        first = self._done if self._writer is None else self._first
+        total = written + (self._expected.rows - first - rows) * self._bytes_per_row
+        splits = round(total / self._head.context.target_bytes)
+        if splits <= 1:
+            return self._expected.rows
+        wanted = first + rows + int(max(0.0, total / splits - written) / self._bytes_per_row)
+        return self._expected.next_key(max(wanted, first + 1, self._done))
+
+
+# Sorting of rows into splits by partition and window (docs/architecture/compaction.md).
+
+
+def sort_and_write(
+    store: ObjectStore,
+    rows: pa.Table,
+    *,
+    context: SplitContext,
+    ids: Ids,
+    now_ms: int,
+    lineage: Lineage = APPENDED,
+    placed: list[Positions] | None = None,
+    encodings: Encodings | None = None,
+) -> list[Add]:
+    """Write rows in any order as sorted splits of about the target size, with fresh ids.
+
+    Each split has one partition and window. All rows are divided by partition and window before anything is written.
+    New rows get the `timeseries_id` that they lack (`data.rows.sort_order`). Rows of a merge are not changed. Without
+    rows, no split is written. Raises the errors of `write_split`.
+
+    Args:
+        placed: A list to which the positions in `rows` of the splits' rows are appended, in the order of the splits.
+        encodings: The encodings to use if there are enough rows for a choice. None to measure.
+
+    Cost:
+        One PUT per split. If a PUT fails, the earlier splits are orphans.
+    """
+    adds: list[Add] = []
+    arrived = with_series(rows, context.order) if lineage.operation == APPENDED.operation else rows
+    if placed is not None:
+        arrived = with_places(arrived)
+    for own, window, part in arranged(arrived, context):
+        ordered = part
+        if placed is not None:
+            placed.append(part.column(PLACE).to_numpy())
+            ordered = part.drop_columns([PLACE])
+        ordered = stored_rows(ordered, context.schema)
+        head = SplitHead(context=own, window=window, now_ms=now_ms, lineage=lineage)
+        expected = Expected(
+            rows=ordered.num_rows,
+            most_bytes=ordered.nbytes,
+            may_hold_nan=nan_columns(ordered),
+            next_key=partial(next_key_change, ordered, context.order),
+            encodings=_choice(ordered, context, encodings),
+        )
+        rolling = RollingWriter(store, head, expected, ids)
+        rolling.add(ordered)
+        adds.extend(rolling.finish())
+    return adds
+
+
+def write_split(
+    store: ObjectStore,
+    rows: pa.Table,
+    *,
+    context: SplitContext,
+    window: int | None,
+    num_merge_ops: int,
+    split_id: str,
+    now_ms: int,
+    lineage: Lineage = APPENDED,
+) -> Add:
+    """Write sorted `rows` as one split, and return the action that adds it. The file is durable on return. One PUT.
+
+    A repeated write of the same rows under the same id succeeds. The file contains the columns of `rows`, which may be
+    fewer than the table's columns.
+
+    Args:
+        rows: Must be sorted by `context.order` and be in `window`.
+        window: None for the bucket of null timestamps, or for a table without windows.
+
+    Raises:
+        CommitConflict: The id is already used for other rows.
+        InvalidInput: A row is outside the window (TW-1).
+        CommitUnknown: The store did not report whether it has stored the file.
+    """
+    rows = stored_rows(rows, context.schema)
+    head = SplitHead(context=context, window=window, num_merge_ops=num_merge_ops, now_ms=now_ms, lineage=lineage)
+    may_hold_nan = nan_columns(rows)
+    writer = SplitWriter(
+        head, split_id, rows.schema, _choice(rows, context), rows=rows.num_rows, may_hold_nan=may_hold_nan
+    )
+    writer.add(rows)
+    return writer.finish(store)
+
+
+def _choice(rows: pa.Table, context: SplitContext, known: Encodings | None = None) -> Encodings:
+    if rows.num_rows < LEAST_ROWS:
+        return {}
+    return choose(rows, rows.num_rows, context.codec) if known is None else known

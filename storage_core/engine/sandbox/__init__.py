@@ -1,0 +1,1 @@
+"""The processes that run queries without rights and secrets."""

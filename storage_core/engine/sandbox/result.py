@@ -1,31 +1,209 @@
-"""The rows of a query, from a process of its own: what a text from outside runs in has no rights, no secrets, an end.
+"""The rows of a query, which a separate process computes.
 
-A sandbox answers one query at a time, and is kept for the next. Whatever it is within, it is killed when the time of
-its query is over; and it ends when this process does, however that ends (decision 0098).
+SQL from outside runs in a sandbox, which is a process without rights and secrets and with a time limit. A sandbox
+answers one query at a time and is kept for the next query. When the time of its query is over, the sandbox is killed,
+regardless of its state. When this process ends for any reason, the sandbox ends, too (decision 0024).
 """
 
 from __future__ import annotations
 
 import json
+import sys
+import threading
 import time
-from typing import Any, Self
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from socket import SHUT_RD, SHUT_RDWR, socket, socketpair
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
-from storage_core.engine.sandbox import pool
-from storage_core.engine.sandbox.feeds import Feeds
-from storage_core.engine.sandbox.messages import Kind, Message
-from storage_core.engine.sandbox.process import NO_MESSAGE, OutOfTime, Sandbox, SandboxEnded
-from storage_core.engine.sandbox.query import Query, TypesDiffer
-from storage_core.errors import InvalidInput, Unavailable
+from storage_core.base.errors import InvalidInput, Unavailable, typed
+from storage_core.base.process import HomeProcess
+from storage_core.engine.sandbox import process
+from storage_core.engine.sandbox.process import (
+    NO_MESSAGE,
+    Kind,
+    Message,
+    OutOfTime,
+    Query,
+    Rows,
+    Sandbox,
+    SandboxEnded,
+    TypesDiffer,
+    encoded_batch,
+    send,
+)
+
+# Rows that a query reads as streams. The sandbox requests them, and each reading has a socket of its own.
+#
+# A reading is one pass over the rows of a relation. DuckDB begins one reading for each scan, and may begin a reading
+# again. The calling process produces the rows in one thread per reading. The socket blocks the thread while the sandbox
+# does not read, so memory does not grow with the rows (decision 0025).
+
+
+MOST_READINGS: Final = 64
+"""The maximum number of open readings of one query."""
+
+HELD_BYTES: Final = 32 * 2**20
+"""If the rows of a relation have at most this number of bytes, they are produced once and kept for other readings."""
+
+_PART_BYTES: Final = 4 * 2**20
+"""The approximate bytes of rows per message. A row is not split."""
+
+
+class Feeds:
+    """The readings of one query. After `close`, each thread ends as soon as its current fetch returns."""
+
+    def __init__(self, rows: Sequence[Rows]) -> None:
+        self.error: Exception | None = None
+        """The first error that the rows raised. It ended its reading without an `END`."""
+        self._made = [_HeldWhileSmall(Rows(each.schema, partial(self._until_closed, each))) for each in rows]
+        self._home = HomeProcess()
+        # Reentrant, because a thread that holds the lock may run a garbage collection, which may call `close`.
+        self._lock = threading.RLock()
+        self._open = set[socket]()
+        self._is_closed = False
+
+    def opened(self, number: int) -> socket:
+        """Start reading the rows with this number, and return the socket at which they arrive.
+
+        The caller closes the socket.
+
+        Raises:
+            Unavailable: Too many readings are open, or the system has no socket or thread left.
+            IndexError: The query has no rows with this number.
+        """
+        if not 0 <= number < len(self._made):
+            raise IndexError(number)
+        with self._lock:
+            if len(self._open) >= MOST_READINGS:
+                found = f"a query reads tables at {MOST_READINGS} places at a time, and this one at more"
+                raise Unavailable(f"{found}: ask in parts")
+        with typed("the rows of a query"):
+            ours, theirs = socketpair()
+            try:
+                ours.shutdown(SHUT_RD)  # this end receives nothing
+                with self._lock:
+                    self._open.add(ours)
+                arguments = (self._made[number], ours)
+                threading.Thread(target=self._feed, args=arguments, name="tidemark-rows", daemon=True).start()
+            except BaseException:
+                self._end(ours)
+                theirs.close()
+                raise
+        return theirs
+
+    def close(self) -> None:
+        """End all readings. In a copy of this process by fork(), leave them to the process that began them."""
+        if not self._home.is_here:
+            for each in self._open:
+                each.close()
+            return
+        if sys.is_finalizing():  # the lock may be held by a thread that will not run again
+            return
+        with self._lock:
+            self._is_closed = True
+            for each in [*self._open]:
+                _shut_down(each)
+
+    def _feed(self, rows: _HeldWhileSmall, to: socket) -> None:
+        try:
+            with closing(rows.read()) as batches:
+                for part in _parts(batches):
+                    if not _sent(to, Kind.ROWS, encoded_batch(part)):
+                        return
+            _sent(to, Kind.END)
+        except Exception as error:  # noqa: BLE001  # raised where the answer is awaited
+            with self._lock:
+                if self.error is None and not self._is_closed:
+                    self.error = error
+        finally:
+            self._end(to)
+
+    def _until_closed(self, rows: Rows) -> Generator[pa.RecordBatch]:
+        with closing(rows.read()) as batches:
+            for batch in batches:
+                if self._is_closed:
+                    raise EOFError
+                yield batch
+
+    def _end(self, ours: socket) -> None:
+        with self._lock:
+            self._open.discard(ours)
+            _shut_down(ours)  # a copy of this process may still have the socket open
+            ours.close()
+
+
+class _HeldWhileSmall:
+    """The rows of a relation. A small number of rows is produced only once, for all readings."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._first = threading.Lock()
+        self._held: list[pa.RecordBatch] | None = None
+        self._is_large = False
+
+    def read(self) -> Generator[pa.RecordBatch]:
+        """Yield all rows.
+
+        A reading may wait for the first rows of another reading, but never for the consumer of the other reading.
+        """
+        with closing(self._rows.read()) as rows:
+            begun: list[pa.RecordBatch] = []
+            with self._first:
+                if self._held is None and not self._is_large:
+                    begun = self._begun(rows)
+            if self._held is not None:
+                yield from self._held
+                return
+            begun.reverse()
+            while begun:  # each batch is released as soon as it was yielded
+                yield begun.pop()
+            yield from rows
+
+    def _begun(self, rows: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Return the first rows. If all rows are small enough, they are returned and kept."""
+        found, size = list[pa.RecordBatch](), 0
+        for batch in rows:
+            found.append(batch)
+            size += batch.nbytes
+            if size > HELD_BYTES:
+                self._is_large = True
+                return found
+        self._held = found
+        return found
+
+
+def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        most = max(1, batch.num_rows * _PART_BYTES // max(1, batch.nbytes))
+        for first in range(0, batch.num_rows, most):
+            yield batch.slice(first, most)
+
+
+def _sent(to: socket, kind: Kind, content: bytes | pa.Buffer = b"") -> bool:
+    """Return whether the receiver still existed and took the message."""
+    try:
+        send(to, kind, content)
+    except OSError:
+        return False
+    return True
+
+
+def _shut_down(ours: socket) -> None:
+    with suppress(OSError):  # the socket or its other end may be closed
+        ours.shutdown(SHUT_RDWR)
 
 
 class Result:
-    """The rows of a query, batch by batch, as a context that ends what makes them.
+    """The rows of a query, batch by batch. Use `Result` as a context manager, which ends the computation.
 
-    Making one runs the query. That and each batch raise what DuckDB said of it, `TypesDiffer`, `OutOfTime`,
-    `SandboxEnded`, or `Unavailable` where the system gives no process. After any error, and when it is closed before
-    its end, its process is killed. In a copy of this process by fork() a batch is `CopiedProcess`.
+    Creating an instance runs the query. The constructor and each batch may raise DuckDB's error, `TypesDiffer`,
+    `OutOfTime`, `SandboxEnded`, or `Unavailable` if the system cannot start a process. The sandbox is killed after any
+    error, and if the result is closed before its end. In a copy of this process by fork(), reading a batch raises
+    `CopiedProcess`.
     """
 
     def __init__(self, query: Query) -> None:
@@ -39,7 +217,7 @@ class Result:
         self.schema: pa.Schema = pa.ipc.read_schema(content)
 
     def __iter__(self) -> Self:
-        """Return this."""
+        """Return this result."""
         return self
 
     def __next__(self) -> pa.RecordBatch:
@@ -52,30 +230,30 @@ class Result:
         return batch
 
     def __enter__(self) -> Self:
-        """Return this."""
+        """Return this result."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the result."""
         self.close()
 
     def __del__(self) -> None:
-        """Close it."""
+        """Close the result."""
         self.close()
 
     def stream(self) -> None:
-        """From now on the caller may take their time between batches: the time of the query is that to the next."""
+        """From now on, apply the time limit to each batch, because the caller may pause between batches."""
         self._is_streamed = True
 
     def close(self) -> None:
-        """Kill the process that makes the rows, unless it has made the last."""
+        """Kill the process that makes the rows, unless it has made the last rows."""
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             sandbox.end()
             self._feeds.close()
 
     def _content(self) -> pa.Buffer | None:
-        """What the next message brings; None after the last."""
+        """Return the content of the next message. Return None after the last message."""
         if self._sandbox is None:
             return None
         self._sandbox.home.require("a stream of rows", "scan the table here")
@@ -93,7 +271,7 @@ class Result:
         sandbox, self._sandbox = self._sandbox, None
         self._feeds.close()
         if said["stays"]:
-            pool.keep(sandbox)
+            process.keep(sandbox)
         else:
             sandbox.end()
         if message.kind is Kind.ERROR:
@@ -101,7 +279,7 @@ class Result:
         return None
 
     def _message(self, sandbox: Sandbox, *, until: float) -> Message:
-        """The next message of the answer; meanwhile what is asked for is given."""
+        """Return the next message of the answer. Meanwhile, start the readings that the sandbox requests."""
         while (message := sandbox.receive(self._query, until - time.monotonic())).kind is Kind.READ:
             try:
                 theirs = self._feeds.opened(int.from_bytes(message.content.to_pybytes()[:8], "big"))
@@ -115,9 +293,12 @@ class Result:
 
 
 def _begun(query: Query) -> Sandbox:
-    """A sandbox that has begun to answer. One that was kept may have been killed or stopped since: then another is."""
+    """Return a sandbox that has begun to answer.
+
+    If a kept sandbox was killed or stopped meanwhile, another sandbox is used.
+    """
     while True:
-        sandbox = pool.taken()
+        sandbox = process.taken()
         try:
             sandbox.begin(query)
         except (OutOfTime, SandboxEnded) as error:
@@ -134,7 +315,7 @@ def _begun(query: Query) -> Sandbox:
 
 
 def _raised(said: dict[str, Any]) -> Exception:
-    """The error that a sandbox reports, as it would be raised here."""
+    """Return the error that a sandbox reports, in the class that it would have in this process."""
     import duckdb
 
     name, text = said["class"], said["text"]
@@ -146,11 +327,11 @@ def _raised(said: dict[str, Any]) -> Exception:
         return Unavailable(text)
     if name.startswith("Arrow") and "Memory" not in name:
         return duckdb.InvalidInputException(f"Invalid Input Error: {text}")
-    if "MemoryError" in name:  # of Python or Arrow
+    if "MemoryError" in name:  # an error of Python or Arrow
         return duckdb.OutOfMemoryException(f"Out of Memory Error: {text}")
     if "errno" in said:
         return OSError(text) if said["errno"] is None else OSError(said["errno"], text)
     known = getattr(duckdb, name, None)
-    if isinstance(known, type) and issubclass(known, duckdb.Error):  # and nothing else that has a name there
+    if isinstance(known, type) and issubclass(known, duckdb.Error):  # and not another object of this name
         return known(text)
     return RuntimeError(f"{name}: {text}")

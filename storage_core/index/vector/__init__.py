@@ -1,20 +1,33 @@
-"""Vector segments: nearest neighbours by l2, cosine or dot, from compact codes that exact vectors then rank.
+"""Vector segments: nearest neighbours of embeddings by l2, cosine or dot.
 
-Pure but for `parts`: arrays to bytes and back. A segment has the codebook that made its codes, trained on its own rows.
+Compact codes select candidates, and exact embeddings rank the candidates. Only the module `blocks` does I/O: it reads
+ranges of a stored segment. Each segment contains the codebook that made its codes. The codebook was trained on
+the segment's rows.
 """
 
-from storage_core.index.vector.blocks import KEPT_BYTES
-from storage_core.index.vector.codebook import Codebook
-from storage_core.index.vector.codes import farthest, farthest_candidate
-from storage_core.index.vector.definition import options_of, validate
-from storage_core.index.vector.distances import exact
-from storage_core.index.vector.layout import CODEBOOK, opening_bytes
-from storage_core.index.vector.parts import HeldFiles, Parts, Ranged, Span
-from storage_core.index.vector.probing import Budget
-from storage_core.index.vector.reader import RANKED_PER_ROW, Reader
-from storage_core.index.vector.segment import build, check, indexable
-from storage_core.index.vector.trained import TRAINING, Training, trained_again
-from storage_core.index.vector.training import coding_error, sample_rows, train, train_on
+from storage_core.index.vector.blocks import KEPT_BYTES, HeldFiles, Parts, Ranged, Span
+from storage_core.index.vector.layout import (
+    CODEBOOK,
+    TRAINING,
+    Codebook,
+    Training,
+    farthest,
+    farthest_candidate,
+    opening_bytes,
+    trained_again,
+)
+from storage_core.index.vector.reader import RANKED_PER_ROW, Budget, Reader, exact
+from storage_core.index.vector.segment import (
+    build,
+    check,
+    coding_error,
+    indexable,
+    options_of,
+    sample_rows,
+    train,
+    train_on,
+    validate,
+)
 
 __all__ = [
     "CODEBOOK",

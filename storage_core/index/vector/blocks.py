@@ -1,52 +1,181 @@
-"""The blocks of an open segment of vectors: read where they are looked at, verified, decoded and kept.
+"""The blocks of an open vector segment: read when they are searched, verified, decoded and cached.
 
-Rows are named by their places, in the order of the segment. Codes that fit are decoded into one array of all rows, of
-which only those are filled, and take memory, that were looked at; so a search multiplies runs of clusters, and not
-blocks one by one. Of larger segments the blocks used last are kept.
+Rows are identified by their positions in the order of the segment. If all codes fit into memory, they are decoded into
+one array for all rows. Only the parts of the array that were searched are filled and take memory. A search can then
+multiply several adjacent clusters at once instead of single blocks. For a larger segment, the most recently used blocks
+are cached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
-from storage_core.index.vector.codebook import Codebook
-from storage_core.index.vector.codes import Whole, dots
+from storage_core.base.errors import Corrupt, Unsupported
+from storage_core.base.process import OwnLock
+from storage_core.data.formats import bundle
+from storage_core.data.rows.codes import Mask
+from storage_core.data.rows.keys import Positions, spans_of
+from storage_core.data.rows.vectors import Floats
+from storage_core.index.damage import REBUILD
 from storage_core.index.vector.layout import (
     BLOCKS,
     SECOND,
+    Codebook,
     Head,
     Table,
+    Whole,
     decoded_size,
+    dots,
     row_bytes,
     second_bytes,
 )
-from storage_core.index.vector.parts import Parts, Span
-from storage_core.index.vector.segment import require_block
-from storage_core.index.vector.whole import decoded
-from storage_core.process import OwnLock
-from storage_core.rows.keys import Positions
-from storage_core.rows.spans import spans_of
-from storage_core.rows.vectors import Floats, Mask
-from storage_core.split.kept_values import KeptValues
+from storage_core.index.vector.segment import decoded, require_block
+from storage_core.split.fetch import NOTHING_FETCHED, Fetched, Pieces
+from storage_core.store.contract import ObjectStore
+from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, KeptValues, Piece
+
+# Sources of the files of a segment: memory, or an object that is read by ranges.
+
+
+GAP_BYTES = 64 * 2**10
+"""If the gap between two pieces has at most this many bytes, one request fetches both.
+
+A second request is not faster.
+"""
+
+REQUEST_BYTES = 8 * 2**20
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The bytes from `start` to `end` of a file, and their xxh3-64."""
+
+    start: int
+    end: int
+    xxh3: int
+
+
+class Parts(Protocol):
+    """The files of one segment."""
+
+    @property
+    def is_ranged(self) -> bool:
+        """Whether each piece is fetched when it is read. If so, reading few and small pieces is better."""
+        ...
+
+    def whole(self, names: Sequence[str]) -> Mapping[str, memoryview]:
+        """Return these files, verified. Raises `NotFound` and `Corrupt`."""
+        ...
+
+    def read(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview]:
+        """Return spans of a file, ascending. Raises `NotFound` and `Corrupt`."""
+        ...
+
+
+class HeldFiles:
+    """Files that are in memory and were verified as a whole."""
+
+    is_ranged = False
+
+    def __init__(self, files: Mapping[str, bytes | memoryview]) -> None:
+        self._files = files
+
+    def whole(self, names: Sequence[str]) -> Mapping[str, memoryview]:
+        """Return these files."""
+        return {name: memoryview(self._files[name]) for name in names}
+
+    def read(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview]:
+        """Return spans of a file."""
+        view = memoryview(self._files[name])
+        return [view[each.start : each.end] for each in spans]
+
+
+class Ranged:
+    """The files of a bundle that is read by ranges. The directory is read once. Each file and each span is verified.
+
+    The fetched bytes are cached by `cached`.
+
+    Cost:
+        One request for the directory and the `ahead` bytes before it, or no request if the directory is cached. Files
+        and spans outside these bytes take one request per group of neighbouring pieces. The requests of one call run
+        concurrently.
+    """
+
+    is_ranged = True
+
+    def __init__(
+        self, store: ObjectStore, expected: bundle.Expected, *, ahead: int = 0, cached: CachedPieces = NOT_CACHED
+    ) -> None:
+        """Fetch the directory. Raises `Corrupt`, `NotFound` and `Unsupported`."""
+        self._expected = expected
+        fetch = functools.partial(store.get_range, expected.where)
+        self._pieces = Pieces(store.uri, expected.where, expected.xxh3, cached, fetch, advice=REBUILD)
+        self._ahead = NOTHING_FETCHED
+        tail = Piece(expected.footer_offset, expected.size, expected.identity, self._identity)
+        (found,) = cached.read(store.uri, expected.where, expected.xxh3, [tail])
+        if found is None:
+            start = max(0, expected.footer_offset - ahead)
+            self._ahead = Fetched(start, fetch(start, expected.size))
+            found = self._ahead.data[expected.footer_offset - start :]
+            self._directory = bundle.read_directory(found, expected)
+            self._pieces.keep([(tail, found)])
+        else:
+            self._directory = bundle.read_directory(found, expected)
+
+    @property
+    def where(self) -> str:
+        """The key of the object."""
+        return self._expected.where
+
+    def whole(self, names: Sequence[str]) -> Mapping[str, memoryview]:
+        """Return these files, each compared with its checksum. Bytes that were fetched ahead are dropped."""
+        parts = sorted((self._directory.part(name) for name in names), key=lambda each: each.offset)
+        found = self._fetched([Piece(each.offset, each.offset + each.length, each.xxh3) for each in parts])
+        self._ahead = NOTHING_FETCHED
+        return {part.name: data for part, data in zip(parts, found, strict=True)}
+
+    def read(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview]:
+        """Return spans of a file, each compared with its checksum."""
+        offset = self._directory.part(name).offset
+        return self._fetched([Piece(offset + each.start, offset + each.end, f"{each.xxh3:016x}") for each in spans])
+
+    def _fetched(self, pieces: Sequence[Piece]) -> list[memoryview]:
+        read = self._pieces.read(
+            pieces, gap_bytes=GAP_BYTES, at_once=_AT_ONCE, most_bytes=REQUEST_BYTES, ahead=self._ahead
+        )
+        return [memoryview(each) for each in read]
+
+    def _identity(self, tail: Data) -> str:
+        """Return the identity of the bundle to which this directory belongs.
+
+        Empty if the bytes are not a valid directory.
+        """
+        try:
+            return bundle.read_directory(bytes(tail), self._expected).identity
+        except (Corrupt, Unsupported):
+            return ""
+
 
 KEPT_BYTES: Final = 256 * 2**20
 
 _GATHERED_BYTES: Final = 2**18
-"""Codes that are copied together at a time: they stay in the cache of the processor."""
+"""The bytes of codes that are copied together at a time. They stay in the processor's cache."""
 
 _GATHERED_PART: Final = 4
-"""Where fewer rows count than one in so many, their codes are copied together, else all are multiplied."""
+"""If a search needs fewer than one in this many rows, their codes are copied together. Otherwise all are multiplied."""
 
 _Loaded = TypeVar("_Loaded")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Codes:
-    """Codes as whole numbers, with the offset and the lean of each row."""
+    """Codes as integers, with the offset and the norm correction (`leans`) of each row."""
 
     offsets: Floats
     leans: Floats
@@ -54,12 +183,15 @@ class _Codes:
 
 
 class Blocks:
-    """The codes of one segment. Safe for threads. What was read and decoded last is kept, up to `kept_bytes`."""
+    """The codes of one segment.
+
+    Safe for threads. The most recently used blocks are cached, up to `kept_bytes` bytes.
+    """
 
     def __init__(
         self, parts: Parts, head: Head, codebook: Codebook, table: Table, *, where: str, kept_bytes: int
     ) -> None:
-        """Read nothing yet. `where` is what errors name."""
+        """Prepare without reading. Errors name `where`."""
         self._where = where
         self._parts, self._head, self._codebook, self._table = parts, head, codebook, table
         self.sizes = table["rows"].astype(np.int64)
@@ -68,21 +200,21 @@ class Blocks:
         self._width = decoded_size(head.quantization, head.dimensions)
         self._kept = KeptValues(kept_bytes)
         self.is_one_array = head.quantization != "none" and head.rows * (self._width + 8) <= kept_bytes
-        """Whether all rows are decoded into one array, so that few of them cost no more than they are."""
+        """Whether all rows are decoded into one array. A search of few rows then takes time for these rows only."""
         self._filled = np.zeros(len(table), np.bool_)
         self._verified = np.zeros(len(table), np.bool_)
         self._codes: _Codes | None = None
         self._lock = OwnLock()
 
     def places(self, blocks: Positions) -> Positions:
-        """Return the places of the rows of ascending blocks."""
+        """Return the positions of the rows of ascending blocks."""
         if len(blocks) == len(self.sizes):
             return np.arange(self._head.rows)
         sizes = self.sizes[blocks]
         return np.repeat(self.ends[blocks] - np.cumsum(sizes), sizes) + np.arange(int(sizes.sum()))
 
     def vectors(self, blocks: Positions) -> list[Floats]:
-        """Return the vectors of these blocks, of a segment that has them."""
+        """Return the embeddings of these blocks. The segment must store embeddings."""
 
         def numbers(data: memoryview, rows: int) -> Floats:
             return np.frombuffer(data, "<f4").reshape(rows, self._head.dimensions)
@@ -90,9 +222,9 @@ class Blocks:
         return self._loaded(BLOCKS, blocks, numbers)
 
     def coarse(self, code: Whole, blocks: Positions, counts: Mask | None) -> tuple[Floats, Floats, Floats]:
-        """Return offsets, leans and dot products with a code of the rows of ascending blocks; of those that count.
+        """Return offsets, norm corrections and dot products with a code, for the needed rows of ascending blocks.
 
-        Raises `Corrupt` for a block that is not what was written, as all of these do.
+        Like all methods, raises `Corrupt` for a block that differs from what was written.
         """
         code = code[: self._width]
         if not self.is_one_array:
@@ -115,13 +247,13 @@ class Blocks:
         return codes.offsets[places], codes.leans[places], products[held]
 
     def fine(self, code: Whole, places: Positions) -> tuple[Floats, Floats]:
-        """Return of ascending places the leans of their codes of 8 bits, and the dot products with a code."""
+        """Return, for ascending positions, the norm corrections of 8-bit codes, and their dot products with a code."""
         numbers = np.searchsorted(self.ends, places, side="right")
         blocks = np.unique(numbers)
         inside, size = places - self._starts[numbers], self._head.dimensions
         if self._parts.is_ranged:
             loaded = self._loaded(SECOND, blocks, self._second_block)
-            cuts = np.searchsorted(numbers, blocks[1:])  # places ascend, and so do their blocks
+            cuts = np.searchsorted(numbers, blocks[1:])  # positions ascend, and so do their blocks
             taken = zip(loaded, np.split(inside, cuts), strict=True)
             leans, whole = zip(*((leans[rows], codes[rows]) for (leans, codes), rows in taken), strict=True)
             return np.concatenate(leans), dots(code[:size], np.concatenate(whole))
@@ -142,7 +274,7 @@ class Blocks:
         return np.frombuffer(data[: 4 * rows], "<f4"), np.frombuffer(data[4 * rows :], np.int8).reshape(rows, -1)
 
     def _filled_for(self, blocks: Positions) -> _Codes:
-        """The codes of all rows, of which those of these blocks are filled."""
+        """Return the codes of all rows. The rows of the given blocks are filled."""
         with self._lock:
             if self._codes is None:
                 rows = self._head.rows
@@ -153,11 +285,11 @@ class Blocks:
             begin, end = int(self._starts[number]), int(self.ends[number])
             own = self._block(data, end - begin)
             codes.offsets[begin:end], codes.leans[begin:end], codes.whole[begin:end] = own.offsets, own.leans, own.whole
-            self._filled[number] = True  # another thread may have filled it, with the same
+            self._filled[number] = True  # another thread may have filled it with the same values
         return codes
 
     def _runs(self, blocks: Positions) -> list[tuple[int, int]]:
-        """Where the rows of ascending blocks begin and end, those of neighbours together."""
+        """Return the ranges of rows of ascending blocks. Adjacent blocks form one range."""
         cuts = np.flatnonzero(np.diff(blocks) > 1)
         firsts, lasts = blocks[np.append(0, cuts + 1)], blocks[np.append(cuts, len(blocks) - 1)]
         return list(zip(self._starts[firsts].tolist(), self.ends[lasts].tolist(), strict=True))
@@ -170,21 +302,21 @@ class Blocks:
         *,
         decoded_bytes: int = 0,
     ) -> list[_Loaded]:
-        """The blocks of a file, decoded; those that are not kept are read at once.
+        """Return the blocks of a file, decoded. Missing blocks are read concurrently.
 
-        `decoded_bytes` is what a row takes decoded, beside what was read.
+        `decoded_bytes` is the memory of a decoded row in addition to the bytes that were read.
         """
         held = {int(each): self._kept.get((name, int(each))) for each in blocks}
         missing = np.array([each for each, value in held.items() if value is None], np.int64)
         for each, data in zip(missing.tolist(), self._read(name, missing), strict=True):
             value = decode(data, int(self.sizes[each]))
-            read = len(data) if self._parts.is_ranged else 0  # others are there anyway
+            read = len(data) if self._parts.is_ranged else 0  # all other sources keep the bytes in any case
             self._kept.keep((name, each), value, int(self.sizes[each]) * decoded_bytes + read)
             held[each] = value
         return list(held.values())  # type: ignore[arg-type]  # what is kept under a name was made by its own decoder
 
     def _read(self, name: str, blocks: Positions) -> list[memoryview]:
-        """These blocks of a file, which are read at once, and verified."""
+        """Return these blocks of a file, read concurrently and verified."""
         width = {BLOCKS: row_bytes, SECOND: second_bytes}[name](self._head.quantization, self._head.dimensions)
         starts, ends = (self._starts[blocks] * width).tolist(), (self.ends[blocks] * width).tolist()
         checksums = self._table[name.removesuffix(".bin")][blocks].tolist()

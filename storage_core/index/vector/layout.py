@@ -1,59 +1,196 @@
-"""How a segment of vectors is laid out in its files; see docs/spec.md, section 13.2.
+"""The layout of the files of a vector segment (docs/spec.md, section 13.2).
 
-Rows are ordered by cluster, and by their number in it; blocks of them are what is read and verified by itself.
+Rows are ordered by cluster, and by row number within a cluster. The rows are divided into blocks. Each block is read
+and verified separately.
 
 | File | Content |
 |---|---|
-| `head.json` | what the segment is: `Head` |
+| `head.json` | the properties of the segment: `Head` |
 | `clusters.bin` | a record per block: `BLOCK` |
 | `row_numbers.bin` | the number of each row in the split, unsigned 32 bit |
-| `codebook.bin` | what made the codes: `Codebook` |
-| `blocks.bin` | per block its rows' offsets and leans (32-bit floats), then their codes; under `none` their vectors |
-| `second.bin` | of `rotated` only: per block its rows' leans (32-bit floats), then 8 bits per dimension |
+| `codebook.bin` | the codebook that made the codes: `Codebook` |
+| `blocks.bin` | for each block, the offsets and norm corrections of its rows, then the codes of its rows |
+| `second.bin` | only for `rotated`: for each block, the norm corrections of its rows, then 8 bits per dimension |
 
-A flat segment has blocks of `BLOCK_ROWS` rows of cluster 0. Everything is little endian.
+Offsets and norm corrections are 32-bit floats. With the quantization `none`, `blocks.bin` contains only the embeddings.
+A segment without clusters has blocks of `BLOCK_ROWS` rows, all in cluster 0. All numbers are little endian.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, assert_never, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias, assert_never, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-from storage_core.errors import Corrupt, Unsupported
-from storage_core.foreign_text import shortened
+from storage_core.base.errors import Corrupt, Unsupported
+from storage_core.base.text import shortened
+from storage_core.data.rows.vectors import MOST_DIMENSIONS, Floats
+from storage_core.data.settings.index import Metric, Quantization
 from storage_core.index.damage import damaged
-from storage_core.index.vector.codes import BOOK_ENTRIES, PER_BYTE, padded_size
-from storage_core.rows.vectors import MOST_DIMENSIONS
-from storage_core.settings.vector_options import Metric, Quantization
+from storage_core.log.actions import IndexSegment
+
+# Codes.
+#
+# A code represents a rotated vector z as a vector v of integers from -127 to 127. A dot product with a query is then a
+# dot product of bytes. The norm correction of a row (`lean` in the code) is |z|² / <v, z>. The product of the norm
+# correction and <v, q> estimates <z, q>. The estimate is correct on average over rotations, and exact for q = z.
+#
+# | Quantization | Bytes of a code | v |
+# |---|---|---|
+# | rotated, first step | d / 4 | for each dimension, one of four levels with the least loss for a normal distribution |
+# | rotated, second step, and scalar | d | z scaled so that its greatest number is 127 |
+# | product | d / 4 | for each 4 dimensions, the nearest of 256 trained vectors |
+
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Whole: TypeAlias = npt.NDArray[np.int8]
+
+GREATEST = 127
+PER_BYTE = 4
+"""The number of dimensions in a byte of a coarse code."""
+
+BOOK_ENTRIES = 256
+"""The number of vectors in a book. One byte selects one of these vectors."""
+
+ALIKE_ROWS = 10_000
+"""The most candidates of a search if many rows have the same embedding."""
+
+# Max, "Quantizing for minimum distortion" (1960). For a normal distribution of deviation 1, the four levels are ±0.4528
+# and ±1.510, and the thresholds between them are 0 and ±0.9816. The levels 3 and 10 have the same proportion.
+_THRESHOLD = 0.9816
+_LEVELS = np.array([-10, -3, 3, 10], np.int8)
+_UNPACKED = _LEVELS[(np.arange(256)[:, None] >> np.array([0, 2, 4, 6])) & 3].astype(np.int8).view(np.uint32).ravel()
+
+
+def coarse(vectors: Floats) -> Bytes:
+    """Return codes of 2 bits per dimension. A byte contains four dimensions, the first of them in the lowest bits."""
+    rows, dimensions = vectors.shape
+    limit = _THRESHOLD * np.sqrt(np.einsum("ij,ij->i", vectors, vectors) / dimensions)[:, None]
+    padded = np.zeros((rows, padded_size(dimensions)), np.uint8)
+    levels = padded[:, :dimensions]
+    for least in (-limit, np.float32(0), limit):
+        levels += vectors >= least
+    grouped = padded.reshape(rows, -1, PER_BYTE)
+    packed = grouped[:, :, 0].copy()
+    for number in (1, 2, 3):
+        packed |= grouped[:, :, number] << np.uint8(2 * number)
+    return packed
+
+
+def from_coarse(codes: Bytes) -> Whole:
+    """Return the integers of coarse codes, `padded_size` per row. The numbers beyond the dimensions are undefined."""
+    whole: Whole = np.take(_UNPACKED, codes).view(np.int8)
+    return whole
+
+
+def fine(vectors: Floats) -> Whole:
+    """Return codes of 8 bits per dimension. A vector of zeros has a code of zeros."""
+    greatest = np.abs(vectors).max(axis=1, initial=0.0)[:, None]
+    return np.rint(vectors / np.where(greatest > 0, greatest, 1) * GREATEST).astype(np.int8)
+
+
+def padded_size(dimensions: int) -> int:
+    """Return the number of integers in a coarse code of this many dimensions."""
+    return -(-dimensions // PER_BYTE) * PER_BYTE
+
+
+def lean(vectors: Floats, whole: Whole) -> Floats:
+    """Return the norm correction |z|² / <v, z> per row, or 0 if v contains no information about z."""
+    products = np.einsum("ij,ij->i", whole[:, : vectors.shape[1]].astype(np.float32), vectors)
+    squares = np.einsum("ij,ij->i", vectors, vectors)
+    return np.where(products > 0, squares / np.where(products > 0, products, 1), 0).astype(np.float32)
+
+
+def query_code(query: Floats, size: int) -> tuple[Whole, float]:
+    """Return a rotated query as bytes, padded to `size`, and the value of one unit of these bytes."""
+    greatest = float(np.abs(query).max(initial=0.0)) or 1.0
+    whole = np.zeros(size, np.int8)
+    whole[: len(query)] = np.rint(query / np.float32(greatest) * GREATEST)
+    return whole, greatest / GREATEST
+
+
+def dots(query: Whole, whole: Whole) -> Floats:
+    """Return the dot product of the query with each row."""
+    import simsimd  # numpy has no kernel for bytes, and floats would take 3 times the time and 4 times the memory
+
+    if not len(whole):
+        return np.zeros(0, np.float32)
+    return np.asarray(simsimd.cdist(query[None, :], whole, metric="dot"), np.float32).reshape(-1)
+
+
+def apart(offsets: Floats, products: Floats) -> Floats:
+    """Return the values by which rows are ranked.
+
+    If the value does not fit into 32 bits, the row counts as one of the nearest, and its exact embedding decides.
+    """
+    found: Floats = offsets - products
+    if not np.isfinite(found.sum(dtype=np.float64)):  # true if any number is not finite
+        found = np.nan_to_num(found, nan=-float(np.finfo(np.float32).max))
+    return found
+
+
+def farthest(values: npt.NDArray[np.floating], most: int) -> float:
+    """Return the greatest of the `most` smallest values, or infinity if there are no more values."""
+    return float(np.partition(values, most - 1)[most - 1]) if len(values) > most else np.inf
+
+
+def farthest_candidate(distances: npt.NDArray[np.floating], most: int) -> float:
+    """Return the distance, computed from codes, up to which rows are candidates for the nearest `most` rows.
+
+    Rows with the same embedding have the same code, and may take all of the first positions. Because codes are inexact,
+    the true nearest row may come after these rows. If fewer than half of the `most` distances differ, equal distances
+    are therefore counted once, and up to `ALIKE_ROWS` rows are considered.
+    """
+    last = farthest(distances, most)
+    if len(distances) <= most or 2 * len(np.unique(distances[distances <= last])) >= most:
+        return last
+    different = np.unique(distances[distances <= farthest(distances, max(most, ALIKE_ROWS))])
+    return float(different[:most][-1])
+
+
+def best_of(values: npt.NDArray[np.floating], most: int) -> npt.NDArray[np.int64]:
+    """Return the positions of the `most` smallest values, and of all values equal to the largest of these values."""
+    return np.arange(len(values)) if len(values) <= most else np.flatnonzero(values <= farthest(values, most))
+
+
+def candidates_of(distances: npt.NDArray[np.floating], most: int) -> npt.NDArray[np.int64]:
+    """Return the positions of the nearest `most` rows by their codes: see `farthest_candidate`."""
+    if len(distances) <= most:
+        return np.arange(len(distances))
+    return np.flatnonzero(distances <= farthest_candidate(distances, most))
+
 
 HEAD, CLUSTERS, ROWS, CODEBOOK = "head.json", "clusters.bin", "row_numbers.bin", "codebook.bin"
 BLOCKS, SECOND = "blocks.bin", "second.bin"
 FORMAT = 1
 
 FLAT_BYTES = 16 * 2**20
-"""Codes up to so many bytes are read whole: that takes a search milliseconds, and one request."""
+"""The most bytes of codes that are read as a whole. Reading them takes a few milliseconds and one request."""
 
 BLOCK_ROWS = 8192
 
 BLOCK = np.dtype([("cluster", "<u4"), ("rows", "<u4"), ("blocks", "<u8"), ("second", "<u8")])
-"""A block: its cluster, its rows, and the xxh3-64 of what it has in `blocks.bin` and in `second.bin` (0 without)."""
+"""A block: its cluster, its number of rows, and the xxh3-64 of its part of `blocks.bin` and of `second.bin` (or 0)."""
 
 Table = npt.NDArray[np.void]
 _FLOAT = 4
-_HEADERS_BYTES = 1024  # of the bundle, of `head.json` and of the codebook
+_HEADERS_BYTES = 1024  # the headers of the bundle, of `head.json` and of the codebook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """`rows` of the split's `of` rows are in the segment; `codebook` is the identity of the one that made the codes.
+    """The properties of a segment. The split has `of` rows, and the segment contains `rows` of them.
 
-    `clusters` are those of the codebook, 0 for a flat segment.
+    `codebook` is the identity of the codebook that made the codes. `clusters` is the number of clusters of the
+    codebook, or 0 for a segment without clusters.
     """
 
     rows: int
@@ -71,12 +208,16 @@ class Head:
 
     @staticmethod
     def from_bytes(data: bytes | memoryview, *, where: str) -> Head:
-        """Return what `to_bytes` wrote. Raises `Corrupt` naming `where`, `Unsupported` for a newer format."""
+        """Return the head that `to_bytes` wrote.
+
+        Raises `Corrupt` with `where`, and `Unsupported` for a newer format.
+        """
         try:
             found: Mapping[str, Any] = json.loads(bytes(data))
             if found["format"] != FORMAT:
                 raise Unsupported(
-                    f"{where}: format {found['format']!r} of a vector segment, this release reads {FORMAT}; upgrade",
+                    f"{where}: a vector segment has format {found['format']!r}, but this release reads format "
+                    f"{FORMAT}. Upgrade Tidemark",
                     key=where,
                 )
             head = Head(**found)
@@ -88,7 +229,7 @@ class Head:
 
     @property
     def is_sound(self) -> bool:
-        """Whether each field is what it can be."""
+        """Whether each field has a valid value."""
         numbers = (self.rows, self.of, self.dimensions, self.clusters)
         if not all(type(each) is int and 0 <= each < 2**32 for each in numbers):
             return False
@@ -99,12 +240,12 @@ class Head:
 
 def files_of(quantization: Quantization) -> tuple[str, ...]:
     """Return the names of the files of a segment, in the order in which they are packed."""
-    opening = (HEAD, CLUSTERS, ROWS, CODEBOOK)  # beside the directory, for both are fetched at once
+    opening = (HEAD, CLUSTERS, ROWS, CODEBOOK)  # next to the directory, because one request fetches both
     return (BLOCKS, SECOND, *opening) if quantization == "rotated" else (BLOCKS, *opening)
 
 
 def code_bytes(quantization: Quantization, dimensions: int) -> int:
-    """Return the bytes of a code; under `none` of a vector."""
+    """Return the bytes of one code. With the quantization `none`, return the bytes of one embedding."""
     match quantization:
         case "rotated" | "product":
             return padded_size(dimensions) // PER_BYTE
@@ -117,30 +258,30 @@ def code_bytes(quantization: Quantization, dimensions: int) -> int:
 
 
 def decoded_size(quantization: Quantization, dimensions: int) -> int:
-    """Return the whole numbers that a code stands for; none under `none`."""
+    """Return the number of integers that a code represents. It is 0 with the quantization `none`."""
     sizes = {"scalar": dimensions, "none": 0}
     return sizes.get(quantization, padded_size(dimensions))
 
 
 def row_bytes(quantization: Quantization, dimensions: int) -> int:
-    """Return what a row takes in `blocks.bin`."""
+    """Return the bytes of a row in `blocks.bin`."""
     return code_bytes(quantization, dimensions) + (0 if quantization == "none" else 2 * _FLOAT)
 
 
 def second_bytes(quantization: Quantization, dimensions: int) -> int:
-    """Return what a row takes in `second.bin`."""
+    """Return the bytes of a row in `second.bin`."""
     return _FLOAT + dimensions if quantization == "rotated" else 0
 
 
 def clusters_for(quantization: Quantization, dimensions: int, rows: int, flat_bytes: int) -> int:
-    """Return into how many clusters so many rows are divided; 0 where their codes take at most `flat_bytes`."""
+    """Return the number of clusters for this number of rows, or 0 if their codes take at most `flat_bytes`."""
     return 0 if rows * row_bytes(quantization, dimensions) <= flat_bytes else round(3 * math.sqrt(rows))
 
 
 def opening_bytes(quantization: Quantization, dimensions: int, rows: int, clusters: int | None = None) -> int:
-    """Return how long the files behind the blocks are together, at most, as `build` makes them of so many rows.
+    """Return the most bytes that the files after the blocks can have if `build` makes them for this number of rows.
 
-    `clusters` as far as they are known.
+    `clusters` is the number of clusters, or None if it is unknown.
     """
     if clusters is None:
         clusters = clusters_for(quantization, dimensions, rows, FLAT_BYTES)
@@ -150,7 +291,7 @@ def opening_bytes(quantization: Quantization, dimensions: int, rows: int, cluste
 
 
 def table_of(data: bytes | memoryview, head: Head, *, where: str) -> Table:
-    """Return the records of `clusters.bin`, found to be of a segment with this head. Raises `Corrupt`."""
+    """Return the records of `clusters.bin`, and check that they fit the head. Raises `Corrupt`."""
     if len(data) % BLOCK.itemsize:
         raise not_a_segment(where, f"{CLUSTERS} has {len(data)} bytes, no multiple of {BLOCK.itemsize}")
     table = np.frombuffer(data, BLOCK)
@@ -164,7 +305,7 @@ def table_of(data: bytes | memoryview, head: Head, *, where: str) -> Table:
 
 
 def expected_bytes(head: Head, name: str) -> int | None:
-    """Return the length of a file of a segment with this head; None where the head does not say."""
+    """Return the length of a file of a segment with this head, or None if the head does not determine the length."""
     match name:
         case "row_numbers.bin":
             return 4 * head.rows
@@ -177,5 +318,328 @@ def expected_bytes(head: Head, name: str) -> int | None:
 
 
 def not_a_segment(where: str, what: str) -> Corrupt:
-    """Return the error for what cannot be the files of a segment of vectors."""
+    """Return the error for bytes that are not the files of a vector segment."""
     return damaged(where, f"not the files of a vector segment: {shortened(what)}")
+
+
+# Random rotation of vectors.
+#
+# A seed gives the same rotation on every machine and in every release. The rotation spreads information that is in few
+# dimensions over all dimensions. One scale then fits all dimensions, and codes of a few bits lose little. Up to
+# `_BLOCK` dimensions, the rotation is one random orthogonal matrix. For more dimensions, it has two steps. Each step
+# puts the dimensions into a random order, divides them into blocks, and rotates each block by a separate matrix. Every
+# number of the result then depends on every dimension, and a vector costs `d · 2 · block` operations instead of d².
+
+
+_BLOCK = 256
+_PART = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One step of a rotation: it reorders the dimensions, then rotates each block of dimensions by a matrix."""
+
+    order: npt.NDArray[np.int64]
+    matrices: tuple[Floats, ...]
+
+    def __call__(self, vectors: Floats) -> Floats:
+        """Return the rotated vectors."""
+        given, found, at = np.take(vectors, self.order, axis=1), np.empty(vectors.shape, np.float32), 0
+        for matrix in self.matrices:
+            end = at + len(matrix)
+            np.matmul(given[:, at:end], matrix, out=found[:, at:end])
+            at = end
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotation:
+    """A rotation of vectors with a fixed number of dimensions. It keeps lengths and angles."""
+
+    turns: tuple[Turn, ...]
+
+    def __call__(self, vectors: Floats) -> Floats:
+        """Return the rotated vectors. The array has rows by dimensions."""
+        for turn in self.turns:
+            vectors = turn(vectors)
+        return vectors
+
+
+@functools.lru_cache(maxsize=8)
+def rotation(dimensions: int, seed: int) -> Rotation:
+    """Return the rotation for a seed.
+
+    The time grows with 128² times the number of dimensions, and the memory with 256 times this number.
+    """
+    # This generator's words are the same in every release of numpy. The distributions that numpy computes from the
+    # words are not.
+    words = np.random.PCG64(seed)
+    small = dimensions <= _BLOCK
+    parts = np.array_split(np.arange(dimensions), 1 if small else -(-dimensions // _PART))
+    turns = []
+    for _ in range(1 if small else 2):
+        order = np.argsort(words.random_raw(dimensions), kind="stable")
+        turns.append(Turn(order, tuple(_orthogonal(words, len(part)) for part in parts)))
+    return Rotation(tuple(turns))
+
+
+def _orthogonal(words: np.random.PCG64, size: int) -> Floats:
+    """Return a random orthogonal matrix.
+
+    A matrix has several QR decompositions. The one without negative numbers on the diagonal of R is used.
+    """
+    q, r = np.linalg.qr(_normal(words, size * size).reshape(size, size))
+    return (q * np.where(np.diagonal(r) < 0, -1.0, 1.0)).astype(np.float32)
+
+
+def _normal(words: np.random.PCG64, count: int) -> npt.NDArray[np.float64]:
+    """Return numbers of a normal distribution, by the Box-Muller transform."""
+    unit = ((words.random_raw(2 * count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return np.sqrt(-2.0 * np.log(unit[:count])) * np.cos(2.0 * np.pi * unit[count:])
+
+
+# Codebook of a segment: the rotation, the center, the centroids of clusters, and the books of codes.
+#
+# | Part of `codebook.bin` | Bytes |
+# |---|---|
+# | magic `TIDEMKV`, version byte `2` | 8 |
+# | n, the length of the header, unsigned 32 bit, little endian | 4 |
+# | header: UTF-8 JSON, see `_HEADER` | n |
+# | center: 32-bit floats, little endian | 4 per dimension |
+# | centroids: for each a scale (float as above), then a signed byte per dimension | as the header says |
+# | books: 32-bit floats, little endian | as the header says |
+# | xxh3-64 of all bytes before, little endian | 8 |
+#
+# In version 1, centroids are 32-bit floats.
+
+
+_MAGIC, _VERSION, _OF_FLOATS = b"TIDEMKV", b"2", b"1"
+_LENGTH = struct.Struct("<I")
+_CHECKSUM = struct.Struct("<Q")
+_HEADER = ("dimensions", "metric", "quantization", "seed", "rows", "error", "centroids", "books")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codebook:
+    """The transformation of the embeddings of a segment to codes.
+
+    Attributes:
+        dimensions: The number of dimensions.
+        metric: The metric of the index.
+        quantization: The quantization of the codes.
+        seed: The seed of the rotation.
+        rows: The number of rows for which the codebook was trained.
+        error: The mean squared error of the codes, measured on the sample (`segment.coding_error`).
+        center: The vector that is subtracted first.
+        centroids: The centroids in the space of `placed`, in the form that `rounded` returns. Empty if there are too
+            few rows for clusters.
+        books: The books of `product`. Empty for other quantizations.
+    """
+
+    dimensions: int
+    metric: Metric
+    quantization: Quantization
+    seed: int
+    rows: int
+    error: float
+    center: Floats
+    centroids: Floats
+    books: Floats
+
+    def placed(self, vectors: Floats) -> Floats:
+        """Return vectors, rows by dimensions, in the space of codes and centroids.
+
+        The vectors are normalized (for cosine), centered and rotated. With the quantization `none` they are not
+        rotated, because there are no codes.
+        """
+        if self.metric == "cosine":
+            vectors = normalized(vectors)
+        centered = vectors - self.center
+        return centered if self.quantization == "none" else rotation(self.dimensions, self.seed)(centered)
+
+    def turned(self, vector: Floats) -> Floats:
+        """Return the difference of two vectors, converted to the space of `placed`."""
+        return vector if self.quantization == "none" else rotation(self.dimensions, self.seed)(vector[None, :])[0]
+
+    @property
+    def identity(self) -> str:
+        """The result of `identity_of` for the bytes of the codebook."""
+        return identity_of(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes from which `from_bytes` makes an equal codebook. Equal codebooks have equal bytes."""
+        header = {name: getattr(self, name) for name in _HEADER} | {
+            "centroids": len(self.centroids),
+            "books": len(self.books),
+        }
+        text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+        arrays = [self.center.astype("<f4"), in_bytes(self.centroids), self.books.astype("<f4")]
+        body = b"".join([_MAGIC, _VERSION, _LENGTH.pack(len(text)), text, *(each.tobytes() for each in arrays)])
+        return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+
+    @staticmethod
+    def from_bytes(data: bytes | memoryview, *, where: str) -> Codebook:
+        """Return the codebook that `to_bytes` wrote.
+
+        Raises `Corrupt` with `where`, and `Unsupported` for a newer version.
+        """
+        view = memoryview(data)
+        begin = len(_MAGIC) + len(_VERSION)
+        if len(view) < begin + _LENGTH.size + _CHECKSUM.size or view[: len(_MAGIC)] != _MAGIC:
+            raise _not_a_codebook(where, f"{len(view)} bytes that do not begin with {_MAGIC!r}")
+        if xxhash.xxh3_64_intdigest(view[: -_CHECKSUM.size]) != _CHECKSUM.unpack(view[-_CHECKSUM.size :])[0]:
+            raise _not_a_codebook(where, "its checksum does not match")
+        version = bytes(view[len(_MAGIC) : begin])
+        if version not in (_OF_FLOATS, _VERSION):
+            raise Unsupported(
+                f"{where}: codebook version {version!r}, but this release reads up to {_VERSION!r}. Upgrade Tidemark"
+            )
+        (length,) = _LENGTH.unpack_from(view, begin)
+        text, arrays = view[begin + _LENGTH.size :][:length], view[begin + _LENGTH.size + length : -_CHECKSUM.size]
+        try:
+            return _decoded(json.loads(bytes(text)), arrays, of_floats=version == _OF_FLOATS)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise _not_a_codebook(where, f"{type(error).__name__}: {error}") from error
+
+
+def normalized(vectors: Floats) -> Floats:
+    """Return the vectors with length 1. A vector of zeros is unchanged."""
+    # The computation has two steps, because the square of a 32-bit number may exceed 32 bits.
+    greatest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
+    scaled = vectors / np.where(greatest > 0, greatest, 1)
+    lengths = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
+    return (scaled / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+
+
+def rounded(centroids: Floats) -> Floats:
+    """Return the centroids in the form in which a codebook stores them: bytes times a power of 2 for each centroid."""
+    stored = in_bytes(centroids)
+    found: Floats = stored["scale"][:, None] * stored["whole"]
+    return found
+
+
+def identity_of(data: bytes | memoryview) -> str:
+    """Return the xxh3-64 of the bytes of a codebook as 16 hex digits. Segments store it."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def in_bytes(centroids: Floats) -> npt.NDArray[np.void]:
+    """Return for each centroid the `scale` and the integers `whole` that a codebook stores."""
+    greatest = np.abs(centroids).max(axis=1, initial=0.0)
+    stored = np.zeros(len(centroids), _centroid(centroids.shape[1]))
+    # If the numbers were rounded before, the greatest number is from 64 to 127, so the centroid gets the same scale
+    # again.
+    stored["scale"] = np.ldexp(np.float32(1), np.frexp(greatest / np.float32(127.5))[1])
+    stored["whole"] = np.rint(centroids / stored["scale"][:, None])
+    return stored
+
+
+def _decoded(header: Mapping[str, Any], arrays: memoryview, *, of_floats: bool) -> Codebook:
+    whole = {name: header[name] for name in ("dimensions", "seed", "rows", "centroids", "books")}
+    if not all(type(each) is int and each >= 0 for each in whole.values()):
+        raise ValueError(f"its header has {shortened(str(whole))}")
+    dimensions, clusters, books = whole["dimensions"], whole["centroids"], whole["books"]
+    metric, quantization, error = header["metric"], header["quantization"], float(header["error"])
+    if not 1 <= dimensions <= MOST_DIMENSIONS or not math.isfinite(error):
+        raise ValueError(f"{dimensions} dimensions, error {error}")
+    if metric not in get_args(Metric) or quantization not in get_args(Quantization):
+        raise ValueError(f"metric {metric!r}, quantization {quantization!r}")
+    if books != (padded_size(dimensions) // PER_BYTE if quantization == "product" else 0):
+        raise ValueError(f"{books} books for {quantization} codes of {dimensions} dimensions")
+    kind = _float(dimensions) if of_floats else _centroid(dimensions)
+    kinds = [(1, _float(dimensions)), (clusters, kind), (books, _float(BOOK_ENTRIES, PER_BYTE))]
+    ends = np.cumsum([count * each.itemsize for count, each in kinds])
+    if len(arrays) != int(ends[-1]):
+        raise ValueError(f"{len(arrays)} bytes of numbers, expected {int(ends[-1])}")
+    [center], stored, entries = (
+        np.ndarray(count, each, arrays[end - count * each.itemsize : end])
+        for (count, each), end in zip(kinds, ends.tolist(), strict=True)
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        centroids = stored if of_floats else stored["scale"][:, None] * stored["whole"]
+    center, centroids, entries = (each.astype(np.float32) for each in (center, centroids, entries))
+    if not all(np.isfinite(each).all() for each in (center, centroids, entries)):
+        raise ValueError("a number is NaN or infinite")
+    return Codebook(
+        dimensions=dimensions,
+        metric=cast("Metric", metric),
+        quantization=cast("Quantization", quantization),
+        seed=whole["seed"],
+        rows=whole["rows"],
+        error=error,
+        center=center,
+        centroids=centroids,
+        books=entries,
+    )
+
+
+def _float(*shape: int) -> np.dtype[Any]:
+    return np.dtype(("<f4", shape))
+
+
+def _centroid(dimensions: int) -> np.dtype[Any]:
+    return np.dtype([("scale", "<f4"), ("whole", "i1", (dimensions,))])
+
+
+def _not_a_codebook(where: str, what: str) -> Corrupt:
+    return damaged(where, f"not a codebook of vectors: {shortened(what)}")
+
+
+# Training of a segment, as the log contains it (`details.training`). A reader then need not fetch the segment.
+
+
+TRAINING = "training"
+
+_WHERE = "a vector segment that was just built"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The training of a segment with `rows` rows into a number of clusters. The number is 0 for a segment without
+    clusters.
+
+    `imbalance` is the size of the largest cluster divided by that of the smallest, without empty clusters. `error` is
+    the mean squared distance of the sample from its codes. `again` is True if this training replaced a worse training.
+    """
+
+    rows: int
+    clusters: int
+    imbalance: float
+    error: float
+    again: bool = False
+
+    def to_object(self) -> dict[str, object]:
+        """Return the JSON object that `of` reads."""
+        return asdict(self)
+
+    @staticmethod
+    def of(segment: IndexSegment) -> Training | None:
+        """Return the training of a segment from the log.
+
+        Returns None for other kinds of index, and for segments of early releases of 0.1.
+        """
+        match segment.details.get(TRAINING):
+            case {"rows": int(rows), "clusters": int(clusters), "imbalance": int() | float() as imbalance, **more}:
+                error, again = more.get("error"), more.get("again") is True
+                known = float(error) if isinstance(error, int | float) else 0.0
+                return Training(rows, clusters, float(imbalance), known, again)
+            case _:
+                return None
+
+    @staticmethod
+    def in_files(files: Mapping[str, bytes | memoryview]) -> Training:
+        """Return the training from the files of a segment."""
+        head = Head.from_bytes(files[HEAD], where=_WHERE)
+        table = table_of(files[CLUSTERS], head, where=_WHERE)
+        sizes = np.bincount(table["cluster"].astype(np.int64), weights=table["rows"])
+        filled = sizes[sizes > 0]
+        imbalance = float(filled.max() / filled.min()) if head.clusters and len(filled) else 1.0
+        error = Codebook.from_bytes(files[CODEBOOK], where=_WHERE).error
+        return Training(head.rows, head.clusters, imbalance, error)
+
+
+def trained_again(segment: IndexSegment) -> IndexSegment:
+    """Return the segment with the mark that it was trained again."""
+    trained = Training.of(segment)
+    again = {} if trained is None else {TRAINING: replace(trained, again=True).to_object()}
+    return replace(segment, details={**segment.details, **again})

@@ -1,50 +1,202 @@
-"""Searching a segment of vectors: which clusters, then their codes, then a second look at the best of them."""
+"""The search of a vector segment.
+
+A search selects clusters, ranks their rows by codes, and ranks the best of these rows again by finer codes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from storage_core.errors import InvalidInput
-from storage_core.index.vector.blocks import KEPT_BYTES, Blocks
-from storage_core.index.vector.codebook import in_bytes
-from storage_core.index.vector.codes import Whole, apart, best_of, candidates_of, dots, padded_size, query_code
-from storage_core.index.vector.distances import Distances, exact
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.codes import Mask
+from storage_core.data.rows.keys import Positions, positions
+from storage_core.data.rows.vectors import Floats
+from storage_core.data.settings.index import Metric
+from storage_core.index.vector.blocks import KEPT_BYTES, Blocks, Parts
 from storage_core.index.vector.layout import (
     CLUSTERS,
     CODEBOOK,
     HEAD,
     ROWS,
     Head,
+    Whole,
+    apart,
+    best_of,
+    candidates_of,
+    dots,
     expected_bytes,
+    in_bytes,
     not_a_segment,
+    padded_size,
+    query_code,
     row_bytes,
     table_of,
 )
-from storage_core.index.vector.parts import Parts
-from storage_core.index.vector.probing import BUDGET_OF_ONE, FILTERED_BYTES, Budget, in_pieces, nearness, probes
 from storage_core.index.vector.segment import codebook_of, require_rows
-from storage_core.rows.keys import Positions
-from storage_core.rows.positions import positions
-from storage_core.rows.vectors import Floats, Mask
+
+# Distances of the metrics, from exact embeddings. A smaller distance is nearer for every metric.
+#
+# | Metric | Distance |
+# |---|---|
+# | l2 | the Euclidean distance |
+# | cosine | 1 - the cosine of the angle, from 0 to 2 |
+# | dot | the dot product times -1 |
+
+
+Distances = npt.NDArray[np.float64]
+
+_VALUES_AT_ONCE = 2**16  # half a megabyte, which stays in the processor's cache
+
+
+def exact(query: npt.ArrayLike, vectors: Floats, metric: Metric) -> Distances:
+    """Return the distance of each embedding from the query, computed in 64 bits. The array has rows by dimensions.
+
+    Equal embeddings have equal distances at every position. Under cosine, the distance is NaN if the embedding or the
+    query is zero. Memory is a few megabytes in addition to the result.
+    """
+    wanted = np.asarray(query, np.float64)
+    step = max(1, _VALUES_AT_ONCE // max(1, vectors.shape[1]))
+    parts = [_exact(wanted, vectors[at : at + step].astype(np.float64), metric) for at in range(0, len(vectors), step)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float64)
+
+
+def _exact(query: Distances, vectors: Distances, metric: Metric) -> Distances:
+    match metric:
+        case "l2":
+            found: Distances = np.sqrt(np.square(vectors - query).sum(axis=1))
+        case "cosine":
+            # A matrix product is not used, because a library's order of additions may depend on the position of a row.
+            lengths = np.sqrt(np.square(vectors).sum(axis=1)) * np.sqrt(np.square(query).sum())
+            with np.errstate(invalid="ignore", divide="ignore"):
+                cosines = (vectors * query).sum(axis=1) / lengths
+            found = 1.0 - np.clip(cosines, -1.0, 1.0)
+        case "dot":
+            found = -(vectors * query).sum(axis=1)
+        case _:
+            assert_never(metric)
+    return found
+
+
+# The number of clusters that a search reads, and the blocks that it fetches.
+
+
+LEAST_PROBES = 16
+FILTERED_BYTES = 64 * 2**20
+SHARE, RANGED_SHARE = 3 / 16, 1 / 12
+"""A search reads the nearest clusters until they contain this share of the rows.
+
+The smaller share applies to segments that are read by ranges. With a filter, the nearest matching rows are farther away
+and in more clusters. If the codes have at most `FILTERED_BYTES` bytes, the number of matching rows in the clusters must
+be at least the greater share of all rows. For larger codes, the clusters must contain the greater share of the matching
+rows.
+"""
+
+REQUESTS, BYTES = 12, 8 * 2**20
+"""The wanted number of requests of a search, including one per segment to open it, and the most bytes to fetch."""
+
+FALLOFF, SPARED = 14.0, 0.15
+"""The parameters for dropping pieces that exceed the wanted number. See `nearness`.
+
+The excess pieces are dropped if they contain at most the share `SPARED` of the nearness. In data with separate groups,
+few clusters are much nearer than all others, and few pieces contain most of the nearness. In data where all clusters
+are about equally far, such as embeddings of single words, every piece contains some of the nearness.
+"""
+
+LEAST_PIECES = 3
+
+Rows = npt.NDArray[np.int64]
+
+
+def probes(held: Rows, of: int, *, is_ranged: bool) -> int:
+    """Return the number of clusters that a search reads by default. `held` has their rows, nearest cluster first.
+
+    The clusters together contain the default share of `of` rows.
+    """
+    share = (RANGED_SHARE if is_ranged else SHARE) * of
+    return max(LEAST_PROBES, int(np.searchsorted(np.cumsum(held), share)) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The wanted number of pieces to fetch from one segment, and the bytes available for them."""
+
+    pieces: int
+    bytes: int
+
+    @staticmethod
+    def of_one(segments: int) -> Budget:
+        """Return the budget for each segment of a search over this many segments."""
+        return Budget(max(LEAST_PIECES, REQUESTS // max(1, segments) - 1), BYTES // max(1, segments))
+
+
+BUDGET_OF_ONE = Budget.of_one(1)
+"""The budget if the search has only one segment."""
+
+
+def nearness(away: Distances, nearest: float) -> Distances:
+    """Return a weight of how many of the nearest rows a cluster may contain, relative to the nearest cluster.
+
+    `nearest` is the distance of the nearest cluster. `away` is the additional distance of the given cluster. Both are
+    squared distances.
+    """
+    found: Distances = np.exp(-FALLOFF * np.minimum(away / max(abs(nearest), np.finfo(np.float64).tiny), 1.0))
+    return found
+
+
+def in_pieces(blocks: Rows, sizes: Rows, near: Distances, needed: Mask, *, pieces: int, most_rows: int) -> Rows:
+    """Return the ascending blocks to fetch: `blocks` and the smallest gaps between them, to get about `pieces` pieces.
+
+    The gaps add at most half as many rows, or as many rows as there is memory for. If there are still too many pieces,
+    the pieces with the least `near` are dropped. They are kept if they contain more than the share `SPARED` of `near`.
+
+    Args:
+        blocks: The blocks that the search wants, ascending.
+        sizes: The number of rows of each block of the segment.
+        near: The nearness of each block of the segment.
+        needed: For each block of the segment, whether the block must be kept.
+        pieces: The wanted number of pieces.
+        most_rows: The number of rows for which there is memory.
+    """
+    ends = np.cumsum(sizes)
+    gaps = np.flatnonzero(np.diff(blocks) > 1)
+    after = blocks[gaps + 1]
+    rows, wanted = ends[after] - sizes[after] - ends[blocks[gaps]], int(sizes[blocks].sum())
+    smallest = np.argsort(rows, kind="stable")[: max(0, len(gaps) + 1 - pieces)]
+    filled = smallest[np.cumsum(rows[smallest]) <= max(wanted // 2, most_rows - wanted)]
+    between = [np.arange(blocks[gap] + 1, blocks[gap + 1]) for gap in gaps[filled]]
+    found = np.sort(np.concatenate([blocks, *between]))
+    starts = np.flatnonzero(np.diff(found, prepend=-2) > 1)
+    worth = np.add.reduceat(near[found], starts)
+    is_needed = np.logical_or.reduceat(needed[found], starts)
+    far = np.lexsort((-worth, ~is_needed))[pieces:]
+    far = far[~is_needed[far]]
+    if not len(far) or worth[far].sum() > SPARED * worth.sum():
+        return found
+    return found[~np.isin(np.searchsorted(starts, np.arange(len(found)), side="right") - 1, far)]
+
 
 COARSE = 40
-"""Candidates per row of the answer that are kept by their coarse codes, and that filtered clusters must hold."""
+"""The number of candidates per result row that coarse codes keep, and that clusters must contain with a filter."""
 
 RANKED_PER_ROW = 4
-"""Candidates per row of the answer that are ranked by exact vectors, so that a second look leaves no more."""
+"""The number of candidates per result row that exact embeddings rank. A second step leaves at most this many."""
 
 LEAST_SECOND = 128
-"""From so many dimensions on coarse codes name the nearest well enough not to fetch finer ones."""
+"""From this number of dimensions on, coarse codes are exact enough without fetching finer codes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Query:
-    """A query as it was given, where codes are, and as bytes, of which one stands for `unit`."""
+    """A query in three forms: as given, in the space of codes, and as bytes.
+
+    One unit of a byte has the value `unit`.
+    """
 
     given: Floats
     placed: Floats
@@ -53,14 +205,16 @@ class _Query:
 
 
 class Reader:
-    """One open segment. Safe for threads. What was read and decoded last is kept, up to `kept_bytes`.
+    """One open segment. Safe for threads. The most recently used blocks are cached, up to `kept_bytes` bytes.
 
-    Opening reads all but the blocks, which lie together. Raises `Corrupt` naming `where` for what cannot be a segment,
-    also when the codebook is another than the one that made its codes.
+    Opening reads all files except the blocks. These files are adjacent in the object.
+
+    Raises:
+        Corrupt: The files are not those of a segment, or another codebook made the codes. The error names `where`.
     """
 
     def __init__(self, parts: Parts, *, where: str, rows: int | None = None, kept_bytes: int = KEPT_BYTES) -> None:
-        """`rows` is how many the split has, None if unknown."""
+        """Open the segment. `rows` is the number of rows of the split, or None if unknown."""
         self._is_ranged = parts.is_ranged
         opened = parts.whole((HEAD, CLUSTERS, ROWS, CODEBOOK))
         self.head = Head.from_bytes(opened[HEAD], where=where)
@@ -90,20 +244,37 @@ class Reader:
         budget: Budget = BUDGET_OF_ONE,
         note: Callable[[Positions], object] = len,
     ) -> tuple[Positions, Distances]:
-        """Return rows among which the `k` nearest to the query most probably are, nearest first, and their distances.
+        """Return rows that very probably include the `k` nearest rows to the query, nearest first, and their distances.
 
-        Distances are those of the metric (`distances`), as codes tell them; the caller ranks by exact vectors. Under
-        `none` they are exact, and the rows are the k nearest of the clusters looked into. All rows that are as near as
-        the last are returned, so equal vectors are there or not together. `allowed` are the rows that count; others are
-        not returned. `nprobe` clusters are looked into that hold a row that counts, by default `probes` of them, and
-        more until they hold `COARSE` · k; all of a flat segment. `rotated` returns about `RANKED_PER_ROW` · k rows,
-        after a second look that reads four times as much per row; where parts are ranged it takes none from
-        `LEAST_SECOND` dimensions on. Without one, and under `scalar` and `product`, about `COARSE` · k are returned.
-        Ranged blocks lie in pieces as of the `budget` (`in_pieces`). `note` gets the cluster of each block. Raises
-        `InvalidInput` for a query that is no vector of the index, `Corrupt` for a block that is not what was written.
-        Requests: those of `Parts.read`, once for the blocks and once for a second look.
+        The distances are distances of the metric, computed from codes. The caller ranks the rows by exact embeddings.
+        With the quantization `none`, the distances are exact, and the rows are the k nearest rows of the searched
+        clusters. All rows as near as the last row are returned. Rows with equal embeddings are therefore all returned
+        or all omitted.
+
+        The number of returned rows depends on the quantization:
+
+        - `rotated` returns about `RANKED_PER_ROW` · k rows, after a second step that reads four times as many bytes per
+          row. If the files are read by ranges and have at least `LEAST_SECOND` dimensions, there is no second step.
+        - `scalar`, `product`, and `rotated` without a second step return about `COARSE` · k rows.
+
+        Args:
+            query: The embedding to search for.
+            k: The number of nearest rows.
+            allowed: The rows that can be returned, or None for all rows.
+            nprobe: The number of clusters to read, among the clusters that contain an allowed row. The default is
+                `probes`. The search reads more clusters until they contain `COARSE` · k allowed rows. In a segment
+                without clusters, it reads everything.
+            budget: The pieces in which blocks are fetched by ranges (`in_pieces`).
+            note: Receives the cluster of each block.
+
+        Raises:
+            InvalidInput: The query does not have the type or the dimensions of the index.
+            Corrupt: A block differs from what was written.
+
+        Cost:
+            The requests of `Parts.read`, once for the blocks and once for the second step.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # numbers near the end of 32 bits: see `apart`
+        with np.errstate(over="ignore", invalid="ignore"):  # for numbers close to the limit of 32 bits, see `apart`
             wanted, counted = self._query(query, k), self._counted(allowed)
             blocks = self._looked_into(wanted, counted, COARSE * k, nprobe=nprobe, budget=budget)
             note(self._table["cluster"][blocks])
@@ -138,21 +309,24 @@ class Reader:
         try:
             wanted = np.asarray(query, np.float32)
         except (TypeError, ValueError) as error:
-            raise InvalidInput(f"the query is no vector of numbers: {error}") from error
+            raise InvalidInput(f"the query is not a list of numbers: {error}") from error
         if wanted.shape != (self.head.dimensions,) or not np.isfinite(wanted).all():
             raise InvalidInput(
-                f"the query has the shape {wanted.shape}, or NaN or infinity in it; give {self.head.dimensions} numbers"
+                f"the query has the shape {wanted.shape}, or contains NaN or infinity. Give {self.head.dimensions} "
+                "finite numbers"
             )
         if self.head.metric == "cosine" and not wanted.any():
-            raise InvalidInput("the query is zero, which has no direction; an index by cosine finds nothing by it")
+            raise InvalidInput(
+                "the query is zero, which has no direction. An index with the metric cosine needs another query"
+            )
         if k < 1:
-            raise InvalidInput(f"k is {k}; ask for at least one row")
+            raise InvalidInput(f"k is {k}. Give 1 or more")
         placed = self._codebook.placed(wanted[None, :])[0]
         code, unit = query_code(placed, padded_size(len(placed)))
         return _Query(wanted, placed, code, unit)
 
     def _counted(self, allowed: BitMap | None) -> Mask | None:
-        """Of each place whether its row counts; None where all do."""
+        """Return a mask of the positions whose row is allowed. None if all rows are allowed."""
         if allowed is None:
             return None
         is_allowed = np.zeros(self.head.of, np.bool_)
@@ -163,7 +337,7 @@ class Reader:
     def _looked_into(
         self, query: _Query, counted: Mask | None, most: int, *, nprobe: int | None, budget: Budget
     ) -> Positions:
-        """The blocks to look into, ascending."""
+        """Return the blocks to read, ascending."""
         per_block, sizes, ends = self._blocks.sizes, self._blocks.sizes, self._blocks.ends
         if counted is not None:
             sums = np.append(0, np.cumsum(counted))
@@ -193,13 +367,16 @@ class Reader:
         return in_pieces(found, sizes, near, is_needed, pieces=budget.pieces, most_rows=room // self._row_bytes)
 
     def _nearness(self, query: _Query, away: Distances, order: Positions) -> Distances:
-        """How near each cluster is to the first of these."""
+        """Return the nearness of each cluster relative to the first cluster in `order`."""
         least = float(away[order[0]]) if len(order) else 0.0
         of_query = 0.0 if self.head.metric == "dot" else float(query.placed.astype(np.float64) @ query.placed)
         return nearness(away - least, least + of_query)
 
     def _away(self, query: _Query) -> Distances:
-        """How far each centroid is from the query, in some unit. By bytes: threads of numpy may wait for each other."""
+        """Return the distance of each centroid from the query. The unit of the distances is arbitrary.
+
+        The products are computed from bytes, because threads of numpy may wait for each other.
+        """
         book, is_dot = self._codebook, self.head.metric == "dot"
         code, unit = query_code(query.placed + book.turned(book.center) if is_dot else query.placed, len(query.placed))
         products = unit * self._scales * dots(code, self._whole)
@@ -207,12 +384,12 @@ class Reader:
         return away
 
     def _products(self, query: _Query, leans: Floats, products: Floats) -> Floats:
-        """What the distance of each row takes from its dot product with the query."""
+        """Return the part of each row's distance that comes from its dot product with the query."""
         times = np.float32(query.unit if self.head.metric == "dot" else 2 * query.unit)
         return times * leans * products
 
     def _measured(self, query: _Query, distances: Floats) -> Distances:
-        """Distances of the metric, of what tells rows apart."""
+        """Return the distances of the metric from the values that rank the rows."""
         book, wide = self._codebook, distances.astype(np.float64)
         if book.metric == "dot":
             return wide - float(query.given.astype(np.float64) @ book.center)

@@ -1,1 +1,0 @@
-"""Every invariant of splits and compactions, judged by the files (docs/architecture/compaction.md)."""

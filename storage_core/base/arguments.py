@@ -1,0 +1,110 @@
+"""Type checks of the arguments of public calls.
+
+If the type of an argument does not match its annotation, the call is refused before it does anything. An annotation is
+read as text, so no module is loaded for the check. If a union contains a name that this module does not list, the check
+accepts every value, and the function itself checks the argument.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Final, ParamSpec, TypeVar
+
+from storage_core.base.errors import InvalidInput
+from storage_core.base.text import quoted
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+Test = Callable[[object], bool]
+Kind = tuple[Test, str]
+
+
+def _is_list(value: object) -> bool:
+    """Return whether the value is a sequence and not a text or bytes."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
+_TYPES: Final[Mapping[str, tuple[Test, str]]] = {
+    "None": (lambda value: value is None, "None"),
+    "str": (lambda value: isinstance(value, str), "a text"),
+    "int": (lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
+    "float": (lambda value: isinstance(value, int | float) and not isinstance(value, bool), "a number"),
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+    "Path": (lambda value: isinstance(value, os.PathLike), "a path"),
+    "Mapping": (lambda value: isinstance(value, Mapping), "a mapping"),
+    "Sequence": (_is_list, "a list"),
+    "dt.datetime": (lambda value: isinstance(value, dt.datetime), "a datetime"),
+    "dt.timedelta": (lambda value: isinstance(value, dt.timedelta), "a timedelta"),
+}
+_CLASSES: Final = frozenset(
+    {"Expression", "Filter", "IndexDefinition", "LateData", "QueryLimits", "RawTable", "TableDeclaration"}
+    | {"WriterOptions"}
+)
+"""Classes of Tidemark, recognized by their names. Importing the classes would load modules that a call may not need."""
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function with a check of its arguments, which raises `InvalidInput` and names the argument."""
+    signature = inspect.signature(function)
+    tests = {name: (test, wanted) for name, test, wanted in _tests(signature)}
+    names = [*signature.parameters]
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            if name in tests and not tests[name][0](value):
+                raise InvalidInput(f"{name} is {quoted(value)}. Give {tests[name][1]}.", argument=name)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def checked_fields(record: type[T]) -> type[T]:
+    """Return the dataclass with a check of its fields when an instance is created."""
+    record.__init__ = checked(record.__init__)  # type: ignore[method-assign]
+    return record
+
+
+def _tests(signature: inspect.Signature) -> Iterator[tuple[str, Test, str]]:
+    for name, parameter in signature.parameters.items():
+        kind = _kind_of(str(parameter.annotation))
+        if kind is not None:
+            yield name, *kind
+
+
+def _kind_of(annotation: str) -> Kind | None:
+    """Return the check of a union and a description of the union. Return None if a member is unknown."""
+    members = [_kind(each) for each in _members(annotation)]
+    known = [each for each in members if each is not None]
+    if len(known) < len(members):
+        return None
+    return lambda value: any(test(value) for test, _ in known), " or ".join(wanted for _, wanted in known)
+
+
+def _members(annotation: str) -> list[str]:
+    """Return the members of a union. A bar inside brackets does not separate members."""
+    found, depth = [""], 0
+    for each in annotation:
+        depth += (each == "[") - (each == "]")
+        if each == "|" and not depth:
+            found.append("")
+        else:
+            found[-1] += each
+    return [each.strip() for each in found]
+
+
+def _kind(member: str) -> Kind | None:
+    name, _, inner = member.partition("[")
+    if name in _CLASSES:
+        return lambda value: name in {each.__name__ for each in type(value).__mro__}, f"a {name}"
+    each_is = _kind_of(inner.removesuffix("]")) if name == "Sequence" else None
+    if each_is is None:
+        return _TYPES.get(name)
+    test, wanted = each_is
+    words = "names" if wanted == "a text" else wanted.replace("a ", "")
+    return lambda value: _is_list(value) and all(map(test, value)), f"a list of {words}"

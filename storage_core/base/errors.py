@@ -1,0 +1,383 @@
+"""The errors that Tidemark raises, grouped by what the caller does next.
+
+    TidemarkError
+    ├── InvalidInput        correct the call or the data (also a ValueError)
+    ├── NotFound            name something that exists
+    ├── CommitConflict      plan again from a fresh snapshot
+    ├── Fenced              stop: somebody else holds the resource
+    │   ├── WriterFenced    stop: another writer claimed the region
+    │   ├── CopiedProcess   open the resource again: this process is a copy by fork() and holds nothing
+    │   └── RegionClosed    open the table again: its rows now go into other regions
+    ├── Held                try again later: another maintainer is at work
+    ├── CommitUnknown       read back before doing anything else
+    ├── Unavailable         try again later
+    │   ├── Overloaded      write less or more slowly: nothing of the call was written
+    │   └── NotWritten      correct the disk as the error describes: nothing was written
+    ├── Corrupt             stop and inspect: tidemark fsck, and `Corrupt` in docs/operations.md
+    ├── Unsupported         upgrade: the format is newer than this reader
+    ├── SnapshotExpired     open a newer version
+    └── Interrupted         run again if wanted: somebody stopped the command
+
+Later releases may add classes to the tree, but do not remove any. A job or command ends with the `exit_code` of its
+error (docs/architecture/orchestration.md).
+
+The module also contains the names of the optional packages ("extras") that `pip install tidemark` does not install
+(decision 0042). The last part of the module translates errors of the operating system into errors that state what
+failed, why, and what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from typing import ClassVar, Final, Self
+
+from storage_core.base.text import capitalized
+
+SEE_CORRUPT = "Run: tidemark fsck, and see `Corrupt` in docs/operations.md"
+"""The default advice for damage. A `Corrupt` that has no special advice ends with this text."""
+
+SEE_FILE = "Write the file again, or leave it out"
+"""The advice for a damaged file outside a table. `fsck` does not check such a file."""
+
+
+class TidemarkError(Exception):
+    """The root of all errors.
+
+    `str(error)` states what happened, where, and what to do. `context` contains the same facts as fields.
+    """
+
+    kind: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, **context: object) -> None:
+        super().__init__(message)
+        self.context = context
+
+    @property
+    def found(self) -> str:
+        """The message of a `Corrupt` without its advice. Callers that add their own advice use this text."""
+        return str(self.args[0])
+
+    def reworded(self, found: str, **more: object) -> Self:
+        """Return a copy of the error with another text.
+
+        The copy has the same class, advice and context, except for the context fields in `more`.
+        """
+        said = copy(self)
+        said.args, said.context = (found,), {**self.context, **more}
+        return said
+
+
+class InvalidInput(TidemarkError, ValueError):
+    """The call or the data is wrong. The same call will fail again."""
+
+    kind = "invalid_input"
+    exit_code = 2
+
+
+class NotFound(TidemarkError):
+    """The named table, version, object or index does not exist."""
+
+    kind = "not_found"
+    exit_code = 2
+
+
+class CommitConflict(TidemarkError):
+    """Another commit invalidated this commit. Nothing was written. Plan again from a fresh snapshot."""
+
+    kind = "conflict"
+    exit_code = 3
+
+
+class Fenced(TidemarkError):
+    """A holder with a higher token owns the resource. This process must stop working on it."""
+
+    kind = "fenced"
+    exit_code = 6
+
+
+class WriterFenced(Fenced):
+    """Another writer claimed the region. From then on, no row of this writer is acknowledged."""
+
+    kind = "writer_fenced"
+
+
+class CopiedProcess(Fenced):
+    """The writer or lease belongs to another process, and this process is a copy of it by fork().
+
+    Nothing was done. Open a writer or lease in this process.
+    """
+
+    kind = "copied_process"
+
+
+class Held(TidemarkError):
+    """A live maintainer holds the lease. Nothing was done. Try again later."""
+
+    kind = "held"
+    exit_code = 3
+
+
+class RegionClosed(Fenced):
+    """The region accepts no more rows. The table's region spec was changed. Open the table again and write there."""
+
+    kind = "region_closed"
+
+
+class CommitUnknown(TidemarkError):
+    """The store did not report whether a write took effect. Read back by id, and do not clean up anything."""
+
+    kind = "outcome_unknown"
+    exit_code = 5
+
+
+class Unavailable(TidemarkError):
+    """The store or another resource cannot be reached now. Try again later."""
+
+    kind = "unavailable"
+    exit_code = 5
+
+
+class Overloaded(Unavailable):
+    """A writer got more rows than it may hold in memory.
+
+    The call has written no rows. Try again when fewer rows wait to be written.
+    """
+
+    kind = "overloaded"
+
+
+class NotWritten(Unavailable):
+    """The store cannot accept a write now, for example on a full or read-only disk. Nothing was written."""
+
+
+class Corrupt(TidemarkError):
+    """Stored bytes differ from what was written. Stop and inspect. No row was returned from these bytes.
+
+    `str(error)` is the finding, followed by the advice. A text that quotes another error uses `found` of that error, so
+    that the advice appears only once. `advice` is None if the finding already ends with advice.
+    """
+
+    kind = "corrupt"
+    exit_code = 4
+
+    def __init__(self, found: str, *, advice: str | None = SEE_CORRUPT, **context: object) -> None:
+        super().__init__(found, **context)
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return self.found if self.advice is None else f"{self.found}. {capitalized(self.advice)}"
+
+
+def unsound(found: str, **context: object) -> Corrupt:
+    """Return the error for a damaged file that a caller gives to a table and that Tidemark did not write."""
+    return Corrupt(found, advice=SEE_FILE, **context)
+
+
+class Unsupported(TidemarkError):
+    """The table uses a feature or format version that this release does not support."""
+
+    kind = "unsupported"
+    exit_code = 2
+
+
+class SnapshotExpired(TidemarkError):
+    """Objects of the snapshot were collected while a reader used it. Open a newer version."""
+
+    kind = "snapshot_expired"
+    exit_code = 3
+
+
+class Interrupted(TidemarkError):
+    """A signal ended the command before its work was complete. Its commits remain. Run it again to do the rest."""
+
+    kind = "interrupted"
+    exit_code = 130
+
+
+def as_tidemark_error(error: Exception) -> TidemarkError:
+    """Return a `TidemarkError` unchanged. For any other error, return a `TidemarkError` with its class and text."""
+    return error if isinstance(error, TidemarkError) else TidemarkError(f"{type(error).__name__}: {error}")
+
+
+def error_of(kind: str, message: str) -> TidemarkError:
+    """Return an error of this kind with this text, which came from another process.
+
+    For an unknown kind, return a plain `TidemarkError`.
+    """
+    if kind == Corrupt.kind:
+        found = message.removesuffix(f". {SEE_CORRUPT}")
+        return Corrupt(found, advice=None if found == message else SEE_CORRUPT)
+    classes = [TidemarkError]
+    for each in classes:
+        classes += each.__subclasses__()
+    return next((each for each in classes if each.kind == kind), TidemarkError)(message)
+
+
+# Optional packages.
+
+PIPELINE = "pipeline"
+"""Dagster, PySpark and pandas."""
+CONNECT = "connect"
+"""PySpark as a client of a Spark Connect server."""
+POLARS = "polars"
+DELTA = "delta"
+"""delta-rs."""
+ICEBERG = "iceberg"
+"""pyiceberg."""
+CATALOG = "catalog"
+"""SQLAlchemy, and psycopg for PostgreSQL."""
+POSTGRES = "postgres"
+"""Dagster's run history in PostgreSQL."""
+
+
+@contextmanager
+def needs(extra: str, what: str) -> Iterator[None]:
+    """Raise `Unavailable`, which names the extra, if the block imports a package that is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise Unavailable(
+            f"{what} needs packages: pip install '.[{extra}]' in the folder of Tidemark's source ({error})", extra=extra
+        ) from error
+
+
+# Errors of the operating system.
+
+_ADVICE: Final = {
+    errno.ENOSPC: "free some space there, then try again",
+    errno.EDQUOT: "free some space of this user's quota, then try again",
+    errno.EACCES: "give this user the right to read and write there",
+    errno.EPERM: "give this user the right to read and write there",
+    errno.EROFS: "mount the file system writable",
+    errno.EMFILE: "raise the number of files that the process may open (ulimit -n), or run less at a time",
+    errno.ENFILE: "the machine has too many open files: close some",
+    errno.ENOMEM: "give the process more memory (ulimit -v), or run less at a time",
+    errno.EFBIG: "raise the size that a file may have (ulimit -f)",
+}
+
+REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EXDEV, errno.ENOENT, errno.ENOTDIR})
+"""Error numbers after which a call certainly changed nothing.
+
+After any other error, for example a network error, the call may have taken effect.
+"""
+
+_OF_DUCKDB = "Out of Memory Error"
+# Texts of DataFusion and Rust, and of Python's threads and libraries. Their error classes do not contain the system's
+# error number.
+_NUMBERED = re.compile(r"os error (\d{1,4})\b|code: (\d{1,4}), kind")
+_LACKS_MEMORY = re.compile(
+    r"^(Resources exhausted|can't start new thread)|failed to spawn thread|memory allocation"
+    r"|failed to map segment from shared object"
+)
+_ONLY_TEXT: Final = (Exception, RuntimeError, ImportError)
+_NO_MEMORY = OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def cause(error: OSError) -> str:
+    """Return the system's description of the error, and what to do about it."""
+    advice = _ADVICE.get(error.errno or 0, "look at the disk, then try again")
+    return f"{error.strerror or str(error) or type(error).__name__}. {capitalized(advice)}"
+
+
+def unavailable(subject: str, error: BaseException) -> Unavailable:
+    """Return the error for a resource that could not be read, or for a file that only this process uses."""
+    failure = failure_of(error)
+    return Unavailable(f"{subject}: {cause(failure)}", key=subject, errno=failure.errno)
+
+
+def not_written(subject: str, error: OSError | MemoryError) -> NotWritten:
+    """Return the error for a write that certainly changed nothing."""
+    failure = failure_of(error)
+    message = f"{subject}: nothing was written: {cause(failure)}"
+    return NotWritten(message, key=subject, errno=failure.errno)
+
+
+def of_the_system(error: BaseException) -> bool:
+    """Return True if the error means that the system refused something, and False if it means that bytes are invalid.
+
+    The result is False for every error of Tidemark, whose class has its own meaning.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return True
+    if type(error) in _ONLY_TEXT or panicked(error):
+        return refusal_in(str(error)) is not None
+    return out_of_memory(error) or type(error).__name__ == "ArrowException"  # Arrow raises it for a thread
+
+
+def raise_refused(subject: str, error: BaseException) -> None:
+    """Raise `Unavailable`, which names `subject`, if the system refused something. Do nothing for any other error."""
+    if of_the_system(error):
+        raise unavailable(subject, error) from error
+
+
+def panicked(error: BaseException) -> bool:
+    """Return whether a Rust library panicked.
+
+    A panic is not an `Exception`, and each library has its own class for it.
+    """
+    return type(error).__name__ == "PanicException"
+
+
+def refusal_in(text: str) -> OSError | None:
+    """Return what the system refused, according to the text of an error whose class does not show a refusal.
+
+    Return None if the text does not describe a refusal.
+    """
+    if found := _NUMBERED.search(text):
+        number = int(found[1] or found[2])
+        return OSError(number, os.strerror(number))
+    return _NO_MEMORY if _LACKS_MEMORY.search(text) else None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return True if an error of Python, Arrow, DuckDB, the system, Rust or a thread means that memory was lacking.
+
+    An error's text may quote a query or a value, so the class is checked first. The text is used only if the class of
+    the error has no other meaning. For an `OSError` without a number, only DuckDB's prefix counts, because Arrow
+    streams keep only text.
+    """
+    match error:
+        case MemoryError():
+            return True
+        case OSError():
+            return error.errno == errno.ENOMEM or (error.errno is None and str(error).startswith(_OF_DUCKDB))
+        case _ if type(error) in _ONLY_TEXT:
+            refused = refusal_in(str(error))
+            return refused is not None and refused.errno == errno.ENOMEM
+    return type(error).__name__ == "OutOfMemoryException"  # DuckDB's class, compared by name to avoid an import
+
+
+@contextmanager
+def typed(subject: str, *, with_file: bool = False) -> Iterator[None]:
+    """Raise `Unavailable`, which names `subject`, if the system refuses something inside the block.
+
+    A refused thread also counts.
+
+    Args:
+        subject: The name of the object that the block works on.
+        with_file: True to add the name of the file if the system's error contains a name. Use it for code that opens
+            files.
+    """
+    try:
+        yield
+    except Exception as error:  # Python, Arrow, DuckDB and DataFusion share no base class
+        if not isinstance(error, OSError) and not of_the_system(error):
+            raise
+        refused = unavailable(subject, error)
+        raise refused.reworded(refused.found + (named_file(error) if with_file else "")) from error
+
+
+def named_file(error: Exception) -> str:
+    """Return the file that a system error names, as ` (file)`. Return an empty text if there is none."""
+    return f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+
+
+def failure_of(error: BaseException) -> OSError:
+    """Return the refusal that the error describes as an `OSError`."""
+    return error if isinstance(error, OSError) else refusal_in(str(error)) or _NO_MEMORY

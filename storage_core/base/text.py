@@ -1,0 +1,163 @@
+"""The form of texts, numbers and values in messages and listings.
+
+- Numbers and lists for people: `1 row`, `2 rows`, or the first names with the number of the other names.
+- Texts and values from outside, with a bounded length and without characters that control a terminal.
+- Search for repeated names. Its time is linear in the number of names, because the input may be untrusted.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+MOST_LISTED: Final = 20
+"""The number of names that an error lists. The report contains all names."""
+
+
+def first_of(items: Sequence[object], most: int) -> list[object]:
+    """Return the first `most` items. If there are more items, append a text with the number of the other items."""
+    more = [f"and {len(items) - most} more"] if len(items) > most else []
+    return [*items[:most], *more]
+
+
+def capitalized(text: str) -> str:
+    """Return the text with its first letter as a capital, so that it can follow a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def listed(names: Sequence[object]) -> str:
+    """Return the first `MOST_LISTED` names as a text for an error, with the number of the other names."""
+    return ", ".join(map(str, first_of(names, MOST_LISTED)))
+
+
+def counted(number: int, noun: str, several: str | None = None) -> str:
+    """Return a number with its noun: `1 row`, `2,000 rows`. `several` is the plural if it is not formed with an `s`."""
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
+
+
+_LIKELY = 0.6
+_MOST_COMPARED = 1000
+_LONGEST_NAME = 100
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return `. Did you mean 'x'?` with the most similar known name, or an empty text if no known name is similar.
+
+    At most 1,000 names are compared.
+    """
+    import difflib  # only where somebody mistyped a name
+
+    by_folded = {each.casefold(): each for each in islice(known, _MOST_COMPARED)}
+    close = difflib.get_close_matches(str(name)[:_LONGEST_NAME].casefold(), by_folded, 1, _LIKELY)
+    return f". Did you mean {by_folded[close[0]]!r}?" if close else ""
+
+
+def unknown_names(noun: str, names: Sequence[str], known: Sequence[str], *, where: str = "") -> str:
+    """Return the message about names that a table does not have: its known names, and a likely spelling.
+
+    Args:
+        noun: What the names are: `column` or `index`.
+        names: The unknown names, at least one.
+        known: All names of this kind that the table has.
+        where: The setting or the argument that contains the names.
+    """
+    unknown = ", ".join(map(quoted, first_of(names, MOST_LISTED)))
+    found = f"unknown {noun} {unknown}" if len(names) == 1 else f"unknown {noun}s {unknown}"
+    has = f"The table has {first_of(known, MOST_LISTED)}" if known else f"The table has no {noun}"
+    return f"{f'{where}: ' if where else ''}{found}. {has}{did_you_mean(names[0], known)}"
+
+
+_TAB = 4
+
+# Parts of Tidemark's own texts that must not be removed: examples in advice, and locations that are already removed.
+_OURS = r"/{0,2}(?:bucket/prefix|…@?…?[).,:;]*)?(?:[\s'\"]|$)"
+_LOCATION = re.compile(
+    rf"([A-Za-z][A-Za-z0-9+.-]{{0,20}}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))(?!{_OURS})[^\s'\"]*"
+)
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """Return the first `most` characters of the text, escaped, with the number of the other characters."""
+    return escaped(text[:most]) + _more(len(text) - most, "character")
+
+
+def fitted(text: str, most: int) -> str:
+    """Return the text, escaped, in at most `most` characters. If the text is cut, it ends with `…`.
+
+    Names, tags and keys are shown in this form.
+    """
+    shown = escaped(text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def quoted(value: object, most: int = 80) -> str:
+    """Return the Python notation of a value, with a bounded length.
+
+    A text is cut after `most` characters. A list or an object is shown as its number of elements and is never
+    traversed.
+    """
+    match value:
+        case str():
+            return repr(value[:most]) + _more(len(value) - most, "character")
+        case bytes():
+            return repr(value[:most]) + _more(len(value) - most, "byte")
+        case dict():
+            return f"an object of {len(value)} fields"
+        case list() | tuple():
+            return f"a list of {len(value)} values"
+        case int() if value.bit_length() > 64:
+            return f"a whole number of {value.bit_length()} bits"
+        case _:
+            return shortened(repr(value), most)
+
+
+def escaped(text: str, *, keep: str = "") -> str:
+    """Return the text with an escape for each character that is not printable. Characters in `keep` are not escaped."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)
+
+
+def printable(text: str) -> str:
+    """Return the text without characters that would control a terminal, for example its cursor or its colors.
+
+    Line feeds stay, and tabs become spaces.
+    """
+    return "\n".join(escaped(each.expandtabs(_TAB)) for each in text.split("\n"))
+
+
+class PrintableFormatter(logging.Formatter):
+    """A formatter for log lines on a terminal. It escapes texts, because they may come from an untrusted store."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the printable text of the record."""
+        return printable(super().format(record))
+
+
+def log_to_stderr(level: int) -> None:
+    """Log messages of this level and above to standard error, as commands and jobs do."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def without_locations(text: str) -> str:
+    """Return the text without the part of each URI that follows the scheme, because this part may contain a secret.
+
+    Parts that are already removed, as in `s3://…`, and examples in advice, such as `s3://bucket/prefix`, do not change.
+    """
+    return _LOCATION.sub(r"\1…", text)
+
+
+def _more(count: int, noun: str) -> str:
+    return f"… and {counted(count, 'more ' + noun)}" if count > 0 else ""
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once, without repetition, in the order of their first occurrence."""
+    return [name for name, times in Counter(names).items() if times > 1]

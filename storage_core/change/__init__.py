@@ -1,0 +1,1 @@
+"""Creation and changes of tables: declarations, settings, columns and statements."""

@@ -1,0 +1,481 @@
+"""Creation of a table, and changes of its columns and settings.
+
+A change of columns is a commit of the schema. A change never rewrites rows (decision 0005). A change is a function of
+the newest snapshot. If another process commits settings first, the function is applied again to the new snapshot.
+
+The first change of columns gives every column an id. It also adds a table feature. Releases that do not support changed
+columns refuse a table with this feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.base.errors import InvalidInput
+from storage_core.base.text import unknown_names
+from storage_core.change.declaration_parts import arrow_field, spark_type
+from storage_core.change.definition import (
+    check_definition,
+    check_names,
+    check_new,
+    check_unchanged,
+    in_canonical_form,
+    keeping_hand_regions,
+    keeping_order,
+    keeping_windows,
+)
+from storage_core.data.formats.keys import version_key
+from storage_core.data.rows.columns import (
+    COLUMN_ID,
+    DEFAULT,
+    LAST_COLUMN_ID,
+    STORED_NAME,
+    column_id,
+    default_text,
+    entries_of,
+    former_names,
+    former_setting,
+    may_widen,
+    numbered,
+    stored_name,
+    with_entries,
+    with_former,
+    without_metadata,
+)
+from storage_core.data.rows.fold import record_schema
+from storage_core.data.rows.schema import require_names, require_new_columns, to_schema_string, with_dropped
+from storage_core.data.rows.sort_order import bind, recorded_order
+from storage_core.data.rows.vectors import type_text
+from storage_core.data.settings.layout import REGIONS_KEY
+from storage_core.data.settings.table import TableConfig, changed
+from storage_core.log.actions import Action, Metadata, RemoveIndexSegment, RemoveTranslation
+from storage_core.log.listing import require_apart
+from storage_core.log.log import TransactionLog, replanned
+from storage_core.log.snapshot import Snapshot
+from storage_core.store.contract import require_durable
+from storage_core.write.ingest.landing import LANDING, LandingSpec, captured_columns, reject_overlap
+
+if TYPE_CHECKING:
+    from storage_core.change.declaration import TableDeclaration
+
+
+ColumnType: TypeAlias = pa.DataType | str
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChange:
+    """A change of one column: the operation name in the history, and the function that changes the schema.
+
+    `make` gets a schema whose columns have ids. `make` returns the same schema if there is nothing to change, and
+    raises `InvalidInput` if the change is not possible.
+    """
+
+    operation: str
+    column: str
+    make: Callable[[Snapshot, pa.Schema], pa.Schema]
+
+
+def add_column(name: str, type_: ColumnType, default: object = None) -> ColumnChange:
+    """Return the change that adds a nullable column after the existing columns.
+
+    Rows written before the change have `default` in the column.
+    """
+    require_names([name])
+    kind = _type(type_)
+    require_new_columns([pa.field(name, kind)])
+
+    def make(_: Snapshot, schema: pa.Schema) -> pa.Schema:
+        if name in schema.names:
+            raise InvalidInput(
+                f"the table already has a column {name!r} of type {type_text(schema.field(name).type)}. Choose "
+                "another name, or widen the existing column",
+                column=name,
+            )
+        field = pa.field(name, kind)
+        entries = {} if default is None else {DEFAULT: default_text(default, field)}
+        return schema.append(with_entries(field, entries))
+
+    return ColumnChange(operation="ADD COLUMN", column=name, make=make)
+
+
+def widen_column(name: str, type_: ColumnType) -> ColumnChange:
+    """Return the change of a column to a wider type. Readers widen values that were written before."""
+    wider = _type(type_)
+
+    def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
+        field = _existing(schema, name)
+        if field.type == wider:
+            return schema
+        if not may_widen(field.type, wider):
+            raise InvalidInput(
+                f"column {name!r} is {type_text(field.type)} and cannot become {type_text(wider)} without a rewrite. "
+                "Possible changes are wider integers, float to double, decimal to more digits with the same scale, "
+                f"and date to timestamp. Add a column of type {type_text(wider)} and write the values into it",
+                column=name,
+            )
+        if pa.types.is_date(field.type) and name in _partition_sources(snapshot):
+            raise InvalidInput(
+                f"column {name!r} is a date that the table is partitioned by, and a timestamp has other partitions. "
+                "Create a table with the other type and copy the rows",
+                column=name,
+            )
+        if pa.types.is_date(field.type) and name in snapshot.config.primary_key:
+            raise InvalidInput(
+                f"column {name!r} is a date in the primary key, and a timestamp has another hash. Create a table with "
+                "the other key and copy the rows",
+                column=name,
+            )
+        return _with(schema, field.with_type(wider))
+
+    return ColumnChange(operation="WIDEN COLUMN", column=name, make=make)
+
+
+def relax_column(name: str) -> ColumnChange:
+    """Return the change that makes a required column nullable."""
+
+    def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
+        field = _existing(schema, name)
+        if name in snapshot.config.primary_key:
+            raise InvalidInput(f"column {name!r} is part of the primary key, which every row needs", column=name)
+        return _with(schema, field.with_nullable(nullable=True))
+
+    return ColumnChange(operation="RELAX COLUMN", column=name, make=make)
+
+
+def rename_column(old: str, new: str) -> ColumnChange:
+    """Return the change of a column's name. Existing splits keep the stored name."""
+    require_names([new])
+
+    def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
+        field = _existing(schema, old)
+        if new == old:
+            return schema
+        if new in schema.names:
+            raise InvalidInput(f"the table already has a column {new!r}. Drop or rename that column first", column=new)
+        _require_free(snapshot, old, "renamed")
+        stored, entries = stored_name(field), entries_of(field)
+        entries.pop(STORED_NAME, None)
+        renamed = with_entries(field.with_name(new), entries if stored == new else {**entries, STORED_NAME: stored})
+        return schema.set(schema.get_field_index(old), renamed)
+
+    return ColumnChange(operation="RENAME COLUMN", column=old, make=make)
+
+
+def drop_column(name: str) -> ColumnChange:
+    """Return the change that removes a column. Compaction removes its values from the splits that it rewrites."""
+
+    def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
+        _existing(schema, name)
+        _require_free(snapshot, name, "dropped")
+        if len(schema) == 1:
+            raise InvalidInput(
+                f"column {name!r} is the only column of the table. Add another column first", column=name
+            )
+        return schema.remove(schema.get_field_index(name))
+
+    return ColumnChange(operation="DROP COLUMN", column=name, make=make)
+
+
+def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
+    """Raise `InvalidInput` if the table needs a column of this name. The error explains the use and the remedy."""
+    config, copy = snapshot.config, "Create a table without it and copy the rows"
+    indexes = [each.name for each in config.indexes if name in each.columns]
+    landing = snapshot.metadata.configuration.get(LANDING)
+    pattern = None if landing is None else LandingSpec.from_json(landing).pattern
+    uses = {
+        f"part of the primary key. {copy}": name in config.primary_key,
+        f"the time column. {copy}": name == config.time_column,
+        f"a column that the regions are divided by. {copy}": any(
+            name in field.source_ids for spec in config.region_specs for field in spec.fields
+        ),
+        f"a column that the table is partitioned by. {copy}": name in _partition_sources(snapshot),
+        f"a column of the index {next(iter(indexes), '')!r}. Declare the table without that index first": bool(indexes),
+        "named in bloom_filters. Remove it there in the declaration first": name in config.bloom_filters,
+        "named in map_columns, so patches merge its values. Write whole values into another column": name
+        in config.map_columns,
+        "filled from the names of landed files. Declare another pattern first": (
+            pattern is not None and name in captured_columns(pattern)
+        ),
+        "in the sort schema. Declare another sort schema first": name in bind(config, snapshot.schema).described,
+    }
+    used = next((use for use, is_used in uses.items() if is_used), None)
+    if used is None and name in _sorted_by(snapshot):
+        used = "in the sort schema of older splits. Rewrite them with `tidemark compact NAME --resort`"
+    if used is not None:
+        raise InvalidInput(f"column {name!r} cannot be {change}: it is {used}", column=name)
+
+
+def _partition_sources(snapshot: Snapshot) -> set[str]:
+    return {*snapshot.metadata.partitionColumns, *(each.column for each in snapshot.config.partition_fields)}
+
+
+def _sorted_by(snapshot: Snapshot) -> set[str]:
+    """Return the columns by which live splits are sorted. Reads every manifest."""
+    texts = pc.unique(snapshot.splits.table().column("sortSchema")).drop_null().to_pylist()
+    orders = (recorded_order(text, snapshot.config, snapshot.schema) for text in texts)
+    return {name for order in orders if order is not None for name in order.described}
+
+
+def declared_changes(name: str, declared: pa.Schema, found: pa.Schema, *, follows: bool = False) -> list[ColumnChange]:
+    """Return the changes that give a table the columns of its declaration: added and widened columns.
+
+    The order of columns is the table's own.
+
+    Args:
+        name: Name of the declaration, for errors.
+        declared: Columns of the declaration.
+        found: Columns of the table.
+        follows: True if the table follows a source. The table may then have further columns and wider types.
+
+    Raises:
+        InvalidInput: A difference that a declaration cannot change. The error contains the remedy.
+    """
+    alter, changes = f"`tidemark alter {name}", list[ColumnChange]()
+    for field in declared:
+        own = found.field(field.name) if field.name in found.names else None
+        if own is None and field.nullable:
+            changes.append(add_column(field.name, field.type))
+        elif own is None:
+            raise _undeclared(name, field, "it is new and required: declare it nullable")
+        elif own.nullable != field.nullable:
+            advice = f"run {alter} relax-column {field.name}`" if field.nullable else "declare it nullable"
+            raise _undeclared(name, field, f"it is {_nullability(own)} in the table: {advice}")
+        elif follows and may_widen(field.type, own.type):
+            continue
+        elif own.type != field.type and not may_widen(own.type, field.type):
+            raise _undeclared(name, field, f"it is {type_text(own.type)} in the table: add a column of the other type")
+        elif own.type != field.type:
+            changes.append(widen_column(field.name, field.type))
+    gone = next((each for each in found if each.name not in declared.names), None)
+    if gone is not None and not follows:
+        do = f"run {alter} drop-column {gone.name}` or {alter} rename-column {gone.name} …`"
+        raise _undeclared(name, gone, f"it is in the table and not declared: {do}")
+    return changes
+
+
+def _undeclared(name: str, field: pa.Field, why: str) -> InvalidInput:
+    message = (
+        f"the declaration of {name!r} differs from the existing table in columns: {field.name!r} cannot follow, {why}"
+    )
+    return InvalidInput(message, changed=["columns"], column=field.name)
+
+
+def _nullability(field: pa.Field) -> str:
+    return "nullable" if field.nullable else "required"
+
+
+def change_column(log: TransactionLog, snapshot: Snapshot, change: ColumnChange) -> Snapshot:
+    """Commit the change as a version of its own, and return the newest version after it.
+
+    Nothing is committed if the change is already made.
+
+    Raises:
+        InvalidInput: The table does not allow the change. The error explains the reason and the remedy.
+        CommitConflict: In every attempt, another process first changed the table's settings. Nothing is committed.
+
+    Cost:
+        The requests of `log.refresh` and of a commit.
+    """
+
+    def attempt(head: Snapshot) -> Snapshot:
+        changed = altered(head, change)
+        if changed is None:
+            return head
+        metrics = {"column": change.column}
+        return log.commit(head, [changed.metadata], operation=change.operation, metrics=metrics).snapshot
+
+    return replanned(log, log.refresh(snapshot), attempt)
+
+
+def altered(snapshot: Snapshot, change: ColumnChange) -> Snapshot | None:
+    """Return the snapshot with the change, or None if the change is already made.
+
+    Raises the errors of `change_column`.
+    """
+    before = numbered(snapshot.schema)
+    made = change.make(snapshot, before)
+    configuration = snapshot.metadata.configuration
+    if made.equals(before, check_metadata=True):
+        return None
+    last = int(configuration.get(LAST_COLUMN_ID, len(before)))
+    former = with_former(former_names(configuration), before, made)
+    for field in made:
+        if column_id(field) is None:
+            last += 1
+            made = _with(made, _new(field, last, {*former, *map(stored_name, before)}))
+    check_definition(made, snapshot.config)
+    if snapshot.config.primary_key:
+        record_schema(made)
+    changed = {**with_dropped(configuration, before, made), LAST_COLUMN_ID: str(last)} | former_setting(former)
+    metadata = replace(snapshot.metadata, schemaString=to_schema_string(made), configuration=changed)
+    return replace(snapshot, metadata=metadata)
+
+
+def _new(field: pa.Field, number: int, taken: Collection[str]) -> pa.Field:
+    """Return the new column with its id. No column of the table ever had its stored name."""
+    folded, stored = {name.casefold() for name in taken}, str(field.name)
+    while stored.casefold() in folded:
+        stored = f"{stored}~{number}"
+    entries = {**entries_of(field), COLUMN_ID: str(number)}
+    return with_entries(field, entries if stored == field.name else {**entries, STORED_NAME: stored})
+
+
+def _existing(schema: pa.Schema, name: str) -> pa.Field:
+    if name not in schema.names:
+        raise InvalidInput(unknown_names("column", [name], schema.names), column=name)
+    return schema.field(name)
+
+
+def _with(schema: pa.Schema, field: pa.Field) -> pa.Schema:
+    return schema.set(schema.get_field_index(field.name), field)
+
+
+def _type(type_: ColumnType) -> pa.DataType:
+    if isinstance(type_, str):
+        return arrow_field("column", spark_type(type_)).type
+    if not isinstance(type_, pa.DataType):
+        raise InvalidInput(f"{type_!r} is not a column type. Give an Arrow type or the name of one, such as 'long'")
+    return type_
+
+
+def create(
+    log: TransactionLog, schema: pa.Schema, config: TableConfig, extra: Mapping[str, str] = MappingProxyType({})
+) -> Snapshot:
+    """Create an empty table and return its version 0.
+
+    The caller has checked the columns with `check_new`, before the sort schema became canonical.
+
+    Args:
+        log: Transaction log at the location of the table.
+        schema: Columns of the table.
+        config: Settings of the table.
+        extra: Settings that are not part of `config`. Default: none.
+
+    Raises:
+        InvalidInput: There is already a table at the location, above it or below it, or the arguments contradict each
+            other.
+        Unsupported: The store cannot hold a table.
+
+    Cost:
+        The requests of `require_apart`, and of the log's `require_capable` and `create`.
+    """
+    check_definition(schema, config)
+    schema = without_metadata(schema)
+    metadata = Metadata(
+        id=log.ids.uuid(),
+        schemaString=to_schema_string(schema),
+        partitionColumns=config.partition_columns,
+        configuration={**config.to_configuration(), **extra},
+        createdTime=log.clock.now_ms(),
+    )
+    require_apart(log.store)
+    log.require_capable()
+    return log.create(metadata)
+
+
+def declare(
+    log: TransactionLog, declaration: TableDeclaration, marks: Mapping[str, str] = MappingProxyType({})
+) -> Snapshot:
+    """Return the newest version of the declared table, which is created if it is missing. See `Table.declare`.
+
+    A new table also gets the settings `marks`.
+    """
+    landing = declaration.landing_spec()
+    extra = {} if landing is None else {LANDING: landing.to_json()}
+    is_delta = landing is not None and landing.is_delta
+    if landing is not None:
+        reject_overlap(landing.uri, log.store.uri, "the table")
+    if not log.exists():
+        try:
+            schema, config = declaration.schema(), declaration.config()
+            check_new(schema, config)
+            return create(log, schema, config, {**extra, **marks})
+        except InvalidInput:
+            if not log.exists():  # otherwise another process declared the table in between
+                raise
+    found = log.snapshot()
+    changes = declared_changes(declaration.name, declaration.schema(), found.schema, follows=is_delta)
+    check_unchanged(declaration.name, declaration.config(), found.config)
+    for change in changes:
+        found = change_column(log, found, change)
+
+    def declared(current: Snapshot) -> Mapping[str, str]:
+        wanted = keeping_windows(keeping_order(declaration.config(), current.config), current.config)
+        wanted = keeping_hand_regions(wanted, current.config)
+        check_names(current, wanted)
+        return {**wanted.to_configuration(), **extra}
+
+    return _following(log, found, declared)
+
+
+def change_settings(log: TransactionLog, snapshot: Snapshot, given: Mapping[str, object]) -> Snapshot:
+    """Commit the given settings, and return the newest version. `given` has the names of `settings.table`.
+
+    Other settings keep their values, also if another process changes them concurrently. Raises `InvalidInput` if a
+    setting cannot be changed, and the errors of `configure`.
+    """
+
+    def wanted_of(current: Snapshot) -> Mapping[str, str]:
+        wanted = changed(current.config, given)
+        check_definition(current.schema, wanted)  # before the canonical text drops the explicit types
+        check_names(current, wanted)
+        if wanted.sort_schema is not None:
+            wanted = keeping_order(in_canonical_form(wanted), current.config)
+        wanted = keeping_hand_regions(keeping_windows(wanted, current.config), current.config)
+        landing = {name: text for name, text in current.metadata.configuration.items() if name == LANDING}
+        return {**wanted.to_configuration(), **landing}
+
+    return _following(log, snapshot, wanted_of)
+
+
+def configure(log: TransactionLog, snapshot: Snapshot, settings: Mapping[str, str]) -> Snapshot:
+    """Commit these settings unless the table already has them, and return the newest version.
+
+    Settings of other releases and the regions stay. Raises `CommitConflict` if, in every attempt, another process first
+    changed the table's settings.
+    """
+    return _following(log, snapshot, lambda _: settings)
+
+
+def _following(
+    log: TransactionLog, snapshot: Snapshot, settings_for: Callable[[Snapshot], Mapping[str, str]]
+) -> Snapshot:
+    def attempt(head: Snapshot) -> Snapshot:
+        settings = dict(settings_for(head))
+        settings.pop(REGIONS_KEY, None)  # the table's own regions stay, with their history
+        actions = _changing(head, settings)
+        if not actions:
+            # The outcome of the commit that set these values may be unknown.
+            require_durable(log.store, version_key(head.version), advice="declare the table again")
+            return head
+        log.require_capable()
+        return log.commit(head, actions, operation="CONFIGURE").snapshot
+
+    return replanned(log, snapshot, attempt)
+
+
+def _changing(snapshot: Snapshot, settings: Mapping[str, str]) -> list[Action]:
+    """Return the actions that set these settings and remove the segments of dropped indexes. Empty if nothing changes.
+
+    If no index is left, the translations are removed as well.
+    """
+    current = dict(snapshot.metadata.configuration)
+    ours = {name for name in current if name == LANDING or TableConfig.owns(name)} - {REGIONS_KEY}
+    others = {name: value for name, value in current.items() if name not in ours}
+    wanted = {**others, **settings}
+    if wanted == current:
+        return []
+    kept = {index.name for index in TableConfig.from_configuration(wanted).indexes}
+    dropped = [
+        RemoveIndexSegment(index=segment.index, path=segment.path)
+        for segment in snapshot.segments.values()
+        if segment.index not in kept
+    ]
+    idle = [] if kept else [RemoveTranslation(path=path) for path in sorted(snapshot.translations)]
+    return [replace(snapshot.metadata, configuration=wanted), *dropped, *idle]

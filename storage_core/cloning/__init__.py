@@ -1,1 +1,0 @@
-"""Clones of tables, with their files shared or copied."""

@@ -1,0 +1,1 @@
+"""Compaction: rewrite the splits of a window as fewer splits with the same rows."""

@@ -1,1 +1,0 @@
-"""Compaction: fewer splits per window, the same rows (docs/architecture/compaction.md)."""

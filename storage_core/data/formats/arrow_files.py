@@ -1,0 +1,427 @@
+"""Objects that are Arrow IPC streams: WAL entries, data files of generations, quarantine entries.
+
+**Reading.** The bytes may come from an untrusted writer. For any bytes, `read_stream` returns a table or raises
+`Corrupt`.
+
+**WAL entries.** A WAL entry is one Arrow IPC stream (LZ4) and a trailer:
+
+| Bytes | Content |
+|---|---|
+| 0 … n | Arrow IPC stream of the records; any Arrow stream reader opens it and stops before the trailer |
+| n … n+8 | n, unsigned 64-bit little-endian |
+| n+8 … n+16 | xxh3-64 of bytes 0 … n, unsigned 64-bit little-endian |
+| n+16 … n+24 | `TMWAL` and the format version: `54 4d 57 41 4c 00 00 01` |
+
+The schema metadata contains `writer_epoch`, `generation`, `writer_id` and `seq` as text. Except in early 0.1, it also
+contains `number` and a random `nonce`. The triple (writer_id, seq, nonce) is unique, so no two entries have equal
+bytes. This includes entries of two copies of one process that write the same rows. The number is the entry's position
+in its log. With the number, readers detect two entries that were exchanged. Otherwise both entries would be valid, and
+the older record would win. An entry without rows is a fence sentinel, which only occupies its position in the log.
+
+**Data files of generations.** The records of a generation may be in a data file instead of WAL entries. The data file
+is an Arrow IPC stream with LZ4 (docs/architecture/ingestion.md, "Memtable and generations"). The manifest of the
+generation contains the stream's xxh3-64. Nothing refers to the file until that manifest is named.
+
+**Quarantine entries.** An entry is JSON with sorted keys, and its id is computed from its bytes (docs/spec.md, section
+14). It contains either invalid lines of a landed file (format 1), or quarantined rows (format 2). The rows are an Arrow
+IPC stream, so every value is read exactly as it was written.
+
+The functions convert records to bytes and back, without I/O.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import struct
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from storage_core.base.errors import Corrupt, InvalidInput, Unsupported, raise_refused
+from storage_core.base.text import shortened
+
+# Reading.
+
+# Streams of Tidemark cause only the first kind of error. Arrow raises the other kinds for certain invalid bytes.
+_REFUSALS = (
+    *(pa.ArrowException, OSError, ValueError, MemoryError, OverflowError, TypeError, KeyError, RecursionError),
+    struct.error,
+)
+DEEPEST = 64
+"""The maximum nesting depth of a column's type. The readers of Spark and Parquet support much deeper types."""
+_MOST_EXPANSION = 255
+"""The maximum number of bytes that one byte of LZ4, which Tidemark uses, expands to. Zstd may reach 30,000."""
+
+# Field numbers in the flatbuffers of Arrow's Message.fbs, and the size of its `Buffer`.
+_HEADER, _DICTIONARY_DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
+_BUFFER_BYTES = 16
+
+
+def read_stream(
+    data: bytes | memoryview, what: str, where: str, *, checked: bool = True
+) -> tuple[pa.Table, Mapping[bytes, bytes]]:
+    """Return the rows of the stream and the metadata of its schema. Every value of the rows can be read.
+
+    Lengths that are wrong, or that LZ4 cannot expand to, are refused before memory is allocated for them.
+
+    Args:
+        data: The stream.
+        what: The kind of object, for errors.
+        where: The key, for errors.
+        checked: True to also refuse offsets outside their values, and text that is not UTF-8.
+
+    Raises:
+        Corrupt: The bytes are not such a stream.
+        Unavailable: Memory is lacking.
+
+    Cost: the memory of the rows, at most 255 times the stream.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            _require_shallow(reader.schema)
+            _require_credible(data)
+            records = reader.read_all()
+        if checked:
+            records.validate(full=True)
+    except _REFUSALS as error:
+        raise_refused(where, error)  # the stated sizes were already compared with the real sizes
+        raise Corrupt(f"{where}: {what} is not an Arrow stream: {shortened(str(error))}", key=where) from error
+    return records, records.schema.metadata or {}
+
+
+def require_readable(records: pa.Table) -> None:
+    """Raise `InvalidInput` for rows that `read_stream` would refuse after they are written."""
+    try:
+        _require_shallow(records.schema)
+        records.validate(full=True)
+    except (ValueError, pa.ArrowException) as error:
+        raise InvalidInput(
+            f"the rows cannot be read back once they are written: {shortened(str(error))}. Nothing of them was written"
+        ) from error
+
+
+def _require_shallow(schema: pa.Schema) -> None:
+    level, kinds = 0, [field.type for field in schema]
+    while kinds:
+        level += 1
+        if level > DEEPEST:
+            raise ValueError(f"a column nests deeper than {DEEPEST} types")
+        kinds = [kind.field(number).type for kind in kinds for number in range(kind.num_fields)]
+
+
+def _require_credible(data: bytes | memoryview) -> None:
+    """Raise `ValueError` if a compressed buffer states an impossible expanded size.
+
+    The stated size is in the first 8 bytes of the buffer. It is compared with the largest size that the buffer's bytes
+    can expand to.
+    """
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(data)):
+        if message.type not in ("record batch", "dictionary"):
+            continue
+        body = memoryview(message.body)
+        for start, length in _compressed(memoryview(message.metadata), message.type == "dictionary"):
+            (claimed,) = struct.unpack_from("<q", body, start)
+            if claimed > _MOST_EXPANSION * length:
+                raise ValueError(f"a buffer of {length} bytes claims to hold {claimed}")
+
+
+def _compressed(metadata: memoryview, is_dictionary: bool) -> Iterator[tuple[int, int]]:  # noqa: FBT001 -- as read
+    """Yield the buffers of a compressed batch in its body.
+
+    Yield nothing for other batches. Arrow verified the metadata.
+    """
+    batch = _table(metadata, _follow(metadata, 0), _HEADER)
+    if is_dictionary and batch is not None:
+        batch = _table(metadata, batch, _DICTIONARY_DATA)
+    if batch is None or _field(metadata, batch, _COMPRESSION) is None:
+        return
+    buffers = _table(metadata, batch, _BUFFERS)
+    if buffers is None:
+        return
+    (count,) = struct.unpack_from("<I", metadata, buffers)
+    for number in range(count):
+        start, length = struct.unpack_from("<qq", metadata, buffers + 4 + number * _BUFFER_BYTES)
+        if length:
+            yield start, length
+
+
+def _follow(metadata: memoryview, at: int) -> int:
+    return at + int(struct.unpack_from("<I", metadata, at)[0])
+
+
+def _table(metadata: memoryview, table: int, number: int) -> int | None:
+    """Return the position of the table or vector that a table's field refers to."""
+    at = _field(metadata, table, number)
+    return None if at is None else _follow(metadata, at)
+
+
+def _field(metadata: memoryview, table: int, number: int) -> int | None:
+    """Return the position of a field of a flatbuffer table. Return None if the field is absent."""
+    slots = table - struct.unpack_from("<i", metadata, table)[0]
+    size, place = struct.unpack_from("<H", metadata, slots)[0], 4 + 2 * number
+    offset = struct.unpack_from("<H", metadata, slots + place)[0] if place < size else 0
+    return table + offset if offset else None
+
+
+# WAL entries.
+
+_TRAILER = struct.Struct("<QQ8s")
+_MAGIC = b"TMWAL\x00\x00"
+_FORMAT_VERSION = 1
+# No threads are used. For columns of some kilobytes, starting threads takes longer than compressing.
+_WAL_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalEntry:
+    """One WAL entry: its writer and epoch, the generation that it will be flushed into, and its records in order.
+
+    `records` has the columns of `rows.fold.record_schema`. `number` is the position in the log for which the entry was
+    written. `nonce` is random text. Both are None if the release that wrote the entry did not store them.
+    """
+
+    writer_epoch: int
+    generation: int
+    writer_id: str
+    seq: int
+    records: pa.Table
+    number: int | None = None
+    nonce: str | None = None
+
+    @property
+    def is_sentinel(self) -> bool:
+        """Whether this entry has no rows and only fences."""
+        return bool(self.records.num_rows == 0)
+
+
+def encode_wal_entry(entry: WalEntry) -> bytes:
+    """Return the bytes of the entry."""
+    metadata = {
+        "writer_epoch": str(entry.writer_epoch),
+        "generation": str(entry.generation),
+        "writer_id": entry.writer_id,
+        "seq": str(entry.seq),
+    }
+    if entry.number is not None:
+        metadata["number"] = str(entry.number)
+    if entry.nonce is not None:
+        metadata["nonce"] = entry.nonce
+    sink = pa.BufferOutputStream()
+    records = entry.records.replace_schema_metadata(metadata)
+    with pa.ipc.new_stream(sink, records.schema, options=_WAL_OPTIONS) as writer:
+        writer.write_table(records)
+    body: bytes = sink.getvalue().to_pybytes()
+    magic = _MAGIC + bytes([_FORMAT_VERSION])
+    return body + _TRAILER.pack(len(body), xxhash.xxh3_64_intdigest(body), magic)
+
+
+def decode_wal_entry(data: bytes, where: str, *, checked: bool = True) -> WalEntry:
+    """Return the entry in `data`. If the verification of the bytes fails, no row is returned.
+
+    Args:
+        data: The bytes.
+        where: The key, for errors.
+        checked: True to validate the values. Otherwise the returned values may be invalid.
+
+    Raises:
+        Corrupt: Length, checksum, stream or metadata differ from what was written.
+        Unsupported: A newer release wrote the format.
+    """
+    body = _verified_body(data, where)
+    records, metadata = read_stream(body, "the WAL entry", where, checked=checked)
+    try:
+        return WalEntry(
+            writer_epoch=int(metadata[b"writer_epoch"]),
+            generation=int(metadata[b"generation"]),
+            writer_id=metadata[b"writer_id"].decode(),
+            seq=int(metadata[b"seq"]),
+            records=records.replace_schema_metadata(None),
+            number=int(metadata[b"number"]) if b"number" in metadata else None,
+            nonce=metadata[b"nonce"].decode() if b"nonce" in metadata else None,
+        )
+    except (KeyError, ValueError) as error:
+        raise Corrupt(f"{where}: the WAL entry's metadata is incomplete: {error}", key=where) from error
+
+
+def _verified_body(data: bytes, where: str) -> bytes:
+    if len(data) < _TRAILER.size:
+        raise Corrupt(f"{where}: torn WAL entry: {len(data)} bytes, shorter than its trailer", key=where)
+    body = data[: -_TRAILER.size]
+    length, digest, magic = _TRAILER.unpack_from(data, len(body))
+    if magic[:-1] != _MAGIC:
+        raise Corrupt(f"{where}: torn WAL entry: {len(data)} bytes that do not end in a WAL trailer", key=where)
+    if magic[-1] != _FORMAT_VERSION:
+        raise Unsupported(
+            f"{where}: WAL entry of format {magic[-1]}, this release reads {_FORMAT_VERSION}. Upgrade Tidemark",
+            key=where,
+        )
+    if length != len(body):
+        raise Corrupt(f"{where}: torn WAL entry: expected {length} bytes of records, found {len(body)}", key=where)
+    found = xxhash.xxh3_64_intdigest(body)
+    if found != digest:
+        raise Corrupt(f"{where}: damaged WAL entry: expected xxh3 {digest:016x}, found {found:016x}", key=where)
+    return body
+
+
+# Data files of generations.
+
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+def encode_data_file(records: pa.Table) -> bytes:
+    """Return the bytes of the file. The records have the columns of `rows.fold.record_schema`."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, records.schema, options=_OPTIONS) as writer:
+        writer.write_table(records)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def checksum(data: bytes) -> str:
+    """Return the xxh3-64 of the file as hexadecimal text."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def decode_data_file(data: bytes, expected: str, where: str) -> pa.Table:
+    """Return the records in order. `expected` is the checksum, and `where` the key, for errors. Raises `Corrupt`."""
+    found = checksum(data)
+    if found != expected:
+        raise Corrupt(f"{where}: damaged records of a generation: expected xxh3 {expected}, found {found}", key=where)
+    return read_stream(data, "the data file of a generation", where)[0]
+
+
+# Quarantine entries.
+
+LINES_FORMAT = 1
+ROWS_FORMAT = 2
+_NAMESPACE = uuid.UUID("6f4dd3c6-3a0a-5d0e-9a43-7a1a5f0b6a53")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedLines:
+    """Invalid lines of the landed file `source` of `size` bytes. Each has `line`, `reason`, `text` and `encoding`."""
+
+    source: str
+    size: int
+    rejected: tuple[Mapping[str, Any], ...]
+
+    @property
+    def reasons(self) -> Mapping[str, int]:
+        """The number of lines that each reason rejected."""
+        return Counter(str(each["reason"]) for each in self.rejected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedRows:
+    """Rows that arrived complete and are not in the table, all for the same `reason`.
+
+    Attributes:
+        source: The entry point, such as `append`, or the path of the landed file.
+        size: The size of the landed file in bytes, if any.
+        reason: The reason why the rows are not in the table.
+        by: The name of the writer of the rows.
+        arrived_ms: The arrival time of the newest row, in milliseconds since the epoch.
+        rows: The rows. Rows of a region writer are records, with `_op` and `_fields` first.
+    """
+
+    source: str
+    size: int | None = None
+    reason: str
+    by: str
+    arrived_ms: int
+    rows: pa.Table
+
+    @property
+    def reasons(self) -> Mapping[str, int]:
+        """The number of rows under their reason."""
+        return {self.reason: self.rows.num_rows}
+
+
+Entry = RejectedLines | QuarantinedRows
+
+
+def encode_quarantine(entry: Entry) -> bytes:
+    """Return the bytes of the entry."""
+    if isinstance(entry, RejectedLines):
+        body: dict[str, Any] = {
+            "formatVersion": LINES_FORMAT,
+            "source": entry.source,
+            "size": entry.size,
+            "rejected": [dict(each) for each in entry.rejected],
+        }
+    else:
+        body = {
+            "formatVersion": ROWS_FORMAT,
+            "source": entry.source,
+            "size": entry.size,
+            "reason": entry.reason,
+            "by": entry.by,
+            "arrivedAt": entry.arrived_ms,
+            "count": entry.rows.num_rows,
+            "rows": base64.b64encode(_stream_of(entry.rows)).decode("ascii"),
+        }
+    return json.dumps(body, ensure_ascii=False, sort_keys=True).encode()
+
+
+def decode_quarantine(data: bytes, key: str, entry_id: str | None) -> Entry:
+    """Return the entry in `data`. `key` is for errors, and `entry_id` is the id in the key.
+
+    Raises:
+        Corrupt: The bytes differ from what was written.
+        Unsupported: A newer release wrote the format.
+    """
+    try:
+        body = json.loads(data)
+        version = body["formatVersion"]
+        if version > ROWS_FORMAT:
+            raise Unsupported(f"{key}: a quarantine entry of format {version}. Upgrade Tidemark", key=key)
+        if version not in (LINES_FORMAT, ROWS_FORMAT):
+            raise Corrupt(f"{key}: a quarantine entry of format {version!r}, which never was", key=key)
+        if entry_id != id_of(data):
+            raise Corrupt(f"{key}: the content of the quarantine entry is not what was written", key=key)
+        return _rows_entry(body, key) if version == ROWS_FORMAT else _lines_entry(body)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{key}: not a quarantine entry: {error!r}", key=key) from error
+
+
+def id_of(data: bytes) -> str:
+    """Return the id of the entry with these bytes. Equal entries are one object."""
+    return str(uuid.uuid5(_NAMESPACE, hashlib.sha256(data).hexdigest()))
+
+
+def _lines_entry(body: Mapping[str, Any]) -> RejectedLines:
+    rejected: Sequence[Mapping[str, Any]] = body["rejected"]
+    if not isinstance(rejected, list) or not all({"line", "reason"} <= each.keys() for each in rejected):
+        raise ValueError("`rejected` is not a list of lines")
+    return RejectedLines(source=str(body["source"]), size=int(body["size"]), rejected=tuple(rejected))
+
+
+def _rows_entry(body: Mapping[str, Any], key: str) -> QuarantinedRows:
+    rows, _ = read_stream(base64.b64decode(body["rows"], validate=True), "the quarantine entry", key)
+    if rows.num_rows != body["count"]:
+        raise ValueError(f"expected {body['count']} rows, found {rows.num_rows}")
+    return QuarantinedRows(
+        source=str(body["source"]),
+        size=None if body["size"] is None else int(body["size"]),
+        reason=str(body["reason"]),
+        by=str(body["by"]),
+        arrived_ms=int(body["arrivedAt"]),
+        rows=rows,
+    )
+
+
+def _stream_of(rows: pa.Table) -> bytes:
+    # The rows are written as one batch. So the same rows give the same bytes, regardless of their chunks.
+    whole = rows.replace_schema_metadata(None).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, whole.schema, options=_OPTIONS) as writer:
+        writer.write_table(whole)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data

@@ -1,0 +1,1 @@
+"""Rows in memory: schema, order, keys, windows, statistics, folding."""

@@ -1,0 +1,567 @@
+"""The conversion of rows that callers give, in the form of any library, to exact Arrow columns.
+
+Callers give Python objects, Arrow data, data frames of pandas or Polars, or any object with a stream of Arrow data.
+`table_of` and `pieces_of` are the entry points. A value is either stored exactly or refused. The parts of the module:
+
+- **NumPy**: `python_value` converts NumPy values to equal Python values. Without this conversion, Arrow reads NumPy's
+  2**64 - 1 as -1.0 in a float column, and reads NumPy's booleans and durations as whole numbers.
+- **DuckDB and Polars**: `reject_lossy_columns` refuses columns whose values change in the Arrow data that these
+  libraries make.
+- **Python values**: `exact_array` converts them. Arrow itself accepts 1.9 for an integer (1), a timestamp for a date,
+  1e300 for a single float (inf), and 1e-77 for a decimal (0). A decimal with an exponent like -999999999 even ends the
+  process, so decimals get their scale before the conversion. One pass over the types of the values determines whether
+  any of these changes is possible. The values are compared one by one only if a change is possible.
+- **Data frames**: `collected` converts data frames of pandas and lazy frames of Polars. Neither library is imported,
+  because such a frame exists only if the caller has imported its library.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from itertools import chain
+from typing import Any, Final, Protocol, TypeAlias, TypeGuard, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage_core.base.errors import InvalidInput, TidemarkError, of_the_system, unavailable
+from storage_core.base.text import quoted, repeated, shortened, unknown_names
+from storage_core.data.rows.times import has_times, refuse_text, with_times
+from storage_core.data.rows.values import validated
+from storage_core.data.rows.vectors import is_vector, type_text
+from storage_core.engine.session import reject_lossy_types
+
+# NumPy values.
+
+_KEPT: Final = frozenset("biufUS")
+_EPOCH: Final = dt.datetime(1970, 1, 1)  # noqa: DTZ001  # times of NumPy have no zone
+_PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9, "ps": 10**12, "fs": 10**15, "as": 10**18}
+_SECONDS: Final = {"W": 604_800, "D": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+
+def has_numpy_values(kinds: Collection[type]) -> bool:
+    """Return whether a column with values of these types contains NumPy values. The column is not nested."""
+    return any(issubclass(kind, np.generic | np.ndarray) for kind in kinds)
+
+
+def is_plain(values: npt.NDArray[Any]) -> bool:
+    """Return whether Arrow reads the array's values unchanged. This is so for unmasked floats in one dimension."""
+    plain = values.dtype.kind == "f" and values.dtype.itemsize <= 8  # a Python float has 8 bytes
+    return plain and values.ndim == 1 and not isinstance(values, np.ma.MaskedArray)
+
+
+def python_value(value: Any) -> Any:
+    """Return the value with all NumPy values, at any depth, as Python values. NaT and masked values become None.
+
+    Raises `TypeError` or `ValueError` for a value that has no equal Python value.
+    """
+    if isinstance(value, np.generic):
+        return _scalar(value)
+    if isinstance(value, np.ndarray):
+        return value if is_plain(value) else _items_of_array(value)
+    if isinstance(value, Mapping):
+        return {python_value(key): python_value(item) for key, item in value.items()}
+    if isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | memoryview):
+        listed = [python_value(each) for each in value]
+        return tuple(listed) if isinstance(value, tuple) else listed
+    return value
+
+
+def _items_of_array(values: npt.NDArray[Any]) -> Any:
+    if isinstance(values, np.ma.MaskedArray):
+        hidden = np.ma.getmaskarray(values)
+        if not values.ndim:
+            return None if hidden else python_value(values.data[()])
+        return [
+            _items_of_array(values[each]) if values.ndim > 1 else _unmasked(values, each) for each in range(len(values))
+        ]
+    return [python_value(each) for each in values] if values.ndim else python_value(values[()])
+
+
+def _unmasked(values: Any, place: int) -> object:
+    return None if np.ma.getmaskarray(values)[place] else python_value(values.data[place])
+
+
+def _scalar(value: Any) -> object:
+    if isinstance(value, np.datetime64):
+        return None if np.isnat(value) else _time(value)
+    if isinstance(value, np.longdouble):
+        found = float(value)
+        if found == value or np.isnan(value):
+            return found
+        raise ValueError(f"{value} has more digits than a float of 64 bits, or is greater. Round it")
+    if value.dtype.kind in _KEPT:
+        return value.item()
+    raise TypeError(f"a value of NumPy's type {value.dtype} does not fit a column. Convert it first")
+
+
+def _time(value: np.datetime64) -> dt.datetime:
+    """Return the time, computed with Python's whole numbers, because NumPy's numbers overflow silently."""
+    unit, count = np.datetime_data(value.dtype)
+    ticks = int(value.astype(np.int64)) * count
+    beyond = "a time is not between the years 1 and 9999. Write one that is"
+    if unit in ("Y", "M"):
+        year, month = divmod(ticks * (12 if unit == "Y" else 1), 12)
+        if not dt.MINYEAR <= 1970 + year <= dt.MAXYEAR:
+            raise ValueError(beyond)
+        return _EPOCH.replace(year=1970 + year, month=1 + month)
+    microseconds, rest = divmod(ticks * _SECONDS.get(unit, 1) * 10**6, _PER_SECOND.get(unit, 1))
+    if rest:
+        raise ValueError(f"{value} has digits below the microsecond. Round it")
+    try:
+        return _EPOCH + dt.timedelta(microseconds=microseconds)
+    except OverflowError as error:
+        raise ValueError(beyond) from error
+
+
+# Columns of DuckDB and Polars.
+
+_OF_POLARS: Final = {"Int128": "Decimal(38, 0)", "UInt128": "Decimal(38, 0)", "Object": "String"}
+"""Polars types that Arrow data lacks, each with a type to cast to.
+
+An `Object` would become the address of its value.
+"""
+
+
+def reject_lossy_columns(rows: object) -> None:
+    """Raise `InvalidInput` for a column of DuckDB or Polars whose values Arrow data does not keep.
+
+    The rows are a relation of DuckDB or a frame of Polars. Neither library is imported.
+    """
+    library, kind = type(rows).__module__.partition(".")[0], type(rows).__name__
+    if library in ("duckdb", "_duckdb") and kind == "DuckDBPyRelation":
+        reject_lossy_types(cast("Any", rows))
+    elif library == "polars" and kind == "DataFrame":
+        for name, type_ in cast("Any", rows).schema.items():
+            for each in _inside(type_):
+                if (found := type(each).__name__) in _OF_POLARS:
+                    raise InvalidInput(
+                        f"column {quoted(name)} has the type {found} of Polars, which Arrow data does not have. "
+                        f"Cast it first, for example to {_OF_POLARS[found]}.",
+                        column=name,
+                    )
+
+
+def _inside(type_: Any) -> Iterator[Any]:
+    """Yield a Polars type and the types inside it."""
+    yield type_
+    inner = [each.dtype for each in getattr(type_, "fields", ())]
+    own = getattr(type_, "inner", None)
+    for each in inner if own is None else [own, *inner]:
+        yield from _inside(each)
+
+
+# Python values.
+
+_INTEGERS = (int, np.integer)
+_NUMBERS = (*_INTEGERS, float, np.floating)
+_NO_VECTORS = (bytes, bytearray, memoryview, set, frozenset, range)
+"""Types that Arrow reads as lists of numbers. They are refused as embeddings.
+
+Bytes are other data, a set has no order, and a range is not a measurement.
+"""
+
+
+def exact_array(values: Sequence[object], type_: pa.DataType, path: str = "") -> pa.Array:
+    """Return the values as an array of this type. None is null.
+
+    Numbers must equal the stored values, except that decimal fractions are rounded to the nearest float. In a column of
+    instants, a timestamp without a zone is in UTC. In a column without zones, a timestamp with a zone is refused. In a
+    column of times, text is parsed (`rows.times`). NumPy values are converted to Python values (`python_value`). A
+    struct may not contain a field that its type lacks.
+
+    Args:
+        values: The values.
+        type_: The type of the array.
+        path: The name of the values in errors.
+
+    Raises:
+        TypeError: A value has the wrong type. The error names the value.
+        ValueError: A value or field does not fit. The error names the value or field. Errors of Arrow are also raised.
+        OverflowError: A number is too large. The error names the number.
+    """
+    with suppress(_NumpyFoundError):
+        return _array(with_times(values, type_), type_, path)
+    return _array(with_times([python_value(each) for each in values], type_), type_, path)
+
+
+class _NumpyFoundError(Exception):
+    """A column has NumPy values, which Arrow does not keep."""
+
+
+def _array(values: Sequence[object], type_: pa.DataType, path: str) -> pa.Array:
+    if is_vector(type_):
+        _require_lists(values)
+    if pa.types.is_nested(type_):
+        for name, child, below in _children(values, type_, path):
+            refuse_text(below, child, f"{path}.{name}")
+            _array(below, child, f"{path}.{name}")
+        return pa.array(values, type_)
+    if has_numpy_values({*map(type, values)}):
+        raise _NumpyFoundError
+    if pa.types.is_decimal(type_):
+        values = _scaled(values, type_)
+    array = pa.array(values, type_)
+    if not _surely_kept(values, array):
+        for given, kept in zip(values, array.to_pylist(), strict=True):
+            if given is not None and not _is_same(given, kept, type_):
+                raise ValueError(f"{given!r} would become {kept!r}")
+    return array
+
+
+def _require_lists(values: Sequence[object]) -> None:
+    if refused := sorted(kind.__name__ for kind in {*map(type, values)} if issubclass(kind, _NO_VECTORS)):
+        raise TypeError(f"a vector is a list or an array of numbers, found {refused[0]}")
+
+
+def _scaled(values: Sequence[object], type_: pa.DataType) -> list[object]:
+    unit = Decimal((0, (1,), -type_.scale))
+    context = Context(prec=type_.precision, traps=[Inexact, InvalidOperation])
+    scaled: list[object] = []
+    for each in values:
+        try:
+            scaled.append(each.quantize(unit, context=context) if isinstance(each, Decimal) else each)
+        except (Inexact, InvalidOperation) as error:
+            raise ValueError(f"{shortened(str(each), 80)} has more digits than {type_} keeps") from error
+    return scaled
+
+
+def _surely_kept(values: Sequence[object], array: pa.Array) -> bool:
+    kinds, type_ = {*map(type, values)} - {type(None)}, array.type
+    if pa.types.is_integer(type_):
+        return _all_among(kinds, _INTEGERS)  # Arrow checks the range and refuses booleans
+    if pa.types.is_floating(type_):
+        overflown = type_ == pa.float32() and np.isinf(array.to_numpy(zero_copy_only=False)).any()
+        return bool not in kinds and _all_among(kinds, _NUMBERS) and not overflown
+    if pa.types.is_date(type_):
+        return kinds <= {dt.date}
+    if pa.types.is_timestamp(type_):
+        zoned = type_.tz is None and any(getattr(each, "tzinfo", None) is not None for each in values)
+        return kinds <= {dt.datetime} and not zoned
+    return True  # for all other types, Arrow accepts only values that it keeps
+
+
+def _all_among(kinds: set[type], allowed: tuple[type, ...]) -> bool:
+    return all(issubclass(kind, allowed) for kind in kinds)
+
+
+def _is_same(given: object, kept: Any, type_: pa.DataType) -> bool:
+    if isinstance(given, bool):
+        return False
+    if isinstance(given, dt.datetime) and isinstance(kept, dt.datetime):
+        zoned = given.tzinfo is not None
+        return (given if zoned or type_.tz is None else given.replace(tzinfo=dt.UTC)) == kept
+    if isinstance(given, dt.datetime):
+        return isinstance(kept, dt.date) and given == dt.datetime.combine(kept, dt.time())
+    if type_ == pa.float32() and isinstance(given, int | float | np.number):
+        return math.isinf(kept) == math.isinf(given)
+    return given == kept or (given != given and kept != kept)  # noqa: PLR0124  # NaN is not equal to itself
+
+
+def _children(values: Sequence[object], type_: pa.DataType, path: str) -> list[tuple[str, pa.DataType, list[object]]]:
+    """Return the values inside nested values, by name and type.
+
+    Values of any other form are omitted, because Arrow refuses them later.
+    """
+    if pa.types.is_struct(type_):
+        known = {field.name for field in type_.fields}
+        given = [_fields(each, known, path) for each in values if isinstance(each, Mapping | list)]
+        return [(field.name, field.type, [each.get(field.name) for each in given]) for field in type_.fields]
+    if pa.types.is_map(type_):
+        pairs = [pair for each in values for pair in _pairs(each)]
+        keys, items = [key for key, _ in pairs], [item for _, item in pairs]
+        return [("key", type_.key_type, keys), ("value", type_.item_type, items)]
+    listed = (
+        _numbers(each) if isinstance(each, np.ndarray) else each
+        for each in values
+        if isinstance(each, Collection | np.ndarray) and not isinstance(each, str | bytes | Mapping)
+    )
+    return [("element", type_.value_type, [*chain.from_iterable(listed)])]
+
+
+def _numbers(values: npt.NDArray[Any]) -> list[object]:
+    if not is_plain(values):
+        raise _NumpyFoundError
+    return [*values.tolist()]
+
+
+def _fields(value: Mapping[object, object] | list[Any], known: set[str], path: str) -> Mapping[object, object]:
+    """Return the fields of a struct that is given as a mapping or as pairs.
+
+    Arrow would drop unknown fields silently.
+    """
+    given = value if isinstance(value, Mapping) else dict(value)
+    if not given.keys() <= known:
+        unknown = next(name for name in given if name not in known)
+        raise ValueError(f"the struct has no field {f'{path}.{unknown}'.lstrip('.')!r}. It has {sorted(known)}")
+    if len(given) != len(value):
+        raise ValueError(f"the struct {path.lstrip('.')!r} has a field twice")
+    return given
+
+
+def _pairs(value: object) -> list[tuple[object, object]]:
+    items = value.items() if isinstance(value, Mapping) else value
+    return [(key, item) for key, item in items] if isinstance(items, list | tuple | type({}.items())) else []
+
+
+# Data frames.
+
+_NO_ONE_TYPE = "holds values of no one type, or of a type that a table lacks. Convert it to one type"
+
+
+def is_frame(rows: object) -> bool:
+    """Return whether the rows are a data frame of pandas or a lazy frame of Polars."""
+    return _is_a(rows, "pandas", "DataFrame") or _is_a(rows, "polars", "LazyFrame")
+
+
+def collected(rows: Any) -> Any:
+    """Return a pandas data frame as a table, and a Polars lazy frame as a data frame.
+
+    Other rows are returned unchanged. If a pandas index has no name and contains only whole numbers, it is omitted,
+    because it only numbers the rows. Missing values of pandas become null.
+
+    Raises:
+        InvalidInput: The pandas index has a name or contains other values. Or the values of a column, which the error
+            names, have several types or cannot be kept exactly.
+    """
+    if _is_a(rows, "polars", "LazyFrame"):
+        return rows.collect()
+    return _of_pandas(rows) if _is_a(rows, "pandas", "DataFrame") else rows
+
+
+def _is_a(rows: object, library: str, kind: str) -> bool:
+    found = getattr(sys.modules.get(library), kind, None)
+    return isinstance(found, type) and isinstance(rows, found)
+
+
+def _of_pandas(frame: Any) -> pa.Table:
+    if frame.index.name is not None or frame.index.nlevels > 1 or frame.index.dtype.kind not in "iu":
+        raise InvalidInput(
+            "the data frame has an index, which is not a column of a table: reset_index() makes it one, "
+            "reset_index(drop=True) leaves it out"
+        )
+    names = [str(each) for each in frame.columns]
+    if twice := sorted(repeated(names)):
+        raise InvalidInput(f"the columns {twice} occur more than once. Pass each column once", columns=twice)
+    columns = [_column_of_series(frame.iloc[:, index], name) for index, name in enumerate(names)]
+    return pa.Table.from_arrays(columns, names=names)
+
+
+def _column_of_series(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
+    try:
+        column = pa.array(series, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"column {quoted(name)} of the data frame {_NO_ONE_TYPE}.", column=name) from error
+    if series.dtype.kind != "O" or not has_times(column.type):
+        return column
+    # Arrow derives the type of times from the first time, and cuts digits that this type lacks.
+    values = [None if missing is True else each for each, missing in zip(series, series.isna(), strict=True)]
+    try:
+        return exact_array(values, _type_of(values, column.type), name)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"column {quoted(name)} of the data frame: {error}.", column=name) from error
+
+
+def _type_of(values: Sequence[object], type_: pa.DataType) -> pa.DataType:
+    """Return the type for these times. It has a zone if one of the times has a zone."""
+    if not pa.types.is_timestamp(type_):
+        return type_
+    zoned = any(getattr(each, "tzinfo", None) is not None for each in values)
+    return cast("pa.DataType", pa.timestamp("us", "UTC" if zoned else None))
+
+
+# Rows of callers.
+
+PIECE_BYTES = 64 * 2**20
+"""The size of the pieces of a stream, in bytes. A piece consists of batches up to this size, or of one larger batch."""
+
+
+class ArrowStream(Protocol):
+    """An object with Arrow's PyCapsule interface: a reader of record batches, a relation of DuckDB, a Polars frame."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return a capsule with a stream of record batches."""
+        ...
+
+
+InMemory: TypeAlias = Mapping[str, object] | Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch
+Rows: TypeAlias = InMemory | ArrowStream
+
+
+def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
+    """Return the rows as an Arrow table. A single mapping is one row.
+
+    Mappings become columns with the table's types, in the table's order. A column that occurs in no row is omitted. If
+    a row lacks a column, its value is null. Arrow data is not changed, because `rows.conform` checks its types. A
+    stream is read to its end.
+
+    Raises:
+        InvalidInput: The table lacks a column, the values of a column cannot be kept exactly, or a value is not valid
+            for its type (`data.rows.values`). The error names the column. Also raised if a stream breaks off.
+    """
+    given = read_whole(rows)
+    if isinstance(given, pa.Table | pa.RecordBatch):
+        return given if is_stream(rows) else validated_rows(given)
+    listed = [given] if isinstance(given, Mapping) else _listed(given)
+    if not listed:
+        return schema.empty_table()
+    names: set[str] = set().union(*listed)
+    unknown = sorted(names - set(schema.names))
+    if unknown:
+        raise InvalidInput(unknown_names("column", unknown, schema.names), columns=unknown)
+    fields = [each for each in schema if each.name in names]
+    columns = [_column(listed, each) for each in fields]
+    return validated(pa.Table.from_arrays(columns, names=[each.name for each in fields]))
+
+
+def validated_rows(given: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Return Arrow data as a table. Raises `InvalidInput` for a value that is not valid for its type."""
+    return validated(pa.Table.from_batches([given]) if isinstance(given, pa.RecordBatch) else given)
+
+
+def is_stream(rows: object) -> TypeGuard[ArrowStream]:
+    """Return whether the rows arrive as a stream of batches. This includes all data frames."""
+    if isinstance(rows, Mapping | pa.Table | pa.RecordBatch):
+        return False
+    is_part = type(rows).__module__.partition(".")[0] == "pandas"  # for example a series, which is a column
+    return is_frame(rows) or (hasattr(rows, "__arrow_c_stream__") and not is_part)
+
+
+def read_whole(rows: Rows) -> InMemory:
+    """Return a stream as a table, and everything else unchanged.
+
+    Raises `InvalidInput` for a stream that breaks off, and for a value in it that is not valid for its type.
+    """
+    if not is_stream(rows):
+        return cast("InMemory", rows)  # a later step refuses objects that are not rows
+    reader = reader_of(rows)
+    return _joined(reader, _batches(reader))
+
+
+def pieces_of(rows: ArrowStream) -> Iterator[pa.Table]:
+    """Yield the stream as tables of about `PIECE_BYTES`, at least one.
+
+    Raises `InvalidInput` if the stream breaks off.
+    """
+    reader = reader_of(rows)
+    piece: list[pa.Table] = []
+    size = 0
+    for batch in _batches(reader):
+        piece.append(batch)
+        size += batch.nbytes
+        if size >= PIECE_BYTES:
+            yield _joined(reader, piece)
+            piece, size = [], 0
+    yield _joined(reader, piece)
+
+
+def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
+    """Return the stream as a reader of batches. Nothing is read yet, except that a lazy frame is collected.
+
+    Raises:
+        InvalidInput: The rows are not a stream. Or Arrow data does not keep the values of a column of DuckDB, Polars or
+            pandas.
+    """
+    rows = _collected(rows)
+    if isinstance(rows, pa.Table):
+        return rows.to_reader()
+    reject_lossy_columns(rows)
+    # A reader is used directly. If it were converted to a stream, only the text of its errors would be kept.
+    own = getattr(rows, "to_reader", None)  # a scan has this method
+    try:
+        given = rows if own is None else own()
+        return given if isinstance(given, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(rows)
+    except Exception as error:  # the library of these rows may raise any error
+        raise _broken(rows, error) from error
+
+
+def _collected(rows: ArrowStream) -> Any:
+    try:
+        return collected(rows)
+    except InvalidInput:
+        raise
+    except Exception as error:  # the library of this lazy frame may raise any error
+        raise _broken(rows, error) from error
+
+
+def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
+    """Yield the batches. An error about an invalid value counts rows over all batches."""
+    first = 0
+    while (batch := _next_batch(reader)) is not None:
+        yield validated(pa.Table.from_batches([batch]), first)
+        first += batch.num_rows
+
+
+def _next_batch(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
+    try:
+        return next(reader, None)
+    except Exception as error:  # the generator behind the reader may raise any error
+        raise _broken(reader, error) from error
+
+
+def _joined(reader: pa.RecordBatchReader, batches: Iterable[pa.Table]) -> pa.Table:
+    return pa.concat_tables([reader.schema.empty_table(), *batches])
+
+
+def _broken(rows: object, error: Exception) -> TidemarkError:
+    """Return the error for a broken stream.
+
+    If the cause is an error of Tidemark, return that error. If the system refused something, return that refusal.
+    Otherwise return `InvalidInput`.
+    """
+    what = f"the stream of Arrow data of a {type(rows).__name__}"
+    chain: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in chain:
+        chain.append(each)
+        each = each.__cause__ or each.__context__
+    for each in chain:
+        if isinstance(each, TidemarkError):
+            return each.reworded(each.found)  # a copy, so that the caller can raise it from its own cause
+    return unavailable(what, error) if of_the_system(error) else InvalidInput(f"{what} cannot be read: {error}")
+
+
+def require_each_once(names: Sequence[str]) -> None:
+    """Raise `InvalidInput` if columns occur more than once, because all but one of them would be lost."""
+    if twice := sorted(repeated(names)):
+        raise InvalidInput(f"the columns {twice} occur more than once. Pass each column once", columns=twice)
+
+
+def _listed(rows: object) -> list[Mapping[str, object]]:
+    listed = list(rows) if isinstance(rows, Iterable) else []
+    if isinstance(rows, Iterable) and all(isinstance(each, Mapping) for each in listed):
+        return listed
+    raise InvalidInput(
+        f"rows are mappings of column to value, Arrow data or a data frame, found {type(rows).__name__}. Give one of "
+        "these"
+    )
+
+
+def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
+    values = [row.get(field.name) for row in rows]
+    try:
+        return exact_array(values, field.type, field.name)
+    except (TypeError, ValueError, OverflowError) as error:
+        row, found = _first_misfit(values, field) or (None, error)
+        where = "" if row is None else f" (row {row})"
+        raise InvalidInput(
+            f"column {field.name!r}: a value does not fit the type {type_text(field.type)}: {found}{where}",
+            column=field.name,
+            row=row,
+        ) from error
+
+
+def _first_misfit(values: Sequence[object], field: pa.Field) -> tuple[int, Exception] | None:
+    """Return the first value that is invalid without the other values, with its row and its error."""
+    for row, each in enumerate(values):
+        try:
+            exact_array([each], field.type, field.name)
+        except (TypeError, ValueError, OverflowError) as error:
+            return row, error
+    return None

@@ -1,0 +1,1 @@
+"""The settings of a table, and the forms of their values."""

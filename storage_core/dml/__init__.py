@@ -1,1 +1,0 @@
-"""Statements that change rows: delete, update, overwrite, upsert (docs/architecture/ingestion.md, "Changing rows")."""

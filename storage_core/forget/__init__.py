@@ -1,1 +1,0 @@
-"""Forgetting rows: deleted, rewritten away, due for collection, and searched for (docs/architecture/collection.md)."""

@@ -1,1 +1,0 @@
-"""Finding what is wrong with a stored table."""

@@ -1,1 +1,0 @@
-"""Older versions on purpose: made the newest again, or kept by a name."""

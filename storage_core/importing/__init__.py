@@ -1,1 +1,0 @@
-"""Imports of what others wrote: folders of Parquet, Delta tables, streams of Arrow data."""

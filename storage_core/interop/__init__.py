@@ -1,0 +1,1 @@
+"""Other formats: Delta and Iceberg mirrors, imports, and landing from Delta tables."""

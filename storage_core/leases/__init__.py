@@ -1,1 +1,0 @@
-"""Who maintains a table: leases, how they are stored, and the heartbeat that renews one."""

@@ -1,1 +1,0 @@
-"""States of versions, written and loaded, so that opening need not replay the log from its start."""

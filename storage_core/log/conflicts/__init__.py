@@ -1,1 +1,0 @@
-"""What may commit on which head (docs/architecture/transaction-log.md)."""

@@ -1,1 +1,0 @@
-"""Actions as bytes and back, and nothing let in that is not of its field's type."""

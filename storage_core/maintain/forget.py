@@ -1,0 +1,692 @@
+"""Forgetting: erase rows from a table and, over time, from all stores, with a report at every stage.
+
+The steps run in this order. A step that was already done does nothing, so an interrupted run can be repeated.
+
+1. Delete the rows as `delete` does. For a keyed table, also flush and merge the regions with records of these rows.
+2. In one commit, rewrite every split and remove every index segment that contains the rows, and record this work.
+3. Write as many new states as the table retains, so that no retained state lists the removed objects.
+4. Write new quarantine entries without the rows. Mark the old entries and the chunks of raw logs for the collector.
+
+This module deletes no object, and no object that it writes describes the rows (decision 0030). A raw log that was not
+searched counts as holding rows. Tidemark never changes a landed file, so a person must remove it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.base.clock import Ids
+from storage_core.base.errors import CommitConflict, Corrupt, NotFound, TidemarkError
+from storage_core.base.process import remove_abandoned
+from storage_core.change.statements import Matching, Target, delete, delete_by_key, required_filter
+from storage_core.compact.invariants import scope_of
+from storage_core.compact.planner import contexts_of
+from storage_core.compact.rewindow import RewindowTask, execute
+from storage_core.data.formats.arrow_files import Entry, RejectedLines
+from storage_core.data.formats.documents import CheckpointKind
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.settings.table import FeedingRawLog
+from storage_core.log.actions import (
+    Action,
+    Add,
+    IndexSegment,
+    MergedGenerations,
+    Remove,
+    RemoveIndexSegment,
+    RemoveTranslation,
+)
+from storage_core.log.checkpoint import key_of_manifest, read_state
+from storage_core.log.log import TransactionLog, compact_state, replanned
+from storage_core.log.sharing import SOURCE, open_table_store
+from storage_core.log.snapshot import Snapshot
+from storage_core.log.versions import read_version
+from storage_core.maintain.collect import forgotten_chunks, mark, note_forgotten, read_plan
+from storage_core.maintain.forget_holders import (
+    OPERATION,
+    Holders,
+    MetadataSearch,
+    Since,
+    holding_segments,
+    is_forgetting,
+    names_rows,
+)
+from storage_core.maintain.forget_report import ForgetReport, Forgotten, Held, KeptBy, RawTable
+from storage_core.maintain.forget_search import AT_ONCE, HELD_BYTES, Found, Judge, Search, holding_splits, side_by_side
+from storage_core.maintain.raw_logs import HORIZON_MS, list_chunks
+from storage_core.maintain.walk import list_table
+from storage_core.read.predicate import Filter
+from storage_core.read.verified import Verified
+from storage_core.split.context import SplitContext, context_of
+from storage_core.split.writer import Rewrite
+from storage_core.store.contract import ObjectStore
+from storage_core.store.meter import all_of, prefetch
+from storage_core.write.distribution.work import WITH_IDS, log_offsets
+from storage_core.write.ingest.batch import parse_blocks
+from storage_core.write.ingest.landing import LandedFile, LandingSpec, discover
+from storage_core.write.late_rows import keep, read_entry
+from storage_core.write.raw_log.history import Damage, History, RawChunkRef, read_columns, union
+from storage_core.write.raw_log.read import typed_records
+from storage_core.write.region import steps, wal
+from storage_core.write.region.idle import IdleRegion, flush_idle
+from storage_core.write.region.spec import known_manifests
+
+CHUNKS_AT_ONCE: Final = 4
+
+_Chunk = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RawFound:
+    """The result of searching one raw log.
+
+    - `holding`: chunks that contain rows.
+    - `unread`: chunks that cannot be read, with the reason.
+    - `offsets`: by writer, the last chunk that the table has.
+    - `keys`: the keys of all chunks, by store.
+    - `writers`: the writers of all chunks, including deleted chunks.
+    - `unreachable`: stores that did not answer.
+    """
+
+    holding: frozenset[_Chunk]
+    unread: Mapping[_Chunk, str]
+    offsets: Mapping[str, int]
+    stores: Sequence[ObjectStore]
+    keys: Mapping[str, Mapping[str, _Chunk]]
+    writers: frozenset[str]
+    unreachable: tuple[str, ...] = ()
+
+
+def with_named(
+    given: Sequence[RawTable], named: Sequence[FeedingRawLog], open_raw: Callable[[str], ObjectStore]
+) -> tuple[RawTable, ...]:
+    """Return the given raw logs and the raw logs in the table's settings, without duplicates. No request.
+
+    A raw log is a duplicate if all of its stores belong to another raw log in the list.
+    """
+    own = (RawTable(each.table, [*map(open_raw, (*each.stores, *each.optional))]) for each in named)
+    found = [(each, {(each.table, store.uri) for store in each.opened()}) for each in (*given, *own)]
+    kept: list[tuple[RawTable, set[tuple[str, str]]]] = []
+    for each, places in sorted(found, key=lambda one: -len(one[1])):
+        if not any(places <= others for _, others in kept):
+            kept.append((each, places))
+    return tuple(each for each, _ in kept)
+
+
+def unknown_writers(snapshot: Snapshot, searched: Iterable[RawFound]) -> list[str]:
+    """Return the raw log writers whose rows are in the table, but which are in none of the searched raw logs.
+
+    No request.
+    """
+    known = {WITH_IDS}.union(*(each.writers for each in searched))
+    return sorted(log_offsets(snapshot).keys() - known)
+
+
+@dataclass(slots=True, eq=False)
+class RawSearch:
+    """Searches a raw log for chunks that contain the rows to forget. A chunk with a known answer is not read again."""
+
+    raw: RawTable
+    judge: Judge
+    history: History
+    unread: dict[_Chunk, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(raw: RawTable, judge: Judge) -> RawSearch:
+        """Return the search over all existing chunks. Raises the errors of `union`.
+
+        Cost:
+            One LIST per store and 1,000 chunks.
+        """
+        return RawSearch(raw, judge, union(raw.opened()))
+
+    def look(self) -> None:
+        """Search all chunks without an answer.
+
+        A chunk with patches is searched again if new keys were found, because the patches may contain these keys.
+
+        Cost:
+            One GET per chunk, of its first copy, several at a time.
+        """
+        memory, stores = self.judge.memory, self.history.stores
+        wanted = (ref for ref in self.history.chunks if memory.needs(self._name(ref)))
+        for ref, chunk in side_by_side(partial(read_columns, stores), wanted, lambda _: HELD_BYTES // CHUNKS_AT_ONCE):
+            if isinstance(chunk, Exception):
+                raise chunk
+            if isinstance(chunk, Damage):
+                self.unread[ref.writer, ref.number] = "; ".join(chunk.reasons)
+            else:
+                own = chunk.records.filter(pc.equal(chunk.records.column("table"), self.raw.table))
+                memory.say(self._name(ref), self._holds(own))
+
+    def done(self) -> RawFound:
+        """Return the chunks that hold rows, by the answers found so far. One LIST per store and 1,000 chunks."""
+        history, memory = self.history, self.judge.memory
+        return RawFound(
+            holding=frozenset((ref.writer, ref.number) for ref in history.chunks if memory.holds(self._name(ref))),
+            unread=self.unread,
+            offsets=log_offsets(self.judge.snapshot),
+            stores=history.stores,
+            keys={store.uri: _chunks(store) for store in history.stores},
+            writers=frozenset((*history.writers, *history.collected)),
+            unreachable=history.unreachable,
+        )
+
+    def _name(self, ref: RawChunkRef) -> str:
+        """Return the name under which the answer for a chunk is stored.
+
+        A writer belongs to one raw log. A raw log can contain rows of one table under several names.
+        """
+        return f"{self.raw.table}\n{ref.writer}\n{ref.number}"
+
+    def _holds(self, records: pa.Table) -> bool:
+        if not records.num_rows:
+            return False
+        config, schema = self.judge.snapshot.config, self.judge.snapshot.schema
+        typed = typed_records(
+            records, schema, key=config.primary_key, merged_maps=config.merged_maps, nonzero=config.nonzero_vectors
+        )
+        rejected = any(self.judge.text(f"{each.key} {each.fields}") is not False for each in typed.rejected)
+        return rejected or bool(typed.records.num_rows and self.judge.records(typed.records).any())
+
+
+def note_chunks(found: RawFound, *, ids: Ids, now_ms: int) -> None:
+    """Mark the chunks that hold rows, and all earlier chunks of their writers, as forgotten in every reachable store.
+
+    These chunks are deleted together, because the collector always deletes all chunks of a writer up to a number. See
+    `note_forgotten`.
+    """
+    last: dict[str, int] = {}
+    for writer, number in found.holding:
+        last[writer] = max(number, last.get(writer, 0))
+    for store in found.stores:
+        keys = [key for key, (writer, number) in found.keys[store.uri].items() if number <= last.get(writer, 0)]
+        note_forgotten(store, sorted(keys), ids=ids, now_ms=now_ms)
+
+
+def _chunks(store: ObjectStore) -> dict[str, _Chunk]:
+    return {info.key: (key.writer, key.number) for key, info in list_chunks(store)}
+
+
+Looked = Sequence[tuple[RawTable, RawFound]]
+"""Raw logs, each with its search result."""
+
+
+def held_in_raw_logs(looked: Looked) -> Iterator[Held]:
+    """Yield the reasons that keep chunks of raw logs, and the stores that do not answer.
+
+    Makes the requests of `read_plan` per store.
+    """
+    for raw, found in looked:
+        for uri in found.unreachable:
+            why = "the store does not answer: look again later"
+            yield Held(store=uri, key="", kind="raw_log", by=KeptBy.NOT_READ, why=why)
+        for store in found.stores:
+            yield from _of_store(raw, found, store)
+
+
+def held_in_others(uri: str, snapshot: Snapshot, searched: Sequence[RawFound]) -> Iterator[Held]:
+    """Yield the writers, for the table at `uri`, whose raw logs were not searched."""
+    for writer in unknown_writers(snapshot, searched):
+        why = f"rows of the table came from a raw log that was not looked through, by its writer {writer}: name it"
+        yield Held(store=uri, key="", kind="raw_log", by=KeptBy.RAW_LOG, why=why)
+
+
+def _of_store(raw: RawTable, found: RawFound, store: ObjectStore) -> Iterator[Held]:
+    plan = read_plan(store)
+    noted = forgotten_chunks([plan])
+    for key, (writer, number) in sorted(found.keys[store.uri].items()):
+        by, until_ms = KeptBy.RAW_LOG, None
+        if (writer, number) in found.unread:
+            by, why = KeptBy.NOT_READ, found.unread[writer, number]
+        elif (writer, number) not in found.holding:
+            continue
+        elif found.offsets.get(writer, 0) < number:
+            why = f"{raw.table} has not taken it, and its rows would come: distribute, forget again"
+        elif number <= noted.get(writer, 0):
+            known = plan.candidates.get(key)
+            until_ms = None if known is None else known.first_seen_ms + HORIZON_MS
+            by, why = KeptBy.COLLECTOR, "the collector takes it and those before it when every table has them"
+        else:
+            why = "it waits for its retention: forget again"
+        yield Held(store=store.uri, key=key, kind="raw_chunk", by=by, why=why, until_ms=until_ms)
+
+
+_WHY = "the file is not part of the table. Remove it, or write it under another name without the rows"
+_DELTA = "a Delta table lands here, and its files were not read: delete the rows there, and vacuum it"
+
+
+def with_landed_files(
+    found: ForgetReport, store: ObjectStore, snapshot: Snapshot, *, where: str, spec: LandingSpec
+) -> ForgetReport:
+    """Return the report with the landed files that hold rows which meet `where`. Cost: see `held_by_landed_files`."""
+    judge = Judge(store, snapshot, required_filter(where, "forget", snapshot.schema.names))
+    return replace(found, held=(*found.held, *held_by_landed_files(judge, spec)))
+
+
+def held_by_landed_files(judge: Judge, spec: LandingSpec) -> Iterator[Held]:
+    """Yield the landed files that cannot be read or that hold rows which meet the condition.
+
+    Cost:
+        One LIST per 1,000 files. Each file is read once, up to the first row that meets the condition. A few blocks of
+        a file are in memory.
+    """
+    if spec.is_delta:
+        yield Held(store=spec.uri, key="", kind="landed_file", by=KeptBy.NOT_READ, why=_DELTA)
+        return
+    for file in discover(spec):
+        try:
+            has_rows = _holds(judge, file, spec)
+        except NotFound:
+            continue
+        except TidemarkError as error:
+            why = f"the landed file cannot be read: {error.found}"
+            yield Held(store=spec.uri, key=file.path, kind="landed_file", by=KeptBy.NOT_READ, why=why)
+            continue
+        if has_rows:
+            yield Held(store=spec.uri, key=file.path, kind="landed_file", by=KeptBy.LANDING, why=_WHY)
+
+
+def _holds(judge: Judge, file: LandedFile, spec: LandingSpec) -> bool:
+    """Return whether a row or a rejected line of the file meets the condition, or may meet it.
+
+    Stops at the first row or line of this kind.
+    """
+    snapshot = judge.snapshot
+    for block in parse_blocks(file, spec, snapshot.schema, snapshot.config.time_column):
+        if block.unreadable:
+            raise Corrupt(block.rejected[0].reason, file=file.path)
+        if block.rows.num_rows and judge.rows(block.rows).any():
+            return True
+        if any(judge.text(line.text) is not False for line in block.rejected):
+            return True
+    return False
+
+
+_logger = logging.getLogger(__name__)
+
+ENTRIES_AT_ONCE: Final = 4
+
+MOST_STATES = 10
+"""The largest number of states that one run writes. A table that retains more states needs another run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The parts of a version that hold rows: splits, index segments, and translations that name partitions."""
+
+    splits: Sequence[Add]
+    segments: Sequence[IndexSegment]
+    translations: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The outcome of a commit: the version after it, its id and the number of rewritten splits.
+
+    `commit_id` is empty if nothing was committed.
+    """
+
+    head: Snapshot
+    commit_id: str = ""
+    splits: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Rewriting:
+    """Commits until no part of the newest version holds rows. `look` returns the parts of a version that hold rows."""
+
+    log: TransactionLog
+    look: Callable[[Snapshot], Ending]
+    _written: dict[str, tuple[Add, Rewrite]] = field(default_factory=dict)
+
+    def run(self, head: Snapshot, found: Found) -> Ended:
+        """Rewrite the parts of `head` or a later version that hold rows, and record this, in one commit.
+
+        If there is nothing to rewrite, the commit is still made, to record the run. No commit is made if an earlier run
+        is recorded and no object with rows was removed from the table since then. A missing object counts as an object
+        with rows, because its rows are unknown.
+
+        Raises:
+            CommitConflict: Other processes changed these splits in each of 10 attempts.
+
+        Cost:
+            The requests of `look`, one GET and at least one PUT per split, and a commit. Memory: the rows of one split.
+        """
+
+        def attempt(head: Snapshot) -> Ended:
+            ending, since = self.look(head), Since.of(head)
+            is_new = self._left_after(since, head, found)
+            if not is_new and not ending.splits and not ending.segments and not ending.translations:
+                return Ended(head)
+            regions = sorted({*found.regions, *since.generations})
+            return self._committed(head, ending, since.recorded(head, self.log.clock.now_ms(), regions))
+
+        return replanned(self.log, head, attempt)
+
+    def _left_after(self, since: Since, head: Snapshot, found: Found) -> bool:
+        """Return whether a version after the last recorded run names objects that may hold rows.
+
+        This check is needed because the last recorded run may have had another condition. Two kinds of objects count:
+        splits that hold rows or are missing, and merged generations of a region that holds rows or is recorded. A
+        missing version file may have named any object. One GET per version.
+        """
+        if since.version is None:
+            return True
+        for version in range(since.version + 1, head.version + 1):
+            actions = read_version(self.log.store, version)
+            if actions is None or (
+                not is_forgetting(actions) and any(_may_be_of(each, since, found) for each in actions)
+            ):
+                return True
+        return False
+
+    def _committed(self, head: Snapshot, ending: Ending, records: Sequence[Action]) -> Ended:
+        rewrites = self._rewritten(head, ending.splits)
+        actions = [
+            *(action for each in rewrites for action in each.actions),
+            *(RemoveIndexSegment(index=each.index, path=each.path) for each in ending.segments),
+            *(RemoveTranslation(path=path) for path in ending.translations),
+            *records,
+        ]
+        rows = sum(each.rows_in for each in rewrites)
+        metrics = {
+            "rows_in": rows,
+            "rows_out": rows,
+            "splits_in": len(ending.splits),
+            "splits_out": sum(len(each.adds) for each in rewrites),
+        }
+        done = self.log.commit(head, actions, operation=OPERATION, metrics=metrics)
+        if done.already_committed:
+            raise CommitConflict(
+                f"{self.log.store.uri}: another run erased rows on version {head.version}. Plan it again"
+            )
+        _logger.info("%s of %s: %d splits rewritten", OPERATION, self.log.store.uri, len(ending.splits))
+        return Ended(done.snapshot, done.commit_id, len(ending.splits))
+
+    def _rewritten(self, head: Snapshot, splits: Sequence[Add]) -> list[Rewrite]:
+        """Return the rewritten splits. A split that did not change since the last attempt is not written again."""
+        found: list[Rewrite] = []
+        for add, context in zip(splits, _contexts(head, splits), strict=True):
+            known = self._written.get(add.path)
+            if known is None or known[0] != add:
+                task = RewindowTask((add,), context)
+                done = execute(self.log.store, task, ids=self.log.ids, now_ms=self.log.clock.now_ms())
+                known = self._written[add.path] = add, done
+            found.append(known[1])
+        return found
+
+
+def _may_be_of(action: Action, since: Since, found: Found) -> bool:
+    match action:
+        case Add(path=path) | Remove(path=path):
+            return path in found.splits or not found.has_split(path)
+        case MergedGenerations(region=region):
+            return region in found.regions or region in since.generations
+        case _:
+            return False
+
+
+def _contexts(head: Snapshot, splits: Sequence[Add]) -> list[SplitContext]:
+    """Return the context for the rewrite of each split.
+
+    It has the split's own order and windows, or those of the table if the split's order and windows do not fit.
+    """
+    own = context_of(head)
+    scopes = [scope_of(head.table_id, add) for add in splits]
+    known = [each for each in dict.fromkeys(scopes) if each is not None]
+    contexts = dict(zip(known, contexts_of(head, known), strict=True))
+    return [own if each is None else contexts[each] or own for each in scopes]
+
+
+def without_rows(store: ObjectStore, keys: Sequence[str], judge: Judge) -> None:
+    """Write each entry without the rows to forget, as a new entry. The new entries are durable after the call.
+
+    The old entries stay until the collector's next run. A repeated call writes nothing new.
+
+    Cost:
+        One GET and at most one PUT per entry.
+    """
+
+    def read(key: str) -> Entry | None:
+        try:
+            return read_entry(store, key)
+        except NotFound:  # the collector deleted the entry in the meantime
+            return None
+
+    for entry in prefetch(read, keys, ENTRIES_AT_ONCE):
+        rest = None if entry is None else _rest(entry, judge)
+        if rest is not None:
+            keep(store, rest)
+
+
+def _rest(entry: Entry, judge: Judge) -> Entry | None:
+    if isinstance(entry, RejectedLines):
+        left = tuple(each for each in entry.rejected if judge.text(str(each.get("text"))) is not True)
+        return replace(entry, rejected=left) if left else None
+    rows = entry.rows.filter(pa.array(~judge.arrived(entry.rows)))
+    return replace(entry, rows=rows) if rows.num_rows else None
+
+
+def merge_regions(log: TransactionLog, head: Snapshot, found: Found) -> Snapshot:
+    """Flush and merge these regions until none of their records is unmerged. Return the resulting version.
+
+    A live writer claims its region again and continues.
+
+    Raises:
+        Corrupt: A log cannot be read.
+        CommitConflict: Other processes changed the same splits in every attempt.
+
+    Cost:
+        The requests of a flush and of merges.
+    """
+    regions = found.regions
+    waiting: list[IdleRegion] = []
+    for manifest in known_manifests(log.store, head):
+        if manifest.region_id in regions and not manifest.closed_by:
+            after = manifest.replay_after_wal_id
+            last = wal.find_tail(log.store, manifest.region_id, after=after, seed=manifest.wal_id_last_seen)
+            if any(wal.read_tail(log.store, manifest.region_id, after=after)):
+                waiting.append(IdleRegion(manifest=manifest, last_entry=last))
+    for error in flush_idle(log.store, head, waiting, clock=log.clock, ids=log.ids):
+        raise error
+    return replanned(log, head, lambda newest: steps.merge_regions(log, newest, regions))
+
+
+def are_clean_states(store: ObjectStore, head: Snapshot, found: Found, wanted: int) -> bool:
+    """Return whether the newest `wanted` states exist and a report would list none of them.
+
+    A clean state belongs to the version of the last `FORGET` or to a later version. A clean state lists no tombstone
+    and no split that may have held rows. A split that was live at that time may be deleted now, and cannot be read.
+
+    Cost:
+        One LIST per 1,000 objects. One GET per version file down to the `FORGET` commit, one GET per state, and one GET
+        per manifest of the states.
+    """
+    since = Since.of(head)
+    # The version of the commit itself names the removed splits. If the table has partitions, the folder in the name of
+    # a split can describe rows, so the first clean state is one version later.
+    first = _forgetting_version(store, head, since) + bool(head.config.partition_by)
+    forms = {each.version: each for each in list_table(store).checkpoints()}
+    newest = [forms[version] for version in sorted(forms)[-wanted:]]
+    if len(newest) < wanted or any(each.version < first for each in newest):
+        return False
+    states = [read_state(store, each.version) for each in newest if each.kind is CheckpointKind.AVRO_STATE]
+    if any(each.tombstones for each in states):
+        return False
+    manifests = {key_of_manifest(info.path, each.state_version) for each in states for info in each.manifests}
+    return not any(all_of(lambda key: names_rows(store, key, found, since), sorted(manifests), AT_ONCE))
+
+
+def _forgetting_version(store: ObjectStore, head: Snapshot, since: Since) -> int:
+    """Return the version of the last `FORGET` commit, or a later version if its file is missing."""
+    version = first = (since.version or 0) + 1
+    while version <= head.version:
+        if is_forgetting(read_version(store, version) or ()):
+            return version
+        version += 1
+    return first
+
+
+@dataclass(slots=True, eq=False)
+class Forgetting:
+    """The rows of one table that meet a condition. `raw_logs` are the raw logs that supply rows to the table."""
+
+    target: Target
+    wanted: Filter
+    raw_logs: Sequence[RawTable] = ()
+    _judge: Judge | None = None
+
+    def forget(self, matching: Matching | None) -> Forgotten:
+        """Forget the rows that match now. Return what was done, and the report of objects that still hold the rows.
+
+        An interrupted call can be repeated. Temporary files that killed processes of this user left behind are removed.
+
+        Args:
+            matching: For a keyed table, the function that reads the rows. It is None for an append table.
+
+        Raises:
+            CommitConflict: Other processes were faster in every attempt. Completed steps stay completed.
+
+        Cost:
+            The requests of `delete`, of the steps above, and of `report`. No step reads an object again that an earlier
+            step has searched.
+        """
+        log = self.target.log
+        rows = self._deleted(matching)
+        head = log.refresh(self.target.head)
+        if matching is not None:
+            head = self._merged(head)
+        judge, found, raw = self._searched(head)
+        ended = Rewriting(log, lambda version: self._ending(version, found)).run(head, found)
+        head = self._with_states(ended.head, found)
+        self._note(found, judge, raw)
+        remove_abandoned()  # these files may contain text of the rows
+        return Forgotten(
+            version=head.version,
+            commit_id=ended.commit_id,
+            rows=rows,
+            splits_rewritten=ended.splits,
+            report=self.report(log.refresh(head)),
+        )
+
+    def report(self, head: Snapshot) -> ForgetReport:
+        """Return the objects that hold the rows. `head` must be the newest version. Writes nothing.
+
+        A read error is raised, because the report would be incomplete.
+
+        Cost:
+            The requests of `Search`, `MetadataSearch.holding` and `mark`, the requests of opening the snapshot of each
+            tag, and the requests of `RawSearch` per raw log.
+        """
+        log, store = self.target.log, self.target.log.store
+        now_ms = log.clock.now_ms()
+        judge, found, raw = self._searched(head)
+        marked, since = mark(store, log, now_ms=now_ms), Since.of(head)
+        metadata = MetadataSearch(store, head, marked.roots.retained, judge, found, since)
+        keys = {*found.splits, *found.entries, *found.quarantine, *found.unread, *metadata.holding()}
+        keys |= {
+            each.key
+            for each in found.listing.of(KeyKind.GENERATION_FILE)
+            if (each.region, each.directory) in found.directories
+        }
+        holders = Holders(log, marked, found, metadata.versions, now_ms)
+        held = [
+            one for key in sorted(keys & found.listing.parsed.keys()) for one in holders.of(found.listing.parsed[key])
+        ]
+        in_raw = [*held_in_raw_logs(raw), *held_in_others(store.uri, head, [each for _, each in raw])]
+        return ForgetReport(
+            version=head.version,
+            since=since.version,
+            at_ms=now_ms,
+            objects=len(found.listing.objects) + sum(len(keys) for _, each in raw for keys in each.keys.values()),
+            held=(*held, *in_raw, *self._of_source(head)),
+        )
+
+    def _of_source(self, head: Snapshot) -> list[Held]:
+        """Return the objects of a shallow clone's source that hold the rows and that the clone's tag keeps."""
+        named = head.metadata.configuration.get(SOURCE)
+        if named is None:
+            return []
+        uri, tag = (str(json.loads(named)[each]) for each in ("uri", "tag"))
+        own = self.target.log
+        try:
+            log = TransactionLog(open_table_store(uri), clock=own.clock, ids=own.ids)
+            source = replace(self.target, log=log, head=log.snapshot(), verified=Verified())
+            held = Forgetting(source, self.wanted).report(source.head).held
+        except TidemarkError as error:
+            why = f"it has files of this shallow clone, and could not be looked through: {error.found}"
+            return [Held(store=uri, key="", kind="source", by=KeptBy.NOT_READ, why=why)]
+        why = f"the tag {tag!r} keeps it for this clone: forget there, clone this deep or drop it, then remove the tag"
+        own_tag = [replace(each, why=why) for each in held if each.tag == tag]
+        return [*own_tag, *(each for each in held if each.store != uri)]
+
+    def _deleted(self, matching: Matching | None) -> int:
+        if matching is None:
+            return delete(self.target, self.wanted)[0].rows
+        return delete_by_key(self.target.log, self.target.head, matching).rows
+
+    def _searched(self, head: Snapshot) -> tuple[Judge, Found, Looked]:
+        """Search the table and the raw logs. A key that is found in one of them is also searched in the other."""
+        judge = self._judging(head)
+        in_table = Search.of(self.target.log.store, judge)
+        in_raw = [RawSearch.of(each, judge) for each in self.raw_logs]
+        is_left = True
+        while is_left:
+            in_table.look()
+            for each in in_raw:
+                each.look()
+            is_left = judge.memory.has_new_keys()
+        return judge, in_table.done(), [(each.raw, each.done()) for each in in_raw]
+
+    def _judging(self, head: Snapshot) -> Judge:
+        """Return the judge for this version. The judge stores the answers for objects that were already searched."""
+        if self._judge is None:
+            target = self.target
+            self._judge = Judge(target.log.store, head, self.wanted, target.limits, target.verified)
+        elif self._judge.snapshot is not head:
+            self._judge = self._judge.at(head)
+        return self._judge
+
+    def _merged(self, head: Snapshot) -> Snapshot:
+        _, found, _ = self._searched(head)
+        return merge_regions(self.target.log, head, found)
+
+    def _ending(self, head: Snapshot, found: Found) -> Ending:
+        """Return the parts of a version that hold rows. Splits added since the search are read."""
+        splits = holding_splits(self.target.log.store, self._judging(head))
+        found.splits |= {add.path for add in splits}
+        segments = [*holding_segments(head, found, strict=True).values()]
+        # The folder of a partition contains values of its rows.
+        moves = head.translations if head.config.partition_by else {}
+        named = [path for path, each in moves.items() if not found.splits.isdisjoint((*each.inputs, *each.outputs))]
+        return Ending(splits, segments, named)
+
+    def _with_states(self, head: Snapshot, found: Found) -> Snapshot:
+        """Return the version after which the retained states list none of the forgotten rows."""
+        wanted = head.config.retained_states
+        for _ in range(min(wanted + 1, MOST_STATES)):
+            if are_clean_states(self.target.log.store, head, found, wanted):
+                break
+            head = compact_state(self.target.log, head, another=True).snapshot
+        return head
+
+    def _note(self, found: Found, judge: Judge, raw: Looked) -> None:
+        log = self.target.log
+        now_ms = log.clock.now_ms()
+        without_rows(log.store, sorted(found.quarantine), judge)
+        note_forgotten(log.store, sorted(found.quarantine), ids=log.ids, now_ms=now_ms)
+        for _, each in raw:
+            note_chunks(each, ids=log.ids, now_ms=now_ms)
+
+
+def of(target: Target, condition: object, raw_logs: Sequence[RawTable]) -> Forgetting:
+    """Return the `Forgetting` of the rows that meet a condition. Raises `InvalidInput` for an empty condition."""
+    return Forgetting(target, required_filter(condition, "forget", target.head.schema.names), tuple(raw_logs))

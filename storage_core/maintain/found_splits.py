@@ -1,0 +1,348 @@
+"""Splits without a log: read what a split file records about itself, and verify it by its rows and checksums.
+
+If the log is lost, the definition of the table can be read from the split files: schema, settings and region specs.
+`choose` determines which of the splits are live.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage_core.base.errors import Corrupt, InvalidInput, raise_refused
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.formats.parquet_footer import require_sound_chunks
+from storage_core.data.rows import statistics
+from storage_core.data.rows.schema import from_schema_string
+from storage_core.data.settings.layout import REGIONS_KEY, WHOLE_TABLE_SPEC
+from storage_core.data.settings.table import TableConfig
+from storage_core.log.actions import Add, Metadata
+from storage_core.maintain.findings import DAMAGE
+from storage_core.maintain.walk import Listing
+from storage_core.split import verification
+from storage_core.split.metadata import Lineage, MergedRange, Origin, add_of, read_origin, require_checksum
+from storage_core.split.read import conform_split, open_split
+from storage_core.split.verification import entries_of
+from storage_core.split.writer import with_file_metrics
+from storage_core.store.contract import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSplit:
+    """A valid split that no readable part of the log names: its action and its origin."""
+
+    add: Add
+    origin: Origin
+
+    @property
+    def path(self) -> str:
+        """The key of the split."""
+        return self.add.path
+
+    @property
+    def lineage(self) -> Lineage:
+        """The operation that wrote the split, and the splits that it replaced."""
+        return self.origin.lineage
+
+
+def read_found(store: ObjectStore, listing: Listing, path: str) -> FoundSplit:
+    """Return the split at `path` as its file describes it.
+
+    The checksums of every page, every column chunk and the metadata are verified. The rows must agree with the
+    statistics, and the columns must have the types of the table.
+
+    Raises:
+        Corrupt: A check failed, or an early 0.1 release wrote the file. Such a file does not describe its table.
+        Unavailable: There is not enough memory.
+
+    Cost:
+        Two GETs of the whole file, which is in memory.
+    """
+    data = pa.py_buffer(store.get(path).data)
+    try:
+        footer = pq.read_metadata(pa.BufferReader(data))
+        require_sound_chunks(footer, data.size)
+        metadata = entries_of(footer, path)
+    except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
+        raise_refused(path, error)
+        raise Corrupt(f"{path}: not a readable Parquet file: {error}", key=path) from error
+    require_checksum(metadata, path)
+    if verification.CHECKSUMS_KEY in metadata and verification.checksums_entry(data, footer).items() - metadata.items():
+        raise Corrupt(f"{path}: its column chunks do not have the checksums that it records", key=path)
+    verification.recorded_vector_pages(metadata, footer, path)
+    origin = read_origin(metadata, path)
+    if origin is None:
+        raise Corrupt(f"{path}: of early 0.1, whose splits do not describe their table", key=path)
+    modified_ms = listing.objects[path].last_modified_ms
+    add = with_file_metrics(add_of(metadata, path, size=data.size, modification_ms=modified_ms), data)
+    rows = open_split(store, add).read()
+    try:
+        conform_split(rows, from_schema_string(origin.table_schema))
+    except InvalidInput as error:
+        raise Corrupt(f"{path}: {error}", key=path) from error
+    metrics = statistics.compute(rows, TableConfig.from_configuration(origin.configuration).string_cut)
+    if (add.minValues, add.maxValues, add.nullCounts) != (metrics.min_values, metrics.max_values, metrics.null_counts):
+        raise Corrupt(f"{path}: its rows are not those that it describes", key=path)
+    if wrong := statistics.mismatches(rows, add.columnRegexes or {}):
+        raise Corrupt(f"{path}: {wrong[0]}", key=path)
+    return FoundSplit(add=add, origin=origin)
+
+
+def newest_readable(store: ObjectStore, listing: Listing, *paths: Iterable[str]) -> list[FoundSplit]:
+    """Return the newest readable split of the first group with a readable split, or an empty list if there is none."""
+    found = chain.from_iterable(_newest_first(store, listing, group) for group in paths)
+    first = next(found, None)
+    return [] if first is None else [first]
+
+
+def metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
+    """Return the metadata recorded by the split with the newest plan. Raises `Corrupt` if there is no split."""
+    newest = max(found, key=lambda each: (each.origin.planned_version, each.path), default=None)
+    if newest is None:
+        raise Corrupt(
+            f"{store.uri}: neither a readable part of the log nor a split says what the table is",
+            advice="restore a copy, or write the data into a new table",
+            uri=store.uri,
+        )
+    origin = newest.origin
+    return Metadata(
+        id=origin.table_id,
+        schemaString=origin.table_schema,
+        partitionColumns=TableConfig.from_configuration(origin.configuration).partition_columns,
+        configuration=origin.configuration,
+    )
+
+
+def spec_ids_of_merges(found: Iterable[FoundSplit]) -> dict[str, int]:
+    """Return the region spec id of every region whose merges wrote some of the splits."""
+    return {each.lineage.merged.region: _spec_id(each.origin) for each in found if each.lineage.merged is not None}
+
+
+def with_region_specs(metadata: Metadata, newest: int, store: ObjectStore, listing: Listing) -> Metadata:
+    """Return the metadata with the region specs up to `newest`, taken from a split if a lost version added them.
+
+    `newest` is the highest spec id of a region. If no split has this spec, the metadata is returned unchanged, and no
+    region of the spec is merged.
+
+    Cost:
+        No request if the metadata has the spec. Otherwise the requests of `read_found` per split, newest first, until a
+        split has the spec.
+    """
+    if newest <= max(_spec_id(metadata), WHOLE_TABLE_SPEC):
+        return metadata
+    for each in _newest_first(store, listing, [parsed.key for parsed in listing.of(KeyKind.SPLIT)]):
+        if each.origin.table_id == metadata.id and _spec_id(each.origin) >= newest:
+            specs = each.origin.configuration[REGIONS_KEY]
+            return replace(metadata, configuration={**metadata.configuration, REGIONS_KEY: specs})
+    return metadata
+
+
+def _spec_id(settings: Metadata | Origin) -> int:
+    return TableConfig.from_configuration(settings.configuration).region_spec.id
+
+
+def _newest_first(store: ObjectStore, listing: Listing, paths: Iterable[str]) -> Iterator[FoundSplit]:
+    there = [path for path in paths if path in listing.objects]
+    for path in sorted(there, key=lambda each: (-listing.objects[each].last_modified_ms, each)):
+        try:
+            yield read_found(store, listing, path)
+        except DAMAGE:
+            continue  # the repair does not copy this split either, and reports it as lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Facts from other sources: live and removed splits of the readable log, merge progress and generations.
+
+    - `live`, `deleted`: splits that are live, or removed, according to the readable log.
+    - `merged`: the last merged generation, by region.
+    - `ranges`: the generations that readable commits merged. Another merge of the same generations was not committed.
+    - `generations`: by region, the generations with all of their records, which can be merged again.
+    - `added_at`: by live split, the version that added it. A rewrite that was planned before this version and replaced
+      the split has been undone by a restore.
+    """
+
+    live: frozenset[str] = frozenset()
+    deleted: frozenset[str] = frozenset()
+    merged: Mapping[str, int] = field(default_factory=dict)
+    ranges: tuple[MergedRange, ...] = ()
+    generations: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    added_at: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The found splits that are live, the found splits that are not live with the reason, and the replaced splits.
+
+    - `replaced`: splits in `Evidence.live` that a live found split replaced later.
+    - `unproven`: live splits for which nothing proves that they were committed.
+    - `merged`: the merge progress of every region.
+    """
+
+    live: Mapping[str, FoundSplit]
+    left_out: Mapping[str, str]
+    replaced: frozenset[str]
+    unproven: tuple[str, ...]
+    merged: Mapping[str, int]
+
+
+def choose(found: Sequence[FoundSplit], evidence: Evidence) -> Choice:
+    """Return which of the found splits are live. The result does not depend on the order of `found`.
+
+    The function replays the rewrites that the files record. The outputs of a rewrite and its inputs exist together for
+    weeks, so a split that another split replaces is not live. The outputs of a killed rewrite and of its second run can
+    also exist together, so a rewrite counts once. If nothing proves that a rewrite was committed, it counts only if it
+    changes no row. This is so for a complete compaction, and for a merge whose records are missing.
+    """
+    floor = dict(evidence.merged)
+    while True:
+        replay = _Replay(found, evidence, floor)
+        replay.run()
+        if replay.merged == floor:  # otherwise a postponed merge is below a merge that counts
+            return replay.choice()
+        floor = dict(replay.merged)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The outputs of one operation. All outputs were committed together, or none of them."""
+
+    name: str
+    members: list[FoundSplit]
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """The splits that the operation replaces, with their numbers of rows."""
+        return {path: rows for each in self.members for path, rows in each.lineage.replaces.items()}
+
+    @property
+    def merged(self) -> MergedRange | None:
+        """The generations that the operation merged."""
+        return self.members[0].lineage.merged
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """The sort key, with older plans first."""
+        return self.members[0].origin.planned_version, self.name
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the outputs of a compaction have as many rows as its inputs."""
+        return sum(each.add.numRecords or 0 for each in self.members) == sum(self.inputs.values())
+
+
+class _Replay:
+    def __init__(self, found: Sequence[FoundSplit], evidence: Evidence, floor: Mapping[str, int]) -> None:
+        self._found = {each.path: each for each in sorted(found, key=lambda each: each.path)}
+        self._evidence, self._floor = evidence, floor
+        self._named = {path for each in found for path in each.lineage.replaces}
+        self._live = set(evidence.live)
+        self._consumed = set(evidence.deleted)
+        self._ranges = list(evidence.ranges)
+        self._unproven: list[str] = []
+        self._left_out: dict[str, str] = {}
+        self.merged = dict(floor)
+
+    def run(self) -> None:
+        groups = _groups(self._found.values())
+        for each in self._found.values():
+            if each.lineage.operation_id is None:
+                self._take([each], proven=self._is_proven([each]))
+        for group in _in_order(groups, self._is_proven):
+            reason = self._objection(group)
+            if reason is not None:
+                self._left_out |= {each.path: reason for each in group.members}
+                continue
+            planned, _ = group.order
+            inputs = {path for path in group.inputs if self._evidence.added_at.get(path, -1) <= planned}
+            self._consumed |= inputs
+            self._live -= inputs
+            self._take(group.members, proven=self._is_proven(group.members))
+            if group.merged is not None:
+                self._ranges.append(group.merged)
+                before = self.merged.get(group.merged.region, 0)
+                self.merged[group.merged.region] = max(before, group.merged.generation)
+
+    def choice(self) -> Choice:
+        live = self._live - self._evidence.deleted
+        deleted = dict.fromkeys(self._found.keys() & self._consumed, "another split replaced it")
+        deleted |= dict.fromkeys(self._found.keys() & self._evidence.deleted, "a later version removed it")
+        return Choice(
+            live={path: each for path, each in self._found.items() if path in live},
+            left_out=self._left_out | deleted,
+            replaced=frozenset(self._evidence.live & self._consumed),
+            unproven=tuple(path for path in self._unproven if path in live),
+            merged=self.merged,
+        )
+
+    def _take(self, members: Iterable[FoundSplit], *, proven: bool) -> None:
+        for each in members:
+            if each.path not in self._consumed:
+                self._live.add(each.path)
+                if not proven:
+                    self._unproven.append(each.path)
+
+    def _is_proven(self, members: Iterable[FoundSplit]) -> bool:
+        """Return whether the splits were certainly committed.
+
+        A plan reads only live splits. So a split was committed if an operation replaced it, or if it is known to be
+        removed.
+        """
+        return any(each.path in self._named or each.path in self._evidence.deleted for each in members)
+
+    def _objection(self, group: _Group) -> str | None:
+        if self._is_proven(group.members):
+            return None
+        if group.inputs.keys() & self._consumed:
+            return "another rewrite of the same splits was committed"
+        intact = group.inputs.keys() <= self._live
+        merged = group.merged
+        if merged is None:
+            wanting = intact and not group.is_complete
+            return "its compaction is not complete, and what it replaces is there" if wanting else None
+        if any(each.region == merged.region and _overlap(each, merged) for each in self._ranges):
+            return "another merge took the same generations"
+        at_hand = self._evidence.generations.get(merged.region, frozenset())
+        again = set(range(merged.after + 1, merged.generation + 1)) <= at_hand
+        if intact and again and merged.generation > self._floor.get(merged.region, 0):
+            return "the generations that it merged are there, and are merged again"
+        return None
+
+
+def _groups(found: Iterable[FoundSplit]) -> list[_Group]:
+    groups: dict[str, _Group] = {}
+    for each in found:
+        if each.lineage.operation_id is not None:
+            groups.setdefault(each.lineage.operation_id, _Group(each.lineage.operation_id, [])).members.append(each)
+    return sorted(groups.values(), key=lambda group: group.order)
+
+
+def _in_order(groups: Sequence[_Group], is_proven: Callable[[Iterable[FoundSplit]], bool]) -> Iterator[_Group]:
+    """Yield each group after the groups that wrote its inputs. Of several ready groups, proven groups come first."""
+    maker = {each.path: group.name for group in groups for each in group.members}
+    by_name = {group.name: group for group in groups}
+    waiting = {group.name: {maker[path] for path in group.inputs if path in maker} - {group.name} for group in groups}
+    followers: dict[str, list[str]] = {}
+    for name, needed in waiting.items():
+        for other in needed:
+            followers.setdefault(other, []).append(name)
+    ready = [(not is_proven(group.members), group.order) for group in groups if not waiting[group.name]]
+    heapq.heapify(ready)
+    while ready:
+        _, (_, name) = heapq.heappop(ready)
+        yield by_name.pop(name)
+        for follower in followers.get(name, ()):
+            waiting[follower].discard(name)
+            if not waiting[follower]:
+                heapq.heappush(ready, (not is_proven(by_name[follower].members), by_name[follower].order))
+    # Names are never reused, so no operation replaces an output of a later operation. Files that claim this come last.
+    yield from by_name.values()
+
+
+def _overlap(one: MergedRange, other: MergedRange) -> bool:
+    return one.after < other.generation and other.after < one.generation

@@ -1,0 +1,384 @@
+"""All rows that match a query, without scores, and their facets.
+
+- `Searched` is the table that a search reads: the base, the unmerged records, and the filter.
+- `Matches` finds all matching rows of each source. The result is exact, regardless of the state of the index and the
+  merge.
+- `search_facets` counts the matching rows per value of a column that has a bitmap index. If a segment covers the rows,
+  the bitmaps of the segment are counted. Otherwise the values of the rows are read. The counts are exact in both cases.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.base.errors import InvalidInput
+from storage_core.base.process import QUERY_BYTES, require_headroom
+from storage_core.base.text import quoted
+from storage_core.data.rows.keys import bitmap_of, positions
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.index import fulltext
+from storage_core.index.damage import damaged
+from storage_core.index.fulltext import BLOCK_ROWS, matches, number_of_matches
+from storage_core.index.places import SegmentCache, open_cache
+from storage_core.index.segments import Coverage, coverage
+from storage_core.index.text_files import Searcher
+from storage_core.log.actions import IndexSegment
+from storage_core.log.snapshot import Snapshot
+from storage_core.read.predicate import Predicate
+from storage_core.read.row_filter import RowFilter
+from storage_core.read.search.base import Base
+from storage_core.read.search.kept import Kept
+from storage_core.read.search.question import SearchQuestion, index_for, one_index, question
+from storage_core.read.search.source import Live, Source, Unusable, usable
+from storage_core.read.search.sources import sources
+from storage_core.read.unmerged import Overlay, take_apart
+from storage_core.store.contract import ObjectStore
+from storage_core.store.meter import prefetch
+
+if TYPE_CHECKING:
+    from storage_core.base.limits import QueryLimits
+    from storage_core.read.plan import RawPart
+    from storage_core.read.predicate import Filter
+    from storage_core.write.region.unmerged import Unmerged
+
+
+_logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(slots=True)
+class Trace:
+    """The sources of each index, by its name, as the last attempt of a search used them.
+
+    No damage ended that attempt.
+    """
+
+    lives: Mapping[str, Live] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """The rows that a search reads: rows of a snapshot and of its unmerged records that meet a filter, within limits.
+
+    Unpacked segments are stored in `cache_dir`. If it is None, they are kept for one search only. The values that
+    earlier searches left in `kept` are not fetched, opened or decoded again. Some unmerged records come from the `raw`
+    logs.
+    """
+
+    store: ObjectStore
+    snapshot: Snapshot
+    unmerged: Sequence[Unmerged] = ()
+    raw: tuple[RawPart, ...] = ()
+    filter: Filter | None = None
+    limits: QueryLimits | None = None
+    cache_dir: Path | None = None
+    kept: Kept = field(default_factory=Kept)
+
+    def overlay(self) -> Overlay:
+        """Return the unmerged records as an overlay.
+
+        Logs have the same runs as in earlier searches. See `take_apart`.
+        """
+        kept = self.kept
+        return take_apart(self.store, self.snapshot, self.unmerged, footers=kept.verified.footers, runs=kept.runs)
+
+    def sources(self, covered: Sequence[Coverage], overlay: Overlay, cached: SegmentCache) -> list[list[Source]]:
+        """Return the sources of each index with the given coverage. See `sources.sources`."""
+        return sources(self.store, self.snapshot, covered, overlay=overlay, cache=cached, kept=self.kept)
+
+    def row_filter(self, *, is_run: bool = True) -> RowFilter | None:
+        """Return the filter, or None. Its results for rows are cached. See `RowFilter`."""
+        if self.filter is None:
+            return None
+        parts, values = self.kept.verified.bitmaps, self.kept.values
+        return RowFilter(
+            self.store, self.snapshot, self.filter, limits=self.limits, parts=parts, values=values, is_run=is_run
+        )
+
+    def lives(
+        self, covered: Sequence[Coverage], overlay: Overlay, cached: SegmentCache, *, is_run: bool = True
+    ) -> list[Live]:
+        """Return for each index the rows of its sources that meet the filter.
+
+        Every search and `explain_search` start with this method. Requests: those of `sources`.
+        """
+        found, wanted = self.sources(covered, overlay, cached), self.row_filter(is_run=is_run)
+        return [Live(own, wanted) for own in found]
+
+    def attempted(
+        self,
+        attempt: Callable[[Sequence[Coverage], SegmentCache], _Answer],
+        definitions: Sequence[IndexDefinition],
+    ) -> _Answer:
+        """Return the result of `attempt`. If a segment or translation is unusable, repeat the attempt without it.
+
+        `attempt` gets the coverage of each index. A warning is logged for each unusable object.
+
+        Raises:
+            Unavailable: The machine lacks disk or memory.
+        """
+        covered, unusable = [self.kept.coverage(self.snapshot, each) for each in definitions], set[str]()
+        names = ", ".join(repr(each.name) for each in definitions)
+        with (
+            require_headroom(f"search of index {names}", size=QUERY_BYTES),
+            open_cache(self.cache_dir) as cached,
+        ):
+            while True:
+                try:
+                    return attempt(covered, cached)
+                except Unusable as gone:
+                    _logger.warning("%s is not usable, reading splits instead: %s", gone.path, gone)
+                    unusable.add(gone.path)
+                    covered = [coverage(self.snapshot, each, without=unusable) for each in definitions]
+
+
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query that selects rows: a full-text query, or a condition on columns that have bitmaps."""
+
+    definition: IndexDefinition
+    parsed: fulltext.TextQuery | Predicate
+
+    @staticmethod
+    def of(
+        snapshot: Snapshot,
+        query: object,
+        *,
+        index: object,
+        syntax: object = fulltext.LENIENT,
+        what: str = "a count or a facet",
+    ) -> Query:
+        """Return the query for one index. Error messages call it `what`. Raises `InvalidInput` and `NotFound`."""
+        definition = index_for(snapshot, one_index(index, what), by_vector=False)
+        parsed = question(definition, snapshot, SearchQuestion(query=query, syntax=syntax))
+        if not isinstance(parsed, fulltext.TextQuery | Predicate):
+            raise InvalidInput(
+                f"index {definition.name!r} takes an embedding, which ranks rows and matches none. Use a full-text or "
+                "bitmap index"
+            )
+        return Query(definition, parsed)
+
+
+def matched(searched: Searched, query: Query, of: Callable[[Matches], _Answer]) -> _Answer:
+    """Return the result of `of` for the matches. If a segment is unusable, call `of` again without the segment.
+
+    Requests: those of `unmerged.take_apart` and of `Matches`. Raises the errors of `search`.
+    """
+    overlay = searched.overlay()
+
+    def attempt(covered: Sequence[Coverage], cached: SegmentCache) -> _Answer:
+        own = Matches(searched, query, overlay, covered=covered[0], cached=cached)
+        found = of(own)
+        own.require_sound()
+        return found
+
+    return searched.attempted(attempt, [query.definition])
+
+
+class Matches:
+    """The live rows that match a query and meet the filter, for each of the `sources` that contain them."""
+
+    def __init__(
+        self, searched: Searched, query: Query, overlay: Overlay, *, covered: Coverage, cached: SegmentCache
+    ) -> None:
+        """Read no row yet."""
+        self.searched, self.overlay, self.covered, self.cached = searched, overlay, covered, cached
+        self._query = query
+        [self._live] = searched.lives([covered], overlay, cached)
+        self.sources = self._live.sources
+
+    def rows(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, BitMap]]:
+        """Yield the matching rows of the sources with these numbers, or of all sources.
+
+        The rows of a source may be yielded in several pieces.
+
+        Cost:
+            One GET per source whose segment is not cached. For each source with matches, the requests that find its
+            deleted rows. If bitmap indexes do not decide the filter, also the requests that read the filter's columns
+            for these rows.
+        """
+        every = range(len(self.sources)) if numbers is None else numbers
+        held, count = dict[int, BitMap](), 0
+        for source, found in self._found([each for each in every if not self._live.excludes(each)]):
+            held[source] = held[source] | found if source in held else found
+            count += len(found)
+            if count >= BLOCK_ROWS:
+                yield from self._of_live(held)
+                held, count = {}, 0
+        yield from self._of_live(held)
+
+    def number(self) -> int:
+        """Return the number of matching rows. If no row can be hidden, no row is checked individually."""
+        parsed = self._query.parsed
+        if isinstance(parsed, fulltext.TextQuery) and self._is_whole():
+            with self._searcher(range(len(self.sources))) as searcher:
+                return number_of_matches(parsed, searcher)
+        return sum(len(rows) for _, rows in self.rows())
+
+    def require_sound(self) -> None:
+        """Raise `InvalidInput` if the filter cannot be evaluated."""
+        self._live.require_sound()
+
+    def _searcher(self, numbers: Sequence[int]) -> AbstractContextManager[Searcher]:
+        parts = [self.sources[each] for each in numbers]
+        return self.searched.kept.searchers.searcher(self._query.definition, parts, self.cached.root)
+
+    def _found(self, numbers: Sequence[int]) -> Iterator[tuple[int, BitMap]]:
+        """Yield matching rows, which may be hidden, in pieces. One piece is in memory at a time."""
+        parsed = self._query.parsed
+        if isinstance(parsed, fulltext.TextQuery):
+            with self._searcher(numbers) as searcher:
+                for place, found in matches(parsed, searcher):
+                    yield numbers[place], found
+            return
+        each_found = prefetch(lambda each: self.sources[each].matching(parsed), numbers, _AT_ONCE)
+        for source, found in zip(numbers, each_found, strict=True):
+            for start in range(0, len(found), BLOCK_ROWS):
+                yield source, found[start : start + BLOCK_ROWS]
+
+    def _of_live(self, found: Mapping[int, BitMap]) -> Iterator[tuple[int, BitMap]]:
+        return ((source, rows) for source, rows in self._live.left(found).items() if rows)
+
+    def _is_whole(self) -> bool:
+        """Return whether every row of every source is visible and meets the filter."""
+        if self._live.is_filtered or self.overlay.deletes.num_rows:
+            return False
+        if any(add.deleted_rows is not None for add in self.searched.snapshot.splits.marked()):
+            return False
+        return not any(prefetch(lambda each: each.deleted(), self.sources, _AT_ONCE))
+
+
+VALUE, COUNT = "value", "count"
+
+_TAKEN_ROWS: Final = 2**18
+_HELD_COUNTS: Final = 2**18
+
+
+def search_facets(searched: Searched, query: Query, by: object, limit: int) -> pa.Table:
+    """Return the `limit` most frequent values of the column `by` among the matching rows: `value`, `count` (int64).
+
+    The most frequent value is first. Equal counts are ordered by value, with null last. Rows with null are counted as
+    well, so all counts add up to the number of rows.
+
+    Raises:
+        InvalidInput: The column has no bitmap index. The errors of `search` are raised, too.
+
+    Cost:
+        Memory is that of the distinct values. The requests of `Matches.rows`. For each split with matches, the requests
+        of `parts.Reading` for its values and bitmaps. If no segment covers the split, or if the segment has more values
+        than rows match, the column is read instead.
+    """
+    definition, column = bitmap_index_over(searched.snapshot, by)
+    return matched(searched, query, lambda matches: _Facets(matches, definition, column).most_frequent(limit))
+
+
+def bitmap_index_over(snapshot: Snapshot, by: object) -> tuple[IndexDefinition, str]:
+    """Return the first bitmap index over a column, and the column's name. Raises `InvalidInput` if there is none."""
+    defined = [each for each in snapshot.config.indexes if each.kind == "bitmap"]
+    for definition in defined:
+        if isinstance(by, str) and by in definition.columns:
+            return definition, by
+    known = ", ".join(dict.fromkeys(column for each in defined for column in each.columns)) or "none"
+    raise InvalidInput(f"facets are of a column with a bitmap index ({known}), found {quoted(by)}")
+
+
+class _Facets:
+    """Counts the values of a column in matching rows."""
+
+    def __init__(self, matches: Matches, definition: IndexDefinition, column: str) -> None:
+        searched = matches.searched
+        self._matches, self._definition, self._column = matches, definition, column
+        self._type = searched.snapshot.schema.field(column).type
+        self._covered = coverage(searched.snapshot, definition, without=matches.covered.without)
+        self._parts = searched.kept.verified.bitmaps
+        self._store = searched.store
+        self._base = Base(
+            searched.store,
+            searched.snapshot,
+            self._covered,
+            matches.overlay,
+            cache=matches.cached,
+            kept=searched.kept,
+        )
+
+    def most_frequent(self, limit: int) -> pa.Table:
+        counts, in_splits = self._none(), dict[str, BitMap]()
+        for source, rows in self._matches.rows():
+            own = self._matches.sources[source]
+            numbers = rows.to_array().tolist()
+            if not own.splits:
+                counts = self._with(counts, [_counted(own.take(numbers, [self._column]).column(self._column))])
+            for split, _, there in own.in_splits(numbers):
+                held = in_splits.setdefault(split, BitMap())
+                held |= bitmap_of(there)
+        for found in prefetch(lambda split: [*self._of_split(split, in_splits[split])], in_splits, _AT_ONCE):
+            counts = self._with(counts, found)
+        ordered = _summed(counts).sort_by([(COUNT, "descending"), (VALUE, "ascending")])
+        return ordered.slice(0, limit)
+
+    def _none(self) -> pa.Table:
+        return pa.table({VALUE: pa.array([], self._type), COUNT: pa.array([], pa.int64())})
+
+    def _with(self, counts: pa.Table, found: list[pa.Table]) -> pa.Table:
+        joined = pa.concat_tables([counts, *found])
+        return joined if joined.num_rows < _HELD_COUNTS else _summed(joined)
+
+    def _of_split(self, split: str, rows: BitMap) -> Iterator[pa.Table]:
+        """Yield the counts for these rows of a split's file: by segments, then for the rows that no segment covers."""
+        left = rows
+        for path in self._covered.answers.get(split, ()):
+            segment = self._covered.segments[path]
+            own, there = self._in_segment(segment, split, rows)
+            counted = self._by_bitmaps(segment, own) if own else None
+            if counted is not None:
+                yield counted
+                left = left - there
+        for start in range(0, len(left), _TAKEN_ROWS):
+            taken = self._base.take(split, left[start : start + _TAKEN_ROWS].to_array().tolist(), [self._column])
+            yield _counted(taken.column(self._column))
+
+    def _in_segment(self, segment: IndexSegment, split: str, rows: BitMap) -> tuple[BitMap, BitMap]:
+        """Return the rows of a segment that are among these rows of a split, and their positions in the split."""
+        if segment.origins is None and tuple(segment.covers) == (split,):
+            return rows, rows
+        own, there = self._base.places(segment).within(split)
+        chosen = np.isin(there, positions(rows))
+        return bitmap_of(own[chosen]), bitmap_of(there[chosen])
+
+    def _by_bitmaps(self, segment: IndexSegment, rows: BitMap) -> pa.Table | None:
+        """Return the counts for rows of a segment, or None if the segment has more distinct values than rows."""
+        with usable(segment.path):
+            columns = self._parts.reading(self._store, segment, self._definition).columns([self._column]) or {}
+            held = columns[self._column].widened(self._type)
+            if len(held.values.values) > len(rows):
+                return None
+            counts = held.counts(rows)
+            nulls = len(rows) - int(counts.sum())
+            if nulls < 0:
+                raise damaged(segment.path, "a row has two values")
+        values = pa.concat_arrays([held.values.values, pa.nulls(1, self._type)])
+        found = pa.table({VALUE: values, COUNT: pa.array([*counts.tolist(), nulls], pa.int64())})
+        return found.filter(pa.array(found.column(COUNT).to_numpy() > 0))
+
+
+def _counted(values: pa.ChunkedArray) -> pa.Table:
+    ones = pa.array(np.ones(len(values), np.int64))
+    return _summed(pa.table({VALUE: values, COUNT: ones}))
+
+
+def _summed(counts: pa.Table) -> pa.Table:
+    found = counts.group_by(VALUE).aggregate([(COUNT, "sum")])
+    return found.select([VALUE, f"{COUNT}_sum"]).rename_columns([VALUE, COUNT])

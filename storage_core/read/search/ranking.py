@@ -1,0 +1,452 @@
+"""Searches by one index: ranked by score, or ordered by a column.
+
+A search is exact, regardless of the state of the index and the merge (decision 0022). Rows without a segment are
+indexed on the fly, and are searched as if they had a segment. The rows, the scores and the order are therefore the same
+whether the index is complete, incomplete or empty. Rows with equal scores are ordered by their values (decision 0022).
+
+`search_ordered` returns matching rows in the order of a column instead of by score, for example the newest first. The
+log contains bounds of the column for each split. The sources that may contain the first rows are searched first. If all
+rows of a source come after the result, its segments are not opened and its rows are not read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.base.errors import InvalidInput
+from storage_core.base.text import quoted, unknown_names
+from storage_core.data.rows.codes import Mask, bound_keys, codes, sortable
+from storage_core.data.rows.columns import stored_name
+from storage_core.data.rows.keys import Positions, pack, positions, sorted_order
+from storage_core.data.rows.vectors import type_text
+from storage_core.index import fulltext
+from storage_core.index.fulltext import LENIENT, Hit
+from storage_core.index.places import SegmentCache
+from storage_core.index.segments import Coverage
+from storage_core.index.text_files import Searcher
+from storage_core.log.snapshot import Snapshot
+from storage_core.read.search.kept import Kept
+from storage_core.read.search.matches import Matches, Query, Searched, Trace, matched
+from storage_core.read.search.order import (
+    SCORE,
+    Best,
+    FirstRows,
+    codes_of,
+    free_name,
+    in_turns,
+    in_windows,
+    row_name,
+    tie_columns,
+)
+from storage_core.read.search.question import IndexQuestion, VectorQuery, page
+from storage_core.read.search.source import Live, Source, by_source
+from storage_core.read.search.vectors import DISTANCE, FIRST_WINDOW, Nearest, has_ties, with_distance
+from storage_core.store.meter import prefetch
+
+if TYPE_CHECKING:
+    from storage_core.read.predicate import Predicate
+
+
+_AT_ONCE: Final = 4
+_MOST_SOURCES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order by a column. If `descending` is True, the greatest value is first, otherwise the least value.
+
+    Nulls are last.
+    """
+
+    column: str
+    descending: bool = True
+
+    @staticmethod
+    def of(column: object, descending: object) -> Order:
+        """Return the requested order. Raises `InvalidInput` if it is invalid."""
+        if not isinstance(descending, bool):
+            raise InvalidInput(f"descending is {quoted(descending)}. Give true or false")
+        if not isinstance(column, str):
+            raise InvalidInput(f"order_by is {quoted(column)}. Give the name of a column, and `descending` separately")
+        return Order(column, descending)
+
+    def require_known(self, schema: pa.Schema) -> None:
+        """Raise `InvalidInput` if the column does not exist or has no order."""
+        if self.column not in schema.names:
+            raise InvalidInput(unknown_names("column", [self.column], schema.names, where="order_by"))
+        if pa.types.is_nested(kind := schema.field(self.column).type):
+            raise InvalidInput(f"order_by is {self.column!r}, which is {type_text(kind)}: its values have no order")
+
+
+def refuse_scores(of_scores: Mapping[str, object]) -> None:
+    """Raise `InvalidInput` if a parameter for scores is given. An ordered search has no scores."""
+    if given := [name for name, value in of_scores.items() if value is not None]:
+        raise InvalidInput(f"order_by returns no scores, and {given[0]} needs scores. Give one of the two")
+
+
+def search_ordered(
+    searched: Searched,
+    query: object,
+    order: Order,
+    columns: Sequence[str] | None = None,
+    *,
+    index: object = None,
+    syntax: object = LENIENT,
+    limit: object = 10,
+    offset: object = 0,
+) -> pa.Table:
+    """Return `limit` matching rows after the first `offset` rows, in the order of a column and without a score.
+
+    Rows with equal values are ordered like rows with equal scores (`order.tie_columns`). Pages of one version therefore
+    neither overlap nor miss a row.
+
+    Raises:
+        InvalidInput: The column has no order. The errors of `search` are raised, too.
+
+    Cost:
+        The requests of `Matches.rows`, and the requests for the rows that may be in the result. Sources whose bounds in
+        the log come after the result take no request. Integers, decimals, dates and timestamps have such bounds.
+    """
+    snapshot = searched.snapshot
+    order.require_known(snapshot.schema)
+    wanted, (first, after) = Query.of(snapshot, query, index=index, syntax=syntax, what="order_by"), page(limit, offset)
+    names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
+
+    def answer(matches: Matches) -> pa.Table:
+        rows = _First(snapshot, order, first + after, names)
+        _add_first(matches, rows)
+        return rows.rows.rows().select(list(names)).slice(after)
+
+    return matched(searched, wanted, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounded:
+    """A source, or some of its `rows`. None of their values comes before the key `bound`, which is None if unknown."""
+
+    bound: Any
+    source: int
+    rows: BitMap = field(default_factory=BitMap)
+
+
+class _First:
+    """The first rows of all added rows, in the order of a column."""
+
+    def __init__(self, snapshot: Snapshot, order: Order, limit: int, columns: Collection[str]) -> None:
+        self.by, self.descending, self.limit = order.column, order.descending, limit
+        self._ties = tie_columns(snapshot)
+        wanted = {self.by, *columns, *self._ties}
+        schema = pa.schema([each for each in snapshot.schema if each.name in wanted])
+        self.columns: Sequence[str] = tuple(schema.names)
+        self._type = schema.field(self.by).type
+        self.rows = FirstRows(schema, limit, self._order)
+
+    def in_order(self, found: Iterable[_Bounded]) -> list[_Bounded]:
+        """Return the pieces in the order of their bounds. Pieces without a bound come first."""
+        each_found = [*found]
+        known = [each for each in each_found if each.bound is not None]
+        ordered = sorted(known, key=lambda each: each.bound, reverse=self.descending)
+        return [*(each for each in each_found if each.bound is None), *ordered]
+
+    def bound(self, bounds: Iterable[Any]) -> Any:
+        """Return the first of several bounds, or None if one of them is unknown."""
+        known = [*bounds]
+        return None if not known or None in known else (max if self.descending else min)(known)
+
+    def excludes(self, bound: Any) -> bool:
+        """Return True if a row whose value is at or after this key cannot be among the first rows."""
+        if bound is None or not self.rows.is_full:
+            return False
+        last = sortable(self.rows.last().column(self.by).combine_chunks())[0].as_py()
+        return last is not None and bool(last > bound if self.descending else last < bound)
+
+    def contenders(self, values: pa.ChunkedArray) -> Mask:
+        """Return a mask of the rows with these values that may be among the first rows."""
+        last = self.rows.last().column(self.by) if self.rows.is_full else values.slice(0, 0)
+        coded = codes(pa.chunked_array([*last.chunks, *values.chunks], self._type), descending=self.descending).values
+        own = coded[len(last) :]
+        reached = [coded[0]] if len(last) else []
+        if len(own) > self.limit:
+            reached.append(np.partition(own, self.limit - 1)[self.limit - 1])
+        return own <= min(reached) if reached else np.ones(len(own), np.bool_)
+
+    def _order(self, rows: pa.Table) -> Positions:
+        coded = [codes(rows.column(self.by), descending=self.descending)]
+        coded += [codes_of(rows.column(name)) for name in self._ties]
+        return sorted_order(pack(coded, rows.num_rows))
+
+
+def _add_first(matches: Matches, first: _First) -> None:
+    """Search the sources in the order of their bounds, until the next sources come after the result.
+
+    The number of sources that are searched concurrently grows.
+    """
+    splits = {split for source in matches.sources for split in source.splits}
+    bounds = _bounds(matches.searched.snapshot, first, splits)
+    waiting = first.in_order(
+        _Bounded(first.bound(bounds[split] for split in source.splits), number)
+        for number, source in enumerate(matches.sources)
+    )
+    at_once = sum(each.bound is None for each in waiting) or 1
+    for group in in_turns(waiting, lambda each: first.excludes(each.bound), lambda: _MOST_SOURCES, at_once=at_once):
+        _add(matches, first, _pieces(matches, bounds, [each.source for each in group]))
+
+
+def _bounds(snapshot: Snapshot, first: _First, splits: Collection[str]) -> Mapping[str, Any]:
+    """Return for each split a lower bound, in this order, of its keys. None if the log does not contain a bound."""
+    kind, adds = snapshot.schema.field(first.by).type, [snapshot.splits[each] for each in splits]
+    if not any(is_kind(kind) for is_kind in _BOUNDED):
+        return dict.fromkeys(splits)
+    known = [(add.maxValues if first.descending else add.minValues) or {} for add in adds]
+    stored = stored_name(snapshot.schema.field(first.by))
+    keys = bound_keys(pa.array([each.get(stored) for each in known], pa.string()), kind)
+    return dict(zip(splits, keys.to_pylist(), strict=True))
+
+
+# Bounds of floats ignore NaN, which is the greatest value. Texts often have the same long prefix, which bounds
+# truncate.
+_BOUNDED = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
+
+
+def _pieces(matches: Matches, bounds: Mapping[str, Any], numbers: Sequence[int]) -> Iterator[_Bounded]:
+    """Yield the matching rows of some sources, separated by split."""
+    for number, rows in matches.rows(numbers):
+        source, own = matches.sources[number], np.array(rows.to_array(), np.uint32)
+        if len(source.splits) < 2:
+            yield _Bounded(bounds[source.splits[0]] if source.splits else None, number, rows)
+            continue
+        for split, which, _ in source.in_splits(own.tolist()):
+            yield _Bounded(bounds[split], number, BitMap(own[which]))
+
+
+def _add(matches: Matches, first: _First, pieces: Iterable[_Bounded]) -> None:
+    """Add the rows of some pieces in the order of their bounds.
+
+    The column of the order is read first. Then the other columns are read for the rows that may be wanted.
+    """
+
+    def values(piece: _Bounded) -> pa.ChunkedArray:
+        return matches.sources[piece.source].take(piece.rows.to_array().tolist(), [first.by]).column(first.by)
+
+    for group in in_turns(first.in_order(pieces), lambda each: first.excludes(each.bound), lambda: _AT_ONCE):
+        for piece, own in zip(group, prefetch(values, group, _AT_ONCE), strict=True):
+            wanted = np.flatnonzero(first.contenders(own))
+            rows = positions(piece.rows)[wanted].tolist()
+            if rows:
+                first.rows.add(matches.sources[piece.source].take(rows, first.columns))
+
+
+_MATCH = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scored:
+    """The result of an index: the live `hits` of sources, and the `sources` that may have hits, by their positions.
+
+    All rows with a score greater than `tied` are among the best. They are in the sources `better`. The first `wanted`
+    rows with the score `tied` are among the best as well.
+    """
+
+    sources: Sequence[int]
+    hits: Callable[[Sequence[int]], Mapping[int, Sequence[Hit]]]
+    tied: float
+    wanted: int
+    better: frozenset[int] = frozenset()
+
+
+def search(
+    searched: Searched,
+    one: IndexQuestion,
+    columns: Sequence[str] | None = None,
+    *,
+    most: int,
+    trace: Trace | None = None,
+) -> pa.Table:
+    """Return the best `most` live rows of the table according to one index, with their `score`, best first.
+
+    Only rows that meet the filter are returned, and the filter does not change scores. If a key has several unmerged
+    records, the newest record is used.
+
+    Rows are ordered by descending score, then by key. A table without a key uses the time column and then all other
+    columns. The same rows with the same scores therefore produce the same pages, regardless of where the rows are
+    stored.
+
+    If a `vector` is given, the nearest rows are found. `score` is 1 - distance for cosine, and -distance for l2 and
+    dot. `distance` is the distance of the metric. Both are computed from exact embeddings. `nprobe` clusters of each
+    segment are searched. Candidates are ranked by codes in windows of 10 rows, 40 rows and so on (`windows`). Rows that
+    only a wider window finds come after the rows of the narrower window.
+
+    Full text is scored with BM25 (`fulltext.parse` documents the syntax). The statistics cover all rows of the splits,
+    the whole rows of each unmerged generation, and the rows that other records produce over the base. Deleted or
+    superseded rows stay in the statistics until their split is rewritten or their generation is merged. They are never
+    returned. Decision 0022 contains the limit of their effect on scores. Every match of a bitmap index has the score
+    1.0 (`question.parse_bitmap_query`).
+
+    Args:
+        searched: The table, the filter and the limits.
+        one: The index and the question.
+        columns: The columns of the result, or None for all.
+        most: The number of wanted rows.
+        trace: Receives the sources that were used.
+
+    Returns:
+        The rows. The score column is called `_score` if the table has a column `score`.
+
+    Raises:
+        InvalidInput: The filter cannot be evaluated.
+        Corrupt: A split is damaged. A damaged segment is not used, and a warning is logged.
+        SnapshotExpired: A split was removed. A removed segment is not used, and a warning is logged.
+        Unavailable: The machine lacks disk, memory or open files, or the filter exceeds a limit.
+
+    Cost:
+        A search by vector makes the requests of `Nearest.rows` for each window. Another search makes one GET per source
+        whose segment is not cached, or the requests of `parts.Reading` for bitmaps. It then makes one GET per split
+        with hits that may be among the best. From a split above 8 MiB, it reads only the footer and the row groups with
+        hits. Files on a local disk take no request. A hit with the score of the last row is skipped if its first column
+        comes after the first column of that row (decision 0022).
+        A filter adds the requests that read its columns for the hits. If bitmap indexes decide the whole filter, it
+        adds the requests of `Bitmaps.of_split` instead. If a split with such hits has a stored deletion vector, this
+        takes one GET. The requests of `unmerged.take_apart` are added.
+    """
+    snapshot, kept, parsed = searched.snapshot, searched.kept, one.question
+    names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
+    overlay = searched.overlay()
+    score, distance = added_names(snapshot.schema)
+
+    def best(covered: Sequence[Coverage], cached: SegmentCache) -> pa.Table:
+        [live] = searched.lives(covered, overlay, cached)
+        if trace is not None:
+            trace.lives = {one.definition.name: live}
+        if isinstance(parsed, VectorQuery):
+            answer = _nearest(Nearest(live, parsed, most, readers=kept.readers), snapshot, names, most)
+        else:
+            rows = Best(snapshot, most, names)
+            add_best(live, one, rows, most, kept=kept, root=cached.root)
+            answer = rows.answer(names, score=score)
+        live.require_sound()
+        return answer
+
+    found = searched.attempted(best, [one.definition])
+    if not isinstance(parsed, VectorQuery):
+        return found
+    return with_distance(found, parsed.metric, score=score, distance=distance)
+
+
+def add_best(live: Live, one: IndexQuestion, rows: Best, most: int, *, kept: Kept, root: Path) -> None:
+    """Add the best `most` rows of one index. Other rows with the score of the last row may be added as well."""
+    match one.question:
+        case fulltext.TextQuery() as query:
+            with kept.searchers.searcher(one.definition, live.sources, root) as searcher:
+                _add_best(live.sources, _text_matches(live, query, most, searcher), rows)
+        case VectorQuery() as query:
+            nearest = Nearest(live, query, most, readers=kept.readers)
+            nearest.add(nearest.rows(most), rows)
+        case condition:
+            _add_best(live.sources, _bitmap_matches(live, condition, most), rows)
+
+
+def _nearest(nearest: Nearest, snapshot: Snapshot, names: Sequence[str], most: int) -> pa.Table:
+    """Return the nearest `most` rows with their scores, built from windows."""
+    name, (score, _) = row_name(snapshot), added_names(snapshot.schema)
+    held = [*dict.fromkeys([*names, *name])]
+
+    def ranked(window: int) -> tuple[pa.Table, bool]:
+        near = nearest.rows(window)
+        rows = Best(snapshot, min(window, most), names, is_named=True, has_ties=has_ties(near))
+        nearest.add(near, rows)
+        found = rows.answer(held, score=score)
+        return found, found.num_rows < window
+
+    return in_windows(ranked, most, name, first=FIRST_WINDOW).select([*names, score])
+
+
+def added_names(schema: pa.Schema) -> tuple[str, str]:
+    """Return the names of the score and the distance in results. No other column has these names."""
+    return free_name(SCORE, schema.names), free_name(DISTANCE, schema.names)
+
+
+def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Scored:
+    found = query.hits(searcher, most, live=live)
+    hits = by_source(found)
+    tied = found[-1].score if len(found) > most else -math.inf  # otherwise all of the hits are among the best
+    better = frozenset(source for source, own in hits.items() if own[0].score > tied)
+    return _Scored(
+        sources=sorted(hits),
+        hits=lambda sources: {each: hits[each] for each in sources},
+        tied=tied,
+        wanted=most - sum(hit.score > tied for hit in found),
+        better=better,
+    )
+
+
+def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Scored:
+    """Return the matches of a bitmap index. A source is opened only when its hits are needed."""
+
+    def matching(source: int) -> list[Hit]:
+        return [Hit(source=source, row=row, score=_MATCH) for row in live.sources[source].matching(condition)]
+
+    def hits(sources: Sequence[int]) -> Mapping[int, Sequence[Hit]]:
+        asked = [each for each in sources if not live.excludes(each)]
+        return by_source(live(list(chain.from_iterable(prefetch(matching, asked, _AT_ONCE)))))
+
+    return _Scored(sources=range(len(live.sources)), hits=hits, tied=_MATCH, wanted=most)
+
+
+def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
+    """Read each source that has, or may have, some of the best rows. Each source is read once.
+
+    The sources that certainly have such rows are read concurrently. The other sources are read in growing groups, until
+    no more rows are needed.
+    """
+
+    def add(sources: Sequence[int]) -> None:
+        hits = _contending(found, matches, matches.hits(sources), best)
+        rows = prefetch(lambda each: best.taken(found[each], [hit.row for hit in hits[each]]), hits, _AT_ONCE)
+        for own, taken in zip(hits.values(), rows, strict=True):
+            best.add(taken, [hit.score for hit in own])
+
+    def turn(source: int) -> tuple[Any, ...]:
+        low = found[source].low()
+        return low is not None, 0 if low is None else low, source
+
+    add([each for each in matches.sources if each in matches.better])
+    others = sorted({*matches.sources} - matches.better, key=turn)
+    # The sources are in the order of their first rows. The search stops at the first source whose rows all come too
+    # late.
+    for group in in_turns(
+        others, lambda each: best.excludes(matches.tied, found[each].low()), lambda: 1 if best.is_full else _AT_ONCE
+    ):
+        add(group)
+
+
+def _contending(
+    found: Sequence[Source], matches: _Scored, hits: Mapping[int, Sequence[Hit]], best: Best
+) -> Mapping[int, Sequence[Hit]]:
+    """Return the hits that may be among the best.
+
+    A hit with the last score is dropped if it comes after the last row.
+    """
+    tied = {each: [hit.row for hit in own if hit.score == matches.tied] for each, own in hits.items()}
+    if sum(map(len, tied.values())) <= matches.wanted and not best.is_full:
+        return hits
+    asked = [each for each, rows in tied.items() if rows]
+    known = dict(zip(asked, prefetch(lambda each: found[each].between(tied[each]), asked, _AT_ONCE), strict=True))
+    between = {each: keys for each, keys in known.items() if keys is not None}
+    if not between:
+        return hits
+    low, high = map(np.concatenate, zip(*between.values(), strict=True))
+    may = iter(best.contenders(low, high, score=matches.tied, wanted=matches.wanted).tolist())
+    left = {
+        each: [hit for hit in own if each not in between or hit.score != matches.tied or next(may)]
+        for each, own in hits.items()
+    }
+    return {each: own for each, own in left.items() if own}

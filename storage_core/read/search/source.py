@@ -1,0 +1,377 @@
+"""The sources of a search, and the filter that keeps the hits in live rows.
+
+A `Source` is a set of rows that an index numbers from 0, such as a split or a generation. `Live` keeps the hits that
+are neither deleted nor excluded by the filter. `TextFilter` is a filter that consists of the hits of another index.
+Each segment numbers its rows separately, so this filter identifies rows by their splits and positions, or by their
+keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.base.errors import Corrupt, NotFound
+from storage_core.data.rows.codes import Mask, Unsigned
+from storage_core.data.rows.keys import Positions, bitmap_of, key_codes, positions
+from storage_core.index.damage import damaged
+from storage_core.index.fulltext import Hit
+from storage_core.index.vector.blocks import Ranged
+from storage_core.read.predicate import Predicate
+from storage_core.read.row_filter import NOTHING_KNOWN, RowFilter
+from storage_core.store.meter import prefetch
+
+Between = tuple[Unsigned, Unsigned]
+"""Two arrays of `leading_keys`, with a lower and an upper bound of each row in the first of the `tie_columns`."""
+
+InSplit = tuple[str, Positions, Positions]
+"""The path of a split, the positions of some rows in a given list, and the row numbers of these rows in the split."""
+
+
+Place = Literal["base", "generation", "log", "records"]
+"""The kind of a source.
+
+- `base`: splits of the base.
+- `generation`: one generation.
+- `log`: entries of a log.
+- `records`: rows that result from several records together, or from records applied over the base.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The location of the rows of a source.
+
+    `name` is the path of a split of the base, or of a segment over several splits. `segment` is the path of the segment
+    that covers the rows. It is None if no segment covers them.
+    """
+
+    place: Place
+    name: str
+    segment: str | None = None
+
+
+class Source(Protocol):
+    """Rows that an index numbers from 0."""
+
+    @property
+    def origin(self) -> Origin:
+        """The location of the rows, as `explain_search` reports it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """A text that identifies the content of the index files."""
+        ...
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The paths of the splits of the base that contain the rows. Empty if the rows are not in the base."""
+        ...
+
+    @property
+    def segment_bytes(self) -> int | None:
+        """The size in bytes of the segment that covers the rows. None if no segment covers them."""
+        ...
+
+    @property
+    def is_near(self) -> bool:
+        """True if reading the source is so fast that a second thread costs more than it saves."""
+        ...
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def directory(self) -> Path:
+        """Return the directory with the files of the index over all the rows."""
+        ...
+
+    def ranged(self) -> Ranged | None:
+        """Return the files of a vector segment if they are read by ranges. None if `directory` must be read."""
+        ...
+
+    def matching(self, condition: Predicate) -> BitMap:
+        """Return the rows that meet a condition on columns of the index. The index has bitmaps."""
+        ...
+
+    def low(self) -> Any:
+        """Return a lower bound of the rows in their order, as `order.least`, or None if unknown. Makes no request."""
+        ...
+
+    def between(self, rows: Sequence[int]) -> Between | None:
+        """Return bounds of the order of these rows, or None if there are no bounds. This costs less than `take`."""
+        ...
+
+    def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
+        """Return each split of the base that contains some of these rows."""
+        ...
+
+    def deleted(self) -> BitMap:
+        """Return the rows that cannot be in a result, even if the index finds them."""
+        ...
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        """Return these columns of these rows.
+
+        The result has the table's columns in schema order, and the rows in the order of `rows`.
+        """
+        ...
+
+
+class Unusable(Exception):  # noqa: N818  # never leaves a search
+    """A segment or translation is damaged or no longer exists. The search must read its rows from splits instead."""
+
+    def __init__(self, path: str, why: object) -> None:
+        """Create the error. `path` is the path of the object, and `why` the error of reading it."""
+        super().__init__(str(why))
+        self.path = path
+
+
+@contextmanager
+def usable(path: str) -> Iterator[None]:
+    """Raise `Unusable` if the block finds that the object is damaged or missing."""
+    try:
+        yield
+    except (Corrupt, NotFound) as error:
+        raise Unusable(path, error) from error
+
+
+def chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
+    """Return the schema with only these columns."""
+    return pa.schema([each for each in schema if each.name in columns])
+
+
+def by_source(hits: Iterable[Hit]) -> dict[int, list[Hit]]:
+    """Return the hits of each source, in their order."""
+    found: dict[int, list[Hit]] = {}
+    for hit in hits:
+        found.setdefault(hit.source, []).append(hit)
+    return found
+
+
+def require_within(rows: Sequence[int], count: int, where: str) -> None:
+    """Raise `Corrupt` if an index returns the number of a row that does not exist."""
+    if max(rows) >= count:
+        raise damaged(where, f"the index names row {max(rows)}, it has {count} rows")
+
+
+class TextFilter:
+    """The rows of some hits, used as a filter. It identifies rows of the base by position, and other rows by key."""
+
+    def __init__(self, found: Sequence[Source], hits: Sequence[Hit], key: Sequence[str]) -> None:
+        """Build the filter from hits of these sources, in a table with this key.
+
+        Requests: those of `Source.in_splits`.
+        """
+        rows = {source: [hit.row for hit in own] for source, own in by_source(hits).items()}
+        self._key = key
+        self._splits: dict[str, BitMap] = {}
+        self._unmerged = [found[each].take(own, key) for each, own in rows.items() if not found[each].splits]
+        for source, own in rows.items():
+            for split, _, there in found[source].in_splits(own):
+                self._splits[split] = self._splits.get(split, BitMap()) | bitmap_of(there)
+
+    def mask(self, source: Source, rows: Positions) -> Mask:
+        """Return a mask of the rows that this filter contains. The source may be of any index of the same search."""
+        mask = np.zeros(len(rows), np.bool_)
+        if source.splits:
+            for split, own, there in source.in_splits(rows.tolist()):
+                mask[own] = among(there, self._splits.get(split, BitMap()))
+        elif self._unmerged:
+            *matched, own = key_codes([*self._unmerged, source.take(rows.tolist(), self._key)], self._key)
+            mask = np.isin(own, np.concatenate(matched))
+        return mask
+
+
+def among(rows: Positions, bitmap: BitMap) -> Mask:
+    """Return which of the rows are in the bitmap."""
+    common = bitmap_of(rows) & bitmap if bitmap else bitmap
+    found: Mask = np.isin(rows, positions(common)) if common else np.zeros(len(rows), np.bool_)
+    return found
+
+
+_AT_ONCE = 4
+_FILTERED_ROWS = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The work of a search by vector on one source. `matching` is the number of live rows that meet the filter.
+
+    `ranked` is the number of rows that were scored by embeddings of the table, added up over all windows and queries.
+    If `is_exact` is True, all matching rows were scored, otherwise the rows that codes selected. `clusters` is the
+    number of clusters that the last window searched, or None for a segment without clusters.
+    """
+
+    matching: int
+    ranked: int
+    is_exact: bool = True
+    clusters: int | None = None
+
+
+class Live:
+    """A filter of hits. It returns the hits that are visible rows and meet the filter, in their order.
+
+    Deleted rows are looked up only for sources with hits. If neither bitmap indexes nor earlier searches decide the
+    filter for a hit, the columns of the filter are read for its row. The cost therefore depends on the number of
+    checked hits, and not on the size of the table. Hits are checked until enough hits meet the filter.
+    """
+
+    def __init__(self, found: Sequence[Source], wanted: RowFilter | None, matched: Sequence[TextFilter] = ()) -> None:
+        """Create the filter. A row passes if it meets `wanted` and is in each of `matched`."""
+        self.sources = found
+        self.filter = wanted
+        """The filter that the rows have to meet, or None."""
+        self._matched = matched
+        self._deleted: dict[int, BitMap] = {}
+        self._rows: dict[int, BitMap] = {}
+        self.looked: dict[int, Looked] = {}
+        """The work of searches by vector, by source."""
+        self.judged = self.met = 0
+        """The number of rows for which the filter was evaluated, and the number of these rows that meet it."""
+
+    def among(self, matched: Sequence[TextFilter]) -> Live:
+        """Return this filter with the additional condition that a row is in each of `matched`."""
+        return Live(self.sources, self.filter, matched)
+
+    def __call__(self, hits: list[Hit]) -> list[Hit]:
+        """Return the hits that are visible rows and meet the filter.
+
+        Raises the errors of `Source.take` and `RowFilter.mask`.
+        """
+        deleted = self._deleted_of({hit.source for hit in hits})
+        live = [hit for hit in hits if hit.source in deleted and hit.row not in deleted[hit.source]]
+        return self._wanted(live) if live and self.is_filtered else live
+
+    def left(self, found: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
+        """Return which of these rows of sources are visible and meet the filter. Raises the errors of `__call__`."""
+        deleted = self._deleted_of(found)
+        live = {source: rows - deleted[source] for source, rows in found.items() if source in deleted}
+        if not self.is_filtered:
+            return live
+        asked = {source: positions(rows) for source, rows in live.items() if rows}
+        met = self._meeting(asked)
+        return {source: bitmap_of(rows[met[source]]) for source, rows in asked.items()}
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether rows have to meet a filter."""
+        return self.filter is not None or bool(self._matched)
+
+    def rows(self, source: int) -> BitMap:
+        """Return the rows of a source that are visible and meet the filter.
+
+        The columns of the filter are read for all live rows of the source.
+        """
+        if source not in self._rows:
+            self._rows[source] = self._found(source)
+        return self._rows[source]
+
+    def excludes(self, source: int) -> bool:
+        """Return whether the filter excludes every row of a source, according to the log."""
+        paths = self.sources[source].splits
+        return self.filter is not None and bool(paths) and self.filter.splits.isdisjoint(paths)
+
+    def require_sound(self) -> None:
+        """Raise `InvalidInput` if the filter cannot be evaluated, even if no hit was checked."""
+        if self.filter is not None:
+            self.filter.require_sound()
+
+    def _deleted_of(self, sources: Collection[int]) -> Mapping[int, BitMap]:
+        """Return the deleted rows of the sources that the filter does not exclude."""
+        admitted = [source for source in sorted(sources) if not self.excludes(source)]
+        unknown = [source for source in admitted if source not in self._deleted]
+        found = prefetch(lambda source: self.sources[source].deleted(), unknown, _AT_ONCE)
+        self._deleted.update(zip(unknown, found, strict=True))
+        return {source: self._deleted[source] for source in admitted}
+
+    def _found(self, source: int) -> BitMap:
+        if self.excludes(source):
+            return BitMap()
+        own = self.sources[source]
+        live = BitMap(range(own.count())) - own.deleted()
+        if not self.is_filtered:
+            return live
+        lasting = self._lasting(own)
+        known = NOTHING_KNOWN if lasting is None else lasting.known(own.name)
+        rows, met = positions(live - known.judged), live & known.met
+        self.judged += len(live) - len(rows)
+        self.met += len(met)
+        for at in range(0, len(rows), _FILTERED_ROWS):
+            block = rows[at : at + _FILTERED_ROWS]
+            mask = self._meeting({source: block})[source]
+            met |= bitmap_of(block[mask])
+            if lasting is not None:
+                lasting.note(own.name, block, mask)
+        return met
+
+    def _lasting(self, source: Source) -> RowFilter | None:
+        """Return the filter if it may cache its results for the source, else None.
+
+        It may cache them if the source is in splits and no other filter applies.
+        """
+        return self.filter if source.splits and not self._matched else None
+
+    def _wanted(self, hits: list[Hit]) -> list[Hit]:
+        places: dict[int, list[int]] = {}
+        for place, hit in enumerate(hits):
+            places.setdefault(hit.source, []).append(place)
+        rows = {source: np.array([hits[place].row for place in own], np.int64) for source, own in places.items()}
+        met = np.zeros(len(hits), np.bool_)
+        for source, mask in self._meeting(rows).items():
+            met[places[source]] = mask
+        return [hit for hit, is_met in zip(hits, met.tolist(), strict=True) if is_met]
+
+    def _meeting(self, rows: Mapping[int, Positions]) -> dict[int, Mask]:
+        """Return for each source a mask of these rows that meet the filter and are in all of the matched sets."""
+        met = {source: np.ones(len(own), np.bool_) for source, own in rows.items()}
+        for source, own in rows.items():
+            for matched in self._matched:
+                met[source] &= matched.mask(self.sources[source], own)
+        if self.filter is not None:
+            self._judge(rows, met, self.filter)
+        self.judged += sum(map(len, rows.values()))
+        self.met += sum(int(own.sum()) for own in met.values())
+        return met
+
+    def _judge(self, rows: Mapping[int, Positions], met: Mapping[int, Mask], wanted: RowFilter) -> None:
+        """Remove the rows from the masks that do not meet the filter.
+
+        Cached results decide, or DuckDB evaluates the filter.
+        """
+        in_split = [
+            (source, *each) for source, own in rows.items() for each in self.sources[source].in_splits(own.tolist())
+        ]
+        splits = sorted({split for _, split, _, _ in in_split})
+        answers = dict(zip(splits, prefetch(wanted.by_bitmaps, splits, _AT_ONCE), strict=True))
+        left = {source: own.copy() for source, own in met.items()}
+        for source, split, which, there in in_split:
+            answer, known = answers[split], wanted.known(split)
+            if answer.rows is not None:
+                met[source][which] &= among(there, answer.rows)
+            is_judged = among(there, known.judged)
+            met[source][which] &= ~is_judged | among(there, known.met)
+            left[source][which] &= met[source][which] & ~is_judged & (not answer.is_exact)
+        unknown = {source: np.flatnonzero(own) for source, own in left.items() if own.any()}
+        if not unknown:
+            return
+
+        def taken(source: int) -> pa.Table:
+            return self.sources[source].take(rows[source][unknown[source]].tolist(), wanted.columns)
+
+        ends = np.cumsum([*map(len, unknown.values())])
+        mask = wanted.mask(pa.concat_tables(prefetch(taken, unknown, _AT_ONCE)), int(ends[-1]))
+        for (source, own), part in zip(unknown.items(), np.split(mask, ends[:-1]), strict=True):
+            met[source][own] = part
+        for source, split, which, there in in_split:
+            is_new = left[source][which]
+            if is_new.any():
+                wanted.note(split, there[is_new], met[source][which][is_new])

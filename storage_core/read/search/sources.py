@@ -1,0 +1,456 @@
+"""The sources of a search: the rows of the base, and the unmerged rows.
+
+A segment is used for the rows of the base that it covers, even if these rows have moved since it was built. All other
+rows of the base are indexed during the search by the same builder, and are searched as if they had a segment. The same
+applies to generations. A segment or translation that is damaged or no longer exists is treated as missing.
+
+The unmerged sources are the whole rows of generations, the whole rows of logs, and the rows that other records produce.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.base.errors import Corrupt, NotFound
+from storage_core.data.formats import region_manifest
+from storage_core.data.formats.bundle import checksum
+from storage_core.data.rows.keys import Positions, bitmap_of, positions
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.index import segments, vector
+from storage_core.index.bitmap import unpacked_bitmaps
+from storage_core.index.places import SegmentCache
+from storage_core.index.segments import Coverage, build_rows, fingerprint_of
+from storage_core.index.vector.blocks import Ranged
+from storage_core.log.actions import IndexSegment
+from storage_core.log.coverage import is_over_one_split
+from storage_core.log.snapshot import Snapshot
+from storage_core.read.bitmap import rows_that_meet
+from storage_core.read.predicate import Predicate
+from storage_core.read.pruning import conditions
+from storage_core.read.search.base import Base, Hidden
+from storage_core.read.search.kept import Kept
+from storage_core.read.search.source import Between, InSplit, Origin, Source, chosen, require_within, usable
+from storage_core.read.unmerged import LoggedRows, Overlay, WholeRows
+from storage_core.store.contract import ObjectStore
+from storage_core.store.meter import all_of, both
+from storage_core.write.region import generation_write
+
+
+def unmerged_sources(
+    store: ObjectStore, covered: Coverage, cache: SegmentCache, overlay: Overlay, *, kept: Kept
+) -> list[Source]:
+    """Return the sources of unmerged rows: generations by region and number, logs by region, then all other rows.
+
+    The index files of logs are cached in `kept`.
+    """
+    generations = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
+    logs = sorted(overlay.logs, key=lambda each: (each.region, each.entries[0]))
+    return [
+        *(_generation(store, covered, cache, each) for each in generations),
+        *(_run(covered, cache, each, kept) for each in logs),
+        *([_rest(covered, cache, overlay.rest)] if overlay.rest.num_rows else []),
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Unmerged:
+    """Rows in memory.
+
+    `made` returns the directory with the index files of the rows. `named` returns a text that identifies the rows.
+    """
+
+    definition: IndexDefinition
+    origin: Origin
+    rows: pa.Table
+    hidden: BitMap
+    named: Callable[[], str]
+    made: Callable[[], Path]
+    segment_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.named()
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def is_near(self) -> bool:
+        return True
+
+    def count(self) -> int:
+        return int(self.rows.num_rows)
+
+    def directory(self) -> Path:
+        return self.made()
+
+    def ranged(self) -> None:
+        return None
+
+    def matching(self, condition: Predicate) -> BitMap:
+        return unpacked(self.directory(), self.definition, condition, self.count)
+
+    def low(self) -> None:
+        return None
+
+    def between(self, _: Sequence[int]) -> None:
+        return None
+
+    def in_splits(self, _: Sequence[int]) -> Iterable[InSplit]:
+        return ()
+
+    def deleted(self) -> BitMap:
+        return self.hidden
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        require_within(rows, self.count(), self.name)
+        return self.rows.select(chosen(self.rows.schema, columns).names).take(pa.array(rows, pa.int64()))
+
+
+def _generation(store: ObjectStore, covered: Coverage, cache: SegmentCache, whole: WholeRows) -> _Unmerged:
+    """Return the source for the whole rows of a generation. If the generation has a segment, the source uses it."""
+    definition, generation = covered.definition, whole.generation
+    segment = generation_write.segment_for(generation, definition, whole.rows.num_rows, whole.order)
+    source = f"{fingerprint_of(definition)}\n{whole.order}\n{region_manifest.encode_generation(generation).decode()}"
+
+    def made() -> Path:
+        files = partial(generation_write.files, store, segment, definition, whole.rows)
+        return cache.built(f"generation-{generation.path}", source, files)
+
+    name, size = f"generation-{generation.path} {checksum(source.encode())}", None if segment is None else segment.size
+    origin = Origin("generation", generation.path, None if segment is None else segment.path)
+    return _Unmerged(definition, origin, whole.rows, whole.deleted, lambda: name, made, size)
+
+
+def _run(covered: Coverage, cache: SegmentCache, run: LoggedRows, kept: Kept) -> _Unmerged:
+    """Return the source for whole rows in the entries of a log. The index files of these rows are built once."""
+    definition, name = covered.definition, run.name
+
+    def made() -> Path:
+        known = (name, fingerprint_of(definition), "files")
+        files = kept.values.made(
+            known, dict, lambda: build_rows(run.rows, definition), lambda each: sum(map(len, each.values()))
+        )
+        return cache.passing(files)
+
+    return _Unmerged(definition, Origin("log", run.region), run.rows, run.deleted, lambda: name, made)
+
+
+def _rest(covered: Coverage, cache: SegmentCache, rows: pa.Table) -> _Unmerged:
+    """Return the source for rows that several records produce together, or that records produce over the base."""
+
+    def named() -> str:
+        sink = pa.BufferOutputStream()
+        texts = rows.select(list(covered.definition.columns)).combine_chunks()
+        with pa.ipc.new_stream(sink, texts.schema) as writer:
+            writer.write_table(texts)
+        return f"rest {checksum(sink.getvalue())}"
+
+    definition, origin = covered.definition, Origin("records", "records over the base")
+    return _Unmerged(definition, origin, rows, BitMap(), named, lambda: cache.passing(build_rows(rows, definition)))
+
+
+def unpacked(directory: Path, definition: IndexDefinition, condition: Predicate, count: Callable[[], int]) -> BitMap:
+    """Return the rows that meet a condition according to an unpacked bitmap segment. Raises `Corrupt`."""
+    wanted = {each.column for each in conditions(condition)}
+    columns = {name: unpacked_bitmaps(directory, definition, name) for name in wanted}
+    return rows_that_meet(condition, columns, count)
+
+
+_logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
+
+
+def sources(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    covered: Sequence[Coverage],
+    *,
+    overlay: Overlay,
+    cache: SegmentCache,
+    kept: Kept,
+) -> list[list[Source]]:
+    """Return the sources of a search for each index: the base, generations by region and number, logs, then the rest.
+
+    Sources of the base without a segment come first, by split. Sources with segments follow, by the path of the
+    segment. Hidden rows are looked up once for all indexes.
+    """
+    found, hidden = list[list[Source]](), Hidden()
+    for each in covered:
+        base = Base(store, snapshot, each, overlay, cache=cache, kept=kept, hidden=hidden)
+        found.append([*_gaps(base), *_indexed(base), *unmerged_sources(store, each, cache, overlay, kept=kept)])
+    return found
+
+
+def _gaps(base: Base) -> Iterator[Source]:
+    for add in base.covered.missing:
+        yield _PartOfSplit(base, add.path) if add.path in base.covered.answers else _Split(base, add.path)
+
+
+def _indexed(base: Base) -> Iterator[Source]:
+    splits: dict[str, list[str]] = {}
+    for split, paths in sorted(base.covered.answers.items()):
+        for path in paths:
+            splits.setdefault(path, []).append(split)
+    for path, segment in base.covered.segments.items():
+        if is_over_one_split(segment) and segment.covers[0] in base.snapshot.splits:
+            yield _Split(base, segment.covers[0], segment)
+        else:
+            yield _Moved(base, segment, tuple(splits[path]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """All rows of a live split, each at its position in the file."""
+
+    base: Base
+    path: str
+    segment: IndexSegment | None = None
+
+    @property
+    def origin(self) -> Origin:
+        return Origin("base", self.path, None if self.segment is None else self.segment.path)
+
+    @property
+    def name(self) -> str:
+        if self.segment is not None:
+            return f"{self.segment.path} {self.segment.xxh3}"
+        return f"{self.path} {self.base.snapshot.splits[self.path].xxh3}"
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    @property
+    def is_near(self) -> bool:
+        return self.base.is_near
+
+    @property
+    def segment_bytes(self) -> int | None:
+        return None if self.segment is None else self.segment.size
+
+    def count(self) -> int:
+        return self.base.count(self.path)
+
+    def directory(self) -> Path:
+        return self._or_gap(self.base.directory, self._gap)
+
+    def ranged(self) -> Ranged | None:
+        return None if self.segment is None else parts_of(self.base, self.segment, self.splits)
+
+    def matching(self, condition: Predicate) -> BitMap:
+        return self._or_gap(
+            lambda segment: self.base.matching(segment, condition, self.count),
+            lambda: unpacked(self._gap(), self.base.covered.definition, condition, self.count),
+        )
+
+    def low(self) -> Any:
+        return self.base.low(self.path)
+
+    def between(self, rows: Sequence[int]) -> Between | None:
+        return self.base.between(self.path, rows)
+
+    def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
+        return [(self.path, np.arange(len(rows)), np.array(rows, np.int64))]
+
+    def deleted(self) -> BitMap:
+        return self.base.hidden(self.path)
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        return self.base.take(self.path, rows, columns)
+
+    def _gap(self) -> Path:
+        return self.base.gap(self.path)
+
+    def _or_gap(self, read: Callable[[IndexSegment], _Found], otherwise: Callable[[], _Found]) -> _Found:
+        """Return the value that `read` reads from the segment. Without a usable segment, return `otherwise()`."""
+        if self.segment is not None:
+            try:
+                return read(self.segment)
+            except (Corrupt, NotFound) as error:
+                found = (self.segment.path, self.path, error)
+                _logger.warning("segment %s is not usable, reading %s instead: %s", *found)
+        return otherwise()
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """The rows of a segment that covers several splits or a part of a split, or whose rows moved.
+
+    The rows are now in `splits`.
+    """
+
+    base: Base
+    segment: IndexSegment
+    splits: tuple[str, ...]
+
+    @property
+    def origin(self) -> Origin:
+        return Origin("base", self.segment.path, self.segment.path)
+
+    @property
+    def name(self) -> str:
+        return f"{self.segment.path} {self.segment.xxh3}"
+
+    @property
+    def is_near(self) -> bool:
+        return self.base.is_near
+
+    @property
+    def segment_bytes(self) -> int:
+        return self.segment.size
+
+    def count(self) -> int:
+        return self.segment.numRecords
+
+    def directory(self) -> Path:
+        with usable(self.segment.path):
+            return self.base.directory(self.segment)
+
+    def ranged(self) -> Ranged | None:
+        return parts_of(self.base, self.segment, self.splits)
+
+    def matching(self, condition: Predicate) -> BitMap:
+        with usable(self.segment.path):
+            return self.base.matching(self.segment, condition, lambda: self.segment.numRecords)
+
+    def low(self) -> Any:
+        lows = [self.base.low(split) for split in self.splits]
+        return None if None in lows else min(lows)
+
+    def between(self, rows: Sequence[int]) -> Between | None:
+        least, most = np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.uint64)
+        for split, own, there in self.in_splits(rows):
+            found = self.base.between(split, there.tolist())
+            if found is None:
+                return None
+            least[own], most[own] = found
+        return least, most
+
+    def in_splits(self, rows: Sequence[int]) -> Iterator[InSplit]:
+        require_within(rows, self.segment.numRecords, self.segment.path)
+        places, wanted = self.base.places(self.segment), np.array(rows, np.int64)
+        split = places.split[wanted]
+        for number in np.unique(split).tolist():
+            own = np.flatnonzero(split == number)
+            yield places.splits[number], own, places.row[wanted[own]].astype(np.int64)
+
+    def deleted(self) -> BitMap:
+        return self.base.deleted(self.base.places(self.segment))
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        parts, order = [], []
+        for split, own, there in self.in_splits(rows):
+            parts.append(self.base.take(split, there.tolist(), columns))
+            order.append(own)
+        return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
+
+
+@dataclass(frozen=True, slots=True)
+class _PartOfSplit:
+    """The rows of a live split that no segment covers, in the order of the file."""
+
+    base: Base
+    path: str
+
+    @property
+    def origin(self) -> Origin:
+        return Origin("base", self.path)
+
+    @property
+    def name(self) -> str:
+        rows = checksum(self.base.unanswered(self.path).serialize())
+        return f"{self.path} {self.base.snapshot.splits[self.path].xxh3} {rows}"
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    @property
+    def is_near(self) -> bool:
+        return self.base.is_near
+
+    @property
+    def segment_bytes(self) -> None:
+        return None
+
+    def count(self) -> int:
+        return len(self.base.unanswered(self.path))
+
+    def directory(self) -> Path:
+        return self.base.gap(self.path, self.base.unanswered(self.path))
+
+    def ranged(self) -> None:
+        return None
+
+    def matching(self, condition: Predicate) -> BitMap:
+        return unpacked(self.directory(), self.base.covered.definition, condition, lambda: len(self._rows()))
+
+    def low(self) -> Any:
+        return self.base.low(self.path)
+
+    def between(self, rows: Sequence[int]) -> Between | None:
+        return self.base.between(self.path, self._rows()[np.array(rows, np.int64)].tolist())
+
+    def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
+        own = self._rows()
+        require_within(rows, len(own), self.path)
+        return [(self.path, np.arange(len(rows)), own[np.array(rows, np.int64)])]
+
+    def deleted(self) -> BitMap:
+        hidden = positions(self.base.hidden(self.path))
+        return bitmap_of(np.flatnonzero(np.isin(self._rows(), hidden)))
+
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        own = self._rows()
+        require_within(rows, len(own), self.path)
+        return self.base.take(self.path, own[np.array(rows, np.int64)].tolist(), columns)
+
+    def _rows(self) -> Positions:
+        return positions(self.base.unanswered(self.path))
+
+
+WHOLE_SEGMENT_BYTES: Final = 8 * 2**20
+"""The greatest size in bytes of a segment that is fetched whole. This takes one request and one round trip."""
+
+_FORESEEN: Final = 4
+
+
+def parts_of(base: Base, segment: IndexSegment, splits: Sequence[str]) -> vector.Ranged | None:
+    """Return the files of a vector segment for reading by ranges.
+
+    Returns None if the segment is small, on a local disk, or of another kind.
+
+    Raises:
+        Unusable: The segment is damaged or no longer exists.
+
+    Cost:
+        Concurrent ranged GETs. One GET reads the directory of the segment with the data that opening needs. One GET
+        reads the footer of each of the first `splits`, whose embeddings are read next. Cached data takes no GET.
+    """
+    store, definition = base.store, base.covered.definition
+    if definition.kind != "vector" or segment.size <= WHOLE_SEGMENT_BYTES or store.local_path(segment.path) is not None:
+        return None
+    dimensions = base.snapshot.schema.field(definition.columns[0]).type.list_size
+    quantization = vector.options_of(definition).quantization
+    trained = vector.Training.of(segment)
+    clusters = None if trained is None else trained.clusters
+    ahead = min(vector.opening_bytes(quantization, dimensions, segment.numRecords, clusters), segment.size // 2)
+    expected = segments.expected_of(segment)
+    with usable(segment.path):
+        found, _ = both(
+            lambda: vector.Ranged(store, expected, ahead=ahead, cached=base.pieces),
+            lambda: all_of(base.foresee, splits[:_FORESEEN], _FORESEEN),
+        )
+    return found

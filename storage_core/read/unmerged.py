@@ -1,0 +1,443 @@
+"""Records that a snapshot does not contain yet: WAL entries, generations and raw logs, for reads and searches.
+
+`take_apart` separates the unmerged records for a search (decision 0022). Only the newest record of a key counts:
+
+- If the newest record is a whole row in a generation or in a WAL entry, the search finds the row there. An index
+  identifies the row by its position.
+- Every other newest record, such as a patch, is applied over the base. The results are separate rows (`Overlay.rest`).
+- If a key has an unmerged record, its row in the base is hidden.
+
+`LogRuns` divides the rows of WAL entries into runs. Searches index each run. Entries never change, so an indexed run
+stays valid while new entries arrive (decision 0019).
+
+`captured_with` adds the undistributed rows of raw logs to the captured state of the regions (decision 0027). For each
+raw log, a read makes one LIST per 1,000 chunks on each store, and one GET per note of collected chunks. It also makes
+one GET per waiting chunk that the view has not cached. See `distribution.undistributed` for the order of these
+requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats.region_manifest import Generation
+from storage_core.data.rows import fold
+from storage_core.data.rows.codes import Mask
+from storage_core.data.rows.fold import record_schema
+from storage_core.data.rows.keys import bitmap_of, key_codes, positions
+from storage_core.log.actions import Add
+from storage_core.log.snapshot import Snapshot
+from storage_core.log.split_columns import adds_of
+from storage_core.read.plan import RawPart
+from storage_core.split.context import context_of, places_in_order
+from storage_core.split.fetch import Footers
+from storage_core.split.hidden_rows import deleted_rows
+from storage_core.store.contract import ObjectStore
+from storage_core.write.distribution.undistributed import Listed, RegionOffsets, Waiting, settled
+from storage_core.write.region import merge_work
+from storage_core.write.region.generation import may_hold
+from storage_core.write.region.generation_write import gives_whole_rows, whole_rows
+from storage_core.write.region.records import matching
+from storage_core.write.region.unmerged import Captured, CapturedRegion, Unmerged
+
+if TYPE_CHECKING:
+    from storage_core.log.log import TransactionLog
+    from storage_core.store.pieces import KeptValues
+    from storage_core.write.region.unmerged import Regions
+
+
+LEAST_RATIO = 2
+"""A run has at least this many times the rows of the next run.
+
+This keeps the number of runs low, and rows are seldom indexed again.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoggedRows:
+    """The whole rows in the WAL entries of one region. The rows of each entry are in ascending order of the key.
+
+    `entries[i]` is the entry of row `i`. `deleted` has the rows whose key has a newer record.
+    """
+
+    region: str
+    entries: npt.NDArray[np.int64]
+    rows: pa.Table
+    deleted: BitMap
+
+    def part(self, begin: int, end: int) -> LoggedRows:
+        """Return the rows from `begin` (inclusive) to `end` (exclusive)."""
+        places = positions(self.deleted)
+        own = places[(places >= begin) & (places < end)] - begin
+        return LoggedRows(
+            region=self.region,
+            entries=self.entries[begin:end],
+            rows=self.rows.slice(begin, end - begin),
+            deleted=bitmap_of(own),
+        )
+
+    @property
+    def name(self) -> str:
+        """A text that identifies these rows, because entries never change."""
+        return f"log {self.region} {self.entries[0]} to {self.entries[-1]}, {len(self.entries)} rows"
+
+
+class LogRuns:
+    """The ends of the runs of each region.
+
+    Threads may share an instance. In the worst case, a run is indexed twice.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[str, frozenset[int]] = {}
+
+    def divided(self, logged: LoggedRows) -> list[LoggedRows]:
+        """Return the rows in runs of whole entries: the earlier runs that still exist, and one run of the new entries.
+
+        If the runs before the last run have less than `LEAST_RATIO` times its rows, they become part of it.
+        """
+        entries, known = logged.entries, self._ends.pop(logged.region, frozenset())
+        if not len(entries):
+            return []
+        is_end = np.append(entries[1:] != entries[:-1], True) & np.isin(entries, list(known))
+        ends = sorted({*(np.flatnonzero(is_end) + 1).tolist(), len(entries)})
+        while len(ends) > 1 and _last_but_one(ends) < LEAST_RATIO * (ends[-1] - ends[-2]):
+            del ends[-2]
+        self._ends[logged.region] = frozenset(entries[[end - 1 for end in ends]].tolist())
+        return [logged.part(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _last_but_one(ends: list[int]) -> int:
+    return ends[-2] - (ends[-3] if len(ends) > 2 else 0)
+
+
+_ENTRY = "\0entry"  # no column has this name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRows:
+    """The whole rows of a generation. `deleted` has the rows whose key has a newer record elsewhere.
+
+    The rows are in ascending order of the key, or in the `order` in which the generation's index segments number them.
+    """
+
+    generation: Generation
+    rows: pa.Table
+    deleted: BitMap
+    order: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """The live rows of all unmerged records.
+
+    They are the rows of `generations` and of `logs` that are not deleted, and the rows of `rest` in ascending order of
+    the key. `logs` has the runs of entries of each log.
+
+    `deletes` are records that hide every base row whose key has a newer record. `touched` has the paths of the splits
+    whose bounds admit one of these keys. `footers` is a cache of footers and deletion vectors, which are fetched once.
+    """
+
+    generations: tuple[WholeRows, ...]
+    logs: tuple[LoggedRows, ...]
+    rest: pa.Table
+    deletes: pa.Table
+    touched: frozenset[str]
+    footers: Footers
+
+    def deleted(self, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
+        """Return the deleted rows of a base split, and the rows of the split whose key has an unmerged record.
+
+        Cost:
+            One GET for a stored deletion vector. For a touched split, the requests of `merge_work.find`.
+        """
+        if split.path in self.touched:
+            found = _find(store, snapshot, split, self.deletes, footers=self.footers)
+            if found is not None:
+                return found.deleted
+        return deleted_rows(store, split, self.footers.cached)
+
+
+def take_apart(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    unmerged: Sequence[Unmerged],
+    *,
+    footers: Footers,
+    runs: LogRuns | None = None,
+) -> Overlay:
+    """Return the effect of the unmerged records on the snapshot.
+
+    Args:
+        store: The store of the table.
+        snapshot: The snapshot to which the records apply.
+        unmerged: The records. The records of one region are in the order of their acknowledgement. If the entries of a
+            log are not known, its rows become part of `rest`, even if they are whole rows.
+        footers: The cache of footers and deletion vectors.
+        runs: The earlier division of the logs into runs.
+
+    Raises:
+        InvalidInput: A row has no value in a required column.
+        Corrupt: A split is damaged.
+
+    Cost:
+        Patches take ranged GETs of the splits whose bounds admit the keys of the patches, as in a merge.
+    """
+    key, schema = snapshot.config.primary_key, snapshot.schema
+    if not key:
+        return _of_append_table(schema, unmerged, footers)
+    empty = fold.record_schema(schema).empty_table() if unmerged else schema.empty_table()
+    folded = [_folded(each, empty, key) for each in unmerged]
+    records = (each.select(empty.column_names) for each in folded)
+    words = fold.fold(pa.concat_tables([empty, *records]), key) if unmerged else empty
+    if not words.num_rows:
+        nothing = schema.empty_table()
+        return Overlay(generations=(), logs=(), rest=nothing, deletes=words, touched=frozenset(), footers=footers)
+    # The codes are consecutive and ascend with the keys. `words` has each key once, so a key's code is its row number
+    # there.
+    *codes, _ = key_codes([each.select(key) for each in (*folded, words)], key)
+    newest = np.zeros(words.num_rows, np.int64)
+    at = np.cumsum([0, *map(len, codes)])
+    for begin, each in zip(at, codes, strict=False):
+        newest[each] = begin + np.arange(len(each))  # if a key appears twice, its last record is used
+    generations: list[WholeRows] = []
+    logs: list[LoggedRows] = []
+    settled = np.zeros(words.num_rows, np.bool_)
+    for begin, own, records, part in zip(at, codes, folded, unmerged, strict=False):
+        whole, last = gives_whole_rows(records), newest[own] == begin + np.arange(len(own))
+        if part.generation is None and not part.entries:
+            continue
+        settled[own[whole & last]] = True
+        rows = whole_rows(records.select(empty.column_names), schema)
+        if part.generation is not None:
+            generations.append(_in_order_of_segments(snapshot, part.generation, rows, ~last[whole]))
+        else:
+            entries = records.column(_ENTRY).to_numpy()[whole]
+            gone = bitmap_of(np.flatnonzero(~last[whole]))
+            logs.append(LoggedRows(region=part.region, entries=entries, rows=rows, deleted=gone))
+    deletes = _deletes(words, key)
+    return Overlay(
+        generations=tuple(each for each in generations if each.rows.num_rows),
+        logs=tuple(run for each in logs for run in (runs or LogRuns()).divided(each)),
+        rest=_rows(store, snapshot, words.filter(pa.array(~settled)), footers),
+        deletes=deletes,
+        touched=frozenset(each.path for each in _holding(snapshot, deletes)),
+        footers=footers,
+    )
+
+
+def _of_append_table(schema: pa.Schema, unmerged: Sequence[Unmerged], footers: Footers) -> Overlay:
+    """Return the put records of an append table, which come from raw logs. Each is an additional row and hides none."""
+    records = [fold.record_schema(schema).empty_table(), *(part for each in unmerged for part in each.records)]
+    rows = whole_rows(pa.concat_tables(records), schema)
+    return Overlay(generations=(), logs=(), rest=rows, deletes=rows.slice(0, 0), touched=frozenset(), footers=footers)
+
+
+def _folded(unmerged: Unmerged, empty: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return one record per key. For a log, return one record per entry and key, in ascending order of both."""
+    records = pa.concat_tables([empty, *unmerged.records])
+    if not unmerged.entries:
+        return fold.fold(records, key)
+    numbers = np.repeat(np.array(unmerged.entries, np.int64), [each.num_rows for each in unmerged.records])
+    return fold.fold(records.append_column(_ENTRY, pa.array(numbers)), (_ENTRY, *key))
+
+
+def _in_order_of_segments(snapshot: Snapshot, generation: Generation, rows: pa.Table, deleted: Mask) -> WholeRows:
+    context = context_of(snapshot)
+    order = next((each.order for each in generation.segments if each.order == context.arrangement), "")
+    if order:
+        places = places_in_order(rows, context)
+        rows, deleted = rows.take(pa.array(places)), deleted[places]
+    return WholeRows(generation=generation, rows=rows, deleted=bitmap_of(np.flatnonzero(deleted)), order=order)
+
+
+def _rows(store: ObjectStore, snapshot: Snapshot, words: pa.Table, footers: Footers) -> pa.Table:
+    """Return the rows that result if these folded records are applied over the base."""
+    patches = words.filter(pc.equal(words.column(fold.OPERATION), int(fold.Operation.PATCH)))
+    base = [snapshot.schema.empty_table()]
+    for split in _holding(snapshot, patches):
+        found = _find(store, snapshot, split, patches, footers=footers)
+        base += [] if found is None else [found.read]
+    return fold.apply(pa.concat_tables(base), words, snapshot.config.primary_key)
+
+
+def _find(
+    store: ObjectStore, snapshot: Snapshot, split: Add, records: pa.Table, *, footers: Footers
+) -> merge_work.Superseded | None:
+    key, schema = snapshot.config.primary_key, snapshot.schema
+    return merge_work.find(store, split, records, key=key, schema=schema, footers=footers)
+
+
+def _holding(snapshot: Snapshot, records: pa.Table) -> tuple[Add, ...]:
+    """Return the splits of the base that may contain a key of the records."""
+    if not records.num_rows:
+        return ()
+    files = snapshot.splits.table()
+    return adds_of(files.filter(may_hold(files, records.select(snapshot.config.primary_key))))
+
+
+def _deletes(words: pa.Table, key: Sequence[str]) -> pa.Table:
+    operations = np.full(words.num_rows, int(fold.Operation.DELETE), np.int8)
+    return words.select(key).append_column(fold.OPERATION, pa.array(operations))
+
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithRawLogs:
+    """The captured state of the regions, and the `raw` records, which come after all records of the regions.
+
+    An append table has no regions. `raw_parts` describes the parts of raw logs that the records come from. `captured`
+    and `raw` belong to the snapshot that `captured_with` returned with them.
+    """
+
+    captured: Captured
+    raw: pa.Table
+    raw_parts: tuple[RawPart, ...]
+
+    @property
+    def regions(self) -> tuple[CapturedRegion, ...]:
+        """The captured regions."""
+        return self.captured.regions
+
+    def above(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> pa.Table:
+        """Return the records that the snapshot does not contain, as `Captured.above` does."""
+        records = self.captured.above(snapshot, keys=keys)
+        raw = self.raw if keys is None or not self.raw.num_rows else matching(self.raw, keys, keys.column_names)
+        return pa.concat_tables([records, raw])
+
+    def parts(self, snapshot: Snapshot) -> list[Unmerged]:
+        """Return the records part by part. The records of raw logs are the last part."""
+        raw = [Unmerged(generation=None, records=(self.raw,))] if self.raw.num_rows else []
+        return [*self.captured.parts(snapshot), *raw]
+
+
+class OpenView(Protocol):
+    """An open table from which unmerged records are captured: a `read.view.View`."""
+
+    log: TransactionLog
+    kept: KeptValues
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store of the table."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The version that is read."""
+
+    def raw_store(self, uri: str) -> ObjectStore:
+        """Open the store of a raw log."""
+
+    def refresh(self) -> Snapshot:
+        """Move to the newest version, and return it."""
+
+
+def captured_with(
+    view: OpenView, latest: Callable[[Regions | None, Snapshot], Captured], regions: Regions | None
+) -> tuple[Snapshot, WithRawLogs]:
+    """Return the newest snapshot and the records that apply over it: records of regions at `latest`, and of raw logs.
+
+    If a chunk disappears from a raw log after the listing, it may have been distributed and collected. In that case
+    everything is captured once more. Raises the errors of `Listed.look` and of `Waiting.records`.
+    """
+    was_damaged = False
+    while True:
+        try:
+            found = _captured(view, latest, regions)
+        except Corrupt as error:
+            if was_damaged or "raw_log" not in error.context:
+                raise
+            was_damaged = True
+        else:
+            if found is not None:
+                return found
+
+
+def _captured(
+    view: OpenView, latest: Callable[[Regions | None, Snapshot], Captured], regions: Regions | None
+) -> tuple[Snapshot, WithRawLogs] | None:
+    def capture(before: Snapshot) -> Capture[Captured]:
+        chosen = None if regions is None else regions(before)
+        captured = Captured(regions=())
+        if before.config.kind == "keyed":
+            captured = latest(lambda _: chosen, before)
+        ids = None if chosen is None else frozenset(each.id for each in chosen)
+        return Capture(captured, lambda: [_offsets(each) for each in captured.regions], ids)
+
+    found = undistributed_over(view, capture)
+    if found is None:
+        return None
+    snapshot, captured, waiting = found
+    parts = [(each, list(each.records(view.store, snapshot, view.kept))) for each in waiting]
+    empty = record_schema(snapshot.schema).empty_table()
+    return snapshot, WithRawLogs(
+        captured=captured,
+        raw=pa.concat_tables([empty, *(table for _, tables in parts for table in tables)]),
+        raw_parts=tuple(_part(each, tables) for each, tables in parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Capture(Generic[_Found]):
+    """The state that was `found` in regions, a function that returns the regions' offsets, and the regions' ids.
+
+    If the ids are None, all regions are meant.
+    """
+
+    found: _Found
+    offsets: Callable[[], Sequence[RegionOffsets]]
+    regions: frozenset[str] | None = None
+
+
+def undistributed_over(
+    view: OpenView, capture: Callable[[Snapshot], Capture[_Found]]
+) -> tuple[Snapshot, _Found, tuple[Waiting, ...]] | None:
+    """Return the newest snapshot, the result of `capture` before it, and the chunks of raw logs that are in neither.
+
+    Returns None if, in between, another process distributed, merged or changed the regions, as `undistributed.settled`
+    does.
+
+    Cost:
+        The requests of `Listed.look`, of `capture` and of `refresh`. If chunks wait, also the requests for the offsets.
+    """
+    before = view.snapshot
+    listed = [Listed.look(each, view.raw_store) for each in before.config.raw_logs]
+    captured = capture(before)
+    snapshot = view.refresh()
+    if snapshot.config.dividing != before.config.dividing:
+        return None
+    waiting = settled(
+        listed,
+        before,
+        snapshot,
+        captured.offsets,
+        store=view.store,
+        now_ms=view.log.clock.now_ms(),
+        regions=captured.regions,
+    )
+    return None if waiting is None else (snapshot, captured.found, waiting)
+
+
+def _offsets(region: CapturedRegion) -> RegionOffsets:
+    manifest = region.manifest
+    if manifest is None:
+        return RegionOffsets(region=region.region, generation=0, distributed={})
+    return RegionOffsets(
+        region=region.region, generation=manifest.current_generation - 1, distributed=manifest.distributed
+    )
+
+
+def _part(waiting: Waiting, tables: Sequence[pa.Table]) -> RawPart:
+    name, records = waiting.listed.raw_log.name, sum(each.num_rows for each in tables)
+    return RawPart(name=name, chunks=len(waiting.chunks), records=records)

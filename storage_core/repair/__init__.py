@@ -1,1 +1,0 @@
-"""Giving back what is left of a damaged table, in a new place."""

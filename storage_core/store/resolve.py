@@ -1,0 +1,370 @@
+"""Locations of stores, and a probe of whether a store fulfills the contract.
+
+A location is `file:///…` or a plain path, `s3://bucket/prefix`, or `memory://name`. `open_store` returns the store at a
+location.
+
+`probe` checks a store once before it is used for a table. Some servers with S3's protocol treat a conditional write as
+an unconditional one. On such a server, two writers would both commit the same version, and nobody would notice. So
+Tidemark refuses the store, and names the missing capability. Some gateways drop the user metadata of objects. There, a
+put whose reply was lost would take its own object for another writer's object.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import unquote_to_bytes
+
+from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
+from storage_core.store.contract import Committed, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown, Place, PutMode
+from storage_core.store.local import LocalStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.s3_location import FROM_THE_ENVIRONMENT, USERINFO, parse_s3_uri
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.ASCII | re.IGNORECASE)
+_MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
+_UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
+_EXPECTED = "Use file:///…, a path, s3://… or memory://…"
+_MOST_CHARACTERS = 4096
+
+# This state is mutable at module level, because the content of `memory://name` exists until the process ends.
+_MEMORY_STORES: dict[str, MemoryStore] = {}
+_MEMORY_LOCK = threading.Lock()
+
+
+def open_store(uri: str | Path) -> Place:
+    """Return the store at `uri`. Nothing is created or requested yet.
+
+    The same `memory://name` is the same store everywhere in this process. Settings that an `s3://` URI omits come from
+    the environment (`s3_location`). Raises `InvalidInput` for any other form of location, and for a location that
+    contains credentials. Messages contain only the scheme, because other parts of the location may be secret.
+    """
+    if isinstance(uri, Path):
+        return _local_store(_plain_path(str(uri)))
+    match scheme_of(uri):
+        case None:
+            return _local_store(_plain_path(uri))
+        case "file":
+            return _local_store(_file_path(uri))
+        case "memory":
+            return _memory_store(_memory_name(uri))
+        case _:
+            from storage_core.store.s3 import S3Store  # This import also loads HTTP, which other locations do not need.
+
+            return S3Store(parse_s3_uri(uri, os.environ))
+
+
+def check_location(uri: str) -> str:
+    """Return the text if it is a valid location for `open_store` in any environment. Raises `InvalidInput`."""
+    match scheme_of(uri):
+        case None:
+            _plain_path(uri)
+        case "file":
+            _file_path(uri)
+        case "memory":
+            _memory_name(uri)
+        case _:
+            parse_s3_uri(uri, {})
+    return uri
+
+
+def canonical(uri: str) -> str:
+    """Return the canonical URI of a location, which is the same for all spellings of the location. No request.
+
+    Raises the errors of `check_location`.
+    """
+    match scheme_of(uri):
+        case None:
+            return _plain_path(uri).resolve().as_uri()
+        case "file":
+            return _file_path(uri).resolve().as_uri()
+        case "memory":
+            return f"memory://{_memory_name(uri)}"
+        case _:
+            return parse_s3_uri(uri, {}).uri
+
+
+def with_locations_above(uri: str) -> tuple[str, ...]:
+    """Return the completed location, followed by all its parent locations.
+
+    Relative paths start from the working directory. Parts that a location on S3 omits are taken from the environment.
+    Raises `InvalidInput` for an invalid location. No request.
+    """
+    here = _completed(uri)
+    return (here, *locations_above(here))
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether both locations are equal, or one is inside the other.
+
+    Relative paths start from the working directory. Parts that a location on S3 omits are taken from the environment
+    before the comparison. Raises `InvalidInput` for an invalid location. No request.
+    """
+    here, there = with_locations_above(one), with_locations_above(other)
+    return here[0] in there or there[0] in here
+
+
+def written_alike(one: str, other: str) -> bool:
+    """Return whether both locations are relative paths, or neither is."""
+    return is_relative(one) == is_relative(other)
+
+
+def is_relative(uri: str) -> bool:
+    """Return whether the location is a path that depends on the working directory."""
+    return "://" not in uri and not Path(uri).is_absolute()
+
+
+def _completed(uri: str) -> str:
+    """Return the canonical location, without the settings that may differ although the bucket is the same."""
+    if scheme_of(uri) != "s3":
+        return canonical(uri)
+    return replace(parse_s3_uri(uri, os.environ), region=None, path_style=False).uri
+
+
+def scheme_of(uri: str) -> str | None:
+    """Return `file`, `memory` or `s3`, or None for a plain path. Raises `InvalidInput` for any other scheme."""
+    if len(uri) > _MOST_CHARACTERS:
+        raise InvalidInput(f"a location has at most {_MOST_CHARACTERS} characters, this one has {len(uri)}")
+    bare = uri.strip()
+    found = _SCHEME.match(bare)
+    if found is not None and bare != uri:
+        raise InvalidInput(
+            f"a location with a scheme begins and ends without white space. {_EXPECTED}. Write a path "
+            "that begins with white space as ./…"
+        )
+    if found is None:
+        return None
+    if not uri.startswith("//", found.end()):
+        raise InvalidInput(
+            f"a location that starts with a word and ':' needs '//' after it. {_EXPECTED}. Write a path "
+            "whose first part contains ':' as ./…"
+        )
+    scheme = found[1].lower()
+    if scheme not in ("file", "memory", "s3"):
+        raise InvalidInput(f"{scheme}://…: unknown scheme {scheme!r}. {_EXPECTED}")
+    if _UNWRITABLE.search(uri):
+        raise InvalidInput(f"{scheme}://…: it contains control characters. Write it without them")
+    return scheme
+
+
+def name_of(uri: str) -> str:
+    """Return the last part of a location, which serves as the name of its content."""
+    return uri.partition("?")[0].rstrip("/").rpartition("/")[2] or uri
+
+
+def locations_above(uri: str) -> Iterator[str]:
+    """Yield the URIs of all parent locations of a canonical URI, starting with the nearest. No request."""
+    match scheme_of(uri):
+        case "file":
+            yield from (each.as_uri() for each in _file_path(uri).parents)
+        case "s3":
+            place = parse_s3_uri(uri, {})
+            while place.prefix:
+                place = replace(place, prefix=place.prefix.rpartition("/")[0])
+                yield place.uri
+        case "memory":
+            name = _memory_name(uri)
+            while "/" in name:
+                name = name.rpartition("/")[0]
+                yield f"memory://{name}"
+        case _:
+            return
+
+
+def _local_store(path: Path) -> LocalStore:
+    try:
+        return LocalStore(path)
+    except (OSError, RuntimeError, ValueError) as error:  # For example, symlinks may form a circle.
+        raise InvalidInput(f"{path} names no folder: {error}", path=str(path)) from error
+
+
+def _plain_path(path: str) -> Path:
+    if not path or _UNWRITABLE.search(path):
+        raise InvalidInput("the empty path, and one with control characters, names no folder")
+    if USERINFO.search(path):
+        raise InvalidInput(f"the path name:…@… may contain credentials. {FROM_THE_ENVIRONMENT}. {_EXPECTED}")
+    return Path(path)
+
+
+def _file_path(uri: str) -> Path:
+    host, slash, path = uri.split("://", 1)[1].partition("/")
+    if host.lower() not in ("", "localhost") or not slash or any(each in path for each in "?#"):
+        raise InvalidInput(
+            "file://…: expected file:/// and an absolute path on this machine, with %3F for ? and %23 for #"
+        )
+    if _ESCAPE.search(path):
+        raise InvalidInput("file://…: a % that no two hexadecimal digits follow is written %25")
+    try:
+        segments = [unquote_to_bytes(each).decode() for each in path.split("/")]
+    except UnicodeDecodeError as error:
+        raise InvalidInput("file://…: its escapes are not UTF-8") from error
+    if any("/" in each or each in (".", "..") or _UNWRITABLE.search(each) for each in segments):
+        raise InvalidInput("file://…: an escaped '/' or control character, '.' or '..' in it names no folder")
+    return _plain_path("/" + "/".join(segments))
+
+
+def _memory_name(uri: str) -> str:
+    name = uri.split("://", 1)[1].removesuffix("/")
+    if not _MEMORY_NAME.fullmatch(name) or any(each in (".", "..") for each in name.split("/")):
+        raise InvalidInput("memory://…: expected a name of letters, digits, '.', '_', '-', with '/' between its parts")
+    return name
+
+
+def _memory_store(name: str) -> MemoryStore:
+    with _MEMORY_LOCK:
+        return _MEMORY_STORES.setdefault(name, MemoryStore(name))
+
+
+_NEVER_AN_ETAG = '"tidemark-probe"'
+
+# Mutable state at module level, because the probe runs once per process and store.
+_PROVEN: set[str] = set()
+_PROVEN_LOCK = threading.Lock()
+
+
+class Capability(StrEnum):
+    """A required capability of a store. The value is the name in reports."""
+
+    CREATE_ONLY = "create_only"
+    SWAP_FRESH = "swap_fresh"
+    SWAP_STALE = "swap_stale"
+    METADATA = "metadata"
+    LIST = "list"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The result for one capability: whether the store has it, and the observed behaviour."""
+
+    capability: Capability
+    ok: bool
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The result of a probe, with one trial per capability."""
+
+    uri: str
+    trials: tuple[Trial, ...]
+
+    @property
+    def missing(self) -> tuple[Trial, ...]:
+        """The capabilities that the store lacks."""
+        return tuple(each for each in self.trials if not each.ok)
+
+    def require(self) -> None:
+        """Raise `Unsupported` if a capability is missing. The error names the missing capabilities."""
+        if self.missing:
+            what = "; ".join(f"{each.capability}: {each.found}" for each in self.missing)
+            raise Unsupported(
+                f"{self.uri}: this store cannot hold a table, because it lacks {what}. Use one with conditional writes "
+                "and user metadata",
+                uri=self.uri,
+                missing=[str(each.capability) for each in self.missing],
+            )
+
+
+def probe(store: ObjectStore, key: str) -> Probe:
+    """Try every capability on the store with a new object, which is deleted afterwards.
+
+    Raises:
+        Unavailable: The store cannot be reached, denies access, or does not report an outcome. The capabilities are
+            then unknown.
+        Unsupported: The store reports that the bucket is elsewhere. The capabilities are then unknown.
+
+    Cost:
+        Four PUTs, one LIST and two DELETEs. On S3 also one HEAD.
+    """
+    try:
+        trials = (*_puts(store, key), _metadata(store, key), _listing(store, key), _deletion(store, key))
+    except TidemarkError:
+        with suppress(TidemarkError):  # The first error is more important. The collector removes a remaining object.
+            store.delete([key])
+        raise
+    return Probe(store.uri, trials)
+
+
+def require_capable(store: ObjectStore, new_key: Callable[[], str]) -> None:
+    """Raise an error unless the store has every capability.
+
+    Probes the store once per process and URI, with a key that `new_key` returns.
+
+    Local and memory stores are not probed, because the conformance tests cover them. Raises the errors of `probe`, and
+    `Unsupported`.
+    """
+    if not _is_remote(store):
+        return
+    with _PROVEN_LOCK:
+        if store.uri in _PROVEN:
+            return
+    probe(store, new_key()).require()
+    with _PROVEN_LOCK:
+        _PROVEN.add(store.uri)
+
+
+def _is_remote(store: ObjectStore) -> bool:
+    return store.uri.startswith("s3://")
+
+
+def _puts(store: ObjectStore, key: str) -> tuple[Trial, ...]:
+    first = _put(store, key, 1, IfAbsent())
+    second = _put(store, key, 2, IfAbsent())
+    if first is None:
+        created = Trial(Capability.CREATE_ONLY, ok=False, found="the first write of a fresh key was refused")
+    else:
+        created = _refused(Capability.CREATE_ONLY, second, "a second create-only write")
+    current = second or first or _NEVER_AN_ETAG
+    fresh = _put(store, key, 3, IfMatch(current))
+    found = "a write with the object's own ETag was " + ("refused" if fresh is None else "accepted")
+    swapped = Trial(Capability.SWAP_FRESH, ok=fresh is not None, found=found)
+    stale = _put(store, key, 4, IfMatch(current if fresh else _NEVER_AN_ETAG))
+    return created, swapped, _refused(Capability.SWAP_STALE, stale, "a write with an outdated ETag")
+
+
+def _put(store: ObjectStore, key: str, step: int, mode: PutMode) -> str | None:
+    """Return the new ETag, or None if the put was refused.
+
+    Every body is different, because an ETag may be a hash of the body.
+    """
+    try:
+        result = store.put(key, f'{{"probe":"{key}","step":{step}}}'.encode(), mode)
+    except Unsupported:
+        return None
+    if isinstance(result, OutcomeUnknown):
+        raise Unavailable(f"{key}: probing {store.uri} came to no result ({result.reason}). Try again later", key=key)
+    return result.etag if isinstance(result, Committed) else None
+
+
+def _refused(capability: Capability, etag: str | None, what: str) -> Trial:
+    return Trial(capability, ok=etag is None, found=f"{what} was {'refused' if etag is None else 'accepted'}")
+
+
+def _metadata(store: ObjectStore, key: str) -> Trial:
+    if not _is_remote(store):
+        return Trial(Capability.METADATA, ok=True, found="none is needed: no reply can be lost")
+    try:
+        kept = store.head(key).write_id is not None
+    except NotFound:
+        return Trial(Capability.METADATA, ok=False, found="no object to look at")
+    found = f"the user metadata of a write {'came back' if kept else 'did not come back'}"
+    return Trial(Capability.METADATA, ok=kept, found=found)
+
+
+def _listing(store: ObjectStore, key: str) -> Trial:
+    seen = any(info.key == key for info in store.list(key))
+    return Trial(Capability.LIST, ok=seen, found=f"a key just written was {'listed' if seen else 'not listed'}")
+
+
+def _deletion(store: ObjectStore, key: str) -> Trial:
+    reason = store.delete([key])[key] or store.delete([key])[key]
+    found = "an object, then its absence, was deleted" if reason is None else f"a delete failed: {reason}"
+    return Trial(Capability.DELETE, ok=reason is None, found=found)

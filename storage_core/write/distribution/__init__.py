@@ -1,0 +1,1 @@
+"""Distribution of a raw log to tables, each record once."""

@@ -1,0 +1,551 @@
+"""Rounds of distribution. A round plans, tasks read and write, and each table gets one commit (decision 0031).
+
+One commit contains both a table's rows and its offsets. For an append table, this is a commit in the table's log. For a
+keyed table, this is a new manifest of a region. So a distributor may end at any point without loss or duplicates. If
+several distributors run concurrently, one distributor per table wins. The other distributors find that the offsets have
+moved, and the collector deletes the files that they wrote. Tables do not wait for each other. Failures are reported at
+the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Protocol
+
+from storage_core.base.clock import Clock, Ids
+from storage_core.base.errors import CommitConflict, Fenced, TidemarkError, error_of
+from storage_core.data.rows.windows import LateMetrics
+from storage_core.data.settings.layout import Region
+from storage_core.log.actions import Add
+from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import TokenUnused
+from storage_core.log.snapshot import Snapshot
+from storage_core.split.context import context_of
+from storage_core.write.distribution.work import (
+    LEAST_WORK_BYTES,
+    WITH_IDS,
+    DistributionPlan,
+    DivideResult,
+    DivideWork,
+    FillPart,
+    FillResult,
+    FillWork,
+    Offsets,
+    RoundIds,
+    Source,
+    Target,
+    Terms,
+    left,
+    read_offsets,
+    starts,
+    txns,
+)
+from storage_core.write.ingest.convert import tally
+from storage_core.write.raw_log.history import Damage, History, MissingChunks, RawChunkRef, RawSegment
+from storage_core.write.region import router
+from storage_core.write.region.router import Stretch
+
+# The plan of one round: chunks in the order of the history, and for each table its chunks among them.
+#
+# The plan reads only listings and offsets. The bytes of a round are limited, because the rows of a keyed table's region
+# become one generation in one task. Rounds follow one another until nothing is left.
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTable:
+    """A table into which rows are distributed, at a snapshot and its offsets."""
+
+    name: str
+    log: TransactionLog
+    snapshot: Snapshot
+    offsets: Offsets
+
+    @classmethod
+    def look(cls, name: str, log: TransactionLog) -> TargetTable:
+        """Return the current state of the table. Makes the requests of opening the table and of `read_offsets`."""
+        snapshot = log.snapshot()
+        return cls(name, log, snapshot, read_offsets(log.store, snapshot))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldChunks:
+    """Missing chunks `first` to `last`. For the tables in `tables`, all later chunks of the writer must wait."""
+
+    writer: str
+    first: int
+    last: int
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """One round: the work, and the tables whose offsets move.
+
+    `held` are missing chunks that make later chunks wait. `given_up` are missing chunks that the round gives up.
+    """
+
+    source: Source
+    works: tuple[DivideWork, ...]
+    targets: Mapping[str, Target]
+    held: tuple[HeldChunks, ...]
+    given_up: tuple[HeldChunks, ...]
+
+
+def plan_round(
+    source: Source, history: History, tables: Sequence[TargetTable], terms: Terms, *, now_ms: int
+) -> RoundPlan:
+    """Return the next round. A round without targets means that nothing is left to distribute. No request.
+
+    Raises `Unavailable` if missing chunks are to be given up while a store that may have them does not answer.
+    """
+    plans = {each.name: left(history, each.offsets.log, terms, now_ms=now_ms) for each in tables}
+    chosen = _first_of(history, plans.values(), terms.round_bytes)
+    numbers = {(each.writer, each.number) for each in chosen}
+    targets = {each.name: target for each in tables if (target := _target(each, plans[each.name], numbers)).stretches}
+    return RoundPlan(
+        source=source,
+        works=tuple(
+            DivideWork(source=source, chunks=part, targets=tuple(targets.values()))
+            for part in cut_into_works(chosen, history.segments(), terms)
+        ),
+        targets=targets,
+        held=by_gap({name: plan.held for name, plan in plans.items()}),
+        given_up=by_gap({name: plan.given_up for name, plan in plans.items()}),
+    )
+
+
+def _target(table: TargetTable, plan: DistributionPlan, chosen: Collection[tuple[str, int]]) -> Target:
+    after = table.offsets.log
+    own: dict[str, list[int]] = {}
+    for ref in plan.chunks:
+        own.setdefault(ref.writer, []).append(ref.number)
+    stretches = []
+    for writer, offset in sorted(plan.offsets.items()):
+        numbers = own.get(writer, [])
+        taken = [number for number in numbers if (writer, number) in chosen]
+        # An offset passes the given-up chunks after the last chunk only together with the last chunk.
+        last = offset if len(taken) == len(numbers) else max(taken, default=0)
+        if last > after.get(writer, 0):
+            stretches.append(Stretch(writer=writer, after=after.get(writer, 0), last=last))
+    return Target(
+        name=table.name,
+        uri=table.log.store.uri,
+        context=context_of(table.snapshot),
+        stretches=tuple(stretches),
+        further=table.offsets.further,
+    )
+
+
+def _first_of(history: History, plans: Iterable[DistributionPlan], most_bytes: int) -> list[RawChunkRef]:
+    """Return the oldest chunks that any table needs, up to about `most_bytes`. Return at least one chunk."""
+    wanted = {(each.segment_ms, each.writer, each.number): each for plan in plans for each in plan.chunks}
+    ordered = [wanted[place] for place in sorted(wanted)]
+    return next(_cut(ordered, chunk_bytes(ordered, history.segments()), most_bytes), [])
+
+
+def cut_into_works(
+    chunks: Sequence[RawChunkRef], segments: Iterable[RawSegment], terms: Terms
+) -> Iterator[tuple[RawChunkRef, ...]]:
+    """Yield the chunks of one round in order, cut into works by `Terms`."""
+    sizes = chunk_bytes(chunks, segments)
+    return map(tuple, _cut(chunks, sizes, _most_bytes(sizes, terms)))
+
+
+def _most_bytes(sizes: Sequence[float], terms: Terms) -> float:
+    """Return the bytes of one work: the equal share plus one chunk. The extra chunk prevents one work too many."""
+    total = sum(sizes)
+    waves = math.ceil(total / (terms.work_bytes * terms.slots))
+    share = total / max(1, waves * terms.slots) + max(sizes, default=0)
+    return min(terms.work_bytes, max(share, LEAST_WORK_BYTES))
+
+
+def chunk_bytes(chunks: Iterable[RawChunkRef], segments: Iterable[RawSegment]) -> list[float]:
+    """Return the stored bytes of each chunk, as the mean of all chunks of its segment."""
+    means = {(each.writer, each.segment_ms): each.bytes / each.chunks for each in segments}
+    return [means[each.writer, each.segment_ms] for each in chunks]
+
+
+def _cut(chunks: Sequence[RawChunkRef], sizes: Sequence[float], most_bytes: float) -> Iterator[list[RawChunkRef]]:
+    """Yield the chunks in order, in parts of about `most_bytes`, each with at least one chunk."""
+    part: list[RawChunkRef] = []
+    taken = 0.0
+    for each, size in zip(chunks, sizes, strict=True):
+        if part and taken + size > most_bytes:
+            yield part
+            part, taken = [], 0.0
+        part.append(each)
+        taken += size
+    if part:
+        yield part
+
+
+def by_gap(missing: Mapping[str, Sequence[MissingChunks]]) -> tuple[HeldChunks, ...]:
+    """Return the missing chunks, which are given by table, as one entry per gap."""
+    tables: dict[MissingChunks, list[str]] = {}
+    for name, gaps in missing.items():
+        for gap in gaps:
+            tables.setdefault(gap, []).append(name)
+    return tuple(
+        HeldChunks(writer=gap.writer, first=gap.first, last=gap.last, tables=tuple(names))
+        for gap, names in sorted(tables.items(), key=lambda each: (each[0].writer, each[0].first))
+    )
+
+
+# Results of distribution: the share of a table in one round, the tally of a table, and the outcome of a run.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The results of all tasks for one table in one round."""
+
+    rows: int = 0
+    adds: tuple[Add, ...] = ()
+    generations: int = 0
+    parts: Mapping[Region, tuple[FillPart, ...]] = field(default_factory=dict)
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    late: LateMetrics = field(default_factory=LateMetrics)
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """The totals of one table: rows, bytes of splits, splits, generations, rejections by reason, and late rows.
+
+    `version` is the version of the table afterwards.
+    """
+
+    version: int = 0
+    rows: int = 0
+    bytes: int = 0
+    splits: int = 0
+    generations: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    late: LateMetrics = field(default_factory=LateMetrics)
+
+    def add(self, share: Share) -> None:
+        """Add a committed share."""
+        self.rows += share.rows
+        self.bytes += sum(each.size for each in share.adds)
+        self.splits += len(share.adds)
+        self.generations += share.generations
+        self.rejected = tally(self.rejected, share.rejected)
+        self.late += share.late
+
+
+@dataclass(slots=True, kw_only=True)
+class DistributionOutcome:
+    """The outcome of a run of distribution.
+
+    - `records`: the number of records that were read.
+    - `unknown`: the number of records whose table is not a table of the raw log, by table name.
+    - `duplicates`: the number of records, by table, whose id the table already had.
+    - `held`: the chunks that are missing at the end.
+    - `given_up`: the missing chunks that were given up.
+    - `failures`: the tables that did not get their rows, with their errors.
+    """
+
+    records: int = 0
+    chunks: int = 0
+    tables: dict[str, Tally] = field(default_factory=dict)
+    unknown: Counter[str] = field(default_factory=Counter)
+    duplicates: Counter[str] = field(default_factory=Counter)
+    damaged: dict[tuple[str, int], Damage] = field(default_factory=dict)
+    held: tuple[HeldChunks, ...] = ()
+    given_up: list[HeldChunks] = field(default_factory=list)
+    failures: dict[str, TidemarkError] = field(default_factory=dict)
+
+
+def share_of(name: str, results: Iterable[DivideResult]) -> Share:
+    """Return the results of all tasks for one table. Raise the error of a task that failed for this table."""
+    found = [result.tables[name] for result in results if name in result.tables]
+    for each in found:
+        if each.failure is not None:
+            raise error_of(*each.failure)
+    parts: dict[Region, tuple[FillPart, ...]] = {}
+    for each in found:
+        for region, part in each.parts:
+            parts[region] = (*parts.get(region, ()), part)
+    return Share(
+        rows=sum(each.rows for each in found),
+        adds=tuple(add for each in found for add in each.adds),
+        parts=parts,
+        rejected=tally(*(each.rejected for each in found)),
+        late=sum((each.late for each in found), LateMetrics()),
+    )
+
+
+_logger = logging.getLogger(__name__)
+
+MOST_LOST = 5
+"""The most races that a run may lose for a table. After these races, the run leaves the table to the winner."""
+
+_PAUSE_MS = 100
+
+
+class Tasks(Protocol):
+    """Executor of work items, in any process (see `distribution.execute`). Results are in the order of the items."""
+
+    def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
+        """Run `execute.divide` for each work."""
+        ...
+
+    def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
+        """Run `execute.fill` for each work."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Distributor:
+    """Distributor of one raw log into the tables whose logs are given by name. The commits record `run_id`.
+
+    `guards` are further requirements of the commits to a table, by the name of the table. A commit fails if another
+    process has taken over the lease.
+    """
+
+    source: Source
+    history: History
+    logs: Mapping[str, TransactionLog]
+    tasks: Tasks
+    clock: Clock
+    ids: Ids
+    run_id: str | None = None
+    guards: Mapping[str, TokenUnused] = field(default_factory=dict)
+    _lost: Counter[str] = field(default_factory=Counter)
+
+    def distribute(self, terms: Terms) -> DistributionOutcome:
+        """Distribute round by round until nothing is left that can be distributed. Return the outcome.
+
+        Raises only errors of the raw log itself, such as `Unavailable`. Errors of a table are in `failures`.
+        """
+        done = DistributionOutcome()
+        while True:
+            tables = self.look(done)
+            plan = plan_round(self.source, self.history, list(tables.values()), terms, now_ms=self.clock.now_ms())
+            done.held = plan.held
+            if not plan.targets:
+                return done
+            damaged = self._round(plan, tables, done)
+            terms = replace(terms, damaged=terms.damaged | damaged.keys())
+            done.damaged |= damaged
+
+    def look(self, done: DistributionOutcome) -> dict[str, TargetTable]:
+        """Return the current state of the tables that have not failed."""
+        found: dict[str, TargetTable] = {}
+        for name, log in self.logs.items():
+            if name not in done.failures:
+                with self._settling(name, done):
+                    found[name] = TargetTable.look(name, log)
+                    done.tables.setdefault(name, Tally()).version = found[name].snapshot.version
+        return found
+
+    def _round(
+        self, plan: RoundPlan, tables: Mapping[str, TargetTable], done: DistributionOutcome
+    ) -> dict[tuple[str, int], Damage]:
+        divided = self.tasks.divide(plan.works)
+        results = self._without_duplicates(plan, tables, divided)
+        damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
+        if _was_passed(plan.works, damaged) or (damaged and any(each.duplicates for each in results)):
+            # Some written rows may be from chunks after a damaged chunk. Or a duplicate may have been omitted although
+            # its first record is in such a chunk. So nothing is committed, and the next plan omits the damaged chunk.
+            return damaged
+        done.records += sum(result.records for result in results)
+        done.chunks += sum(len(work.chunks) for work in plan.works)
+        done.duplicates.update(sum((Counter(result.duplicates) for result in results), Counter()))
+        done.unknown.update(sum((Counter(result.unknown) for result in results), Counter()))
+        done.given_up += plan.given_up
+        fillings: dict[str, _Fillings] = {}
+        targets = _before(plan.targets, damaged)
+        if any(each.noted for each in divided):
+            targets = {name: replace(each, stretches=_with_ids(each, tables[name])) for name, each in targets.items()}
+        for name, target in targets.items():
+            with self._settling(name, done):
+                share = share_of(name, results)
+                if share.parts:
+                    fillings[name] = _Fillings(target, share, self._turns(tables[name], target, share))
+                elif self._commit(tables[name], target, share):
+                    done.tables[name].add(share)
+        self._fill(fillings, tables, done)
+        return damaged
+
+    def _without_duplicates(
+        self, plan: RoundPlan, tables: Mapping[str, TargetTable], results: list[DivideResult]
+    ) -> list[DivideResult]:
+        """Divide the works with producer ids a second time. At this point, the ids of all works are recorded."""
+        keys = tuple(each.noted for each in results if each.noted is not None)
+        if not keys:
+            return results
+        # Offsets of all writers are needed, because chunks of a writer that no store lists now may have been
+        # distributed before.
+        ids = RoundIds(keys=keys, offsets={name: tables[name].offsets.log for name in plan.targets})
+        again = [replace(work, ids=ids) for work, each in zip(plan.works, results, strict=True) if each.noted]
+        second = iter(self.tasks.divide(again))
+        return [next(second) if each.noted else each for each in results]
+
+    def _commit(self, table: TargetTable, target: Target, share: Share) -> bool:
+        """Commit the splits of an append table with its offsets, or the offsets in the log of a keyed table.
+
+        Return False if another distributor has already committed the same chunks.
+        """
+        result = table.log.commit(
+            table.snapshot,
+            [*share.adds, *txns(target.stretches, self.clock.now_ms())],
+            operation="DISTRIBUTE",
+            requirements=[*starts(target.stretches, table.snapshot), *self._guards(table.name)],
+            metrics={
+                "rows_out": share.rows,
+                "splits_out": len(share.adds),
+                "rejected": sum(share.rejected.values()),
+                **share.late.as_mapping(),
+            },
+            job_run_id=self.run_id,
+        )
+        if not result.already_committed:
+            _logger.info("distributed %d rows into table %s, version %d", share.rows, table.name, result.version)
+        return not result.already_committed
+
+    def _guards(self, table: str) -> list[TokenUnused]:
+        return [self.guards[table]] if table in self.guards else []
+
+    def _turns(self, table: TargetTable, target: Target, share: Share) -> list[_Filling]:
+        found = []
+        for region, parts in share.parts.items():
+            recorded = table.offsets.regions.get(region.id, {})
+            turn = router.take_turn(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
+            key = target.config.primary_key
+            work = FillWork(uri=target.uri, key=key, parts=parts, turn=turn, context=target.context)
+            found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
+        # Offsets that the log has passed are removed from a region. After the claims, nobody can add offsets to the log
+        # or to the regions. So the log now shows whether another distributor was active between plan and claims.
+        head = table.log.refresh(table.snapshot)
+        for each in starts(target.stretches, table.snapshot):
+            each.check(head)
+        return found
+
+    def _fill(
+        self, fillings: Mapping[str, _Fillings], tables: Mapping[str, TargetTable], done: DistributionOutcome
+    ) -> None:
+        every = [each for several in fillings.values() for each in several.regions]
+        written = iter(self.tasks.fill([each.work for each in every]))
+        for name, several in fillings.items():
+            results = list(islice(written, len(several.regions)))
+            with self._settling(name, done):
+                rows = self._finish_all(tables[name], several.regions, results, done.tables[name])
+                # The log's offset is written last. It means that every region has its rows of these chunks.
+                share = replace(several.share, rows=rows)
+                if self._commit(tables[name], several.target, share):
+                    done.tables[name].add(several.share)
+
+    def _finish_all(
+        self, table: TargetTable, fillings: Sequence[_Filling], results: Sequence[FillResult], tally: Tally
+    ) -> int:
+        """Finish every region, and return the total number of rows.
+
+        If another process took a region, the other regions are still finished.
+        """
+        lost: list[CommitConflict | Fenced] = []
+        for each, result in zip(fillings, results, strict=True):
+            try:
+                self._finish(table, each, result)
+            except (CommitConflict, Fenced) as error:
+                lost.append(error)
+            else:
+                tally.add(Share(rows=result.rows, generations=1))
+        if lost:
+            raise lost[0]
+        return sum(each.rows for each in results)
+
+    def _finish(self, table: TargetTable, filling: _Filling, result: FillResult) -> None:
+        router.finish(
+            table.log.store,
+            filling.work.turn,
+            result.path,
+            filling.stretches,
+            clock=self.clock,
+            writer_id=self.ids.uuid(),
+        )
+
+    @contextmanager
+    def _settling(self, table: str, done: DistributionOutcome) -> Iterator[None]:
+        """Handle the errors of a block that works on one table. The next round retries a lost race.
+
+        Other errors end the run only for this table.
+        """
+        try:
+            yield
+        except TidemarkError as error:
+            self._lost[table] += 1
+            _logger.warning("table %s: %s", table, error)
+            if not isinstance(error, CommitConflict | Fenced) or self._lost[table] == MOST_LOST:
+                done.failures[table] = error
+            else:
+                # Without a random pause, two distributors could claim a region from each other without end.
+                self.clock.sleep_ms(self.ids.fraction() * _PAUSE_MS * 2 ** self._lost[table])
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """A region to fill, and the parts of the ranges that its offset does not include yet."""
+
+    work: FillWork
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fillings:
+    """The remaining work for one keyed table in one round: its share of the first tasks, and the regions to fill."""
+
+    target: Target
+    share: Share
+    regions: Sequence[_Filling]
+
+
+def _with_ids(target: Target, table: TargetTable) -> tuple[Stretch, ...]:
+    """Return the ranges, and one more range that every distribution of records with ids moves.
+
+    The extra range makes distributions of records with ids exclude each other. This is necessary because a
+    distribution only knows the ids of the chunks that were distributed when it was planned. A concurrent distribution
+    may add ids of another writer.
+    """
+    offsets = (table.offsets.log, *table.offsets.regions.values())
+    last = max(each.get(WITH_IDS, 0) for each in offsets)
+    return (*target.stretches, Stretch(writer=WITH_IDS, after=table.offsets.log.get(WITH_IDS, 0), last=last + 1))
+
+
+def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]]) -> bool:
+    """Return whether a work without the damaged chunk read later chunks of the same writer."""
+    return any(
+        each.writer == writer and each.number > number
+        for writer, number in damaged
+        for work in works
+        if all((each.writer, each.number) != (writer, number) for each in work.chunks)
+        for each in work.chunks
+    )
+
+
+def _before(targets: Mapping[str, Target], damaged: Iterable[tuple[str, int]]) -> dict[str, Target]:
+    """Return the targets whose offsets still move if each writer stops before its damaged chunk."""
+    ends = {writer: number for writer, number in damaged}  # noqa: C416  # of a mapping, `dict` would take the values
+    cut = {
+        name: replace(
+            target,
+            stretches=tuple(
+                replace(each, last=min(each.last, ends.get(each.writer, each.last + 1) - 1))
+                for each in target.stretches
+                if ends.get(each.writer, each.last + 1) - 1 > each.after
+            ),
+        )
+        for name, target in targets.items()
+    }
+    return {name: target for name, target in cut.items() if target.stretches}
+
+
+def _above(stretches: Iterable[Stretch], recorded: Mapping[str, int]) -> Iterator[Stretch]:
+    """Yield the parts of the ranges that a region does not have yet, each starting at its offset."""
+    for each in stretches:
+        if each.last > recorded.get(each.writer, 0):
+            yield replace(each, after=recorded.get(each.writer, 0))

@@ -1,0 +1,587 @@
+"""Work items of distribution, and the offsets of a raw log in a table.
+
+Work items and their results travel as JSON (docs/architecture/orchestration.md, "Spark"). There are two kinds:
+
+- A `DivideWork` divides some chunks among all tables. Rows of append tables become splits at once, in any order. Rows
+  of keyed tables become one part per region, in the order of the history. The order matters, because the later record
+  of a key must replace an earlier record.
+- A `FillWork` writes the parts of a region as one generation.
+
+An offset is the number of the last chunk of a raw log writer that is in the table (docs/architecture/ingestion.md,
+"Raw log", decision 0031). The id of a writer is unique forever, so offsets need no name of a raw log.
+
+| Where | Key | Meaning |
+|---|---|---|
+| table's log | transaction `raw:<writer>` | every row of the chunks up to it is in the table, in any region |
+| region's manifest | `distributed` | every row of the chunks up to it that belongs to the region is in the region |
+
+The rows of an append table are committed with their transaction. The rows of a keyed table are committed with the
+offset of their region. The log's offset is committed when every region has its rows of these chunks. So a region has
+the chunks up to the higher one of the two offsets. A region that does not exist yet, or had no rows in a chunk, needs
+no offset of its own.
+
+A row is also in the table if a region of an earlier spec has its chunk. Such a region was merged completely before the
+next spec became current. This can be before the log's offset was committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from storage_core.base.clock import Clock, Ids
+from storage_core.base.errors import CommitConflict, NotFound, Unavailable
+from storage_core.data.formats import arrow_files, keys
+from storage_core.data.formats.region_manifest import RECORDS_FILE
+from storage_core.data.rows.windows import LateMetrics
+from storage_core.data.settings.layout import BY_HAND_SPEC, WHOLE_TABLE, Region
+from storage_core.data.settings.table import TableConfig
+from storage_core.log.actions import Add, Txn, read_actions, write_actions
+from storage_core.log.requirements import TxnProgress
+from storage_core.log.snapshot import Snapshot
+from storage_core.split.context import SplitContext
+from storage_core.store.contract import ObjectStore, create_numbered
+from storage_core.store.meter import all_of
+from storage_core.write.raw_log.history import CLOSED_AFTER_MS, Damage, History, MissingChunks, RawChunkRef
+from storage_core.write.region.router import OFFSETS, Stretch, Turn, offsets
+from storage_core.write.region.spec import PARALLEL_REGIONS, read_registry, whole_table
+
+# Parts: the typed rows that one task found for one region, until the generation is written (decision 0031).
+#
+# A part is a data file in a generation's directory that no manifest names. It looks like the file of a distributor that
+# ended before it wrote its manifest. Only the task that received the name of the part reads it. The collector deletes
+# old parts. With parts, records are decoded and typed once, and neither the driver nor a shuffle carries the records.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillPart:
+    """A part: a file with rows of one region, and its checksum.
+
+    The rows have `rows.fold.record_schema` and are in the order of the history.
+    """
+
+    region: str
+    directory: str
+    checksum: str
+    rows: int
+
+    @property
+    def key(self) -> str:
+        """The key of the file."""
+        return keys.generation_file_key(self.region, self.directory, RECORDS_FILE)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> FillPart:
+        """Return the part that `to_json` returned."""
+        return cls(**found)
+
+
+def write_part(store: ObjectStore, records: pa.Table, *, region: str, clock: Clock, ids: Ids) -> FillPart:
+    """Write the records. The part is durable when this returns, and nothing refers to it. One PUT.
+
+    Raise `CommitUnknown`.
+    """
+    data = arrow_files.encode_data_file(records)
+    checksum = arrow_files.checksum(data)
+    # The number 1 in the name has no meaning. The generation of the rows is known only after the region is claimed.
+    part = FillPart(region=region, directory=f"{ids.uuid()[:8]}_gen_1", checksum=checksum, rows=records.num_rows)
+    if not create_numbered(store, part.key, data, clock=clock):
+        raise CommitConflict(f"{part.key}: has other content. Distribute again, which uses a new name", key=part.key)
+    return part
+
+
+def read_part(store: ObjectStore, part: FillPart) -> pa.Table:
+    """Return the records of a part. One GET.
+
+    Raises `Corrupt` if the content has changed since it was written. Raises `CommitConflict` if the part was collected
+    in the meantime.
+    """
+    try:
+        return arrow_files.decode_data_file(store.get(part.key).data, part.checksum, part.key)
+    except NotFound as error:
+        raise CommitConflict(f"{part.key}: a collector removed it too early. Distribute again", key=part.key) from error
+
+
+Json = dict[str, Any]
+
+UNIQUE_FOR_MS = 24 * 3_600_000
+"""How long the id of a record is remembered. A raw log may set another value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One table as a task sees it: its location, the context of its rows, and the chunks to distribute into it.
+
+    `further` are the regions that already have some of these chunks, with their offsets (`work.Offsets`). They can
+    belong to earlier specs.
+    """
+
+    name: str
+    uri: str
+    context: SplitContext
+    stretches: tuple[Stretch, ...]
+    further: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def config(self) -> TableConfig:
+        """The table's settings in the snapshot for which the work was planned."""
+        return TableConfig.from_configuration(self.context.configuration)
+
+    def takes(self, ref: RawChunkRef) -> bool:
+        """Return whether the chunk must be distributed into the table."""
+        return any(each.writer == ref.writer and each.after < ref.number <= each.last for each in self.stretches)
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        return {
+            "name": self.name,
+            "uri": self.uri,
+            "context": self.context.to_json(),
+            "stretches": [asdict(each) for each in self.stretches],
+            "further": {region: dict(offsets) for region, offsets in self.further.items()},
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Target:
+        """Return the target that `to_json` returned."""
+        changed = {
+            "context": SplitContext.from_json(found["context"]),
+            "stretches": tuple(Stretch(**each) for each in found["stretches"]),
+        }
+        return cls(**{**found, **changed})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The raw log: its name, the URIs of its stores (mandatory stores first), and the tables that its records may name.
+
+    `mandatory` is the number of mandatory stores. None means that all stores are mandatory. If several records have
+    the same producer id, a table takes one of them. This holds if the segments of the records began at most
+    `unique_for_ms` apart.
+    """
+
+    name: str
+    stores: tuple[str, ...]
+    tables: tuple[str, ...]
+    mandatory: int | None = None
+    unique_for_ms: int = UNIQUE_FOR_MS
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Source:
+        """Return the source with these fields."""
+        return cls(**{**found, "stores": tuple(found["stores"]), "tables": tuple(found["tables"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundIds:
+    """The data for finding duplicates: the objects with the record ids of one round, and the offsets of each table.
+
+    `offsets` are the offsets of the table's log at the start of the round, by table and writer.
+    """
+
+    keys: tuple[str, ...]
+    offsets: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivideWork:
+    """Chunks to read for all targets. If `ids` is None and the records have producer ids, only the ids are stored."""
+
+    source: Source
+    chunks: tuple[RawChunkRef, ...]
+    targets: tuple[Target, ...]
+    ids: RoundIds | None = None
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        targets = [each.to_json() for each in self.targets]
+        ids = None if self.ids is None else asdict(self.ids)
+        return {"source": asdict(self.source), "chunks": _refs(self.chunks), "targets": targets, "ids": ids}
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> DivideWork:
+        """Return the work that `to_json` returned."""
+        return DivideWork(
+            source=Source.from_json(found["source"]),
+            chunks=_read_refs(found["chunks"]),
+            targets=tuple(map(Target.from_json, found["targets"])),
+            ids=RoundIds(keys=tuple(ids["keys"]), offsets=ids["offsets"]) if (ids := found["ids"]) else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillWork:
+    """Parts to read, in this order, for one region of the table at `uri` that the distributor has claimed."""
+
+    uri: str
+    key: tuple[str, ...]
+    parts: tuple[FillPart, ...]
+    turn: Turn
+    context: SplitContext
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        parts = [each.to_json() for each in self.parts]
+        turn, context = asdict(self.turn), self.context.to_json()
+        return {"uri": self.uri, "key": list(self.key), "parts": parts, "turn": turn, "context": context}
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> FillWork:
+        """Return the work that `to_json` returned."""
+        return FillWork(
+            uri=found["uri"],
+            key=tuple(found["key"]),
+            parts=tuple(map(FillPart.from_json, found["parts"])),
+            turn=Turn(**found["turn"]),
+            context=SplitContext.from_json(found["context"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """The result for one table of dividing some chunks.
+
+    - `adds`: the splits of an append table.
+    - `parts`: the rows of a keyed table, by region.
+    - `rejected`: the number of rejected records by reason. These records are in quarantine.
+    - `late`: the late records. They are in quarantine, unless they are accepted or dropped.
+    - `failure`: the kind and message of the error because of which the table did not get its rows. If `failure` is
+      set, nothing in this object may be committed.
+    """
+
+    rows: int = 0
+    adds: tuple[Add, ...] = ()
+    parts: tuple[tuple[Region, FillPart], ...] = ()
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    late: LateMetrics = field(default_factory=LateMetrics)
+    failure: tuple[str, str] | None = None
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        return {
+            "rows": self.rows,
+            "adds": write_actions(self.adds),
+            "parts": [[asdict(region), part.to_json()] for region, part in self.parts],
+            "rejected": dict(self.rejected),
+            "late": asdict(self.late),
+            "failure": self.failure,
+        }
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> Divided:
+        """Return the object that `to_json` returned."""
+        return Divided(
+            rows=found["rows"],
+            adds=read_actions(found["adds"], Add, "distributed rows"),
+            parts=tuple((_region(region), FillPart.from_json(part)) for region, part in found["parts"]),
+            rejected=found["rejected"],
+            late=LateMetrics(**found["late"]),
+            failure=tuple(found["failure"]) if found["failure"] else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivideResult:
+    """The result of a `DivideWork`, by table.
+
+    - `unknown`: the number of records whose table is not a table of the raw log. These records are in quarantine.
+    - `damaged`: chunks without a valid copy. Later chunks of the same writer were not read.
+    - `noted`: the object with the record ids, if the work found ids and had no data for finding duplicates. If `noted`
+      is set, the work did nothing else.
+    - `duplicates`: the number of omitted records, by table.
+    """
+
+    tables: Mapping[str, Divided]
+    unknown: Mapping[str, int]
+    damaged: tuple[Damage, ...]
+    records: int
+    noted: str | None = None
+    duplicates: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        return {
+            "tables": {name: each.to_json() for name, each in self.tables.items()},
+            "unknown": dict(self.unknown),
+            "damaged": [{"chunk": each.chunk.to_json(), "reasons": list(each.reasons)} for each in self.damaged],
+            "records": self.records,
+            "noted": self.noted,
+            "duplicates": dict(self.duplicates),
+        }
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> DivideResult:
+        """Return the result that `to_json` returned."""
+        return DivideResult(
+            tables={name: Divided.from_json(each) for name, each in found["tables"].items()},
+            unknown=found["unknown"],
+            damaged=tuple(
+                Damage(chunk=RawChunkRef.from_json(each["chunk"]), reasons=tuple(each["reasons"]))
+                for each in found["damaged"]
+            ),
+            records=found["records"],
+            noted=found["noted"],
+            duplicates=found["duplicates"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillResult:
+    """The output of a `FillWork`: the directory of the generation, and the number of its rows."""
+
+    path: str
+    rows: int
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        return {"path": self.path, "rows": self.rows}
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> FillResult:
+        """Return the result that `to_json` returned."""
+        return FillResult(**found)
+
+
+def _region(found: Mapping[str, Any]) -> Region:
+    values = found["values"]
+    return Region(**{**found, "values": None if values is None else tuple(values)})
+
+
+def _refs(refs: Sequence[RawChunkRef]) -> list[Json]:
+    return [each.to_json() for each in refs]
+
+
+def _read_refs(found: Sequence[Mapping[str, Any]]) -> tuple[RawChunkRef, ...]:
+    return tuple(map(RawChunkRef.from_json, found))
+
+
+WITH_IDS = "ids"
+"""A pseudo writer. Its offset counts the distributions of records with producer ids."""
+
+_APP = f"{OFFSETS}:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offsets:
+    """The offsets of one table by writer: the offsets of its log, and the offsets of each region of its current spec.
+
+    `further` are the offsets of regions of all specs that are ahead of the log.
+    """
+
+    log: Mapping[str, int]
+    regions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    further: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def log_offsets(snapshot: Snapshot) -> dict[str, int]:
+    """Return the offsets in the table's log by writer. All chunks up to these offsets are distributed.
+
+    One GET per object of transactions with offsets, and only the first time.
+    """
+    return {app.removeprefix(_APP): txn.version for app, txn in snapshot.txns.every(OFFSETS).items()}
+
+
+def read_offsets(store: ObjectStore, snapshot: Snapshot) -> Offsets:
+    """Return the offsets of a table.
+
+    Cost:
+        The requests of `log_offsets`. For a keyed table, also about three requests per region, including regions of
+        earlier specs. One more request, for the registry, if the table has or had a spec with fields.
+    """
+    log = log_offsets(snapshot)
+    regions = _regions_of(store, snapshot)
+    found = all_of(lambda each: offsets(store, each.id), regions, PARALLEL_REGIONS)
+    current = snapshot.config.region_spec.id
+    own: dict[str, Mapping[str, int]] = {}
+    further: dict[str, Mapping[str, int]] = {}
+    for region, recorded in zip(regions, found, strict=True):
+        if region.spec_id == current:
+            own[region.id] = recorded
+        if more := {writer: last for writer, last in recorded.items() if last > log.get(writer, 0)}:
+            further[region.id] = more
+    return Offsets(log=log, regions=own, further=further)
+
+
+def _regions_of(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
+    """Return the regions that a keyed table has or had, without manual regions.
+
+    A new region may be added at any time.
+    """
+    config = snapshot.config
+    if config.kind != "keyed":
+        return []
+    whole = [whole_table(snapshot.table_id)] if WHOLE_TABLE in config.region_specs else []
+    if config.region_specs == (WHOLE_TABLE,):
+        return whole
+    return [*whole, *(each for _, each in sorted(read_registry(store).regions.items()) if each.spec_id != BY_HAND_SPEC)]
+
+
+def txns(stretches: Iterable[Stretch], now_ms: int) -> list[Txn]:
+    """Return the transactions for a commit with the rows of these chunks."""
+    return [Txn(appId=_APP + each.writer, version=each.last, lastUpdated=now_ms) for each in stretches]
+
+
+def starts(stretches: Iterable[Stretch], planned: Snapshot) -> list[TxnProgress]:
+    """Return the requirements of the commit: every writer's offset still equals the offset in the plan's snapshot."""
+    apps = [_APP + each.writer for each in stretches]
+    return [TxnProgress(app, planned.txns.get(app, 0)) for app in apps]
+
+
+# Chunks that a table still lacks, and the terms of distribution (docs/architecture/ingestion.md, "Raw log").
+#
+# An offset is the number of a writer's last distributed chunk. All chunks up to it were distributed or given up. The
+# numbers of a writer continue across its segments. So distributing again from the same offsets gives the same chunks,
+# and the chunks that were added since.
+
+
+ROUND_BYTES = 256 * 2**20
+WORK_BYTES = 32 * 2**20
+LEAST_WORK_BYTES = 4 * 2**20
+"""The least bytes of a work.
+
+A smaller task would cost more than it saves, and tables would get more and smaller splits and parts.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributionPlan:
+    """Chunks to distribute, in the order of the history, and the offsets to commit with them.
+
+    `held` are missing chunks. Later chunks of their writers must wait. `given_up` are missing chunks that
+    the plan gives up. Their records are never distributed, even if a copy appears later.
+    """
+
+    chunks: tuple[RawChunkRef, ...]
+    offsets: Mapping[str, int]
+    held: tuple[MissingChunks, ...]
+    given_up: tuple[MissingChunks, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Terms of distribution. Sizes are stored bytes of chunks.
+
+    - `slots`: how many works run concurrently. The number of works in a round is `slots` or a multiple of it, and all
+      works have about the same size. So no slot waits for a last work. A work has at most `work_bytes` and at least
+      `LEAST_WORK_BYTES`.
+    - `give_up_to`: the chunk number up to which missing chunks of a writer are given up.
+    - `damaged`: chunks, by writer and number, without a valid copy. They count as missing.
+    """
+
+    closed_after_ms: int = CLOSED_AFTER_MS
+    round_bytes: int = ROUND_BYTES
+    work_bytes: int = WORK_BYTES
+    slots: int = 1
+    give_up_to: Mapping[str, int] = field(default_factory=dict)
+    damaged: frozenset[tuple[str, int]] = frozenset()
+
+
+def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: int) -> DistributionPlan:
+    """Return the chunks of closed segments after the offsets `after` (0 for unknown writers). No request.
+
+    Chunks of a writer after a missing chunk are not planned, because an older record must not come after a newer one.
+    Missing chunks up to `give_up_to` are given up. Collected chunks were distributed to every table that existed at the
+    time of the collection. A newer table starts after the collected chunks.
+
+    Raises `Unavailable` if chunks are to be given up while a store does not answer, because it may have these chunks.
+    Remove a store that is permanently lost from the list of stores.
+    """
+    if terms.give_up_to and history.unreachable:
+        raise Unavailable(
+            f"{', '.join(history.unreachable)} may have the missing chunks, and does not answer. Try again later"
+        )
+    closed = {(each.writer, each.segment_ms) for each in history.closed_segments(now_ms, terms.closed_after_ms)}
+    offsets = dict(after)
+    planned: list[RawChunkRef] = []
+    held: list[MissingChunks] = []
+    given_up: list[MissingChunks] = []
+    for writer in history.writers:
+        for ref in history.chunks_of(writer):
+            offset = max(offsets.get(writer, 0), history.collected_up_to(writer))
+            if ref.number <= offset:
+                continue
+            if (writer, ref.segment_ms) not in closed:
+                break
+            is_sound = (writer, ref.number) not in terms.damaged
+            if ref.number > offset + 1 or not is_sound:
+                last = ref.number - is_sound
+                missing = MissingChunks(writer=writer, first=offset + 1, last=last)
+                is_given_up = last <= terms.give_up_to.get(writer, 0)
+                (given_up if is_given_up else held).append(missing)
+                if not is_given_up:
+                    break
+            if is_sound:
+                planned.append(ref)
+            offsets[writer] = ref.number
+    planned.sort(key=lambda each: (each.segment_ms, each.writer, each.number))
+    return DistributionPlan(chunks=tuple(planned), offsets=offsets, held=tuple(held), given_up=tuple(given_up))
+
+
+# The size of a raw log, and the part that its tables still lack. No request.
+
+
+ByTable = Mapping[str, Mapping[str, int]]
+"""The offsets of each table by writer (`write.distribution.work`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """Chunks and bytes in the stores, each chunk counted once, and the number of chunks that each table lacks.
+
+    `waiting_chunks` is the number of chunks that some table lacks. `oldest_waiting_ms` is the start of the segment of
+    the oldest such chunk. `collected` is, by table, the number of chunks that may have been collected before it became
+    a table of this raw log.
+    """
+
+    chunks: int
+    bytes: int
+    tables: Mapping[str, int]
+    waiting_chunks: int
+    oldest_waiting_ms: int | None
+    collected: Mapping[str, int]
+
+
+def backlog(history: History, offsets: ByTable) -> Backlog:
+    """Return the chunks of the history that are beyond the offsets. Chunks in open segments count, too."""
+    reached = everywhere(history, offsets)
+    chunks = history.chunks
+    waiting = [each for each in chunks if each.number > reached[each.writer]]
+    behind = {
+        name: sum(each.number > max(own.get(each.writer, 0), history.collected_up_to(each.writer)) for each in chunks)
+        for name, own in offsets.items()
+    }
+    return Backlog(
+        chunks=len(chunks),
+        bytes=sum(each.bytes for each in history.segments()),
+        tables={name: count for name, count in behind.items() if count},
+        waiting_chunks=len(waiting),
+        oldest_waiting_ms=min((each.segment_ms for each in waiting), default=None),
+        collected=collected_before(history, offsets),
+    )
+
+
+def collected_before(history: History, offsets: ByTable) -> dict[str, int]:
+    """Return, by table, how many chunks may have been collected before the table was added to the raw log."""
+    before = {
+        name: sum(max(0, each.number - own.get(writer, 0)) for writer, each in history.collected.items())
+        for name, own in offsets.items()
+    }
+    return {name: count for name, count in before.items() if count}
+
+
+def everywhere(history: History, offsets: ByTable) -> dict[str, int]:
+    """Return, for each writer, the number of the last chunk up to which every table has all chunks of the writer.
+
+    The number is 0 if the raw log has no table. A table that was added later starts after the collected chunks.
+    """
+    return {
+        writer: min((max(own.get(writer, 0), history.collected_up_to(writer)) for own in offsets.values()), default=0)
+        for writer in history.writers
+    }

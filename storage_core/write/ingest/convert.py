@@ -1,0 +1,494 @@
+"""Conversion of text to typed columns: every value converts exactly, or its line is rejected with a reason.
+
+One SQL statement converts a whole block in DuckDB, in UTC. DuckDB's own casts accept too much (1.5 becomes 2, 0x1f
+becomes 31, infinity becomes a time), and landed data cannot be requested again. So each type first checks that the
+text has its exact form.
+
+- `read_lines` splits bytes into numbered lines. A line ends with LF, CR LF or the end of the file. Empty lines are
+  skipped.
+- `convert` converts columns of text.
+- `Parsed` is the result of parsing: rows of the table's schema, and every rejected line with its reason.
+- `tally` counts rejections by reason. The number of reasons is limited, because a file can cause any number of reasons.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage_core.base.errors import InvalidInput, NotFound, out_of_memory, unsound
+from storage_core.base.limits import LONGEST_QUERY_SECONDS, QueryLimits
+from storage_core.base.text import fitted, unknown_names
+from storage_core.data.formats.arrow_files import RejectedLines
+from storage_core.data.formats.keys import parse
+from storage_core.data.rows.conform import conform
+from storage_core.data.rows.times import BEYOND
+from storage_core.data.rows.vectors import NOT_FINITE, NULL_INSIDE, ZERO, is_vector, type_text
+from storage_core.engine.session import session, sql_type
+from storage_core.store.contract import ObjectStore
+from storage_core.write.late_rows import Kept, entry_keys, keep, read_entry
+
+MOST_REASONS = 50
+LONGEST_REASON = 200
+OTHERS = "other reasons"
+
+
+def tally(*counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the sum of the counts: the 50 most frequent reasons, and the number of all other lines as `other reasons`.
+
+    The total is exact. If counts are added in several steps, some lines of a rare reason may be counted as `other
+    reasons`. A reason is cut at 200 characters. The quarantine has the whole reason of each line.
+    """
+    total: Counter[str] = Counter()
+    for each in counts:
+        for reason, count in each.items():
+            total[fitted(reason, LONGEST_REASON)] += count
+    rest = total.pop(OTHERS, 0)
+    commonest = dict(total.most_common(MOST_REASONS))
+    rest += total.total() - sum(commonest.values())
+    return commonest | ({OTHERS: rest} if rest else {})
+
+
+BLOCK_BYTES = 32 * 2**20
+LONGEST_LINE_BYTES = 64 * 2**20
+MOST_CELLS = 16 * 2**20
+"""The most values that are converted at once.
+
+If a table has many columns, a block of short lines becomes many more values than a block of long lines.
+"""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class LineBlock:
+    """Lines of a file with their line numbers, from 1. Lines that are not UTF-8 are in `not_text`, as bytes."""
+
+    numbers: npt.NDArray[np.int64]
+    text: pa.StringArray
+    not_text: tuple[tuple[int, bytes], ...] = ()
+
+    def pieces(self, weights: npt.NDArray[np.int64]) -> Iterator[LineBlock]:
+        """Yield the same lines in order, in pieces of at most `MOST_CELLS` total weight.
+
+        A piece has at least one line.
+        """
+        total = np.concatenate([[0], np.cumsum(weights)])
+        start, bad = 0, self.not_text
+        while start < len(self.numbers):
+            end = max(start + 1, int(np.searchsorted(total, total[start] + MOST_CELLS, side="right")) - 1)
+            passed = len(bad) if end == len(self.numbers) else bisect_left(bad, (int(self.numbers[end]),))
+            yield LineBlock(self.numbers[start:end], self.text.slice(start, end - start), bad[:passed])
+            start, bad = end, bad[passed:]
+        if bad:
+            yield LineBlock(self.numbers[:0], self.text.slice(0, 0), bad)
+
+
+def read_lines(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[LineBlock]:
+    """Yield the lines of the stream in blocks of about `block_bytes`. Memory holds a few blocks.
+
+    Raises `Corrupt` for a line above 64 MB, and the errors of reading the stream.
+    """
+    first_number, rest, at_start = 1, b"", True
+    while chunk := stream.read(block_bytes):
+        if at_start:
+            chunk, at_start = chunk.removeprefix(_BYTE_ORDER_MARK), False
+        end = chunk.rfind(b"\n") + 1
+        if end == 0:
+            rest += chunk
+            if len(rest) > LONGEST_LINE_BYTES:
+                raise unsound(
+                    f"line {first_number} is longer than {LONGEST_LINE_BYTES} bytes. This is not a file of lines"
+                )
+            continue
+        lines, numbers, first_number = split_lines(rest + chunk[:end], first_number)
+        rest = chunk[end:]
+        yield _block(lines, numbers)
+    if rest:
+        lines, numbers, _ = split_lines(rest, first_number)
+        yield _block(lines, numbers)
+
+
+def split_lines(data: bytes, first_number: int = 1) -> tuple[pa.BinaryArray, npt.NDArray[np.int64], int]:
+    """Return the non-empty lines of `data` without line ends, their numbers, and the number of the next line.
+
+    This is one pass without a loop. Memory holds a copy of `data`, two marks per byte, and the non-empty lines. Empty
+    lines take no further memory, because a gzipped kilobyte can contain a million of them.
+    """
+    if b"\r\n" in data:
+        data = data.replace(b"\r\n", b"\n")
+    if not data.endswith(b"\n"):
+        data += b"\n"
+    ended = np.frombuffer(data, np.uint8) == ord("\n")
+    filled = ~ended
+    starts = np.flatnonzero(filled[1:] & ended[:-1]) + 1
+    starts = np.concatenate([[0], starts]) if filled[0] else starts
+    ends = np.flatnonzero(ended[1:] & filled[:-1]) + 1
+    # Only line ends are between two non-empty lines.
+    numbers = first_number + np.cumsum(starts - np.concatenate([[0], ends[:-1]])[: len(starts)], dtype=np.int64)
+    offsets = np.concatenate([[0], np.cumsum(ends - starts)], dtype=np.int32)
+    joined = pa.py_buffer(data.translate(None, b"\n"))
+    lines = pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), joined])
+    return lines, numbers, first_number + int(np.count_nonzero(ended))
+
+
+def valid_text(values: pa.BinaryArray) -> npt.NDArray[np.bool_]:
+    """Return which values are UTF-8. Null counts as valid."""
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        # Only a block with an invalid byte checks its values one by one.
+        return np.fromiter((_is_text(value.as_py()) for value in values), np.bool_, len(values))
+    return np.ones(len(values), np.bool_)
+
+
+def _block(lines: pa.BinaryArray, numbers: npt.NDArray[np.int64]) -> LineBlock:
+    valid = valid_text(lines)
+    text = lines if valid.all() else lines.filter(pa.array(valid))
+    not_text = tuple((int(numbers[index]), lines[int(index)].as_py()) for index in np.flatnonzero(~valid))
+    return LineBlock(numbers[valid], text.cast(pa.string()), not_text)
+
+
+def _is_text(value: bytes | None) -> bool:
+    try:
+        return value is None or value.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
+CONVERSION = QueryLimits(seconds=LONGEST_QUERY_SECONDS, memory_bytes=2**31)
+"""The limits of the conversion of a piece of a file, as DuckDB counts them.
+
+A line of 60 MB needs more than half of this memory.
+"""
+
+_INTEGER_FORM = "[+-]?[0-9]+"
+_FLOAT_FORM = r"(?i)[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|nan"
+_VECTOR_FORM = r"(?i)\s*\[\s*(({number})(\s*,\s*({number}))*)?\s*\]\s*".replace(
+    "{number}", f"{_FLOAT_FORM.removeprefix('(?i)')}|null"
+)
+_INFINITE_FORM = r"(?i)[+-]?inf(inity)?"
+_DATE_FORM = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_CLOCK_FORM = r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6}0*)?)?"
+_ZONE_FORM = " ?(Z|z|[+-][0-9]{2}(:?[0-9]{2})?)"
+_NO_TIME = (
+    (r"\s*[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?\s*", "which is text such as 2026-01-01T10:00:00Z and not a number"),
+    (
+        rf"{_DATE_FORM}[T ][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}\.[0-9]{{7,}}({_ZONE_FORM})?",
+        "which has at most 6 digits after the second",
+    ),
+)
+"""Texts that other programs accept as times, and the reasons why they are rejected here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """The target schema of a conversion, and the format of the text.
+
+    The format has three parts: the time column, its strptime format, and the words for null. `nonzero` contains the
+    embedding columns whose values must not be zero.
+    """
+
+    schema: pa.Schema
+    time_column: str | None = None
+    time_format: str | None = None
+    null_values: tuple[str, ...] = ()
+    nonzero: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The converted rows with the table's schema, one for each input row.
+
+    `reasons` has the fault of each row, or null.
+    """
+
+    rows: pa.Table
+    reasons: pa.StringArray
+
+
+def convert(raw: pa.Table, target: RowFormat) -> Converted:
+    """Convert columns of text to the schema. A column that `raw` lacks is null.
+
+    Map columns are not converted. Empty text is a value only for strings. A time without a zone is UTC. A row that
+    lacks a required value, or has a value that does not fit its column, gets a reason. The reason names the first
+    faulty column in schema order.
+
+    Raises:
+        InvalidInput: a column is unknown, a type has no text form, or the time format is invalid.
+
+    An out-of-memory error of DuckDB is raised unchanged.
+    """
+    unknown = sorted(set(raw.column_names) - set(target.schema.names))
+    if unknown:
+        raise InvalidInput(unknown_names("column", unknown, target.schema.names), columns=unknown)
+    import duckdb
+
+    with session(CONVERSION, threads=1) as connection:
+        connection.register("raw", raw)
+        try:
+            table = connection.sql(_statement(raw.schema, target)).to_arrow_table()
+        except duckdb.Error as error:
+            if out_of_memory(error):  # the format is not the cause
+                raise
+            problem = str(error).splitlines()[0]
+            what = "the text cannot be converted"
+            if target.time_format is not None:
+                what = f"time_format {target.time_format!r} cannot be used"
+            raise InvalidInput(f"{what}: {problem}") from error
+    last = table.num_columns - 1  # selected by position, because a column of the table may have any name
+    return Converted(table.remove_column(last), table.column(last).combine_chunks())
+
+
+def _statement(present: pa.Schema, target: RowFormat) -> str:
+    """Return the SQL statement of the conversion, which has three steps.
+
+    In step 1, `c<i>` is column i without the words for null. In step 2, `t<i>` is the typed value. Step 3 sets the
+    names and the reason.
+    """
+    schema = target.schema
+    maps = {field.name for field in present if pa.types.is_map(field.type)}
+    clean = [_clean(field, present, target) for field in schema]
+    typed = [
+        f"c{index}" if field.name in maps else _typed(f"c{index}", field, target) for index, field in enumerate(schema)
+    ]
+    cases = [case for index, field in enumerate(schema) for case in _reasons(index, field, target)]
+    named = [f"t{index} AS {_quoted(field.name)}" for index, field in enumerate(schema)]
+    reason = f"CASE {' '.join(cases)} END" if cases else "NULL"
+    # `_quoted` and `_literal` quote names and literals. Values never become part of the statement.
+    return (
+        f"WITH clean AS (SELECT {', '.join(f'{each} AS c{index}' for index, each in enumerate(clean))} FROM raw), "  # noqa: S608
+        f"typed AS (SELECT *, {', '.join(f'{each} AS t{index}' for index, each in enumerate(typed))} FROM clean) "
+        f"SELECT {', '.join(named)}, ({reason})::VARCHAR AS reason FROM typed"
+    )
+
+
+def _clean(field: pa.Field, present: pa.Schema, target: RowFormat) -> str:
+    if field.name not in present.names:
+        return "NULL::VARCHAR"
+    is_map = pa.types.is_map(present.field(field.name).type)
+    return _quoted(field.name) if is_map else _cleaned(field, target.null_values)
+
+
+def _cleaned(field: pa.Field, null_values: Sequence[str]) -> str:
+    name = _quoted(field.name)
+    nulls = [*null_values] if pa.types.is_string(field.type) else ["", *null_values]
+    return f"CASE WHEN {name} NOT IN ({', '.join(map(_literal, nulls))}) THEN {name} END" if nulls else name
+
+
+def _typed(value: str, field: pa.Field, target: RowFormat) -> str:
+    if pa.types.is_timestamp(field.type) and field.name == target.time_column and target.time_format is not None:
+        return f"TRY_CAST(try_strptime({value}, {_literal(target.time_format)}) AS {_sql_type(field)})"
+    form = _form(field)
+    if is_vector(field.type):
+        return f"CASE WHEN regexp_full_match({value}, {_literal(_VECTOR_FORM)}) THEN TRY_CAST({value} AS FLOAT[]) END"
+    cast = f"TRY_CAST({value} AS {_sql_type(field)})"
+    if pa.types.is_floating(field.type):  # the cast converts a number that is too large to infinity
+        cast = f"CASE WHEN NOT isinf({cast}) OR regexp_full_match({value}, {_literal(_INFINITE_FORM)}) THEN {cast} END"
+    return cast if form is None else f"CASE WHEN regexp_full_match({value}, {_literal(form)}) THEN {cast} END"
+
+
+def _form(field: pa.Field) -> str | None:
+    """Return the pattern of texts that a type accepts, or None if the cast itself is exact."""
+    types, type_ = pa.types, field.type
+    if types.is_integer(type_):
+        return _INTEGER_FORM
+    if types.is_floating(type_):
+        return _FLOAT_FORM
+    if types.is_decimal(type_):
+        return rf"[+-]?[0-9]+(\.[0-9]{{0,{type_.scale}}}0*)?"
+    if types.is_date(type_):
+        return _DATE_FORM
+    if types.is_timestamp(type_):
+        return f"{_DATE_FORM}({_CLOCK_FORM}" + (f"({_ZONE_FORM})?" if type_.tz else "") + ")?"
+    return None
+
+
+def _sql_type(field: pa.Field) -> str:
+    found = sql_type(field.type)
+    if found is None:
+        message = f"column {field.name!r}: {field.type} has no text form. Land the files as Parquet"
+        raise InvalidInput(message, column=field.name)
+    return found
+
+
+def _reasons(index: int, field: pa.Field, target: RowFormat) -> Iterator[str]:
+    nonzero, formatted = target.nonzero, {target.time_column} if target.time_format else ()
+    if not field.nullable:
+        yield f"WHEN c{index} IS NULL THEN {_literal(f'column {field.name}: a value is required')}"
+    if not pa.types.is_string(field.type):
+        unread = f"t{index} IS NULL AND c{index} IS NOT NULL"
+        wrong = f"column {field.name}: not a valid {_readable(field.type)}"
+        if pa.types.is_timestamp(field.type) and field.name not in formatted:
+            for form, why in _NO_TIME:
+                known = f"regexp_full_match(c{index}, {_literal(form)})"
+                yield f"WHEN {unread} AND {known} THEN {_literal(f'{wrong}, {why}')}"
+        yield f"WHEN {unread} THEN {_literal(wrong)}"
+    if is_vector(field.type):
+        yield from _vector_reasons(f"t{index}", field, is_nonzero=field.name in nonzero)
+    if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):
+        last = "9999-12-31" if pa.types.is_date(field.type) else "9999-12-31 23:59:59.999999"
+        outside = f"NOT BETWEEN {_sql_type(field)} '0001-01-01' AND {_sql_type(field)} '{last}'"
+        yield f"WHEN t{index} {outside} THEN {_literal(f'column {field.name}: {BEYOND}')}"
+
+
+def _vector_reasons(vector: str, field: pa.Field, *, is_nonzero: bool) -> Iterator[str]:
+    size, where = field.type.list_size, f"column {field.name}: "
+    begin, end = _literal(f"{where}a vector of "), _literal(f" numbers, the table has {type_text(field.type)}")
+    yield f"WHEN len({vector}) <> {size} THEN {begin} || len({vector}) || {end}"
+    yield f"WHEN list_count({vector}) < {size} THEN {_literal(where + NULL_INSIDE)}"
+    yield f"WHEN NOT isfinite(list_sum({vector})) THEN {_literal(where + NOT_FINITE)}"
+    if is_nonzero:
+        yield f"WHEN list_min({vector}) = 0 AND list_max({vector}) = 0 THEN {_literal(where + ZERO)}"
+
+
+def _readable(type_: pa.DataType) -> str:
+    if is_vector(type_):
+        return type_text(type_)
+    return re.sub(r"\[.*\]|128", "", str(type_))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+NOT_TEXT = "the line is not UTF-8"
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedLine:
+    """A rejected line. `line` is its number from 1, or None if the whole file is rejected.
+
+    For CSV and Parquet, `line` is the number of the record. `text` is the line as it is in the file, or the values of
+    the record for CSV and Parquet. A text that is not UTF-8 is stored in base64.
+    """
+
+    file: str
+    line: int | None
+    reason: str
+    text: str
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Rows with exactly the table's schema, and the rejected lines.
+
+    With `unreadable`, no row of the file may be used.
+    """
+
+    rows: pa.Table
+    rejected: tuple[RejectedLine, ...]
+    unreadable: bool = False
+
+    def and_rejected(self, more: Iterable[RejectedLine]) -> Parsed:
+        """Return the same rows with more rejections, in line order."""
+        rejected = sorted([*self.rejected, *more], key=lambda each: each.line or 0)
+        return replace(self, rejected=tuple(rejected))
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records of one block as text: a column per field, each record's number, and a function that returns its text."""
+
+    file: str
+    fields: pa.Table
+    numbers: npt.NDArray[np.int64]
+    text_of: Callable[[int], str]
+
+
+def convert_or_reject(records: Records, target: RowFormat) -> Parsed:
+    """Convert the records to rows, and reject the records that do not convert. Raise the errors of `convert`."""
+    converted = convert(records.fields, target)
+    fits = converted.reasons.is_null()
+    bad = np.flatnonzero(~np.asarray(fits))
+    refused = tuple(
+        RejectedLine(
+            records.file,
+            int(records.numbers[index]),
+            converted.reasons[int(index)].as_py(),
+            records.text_of(int(index)),
+        )
+        for index in bad
+    )
+    rows = converted.rows.filter(fits) if len(bad) else converted.rows
+    return Parsed(conform(rows, target.schema), refused)
+
+
+def rejected(file: str, number: int, reason: str, data: bytes) -> RejectedLine:
+    """Return the rejection of one line. Its bytes are stored in base64 if they are not UTF-8."""
+    try:
+        return RejectedLine(file, number, reason, data.decode())
+    except UnicodeDecodeError:
+        return RejectedLine(file, number, reason, base64.b64encode(data).decode("ascii"), "base64")
+
+
+def not_text(file: str, lines: Iterable[tuple[int, bytes]]) -> list[RejectedLine]:
+    """Return the rejections of lines that are not UTF-8."""
+    return [rejected(file, number, NOT_TEXT, data) for number, data in lines]
+
+
+# Rejected lines of landed files, kept in the table's quarantine with file, line and reason. One object
+# (`storage_core.write.late_rows`) has the rejections of one block of one file.
+
+
+MOST_ENTRIES = 1_000
+_OF_ROWS = frozenset({"append", "writer", "merge"})
+"""Sources whose quarantine entries never contain lines."""
+
+
+def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Sequence[RejectedLine]) -> Kept:
+    """Write the rejections of one file (`source`, of `size` bytes) to the quarantine.
+
+    They are durable when this returns. The call is idempotent, because the same rejections are the same object. Raises
+    the errors of `late_rows.keep`. One PUT.
+    """
+    lines = tuple({key: value for key, value in asdict(each).items() if key != "file"} for each in rejected)
+    return keep(store, RejectedLines(source=source, size=size, rejected=lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Rejected lines in a table's quarantine, by reason (`tally`), and the number of entries that were not read."""
+
+    reasons: Mapping[str, int]
+    unread: int
+
+    @property
+    def lines(self) -> int:
+        """The number of lines in the entries that were read."""
+        return sum(self.reasons.values())
+
+
+def quarantined(store: ObjectStore, most: int = MOST_ENTRIES) -> Quarantined:
+    """Return the rejected lines that are still in quarantine, from at most `most` entries.
+
+    An entry that is removed during the call is skipped. Raises `Corrupt`, which names the object, for an object that
+    is not a quarantine entry. One LIST per 1,000 objects, and one GET per entry of a landed file.
+    """
+    keys, reasons = [key for key in entry_keys(store) if _may_hold_lines(key)], dict[str, int]()
+    for key in keys[:most]:
+        with suppress(NotFound):
+            entry = read_entry(store, key)
+            if isinstance(entry, RejectedLines):
+                reasons = tally(reasons, entry.reasons)
+    return Quarantined(reasons, len(keys[most:]))
+
+
+def _may_hold_lines(key: str) -> bool:
+    parsed = parse(key)
+    return parsed is not None and parsed.source not in _OF_ROWS

@@ -1,0 +1,612 @@
+"""Landing locations: the files in them, the kind of a file, and its bytes.
+
+A landing location is read through the object store contract. So local directories and all stores work in the same way.
+Landed files are immutable: after a file is ingested, new rows must come under a new name. This module never writes or
+deletes a file. See docs/architecture/ingestion.md, "Batch ingest".
+
+- `discover` and `survey` list the files.
+- `require_text` and `require_uncompressed` detect the kind of a file by its first bytes.
+- `open_bytes` and `open_text` open a file. `Expansion` limits how far a compressed file may expand, and `ContentHash`
+  hashes its bytes.
+- `check_time_format` checks the format of times in landed text. If a format lacks a part of the date, DuckDB takes the
+  part from 1900-01-01. DuckDB also ignores some directives if the format has certain other directives. Times would
+  then be wrong, so such a format is refused.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from itertools import islice
+from typing import Any, BinaryIO, Final, Literal, cast, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable, unsound
+from storage_core.base.text import fitted
+from storage_core.data.formats.keys import LIVE_PREFIX, LOG_PREFIX, ChunkKey
+from storage_core.data.formats.keys import parse as parse_key
+from storage_core.data.formats.keys import parse_raw as parse_raw_key
+from storage_core.engine.session import session
+from storage_core.store.contract import ObjectFile, ObjectInfo
+from storage_core.store.resolve import check_location, open_store, overlap
+
+HEAD_BYTES = 512
+GZIP_MAGIC = b"\x1f\x8b"
+
+_COMPRESSED = (
+    (b"[\\x50-\\x5f]\\x2a\\x4d\\x18|\\x28\\xb5\\x2f\\xfd", "Zstandard"),
+    (b"BZh[1-9](1AY&SY|\\x17rE8P\\x90)", "bzip2"),
+    (b"\\xfd7zXZ\\x00", "xz"),
+    (b"[\\x02\\x04]\\x22\\x4d\\x18", "LZ4"),
+    (b"\\xff\\x06\\x00\\x00sNaPpY", "Snappy"),
+    (b"\\x1f\\x9d", "compress"),
+)
+_ARCHIVES = (
+    (b"PK(\\x03\\x04|\\x05\\x06)", "a zip archive"),
+    (b"7z\\xbc\\xaf\\x27\\x1c", "a 7z archive"),
+    (b".{257}ustar", "a tar archive"),
+)
+_OTHERS = (
+    (b"PAR1\\x15", "a Parquet file, which needs `format: parquet`"),
+    (b"Obj\\x01", "an Avro file"),
+    (b"ORC[\\x00-\\x09\\x0b-\\x1f\\x80-\\xff]", "an ORC file"),
+    (b"ARROW1\\x00", "an Arrow file"),
+    (
+        b"(\\xff\\xfe|\\xfe\\xff)(?=.*\\x00)",
+        "UTF-16 text. Write it as UTF-8",
+    ),  # UTF-16 has zero bytes in its ASCII characters
+)
+_EXPANDED = [
+    *((re.compile(magic, re.DOTALL), f"compressed with {name}. Only gzip is supported") for magic, name in _COMPRESSED),
+    *((re.compile(magic, re.DOTALL), f"{name}. Land its files one by one") for magic, name in _ARCHIVES),
+]
+_NOT_TEXT = [*_EXPANDED, *((re.compile(magic, re.DOTALL), name) for magic, name in _OTHERS)]
+
+
+def require_text(head: bytes) -> None:
+    """Raise `Corrupt`, which names the kind of the file, if its first `HEAD_BYTES` are not UTF-8 text."""
+    for magic, kind in _NOT_TEXT:
+        if magic.match(head):
+            raise unsound(f"it is {kind}")
+
+
+def require_uncompressed(head: bytes) -> None:
+    """Raise `Corrupt`, which names the compression or archive, if these first `HEAD_BYTES` show one."""
+    if head.startswith(GZIP_MAGIC):
+        raise unsound("it is compressed with gzip. A Parquet file has its own compression")
+    for magic, kind in _EXPANDED:
+        if magic.match(head):
+            raise unsound(f"it is {kind}")
+
+
+# Limit of how far a landed file may expand. A kilobyte can expand to a terabyte, which would fill memory or storage.
+
+
+ANY_RATIO_BYTES = 2**30
+MOST_RATIO = 200
+
+
+class Expansion:
+    """Counter of the bytes to which a file of `size` bytes expands.
+
+    The limit is 1 GiB, or 200 times the size if larger.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._most = max(ANY_RATIO_BYTES, MOST_RATIO * size)
+        self._bytes = 0
+
+    def add(self, expanded: int) -> None:
+        """Add expanded bytes to the count. Raise `Corrupt` above the limit."""
+        self._bytes += expanded
+        if self._bytes > self._most:
+            raise unsound(
+                f"it expands to more than {self._most} bytes, which is more than {ANY_RATIO_BYTES} and more than "
+                f"{MOST_RATIO} times its size. Land it in pieces"
+            )
+
+
+def plain_bytes(values: pa.Array) -> int:
+    """Return the bytes of the values without dictionary encoding."""
+    kinds, type_ = pa.types, values.type
+    if kinds.is_dictionary(type_):
+        lengths = values.dictionary
+        if kinds.is_string(type_.value_type) or kinds.is_binary(type_.value_type):
+            taken = pc.sum(pc.binary_length(lengths).cast(pa.int64()).take(values.indices)).as_py()
+            return int(taken or 0) + 4 * len(values)
+        return int(lengths.nbytes / max(1, len(lengths)) * len(values))
+    if isinstance(type_, pa.BaseExtensionType):
+        return plain_bytes(values.storage)
+    if kinds.is_map(type_):  # keys and items belong to the whole array of which this map is a slice
+        start, end = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        return sum(plain_bytes(each[start:end]) for each in (values.keys, values.items)) + 4 * len(values)
+    if kinds.is_list(type_) or kinds.is_large_list(type_):
+        return plain_bytes(values.flatten()) + 4 * len(values)
+    if kinds.is_fixed_size_list(type_):
+        return int(plain_bytes(values.flatten()))
+    if kinds.is_struct(type_):
+        return sum(plain_bytes(each) for each in values.flatten())
+    return int(values.nbytes)
+
+
+# A stream that calls a function for each read, to hash, count or refuse the bytes. Its reader does not notice this.
+
+
+Look = Callable[[int, bytes], None]
+"""A function that takes the position where a read begins, and the bytes of the read."""
+
+
+def watched(stream: BinaryIO, look: Look, *, seekable: bool = True) -> BinaryIO:
+    """Return a stream that calls `look` before it returns a read. An error of `look` becomes the error of the read.
+
+    If `seekable` is False, the stream reports that it cannot seek. This is for decompressed streams, which would have
+    to start from the beginning to seek.
+    """
+    return cast("BinaryIO", _Watched(stream, look, seekable=seekable))
+
+
+class _Watched(io.RawIOBase):
+    def __init__(self, stream: BinaryIO, look: Look, *, seekable: bool) -> None:
+        super().__init__()
+        self._stream, self._look, self._seekable = stream, look, seekable
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._seekable
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if not self._seekable:
+            raise io.UnsupportedOperation("seek")
+        return self._stream.seek(offset, whence)
+
+    def read(self, size: int = -1, /) -> bytes:
+        position = self._stream.tell()
+        data = self._stream.read(size)
+        self._look(position, data)
+        return data
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+# The content of a landed file as one number: the xxh3-64 of its bytes, computed while its rows are read. It detects a
+# file that was replaced by another file of the same name and size (decision 0008).
+
+
+_READ_BYTES = 8 * 2**20
+
+
+class ContentHash:
+    """Hash of a file that is computed while a reader reads the file in any order.
+
+    `value` is set when `finish` returns.
+    """
+
+    def __init__(self) -> None:
+        self.value: int | None = None
+        self._hasher = xxhash.xxh3_64()
+        self._hashed = 0
+
+    def watched(self, file: BinaryIO) -> BinaryIO:
+        """Return a stream of the file whose reads are hashed."""
+        return watched(file, self.take)
+
+    def take(self, position: int, data: bytes) -> None:
+        """Hash those bytes at `position` that directly follow the hashed bytes. `finish` reads all other bytes."""
+        known = self._hashed - position
+        if 0 <= known < len(data):
+            self._hasher.update(memoryview(data)[known:])
+            self._hashed = position + len(data)
+
+    def finish(self, file: BinaryIO) -> int:
+        """Read and hash all bytes that were not hashed yet. Return `value`, a signed 64-bit number."""
+        file.seek(self._hashed)
+        while chunk := file.read(_READ_BYTES):
+            self._hasher.update(chunk)
+            self._hashed += len(chunk)
+        self.value = int.from_bytes(self._hasher.digest(), "big", signed=True)
+        return self.value
+
+
+def etag_hash(etag: str) -> str:
+    """Return a short text for an ETag of any store: 16 hexadecimal digits."""
+    return xxhash.xxh3_64_hexdigest(etag.encode())
+
+
+def as_hex(value: int) -> str:
+    """Return a content hash in the usual form of checksums: 16 hexadecimal digits."""
+    return f"{value % 2**64:016x}"
+
+
+def from_hex(text: str) -> int:
+    """Return the content hash that `as_hex` wrote, as a signed number."""
+    return (int(text, 16) + 2**63) % 2**64 - 2**63
+
+
+LANDING = "tidemark.landing"
+"""The setting with the landing location of a table."""
+
+LandingFormat = Literal["ndjson", "csv", "parquet", "pattern", "delta"]
+
+DeltaChanges = Literal["refuse", "skip", "apply"]
+"""The effect of a Delta table version that changes or removes rows: ingest stops, skips it, or applies it."""
+
+APART = "Choose a landing place that does not lie in a table or a raw log and does not contain one."
+MOST_NAMES = 20
+"""The most names of unread files in a report. The count in the report includes all unread files."""
+
+_LONGEST_NAME = 400
+_READ_AHEAD_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandingSpec:
+    """A landing location and the format of its files.
+
+    - `pattern`: an RE2 regular expression, for the format `pattern`. Every group has the name of a column. Groups may
+      nest.
+    - `time_format`: the strptime format of the time column. Without it, times are ISO 8601.
+    - `null_values`: a text field that equals one of these values is null.
+    - `suffix`: only files with this suffix are read, such as `.log.gz`. Text formats may be compressed with gzip.
+    - `changes`: only for the format `delta`, whose location is a Delta table. It selects what a version that changes or
+      removes rows does (`delta_source`).
+    """
+
+    uri: str
+    format: LandingFormat
+    pattern: str | None = None
+    time_format: str | None = None
+    null_values: tuple[str, ...] = ()
+    suffix: str | None = None
+    changes: DeltaChanges | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `InvalidInput` for missing settings, settings that do not apply, or an invalid location."""
+        if self.format not in get_args(LandingFormat):
+            raise InvalidInput(f"format {self.format!r} is not one of {', '.join(get_args(LandingFormat))}")
+        if (self.pattern is None) == (self.format == "pattern"):
+            raise InvalidInput(f"format {self.format!r}: a pattern belongs to the format 'pattern', and only there")
+        if self.format == "parquet" and (self.time_format or self.null_values):
+            raise InvalidInput("parquet files carry typed values: time_format and null_values do not apply")
+        if self.format == "delta" and (self.time_format or self.null_values or self.suffix):
+            raise InvalidInput("a Delta table has typed values: time_format, null_values and suffix do not apply")
+        if self.changes is not None and self.changes not in get_args(DeltaChanges):
+            raise InvalidInput(f"changes: {self.changes!r} is not one of {', '.join(get_args(DeltaChanges))}")
+        if self.changes is not None and self.format != "delta":
+            raise InvalidInput(
+                f"format {self.format!r}: landed files do not change. Leave out `changes`, which is for a Delta table"
+            )
+        if self.pattern is not None:
+            captured_columns(self.pattern)
+        check_location(self.uri)
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether the location is a Delta table. No separate files land there."""
+        return self.format == "delta"
+
+    def to_json(self) -> str:
+        """Return the text that `from_json` turns into an equal spec."""
+        body = asdict(self)
+        if self.changes is None:  # the text of older specs, which had no such field
+            body.pop("changes")
+        return json.dumps(body, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> LandingSpec:
+        """Return the spec that `to_json` wrote."""
+        body = json.loads(text)
+        return LandingSpec(**{**body, "null_values": tuple(body["null_values"])})
+
+
+@dataclass(frozen=True, slots=True)
+class LandedFile:
+    """One file: its `path` in the landing location `uri`, and its `size` in bytes when it was listed.
+
+    `landed_ms` is the time when it landed, by the store's clock. `etag` is the store's ETag of its content. A store
+    never gives two contents at one path the same ETag. `landed_ms` and `etag` are None for a file that was not listed.
+    """
+
+    path: str
+    size: int
+    uri: str
+    landed_ms: int | None = None
+    etag: str | None = None
+
+
+def captured_columns(pattern: str) -> tuple[str, ...]:
+    """Return the names of the pattern's groups in order. Raise `InvalidInput` if the pattern is not valid."""
+    try:
+        captured = pc.extract_regex(pa.nulls(0, pa.string()), pattern=pattern).type
+    except pa.ArrowInvalid as error:
+        raise InvalidInput(f"the pattern is not an RE2 expression with named groups (?P<column>…): {error}") from error
+    names = tuple(captured.field(index).name for index in range(captured.num_fields))
+    if not names or len(set(names)) != len(names):
+        raise InvalidInput(f"the pattern must name each of its groups once, found {list(names)}")
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The files in a landing location by path, and the number of entries that cannot be read.
+
+    `not_read` counts the unread entries, and `not_read_names` has the names of the first unread entries, each with a
+    reason. One reason is a name that is not a valid key, because such a file cannot be recorded as ingested. Another
+    reason is a symlink or a pipe, which has no bytes of its own. Characters that are not printable are escaped in the
+    names. `entries` is the number of entries that were checked.
+    """
+
+    files: list[LandedFile]
+    not_read: int = 0
+    not_read_names: Mapping[str, str] = field(default_factory=dict)
+    entries: int = 0
+
+
+def landing_of(configuration: Mapping[str, str]) -> LandingSpec | None:
+    """Return the landing location in the configuration of a table, or None."""
+    text = configuration.get(LANDING)
+    return None if text is None else LandingSpec.from_json(text)
+
+
+def reject_overlap(landing: str, other: str, what: str) -> None:
+    """Raise `InvalidInput` if the location `other` is the landing location, contains it, or is inside it.
+
+    Ingest would otherwise read the table's own files. `what` describes `other`. No request.
+    """
+    if overlap(landing, other):
+        raise landing_overlap(what)
+
+
+def landing_overlap(what: str, landing: str = "the landing place") -> InvalidInput:
+    """Return the error for a landing location that overlaps `what`."""
+    return InvalidInput(f"{landing} and {what} overlap. {APART}")
+
+
+def discover(spec: LandingSpec) -> list[LandedFile]:
+    """Return the files in the landing location, sorted by path (see `survey`)."""
+    return survey(spec).files
+
+
+def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
+    """Return the content of the landing location, or its first `most` entries.
+
+    A location that does not exist has no files. Names that start with `.` or `_`, in any folder, and empty files are
+    skipped as work in progress. Files without the suffix are skipped, too. A file whose suffix differs only in case,
+    such as `.PARQUET`, is reported as not read. Raises `InvalidInput` if the location contains a table or a raw log,
+    because their files must not be ingested. One LIST per 1,000 files.
+    """
+    store = open_store(spec.uri)
+    files: list[LandedFile] = []
+    entries, not_read, names = 0, 0, dict[str, str]()
+    for entries, each in enumerate(islice(store.browse(), most), 1):  # noqa: B007  # the count is reported below
+        reason = None
+        if isinstance(each, ObjectInfo):
+            name = each.key
+            _reject_table_or_raw_log(name)
+            if _is_wanted(name, spec.suffix) and each.size > 0:
+                files.append(LandedFile(name, each.size, store.uri, each.last_modified_ms, each.etag))
+            elif spec.suffix and _is_wanted(name.casefold(), spec.suffix.casefold()) and each.size > 0:
+                reason = f"its name ends in {name[-len(spec.suffix) :]}, and the suffix is {spec.suffix}"
+        elif _is_wanted(name := each.name, None if each.may_hold_more else spec.suffix):
+            reason = each.reason
+        if reason is not None:
+            not_read += 1
+            if not_read <= MOST_NAMES:
+                names[printable_name(name)] = reason
+    return Landed(sorted(files, key=lambda file: file.path), not_read, names, entries)
+
+
+def _reject_table_or_raw_log(key: str) -> None:
+    for prefix, what in ((LOG_PREFIX, "a table"), (LIVE_PREFIX, "a raw log")):
+        folder, found, inside = f"/{key}".rpartition(f"/{prefix}")
+        if not found or (folder and not _is_wanted(folder[1:], None)):
+            continue
+        parsed = parse_key(prefix + inside) if prefix == LOG_PREFIX else parse_raw_key(prefix + inside)
+        if isinstance(parsed, ChunkKey) or getattr(parsed, "version", None) is not None:
+            where = f" in its folder {printable_name(folder[1:])!r}" if folder else ""
+            raise InvalidInput(f"the landing place contains {what}{where}. {APART}")
+
+
+def _is_wanted(name: str, suffix: str | None) -> bool:
+    return name.endswith(suffix or "") and not any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def printable_name(name: str) -> str:
+    """Return the name with control characters and bytes that are not UTF-8 escaped. Different names stay different."""
+    return fitted("".join(_escaped(each) for each in name), _LONGEST_NAME)
+
+
+def _escaped(character: str) -> str:
+    if 0xDC80 <= ord(character) <= 0xDCFF:  # a byte, as names of the file system represent it
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    is_plain = character.isprintable() and character != "\\"
+    return character if is_plain else character.encode("unicode_escape").decode("ascii")
+
+
+def is_unchanged(landed: LandedFile) -> bool:
+    """Return whether the file is still the file that was listed. Return True if this is unknown. One HEAD."""
+    if landed.etag is None:
+        return True
+    try:
+        return open_store(landed.uri).head(landed.path).etag == landed.etag
+    except NotFound:
+        return False
+
+
+def content_of(landed: LandedFile) -> int:
+    """Return the content hash of the file, as `ContentHash` computes it. Reads the whole file.
+
+    Raises `NotFound` if the file does not exist or its size has changed since it was listed. Raises `Unavailable` if
+    the file cannot be read.
+    """
+    content = ContentHash()
+    try:
+        with open_bytes(landed) as file:
+            return content.finish(file)
+    except Corrupt as error:
+        raise NotFound(f"{landed.uri}/{landed.path}: {error.found}", file=landed.path) from error
+    except OSError as error:
+        raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+
+
+@contextmanager
+def open_bytes(landed: LandedFile, content: ContentHash | None = None) -> Iterator[BinaryIO]:
+    """Open the file without decompression.
+
+    If the `with` block ends without an error, `content` has the hash of all bytes of the file. Raises `NotFound`.
+    Raises `Corrupt` if the size of the file has changed since it was listed.
+    """
+    store = open_store(landed.uri)
+    size = store.head(landed.path).size
+    if size != landed.size:
+        raise unsound(f"changed while it was being ingested (listed with {landed.size} bytes, now {size})")
+    path = store.local_path(landed.path)
+    if path is not None:
+        with open(path, "rb", opener=_open_regular) as file:  # the method of a path takes no opener
+            yield from _hashed(file, content)
+    else:
+        with io.BufferedReader(ObjectFile(store, landed.path, landed.size), _READ_AHEAD_BYTES) as reader:
+            yield from _hashed(reader, content)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file that was a regular file a moment ago, and check it again. A pipe in its place would block forever."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotFound(f"{path}: not a regular file any more")
+    return descriptor
+
+
+def _hashed(file: BinaryIO, content: ContentHash | None) -> Iterator[BinaryIO]:
+    if content is None:
+        yield file
+    else:
+        yield content.watched(file)
+        content.finish(file)
+
+
+@contextmanager
+def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterator[BinaryIO]:
+    """Open the file decompressed. A gzip file is detected by its name `.gz` or by its first two bytes.
+
+    `content` is the hash of the compressed bytes (see `open_bytes`). Raises `Corrupt` for a file that is not text, and
+    for a file that expands too far.
+    """
+    with open_bytes(landed, content) as file:
+        head = file.read(HEAD_BYTES)
+        file.seek(0)
+        require_text(head)
+        if not head.startswith(GZIP_MAGIC) and not landed.path.endswith(".gz"):
+            yield file
+        else:
+            with gzip.GzipFile(fileobj=file) as text:
+                require_text(text.peek(HEAD_BYTES))
+                expansion = Expansion(landed.size)
+                yield watched(cast("BinaryIO", text), lambda _, data: expansion.add(len(data)), seekable=False)
+
+
+_DIRECTIVE = re.compile("%(-?.|$)", re.DOTALL)
+_KNOWN = frozenset("aAbBcdfgGhHIjmMpSuUVwWxXyYzZ%") | frozenset("-" + each for each in "dHIjmMSy")
+_YEAR, _MONTH, _WEEKDAY = {"Y", "y", "x", "c"}, {"m", "b", "B", "h"}, {"a", "A", "u", "w"}
+_DAYS = (({"d"}, _MONTH), ({"j"},), ({"x", "c"},), ({"U", "W"}, _WEEKDAY))
+"""The directives that determine a day: a format needs one directive from each set of the same line."""
+_PROBES: Final = tuple(
+    datetime.fromisoformat(f"{day}T13:45:06.789012")
+    for day in (
+        *("2026-11-27", "2026-11-22", "2026-11-23", "2026-01-11", "2026-01-01", "2026-01-04", "2024-02-29"),
+        *("2024-12-30", "2024-12-31", "2021-01-03", "2023-01-01", "2018-01-01", "1970-01-01", "2025-12-29"),
+    )
+)
+"""Times for the check. They cover every weekday, the first and last weeks of all kinds of years, and short numbers."""
+_UNREADABLE = {
+    "n": "reads nanoseconds, and a timestamp has microseconds. Write up to 6 digits after the second, read by %f",
+    "Q": "reads milliseconds since 1970, which cannot land. Write times as text, such as 2026-01-01T10:00:00Z",
+    "s": "reads seconds since 1970, which cannot land. Write times as text, such as 2026-01-01T10:00:00Z",
+}
+
+
+def check_time_format(text: str) -> None:
+    """Raise `InvalidInput` if the strptime format has an unknown directive or does not return the written day.
+
+    DuckDB writes some days in the format and reads them again. This is necessary because the effect of a directive
+    depends on the other directives and on their order.
+    """
+    given = _DIRECTIVE.findall(text)
+    for each in given:
+        if why := _fault(each):
+            raise InvalidInput(f"time_format {text!r} is not usable: {why}")
+    parts = {each.removeprefix("-") for each in given}
+    is_iso = bool("G" in parts and "V" in parts and parts & _WEEKDAY)
+    if not is_iso and not parts & _YEAR:
+        raise InvalidInput(
+            f"time_format {text!r} has no year, so each time would be in the year 1900. Land times with a year and add "
+            "%Y"
+        )
+    if not is_iso and not any(all(parts & each for each in named) for named in _DAYS):
+        raise InvalidInput(
+            f"time_format {text!r} has no day, so each time would be on the first. Add the month and the day, such as "
+            "%m and %d, or the day of the year, %j"
+        )
+    if "I" in parts and "p" not in parts:
+        raise InvalidInput(f"time_format {text!r} has a 12-hour clock and no %p. Add %p, or use %H")
+    if "y" in parts and parts & {"Y", "G", "x", "c"}:
+        raise InvalidInput(f"time_format {text!r} has %y after another year. Leave one of them out")
+    if wrong := _misread(text):
+        written, found = wrong
+        raise InvalidInput(
+            f"time_format {text!r} does not give the day that was written. DuckDB reads {written!r} as {found}. Name "
+            "the day by %Y-%m-%d, %Y-%j or %G-%V-%u alone"
+        )
+
+
+@lru_cache(maxsize=64)
+def _misread(text: str) -> tuple[str, str] | None:
+    """Return a day in this format that DuckDB reads wrongly or cannot read, and the result of DuckDB.
+
+    Return None if there is no such day.
+    """
+    # A zone does not affect the day, and DuckDB cannot write the zone of a timestamp without a zone. So a letter
+    # replaces the zone.
+    probed = _DIRECTIVE.sub(lambda each: "Z" if each[1] in {"z", "Z"} else each[0], text)
+    read = (
+        "SELECT text, coalesce(CAST(CAST(found AS DATE) AS VARCHAR), 'no time') FROM ("
+        "SELECT probe, strftime(probe, $format) AS text, try_strptime(strftime(probe, $format), $format) AS found "
+        "FROM (SELECT unnest(CAST($probes AS TIMESTAMP[])) AS probe)) "
+        "WHERE CAST(found AS DATE) IS DISTINCT FROM CAST(probe AS DATE) LIMIT 1"
+    )
+    with session(threads=1) as connection:
+        import duckdb  # Imported here, as `session` does, because most declarations have no format.
+
+        try:
+            return connection.execute(read, {"format": probed, "probes": list(_PROBES)}).fetchone()
+        except duckdb.Error as error:
+            problem = str(error).splitlines()[0]
+            raise InvalidInput(f"time_format {text!r} is not usable: {problem}") from error
+
+
+def _fault(directive: str) -> str | None:
+    if not directive:
+        return "it ends with %. Write %% for a percent sign"
+    if why := _UNREADABLE.get(directive):
+        return f"%{directive} {why}"
+    return None if directive in _KNOWN else f"%{directive} is not a directive. Use one of docs/declarations.md"

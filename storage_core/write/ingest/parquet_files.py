@@ -1,0 +1,605 @@
+"""Reader of landed Parquet files. Their values are typed, so they are checked, not parsed.
+
+- INT96 timestamps, as Spark, Hive and Impala write them, are a day and the nanosecond of that day. Arrow reads INT96
+  in one unit. Nanoseconds cover only the years 1677 to 2262, and times of other years overflow silently. A table stores
+  microseconds. So the values are read in microseconds, and compared with the same values in seconds and in
+  nanoseconds.
+- The headers of pages are checked before Arrow reads them, because a small page can claim to expand to gigabytes.
+- Logical types such as UUID, ENUM and JSON become the types of the table.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from typing import BinaryIO, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage_core.base.errors import Corrupt, InvalidInput, raise_refused, unsound
+from storage_core.base.text import quoted, shortened
+from storage_core.data.formats import parquet_footer
+from storage_core.data.formats.parquet_footer import require_sound_chunks
+from storage_core.data.rows import times
+from storage_core.data.rows.conform import conform
+from storage_core.data.rows.times import BEYOND, beyond, row_text
+from storage_core.data.rows.values import (
+    TOO_LONG,
+    Change,
+    examined,
+    find_long_decimals,
+    leaf_types,
+    with_bytes,
+    with_changed_leaves,
+)
+from storage_core.data.rows.vectors import faults, is_vector, with_lists, without_misfits
+from storage_core.write.ingest.convert import MOST_CELLS, Parsed, RejectedLine
+from storage_core.write.ingest.landing import HEAD_BYTES, Expansion, plain_bytes, require_uncompressed, watched
+
+Unit = Literal["s", "us", "ns"]
+
+_INSTANT = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class Int96Columns:
+    """The columns of a Parquet file. The types of `coarse` and `columns` differ exactly where the values are INT96."""
+
+    columns: pa.Schema
+    coarse: pa.Schema
+
+    @staticmethod
+    def of(columns: Callable[[Unit], pa.Schema]) -> Int96Columns:
+        """Return the columns of a file. `columns(unit)` returns the columns with INT96 values in this unit."""
+        return Int96Columns(columns("us"), columns("s"))
+
+    @property
+    def names(self) -> list[str]:
+        """The columns with INT96 values, at any depth."""
+        return [each.name for each, coarse in zip(self.columns, self.coarse, strict=True) if each.type != coarse.type]
+
+    def fitting(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns, with INT96 values as instants where the table `schema` has instants.
+
+        INT96 is an instant for Spark and a local time for Hive. The file does not record which of the two it contains.
+        """
+        wanted = {each.name.casefold(): each.type for each in schema}
+        fields = [
+            each.with_type(_fitting(each.type, coarse.type, wanted.get(each.name.casefold())))
+            for each, coarse in zip(self.columns, self.coarse, strict=True)
+        ]
+        return pa.schema(fields)
+
+
+def exact_moments(
+    batches: Iterator[pa.RecordBatch],
+    names: Sequence[str],
+    again: Callable[[Unit, Sequence[str]], Iterator[pa.RecordBatch]],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, which are read in microseconds, after a check that their INT96 values are exact.
+
+    Args:
+        batches: the rows of a file.
+        names: the columns with INT96 values. If there are no such columns, nothing is read again.
+        again: reads these columns of the same rows in another unit.
+
+    Raises:
+        Corrupt: a value has digits below the microsecond, or is beyond the range of microseconds.
+    """
+    readings = [again(unit, names) if names else repeat(None) for unit in ("s", "ns")]
+    for batch, seconds, nanos in zip(batches, *readings, strict=False):
+        if seconds is not None and nanos is not None:
+            for name in names:
+                for leaves in _leaves(*(each.column(name) for each in (batch, seconds, nanos))):
+                    _require_exact(name, *map(_ticks, leaves))
+        yield batch
+
+
+def as_instants(batch: pa.RecordBatch, names: Sequence[str], columns: pa.Schema) -> pa.RecordBatch:
+    """Return the batch with the types of `Int96Columns.fitting` for the columns of these names."""
+    for name in names:
+        index, wanted = batch.schema.get_field_index(name), columns.field(name)
+        batch = batch.set_column(index, wanted, batch.column(index).cast(wanted.type))
+    return batch
+
+
+def _fitting(fine: pa.DataType, coarse: pa.DataType, wanted: pa.DataType | None) -> pa.DataType:
+    """Return the type of a column. Values whose `coarse` type differs are INT96."""
+    if wanted is None or fine == coarse:
+        return fine
+    kinds = pa.types
+    if kinds.is_timestamp(fine):
+        return _INSTANT if wanted == _INSTANT else fine
+    if kinds.is_struct(fine) and kinds.is_struct(wanted):
+        inside: Mapping[str, pa.DataType] = {each.name: each.type for each in wanted.fields}
+        pairs = zip(fine.fields, coarse.fields, strict=True)
+        return pa.struct([a.with_type(_fitting(a.type, b.type, inside.get(a.name))) for a, b in pairs])
+    if kinds.is_map(fine) and kinds.is_map(wanted):
+        key = _fitting(fine.key_type, coarse.key_type, wanted.key_type)
+        return pa.map_(key, _fitting(fine.item_type, coarse.item_type, wanted.item_type))
+    if kinds.is_list(fine) and kinds.is_list(wanted):
+        element = fine.value_field.with_type(_fitting(fine.value_type, coarse.value_type, wanted.value_type))
+        return pa.list_(element)
+    return fine
+
+
+def _leaves(fine: pa.Array, coarse: pa.Array, other: pa.Array) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
+    """Yield the INT96 values inside a column, in three units."""
+    kinds, type_ = pa.types, fine.type
+    if kinds.is_timestamp(type_):
+        if type_ != coarse.type:
+            yield fine, coarse, other
+    elif kinds.is_map(type_):
+        yield from _leaves(fine.keys, coarse.keys, other.keys)
+        yield from _leaves(fine.items, coarse.items, other.items)
+    elif kinds.is_list(type_):
+        yield from _leaves(fine.values, coarse.values, other.values)
+    elif kinds.is_struct(type_):
+        for index in range(type_.num_fields):
+            yield from _leaves(fine.field(index), coarse.field(index), other.field(index))
+
+
+def _ticks(moments: pa.Array) -> npt.NDArray[np.int64]:
+    return np.asarray(moments.cast(pa.int64()).fill_null(0))
+
+
+def _require_exact(
+    name: str, micros: npt.NDArray[np.int64], seconds: npt.NDArray[np.int64], nanos: npt.NDArray[np.int64]
+) -> None:
+    if (micros // 1_000_000 != seconds).any():
+        raise unsound(f"column {name!r}: an INT96 timestamp is {BEYOND}")
+    if (micros * 1_000 != nanos).any():  # both sides overflow in the same way
+        raise unsound(f"column {name!r}: an INT96 timestamp has digits below the microsecond, which tables do not hold")
+
+
+# Checks of the page headers of a Parquet file, before Arrow reads them.
+#
+# A page of a hundred bytes can claim to expand to 2 GB, or to contain two billion values, and Arrow allocates memory
+# for them. The headers are not compressed. They use Thrift's compact protocol, as the Parquet specification defines.
+
+
+LARGEST_PAGE = 256 * 2**20
+PAGE_RATIO = 20
+"""A page may be larger than `LARGEST_PAGE` if at least a twentieth of its size is in the file.
+
+Some writers put a thousand long texts into one page.
+"""
+
+MOST_VALUES = 2**27
+"""The most values of one nested column in one row group. One row may contain all values, and is read as a whole."""
+
+DELTA_BYTE_ARRAY: Final = 7
+
+# Field numbers in `PageHeader` of parquet.thrift, and in the structs of its three kinds of pages.
+_EXPANDED_SIZE, _STORED_SIZE = 2, 3
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 5, 7, 8
+_NUM_VALUES = 1
+_ENCODINGS = {_DATA_PAGE: 2, _DICTIONARY_PAGE: 2, _DATA_PAGE_V2: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One column of one row group: its byte range, and the properties that its pages may have."""
+
+    column: str
+    start: int
+    end: int
+    is_nested: bool
+    may_be_delta: bool
+
+
+def groups_of_rows(metadata: pq.FileMetaData) -> list[int]:
+    """Return the row groups that have rows. An empty row group may have invalid page offsets, so it is never read."""
+    return [group for group in range(metadata.num_row_groups) if metadata.row_group(group).num_rows]
+
+
+def chunks_of(metadata: pq.FileMetaData) -> dict[int, Chunk]:
+    """Return the column chunks of row groups with rows, by their start.
+
+    Raises `Corrupt` for a chunk whose metadata names another file.
+    """
+    found: dict[int, Chunk] = {}
+    for group in map(metadata.row_group, groups_of_rows(metadata)):
+        for index in range(group.num_columns):
+            column = group.column(index)
+            if column.file_path:
+                raise unsound(f"its column {column.path_in_schema} lies in another file")
+            first = column.dictionary_page_offset
+            start = min(first, column.data_page_offset) if first else column.data_page_offset
+            path = column.path_in_schema
+            leaf = metadata.schema.column(index)
+            nested, delta = leaf.max_repetition_level > 0, "DELTA_BYTE_ARRAY" in column.encodings
+            found[start] = Chunk(path, start, start + column.total_compressed_size, nested, delta)
+    return found
+
+
+def check_read(chunks: Mapping[int, Chunk], position: int, data: bytes) -> None:
+    """Check the pages as `check_pages` does, if a column chunk begins at the position."""
+    if position in chunks:
+        check_pages(data, chunks[position])
+
+
+def check_pages(data: bytes, chunk: Chunk) -> None:
+    """Raise `Corrupt` if a page of a column chunk claims more than memory can hold. `data` begins with the chunk."""
+    position, end, values = 0, min(len(data), chunk.end - chunk.start), 0
+    while position < len(data):
+        is_beyond = position >= end  # Arrow reads further, because old writers omit a dictionary header from the size
+        try:
+            header, position = parquet_footer.struct(data, position)
+        except (IndexError, ValueError) as error:
+            if is_beyond:
+                return
+            raise unsound(f"column {chunk.column}: the header of a page cannot be read") from error
+        expanded, length = header.get(_EXPANDED_SIZE), header.get(_STORED_SIZE)
+        if not isinstance(expanded, int) or not isinstance(length, int) or not 0 <= length <= len(data) - position:
+            if is_beyond:
+                return
+            raise unsound(f"column {chunk.column}: a page is not whole")
+        most = max(LARGEST_PAGE, PAGE_RATIO * length)
+        if not 0 <= expanded <= most:
+            raise unsound(
+                f"column {chunk.column}: a page expands from {length} to {expanded} bytes, {most} are the most"
+            )
+        for place, encoding in _ENCODINGS.items():
+            about = header.get(place)
+            if isinstance(about, dict):
+                if place != _DICTIONARY_PAGE:  # values of a dictionary are not values of rows
+                    count = about.get(_NUM_VALUES)
+                    values += count if isinstance(count, int) else 0
+                if about.get(encoding) == DELTA_BYTE_ARRAY and not chunk.may_be_delta:
+                    raise unsound(f"column {chunk.column}: its pages are encoded otherwise than the footer declares")
+        if values > MOST_VALUES and chunk.is_nested:
+            raise unsound(
+                f"column {chunk.column}: more than {MOST_VALUES} values in a row group. Write smaller row groups"
+            )
+        position += length
+
+
+# Logical types of the columns of a Parquet file, and the columns that are read as dictionaries. Arrow has no type for
+# ENUM, and detects a UUID only if the file contains Arrow's own schema. JSON is text.
+
+
+_VARIANT = re.compile(r"group field_id=\S+ (.*) \(Variant\(")
+_DICTIONARIES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalTypes:
+    """Conversions from the types that Arrow reads to the logical types, one per leaf column (None: no conversion)."""
+
+    changes: Sequence[Change | None]
+
+    @staticmethod
+    def of(opened: pq.ParquetFile, table: pa.Schema | None = None) -> LogicalTypes:
+        """Return the conversions for a file whose rows are added to a table. Nothing is read.
+
+        Raises `Corrupt` for a logical type that neither Arrow nor a table supports.
+        """
+        if variant := _VARIANT.search(str(opened.schema)):
+            raise _unheld(variant[1], "VARIANT")
+        columns, found = iter(leaves(opened)), list[Change | None]()
+        for column in opened.schema_arrow:
+            inside = leaf_types(column.type)
+            for leaf, wanted in zip(inside, _wanted(column.name, inside, table), strict=True):
+                stored = leaf.storage_type if isinstance(leaf, pa.BaseExtensionType) else leaf
+                first, *_ = [next(columns) for _ in leaf_types(stored)]
+                if first.converted_type == "INTERVAL":
+                    raise _unheld(first.path, "INTERVAL")
+                found.append(_change(first.logical_type.type, leaf, wanted))
+        return LogicalTypes(found)
+
+    def schema(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns with their logical types."""
+        if not any(self.changes):
+            return schema
+        return pa.schema(list(self._changed(pa.nulls(0, pa.struct(list(schema)))).type))
+
+    def batch(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows with their logical types, without a copy. Text is not validated."""
+        return pa.RecordBatch.from_struct_array(self._changed(rows.to_struct_array())) if any(self.changes) else rows
+
+    def _changed(self, rows: pa.StructArray) -> pa.StructArray:
+        return with_changed_leaves(rows, iter(self.changes))
+
+
+def leaves(opened: pq.ParquetFile) -> list[pq.ColumnSchema]:
+    """Return the physical columns of a file."""
+    return [opened.metadata.schema.column(index) for index in range(opened.metadata.num_columns)]
+
+
+def dictionary_paths(opened: pq.ParquetFile) -> list[str]:
+    """Return the text columns that Arrow can read as dictionaries: the columns without a delta-encoded page."""
+    delta = {column.path_in_schema for column in _text_chunks(opened) if _is_delta(column)}
+    return [each.path for each in leaves(opened) if each.physical_type == "BYTE_ARRAY" and each.path not in delta]
+
+
+def repeats_texts(opened: pq.ParquetFile, dictionaries: Sequence[str]) -> bool:
+    """Return whether a page can store a text once for many values, in a column that is not read as a dictionary."""
+    known = {*dictionaries}
+    return any(
+        "DELTA_BYTE_ARRAY" in column.encodings
+        or (column.path_in_schema not in known and not _DICTIONARIES.isdisjoint(column.encodings))
+        for column in _text_chunks(opened)
+    )
+
+
+def _text_chunks(opened: pq.ParquetFile) -> list[pq.ColumnChunkMetaData]:
+    chunks = [
+        group.column(index)
+        for group in map(opened.metadata.row_group, groups_of_rows(opened.metadata))
+        for index in range(group.num_columns)
+    ]
+    return [each for each in chunks if each.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")]
+
+
+def _is_delta(column: pq.ColumnChunkMetaData) -> bool:
+    return any(each.startswith("DELTA_") for each in column.encodings)
+
+
+def _unheld(column: str, logical: str) -> Corrupt:
+    return unsound(
+        f"column {quoted(column)} has the logical type {logical}, which tables do not hold. Import a query of DuckDB "
+        "that casts the column",
+        column=column,
+        logical_type=logical,
+    )
+
+
+def _wanted(name: str, inside: Sequence[pa.DataType], table: pa.Schema | None) -> Sequence[pa.DataType | None]:
+    """Return the types of the leaves of a column in a table, or None for each leaf if they are unknown."""
+    place = -1 if table is None else table.get_field_index(name)
+    wanted = [] if table is None or place < 0 else leaf_types(table.field(place).type)
+    return wanted if len(wanted) == len(inside) else [None] * len(inside)
+
+
+def _change(logical: str, leaf: pa.DataType, wanted: pa.DataType | None) -> Change | None:
+    if logical == "UUID" and pa.types.is_fixed_size_binary(leaf):
+        return lambda values: pa.ExtensionArray.from_storage(pa.uuid(), values)
+    held = leaf.value_type if pa.types.is_dictionary(leaf) else leaf
+    if logical not in ("ENUM", "JSON") or held not in (pa.string(), pa.binary()):
+        return None
+    kind = wanted if wanted == pa.binary() else pa.string()
+    return None if held == kind else partial(_viewed, kind=kind)
+
+
+def _viewed(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_dictionary(values.type):
+        return values.view(kind)
+    return pa.DictionaryArray.from_arrays(values.indices, values.dictionary.view(kind))
+
+
+_BATCH_ROWS = 250_000
+_BATCH_BYTES = 256 * 2**20
+_REPEATED_ROWS = 256
+"""Rows that are read at once if each text may be as long as a page. A page needs a few bytes per repeated text."""
+
+_MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
+_LARGEST_FOOTER = 32 * 2**20
+_MOST_FOOTER_ITEMS = 100_000
+
+
+def parquet_blocks(
+    file: str, stream: BinaryIO, schema: pa.Schema, *, nonzero: Collection[str] = ()
+) -> Iterator[Parsed]:
+    """Yield the records of a Parquet file, numbered from 1.
+
+    A record is rejected for any of these values:
+
+    - a value that is not valid for its type, such as text that is not UTF-8
+    - a missing required value
+    - a time that is not between the years 1 and 9999
+    - a list that is not an embedding of its column, or a zero embedding in one of the columns `nonzero`
+
+    Raises:
+        Corrupt: the file is truncated or damaged, its columns do not convert exactly to the table's, or it expands too
+            far.
+        Unavailable: the system refuses the read. The file may be valid.
+    """
+    first_number = 1
+    for batch in sound_batches(
+        file, stream, lambda found: _conformed(pa.Table.from_batches([], found), schema), schema
+    ):
+        yield _rows(file, batch, first_number, (schema, nonzero))
+        first_number += batch.num_rows
+
+
+def sound_batches(
+    file: str, stream: BinaryIO, check: Callable[[pa.Schema], object], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file in limited memory, after `check` has accepted its columns.
+
+    Texts that the file stores as a dictionary are returned as a dictionary. So a value that the file stores once is in
+    memory once. INT96 timestamps get the types of `schema`, the table's schema.
+
+    Raises:
+        Corrupt: the file is truncated or damaged, it expands too far, or it has an INT96 timestamp that a table cannot
+            store.
+        Unavailable: the system refuses the read. The file may be valid.
+
+    It also raises the errors of `check`.
+    """
+    size = _sized(stream)
+    expansion = Expansion(size)
+    chunks: dict[int, Chunk] = {}
+    checked = watched(stream, partial(check_read, chunks))
+    try:
+        opened = _open(checked, ())
+        require_sound_chunks(opened.metadata, size)
+        chunks.update(chunks_of(opened.metadata))
+        texts, logical = dictionary_paths(opened), LogicalTypes.of(opened, schema)
+        found = _columns(checked, opened.metadata, schema)
+        columns = found.fitting(schema)
+        check(columns)
+        opened = _open(checked, texts, opened.metadata)
+        rows_at_once = _batch_rows(opened, texts)
+
+        def again(unit: Unit, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+            return _batches(_open(checked, (), opened.metadata, unit), rows_at_once, names)
+
+        batches = map(logical.batch, _batches(opened, rows_at_once))
+        for read in exact_moments(batches, found.names, again):
+            batch = as_instants(read, found.names, columns)
+            expanded = sum(map(plain_bytes, batch.columns))
+            expansion.add(expanded)
+            rows = max(1, min(batch.num_rows, batch.num_rows * _BATCH_BYTES // max(1, expanded)))
+            for start in range(0, batch.num_rows, rows):
+                yield batch.slice(start, rows)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise_refused(file, error)
+        raise _unreadable(error) from error
+
+
+def footer_of(file: str, stream: BinaryIO) -> tuple[Int96Columns, int]:
+    """Return the columns of a Parquet file and the number of its rows. Raise the errors of `sound_batches`."""
+    try:
+        _sized(stream)
+        metadata = _open(stream, ()).metadata
+        return _columns(stream, metadata), metadata.num_rows
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise_refused(file, error)
+        raise _unreadable(error) from error
+
+
+def _columns(stream: BinaryIO, metadata: pq.FileMetaData, table: pa.Schema | None = None) -> Int96Columns:
+    """Return the columns of a file whose footer was read."""
+
+    def columns(unit: Unit) -> pa.Schema:
+        opened = _open(stream, (), metadata, unit)
+        return LogicalTypes.of(opened, table).schema(opened.schema_arrow.remove_metadata())
+
+    return Int96Columns.of(columns)
+
+
+def _unreadable(error: Exception) -> Corrupt:
+    if isinstance(error, pa.ArrowNotImplementedError):
+        return unsound("it uses a codec, an encoding or a nesting of Parquet that Tidemark cannot read")
+    if "keys must be annotated as required" in str(error):
+        return unsound("its schema allows null as a key of a map. Import a query of DuckDB that reads the file")
+    if "decrypt" in str(error):
+        return unsound("it is encrypted, and Tidemark has no keys")
+    return unsound("it is not a whole Parquet file, or it is damaged")
+
+
+def _sized(stream: BinaryIO) -> int:
+    """Return the size of a file. Raise `Corrupt` for another kind of file, and for a footer that is too large."""
+    size = stream.seek(0, io.SEEK_END)
+    stream.seek(max(0, size - 8))
+    footer, magic = int.from_bytes(stream.read(4), "little"), stream.read(4)
+    stream.seek(0)
+    if magic == _ENCRYPTED:
+        raise unsound("it is encrypted, and Tidemark has no keys")
+    if magic != _MAGIC:  # the head of a file that ends like a Parquet file is not read
+        require_uncompressed(stream.read(HEAD_BYTES))
+        stream.seek(0)
+    elif footer > min(size, _LARGEST_FOOTER):
+        raise unsound(f"its footer has {footer} bytes, {min(size, _LARGEST_FOOTER)} are the most")
+    return size
+
+
+def _open(
+    file: BinaryIO, texts: Sequence[str], metadata: pq.FileMetaData | None = None, int96: Unit = "us"
+) -> pq.ParquetFile:
+    # No threads and no read-ahead: a thread that holds the stream would abort the process if Python ends first.
+    return pq.ParquetFile(
+        file,
+        metadata=metadata,
+        pre_buffer=False,
+        read_dictionary=list(texts),
+        coerce_int96_timestamp_unit=int96,
+        thrift_container_size_limit=_MOST_FOOTER_ITEMS,
+        arrow_extensions_enabled=False,  # with the extension type, JSON is never a dictionary
+    )
+
+
+def _batches(opened: pq.ParquetFile, rows: int, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows. A batch is from one row group.
+
+    Arrow reads nested texts with one dictionary, and ends a batch where the dictionary changes. With this function, the
+    batches of other columns of the file have the same rows.
+    """
+    for group in groups_of_rows(opened.metadata):
+        yield from opened.iter_batches(rows, [group], names, use_threads=False)
+
+
+def _batch_rows(opened: pq.ParquetFile, texts: Sequence[str]) -> int:
+    """Return how many rows are read at once. The number is lower for many columns, wide values and long lists."""
+    width = sum(max(8, each.length or 0) for each in leaves(opened))
+    rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, width)))
+    if repeats_texts(opened, texts):
+        rows = min(rows, _REPEATED_ROWS)
+    for group in map(opened.metadata.row_group, groups_of_rows(opened.metadata)):
+        longest = max((group.column(index).num_values for index in range(group.num_columns)), default=0)
+        rows = min(rows, max(1, MOST_CELLS * max(1, group.num_rows) // max(1, longest)))
+    return rows
+
+
+def _rows(file: str, batch: pa.RecordBatch, first_number: int, wanted: tuple[pa.Schema, Collection[str]]) -> Parsed:
+    schema, nonzero = wanted
+    numbers = np.arange(first_number, first_number + batch.num_rows)
+    try:
+        given, invalid = examined(pa.Table.from_batches([batch]))
+    except InvalidInput as error:
+        raise unsound(f"its values are not valid ({shortened(str(error), 500)})") from error
+    rejected: list[RejectedLine] = []
+    if invalid:  # checked before any conversion, because some conversions refuse the whole column
+        reasons = [(f"column {each.column}: {each.reason}", each.rows) for each in invalid]
+        rejected, valid = _rejected(file, numbers, reasons, with_bytes(given, invalid))
+        given, numbers = given.filter(pa.array(valid)), numbers[valid]
+    fitting, misfits = without_misfits(given, schema)
+    fitting, texts = times.without_misfits(fitting, schema)
+    rows = _conformed(fitting, schema)
+    shown = times.with_texts(with_lists(rows, given), given)
+    more, complete = _rejected(file, numbers, [*misfits, *texts, *_faults(rows, schema, nonzero)], shown)
+    kept = rows.filter(pa.array(complete)) if more else rows
+    return Parsed(conform(kept, schema), ()).and_rejected([*rejected, *more])
+
+
+def _rejected(
+    file: str,
+    numbers: npt.NDArray[np.int64],
+    reasons: Iterable[tuple[str, npt.NDArray[np.bool_]]],
+    shown: pa.Table,
+) -> tuple[list[RejectedLine], npt.NDArray[np.bool_]]:
+    """Reject each row that has a fault, with its first fault as the reason. Return also which rows have no fault."""
+    rejected: list[RejectedLine] = []
+    complete = np.ones(len(numbers), np.bool_)
+    for reason, found in reasons:
+        faulty = found & complete
+        complete &= ~faulty
+        rejected += [
+            RejectedLine(file, int(numbers[index]), reason, row_text(shown, int(index)))
+            for index in np.flatnonzero(faulty)
+        ]
+    return rejected, complete
+
+
+def _conformed(batch: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    optional = pa.schema([field.with_nullable(nullable=True) for field in schema])
+    try:
+        return conform(batch, optional)
+    except InvalidInput as error:
+        raise unsound(f"its columns are not those of the table ({shortened(str(error), 500)})") from error
+
+
+def _faults(rows: pa.Table, schema: pa.Schema, nonzero: Collection[str]) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """Yield each fault and the rows that have it, column by column."""
+    for field in schema:
+        column = rows.column(field.name)
+        if not field.nullable and column.null_count:
+            yield f"column {field.name}: a value is required", np.asarray(column.is_null())
+        outside = beyond(column)
+        if outside is not None:
+            yield f"column {field.name}: {BEYOND}", np.asarray(outside.fill_null(fill_value=False))
+        long = find_long_decimals(column)
+        if long is not None:
+            yield f"column {field.name}: {TOO_LONG}", long
+        if is_vector(field.type):
+            for why, wrong in faults(column, nonzero=field.name in nonzero):
+                yield f"column {field.name}: {why}", wrong

@@ -1,0 +1,635 @@
+"""Readers of landed text: CSV files with a header, and files with one record per line.
+
+- `csv_blocks` reads CSV by RFC 4180. Quoted fields may contain commas, quotes and line breaks.
+- `pattern_blocks` reads lines by a regular expression with named groups.
+- `ndjson_blocks` reads one JSON object per line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
+from itertools import chain
+from secrets import token_hex
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from storage_core.base.errors import unsound
+from storage_core.base.process import scratch, scratch_folder
+from storage_core.base.text import fitted, shortened
+from storage_core.data.rows.vectors import is_vector
+from storage_core.engine.session import session
+from storage_core.write.ingest.convert import (
+    CONVERSION,
+    MOST_CELLS,
+    LineBlock,
+    Parsed,
+    Records,
+    RejectedLine,
+    RowFormat,
+    convert,
+    convert_or_reject,
+    not_text,
+    read_lines,
+    rejected,
+    valid_text,
+)
+
+_LONGEST_HEADER = 2**20
+_MOST_SHOWN = 20
+_SPOOL = "the text of a CSV file"
+_STEP_BYTES = 2**20
+UNCLOSED = "a quote that opens in the record is never closed, so the record contains the rest of the file"
+
+
+def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
+    """Yield the records of a CSV file. The header is record 1. Empty lines are not counted as records.
+
+    An empty field is null, and a quoted empty field is empty text. The words for null do not apply inside quotes. A
+    column that is not in the header is null. A record with a quote that is never closed is rejected together with
+    everything after it.
+
+    Raises:
+        Corrupt: the header has unknown or repeated columns, or a record is larger than about `block_bytes`.
+        Unavailable: there is no space for temporary files of up to three times the whole text.
+    """
+    # A mark is added at the end of the text: a record with too many fields. If the reader does not return the mark as a
+    # record, a quote was never closed.
+    mark = "," * (len(target.schema) + 1)
+    text = _mapped(_chunks(stream, block_bytes, mark))
+    _check_header(text, target.schema.names)
+    form = _PLAIN if _is_utf8(text) else _RECODED
+    if form is _RECODED:
+        text = _mapped(_recoded(text))
+    counter = _RecordCounter(file, form, mark)
+    # The reader itself replaces the words for null, because only the reader knows which fields were quoted.
+    as_read = replace(target, null_values=())
+    most_rows = max(1, MOST_CELLS // max(1, len(target.schema)))
+    for batch, is_last in _batches(_open(text, target, counter, block_bytes), most_rows, counter):
+        plain = pa.record_batch([*map(form.value, batch.columns)], [*map(form.name, batch.schema.names)])
+        numbers, misshapen = counter.number(batch.num_rows)
+        if is_last and counter.all_passed:
+            line = _line(plain.columns, batch.num_rows - 1, mark)
+            misshapen.append(rejected(file, int(numbers[-1]), UNCLOSED, line))
+            plain, numbers = plain.slice(0, batch.num_rows - 1), numbers[:-1]
+        yield _rows(file, plain, numbers, as_read).and_rejected(misshapen)
+    yield Parsed(target.schema.empty_table(), tuple(counter.last()))
+
+
+def _chunks(stream: BinaryIO, block_bytes: int, mark: str) -> Iterator[bytes]:
+    while chunk := stream.read(block_bytes):
+        if len(chunk) == block_bytes and not (b"\n" in chunk or b"\r" in chunk):
+            raise unsound(f"it has {block_bytes} bytes without the end of a line. This is not a CSV file")
+        yield chunk
+    yield f"\n{mark}".encode()
+
+
+def _mapped(chunks: Iterator[bytes]) -> pa.NativeFile:
+    """Write the text to a memory-mapped file without a name and return it.
+
+    Arrow's reader runs up to 32 blocks ahead, in a thread that is never joined. Mapped blocks take no memory. If that
+    thread used a Python stream, it would abort the process when Python ends before the thread.
+    """
+    with scratch_folder("landed") as folder:
+        with scratch(_SPOOL):
+            spool = (folder / "rows").open("wb")
+        with spool:
+            for chunk in chunks:
+                with scratch(_SPOOL):
+                    spool.write(chunk)
+                    spool.flush()
+        with scratch(_SPOOL):
+            return pa.memory_map(str(folder / "rows"))
+
+
+def _is_utf8(text: pa.NativeFile) -> bool:
+    data = text.read_buffer()
+    text.seek(0)
+    ends = pa.py_buffer(np.array([0, data.size], np.int64))
+    try:
+        pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, data]).cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _recoded(text: pa.NativeFile) -> Iterator[bytes]:
+    """Yield each byte encoded as a character, because Arrow's handler of misshapen records accepts only UTF-8."""
+    chunk = text.read(_STEP_BYTES).removeprefix(codecs.BOM_UTF8)
+    while chunk:
+        yield chunk.decode("latin-1").encode()
+        chunk = text.read(_STEP_BYTES)
+
+
+def _bytes_of(column: pa.BinaryArray) -> pa.BinaryArray:
+    """Return the values with each character converted back to its byte."""
+    _, offsets, data = column.buffers()
+    if data is None:
+        return column
+    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    text = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+    second = np.concatenate([[0], np.cumsum((text & 0xC0) == 0x80, dtype=np.int32)], dtype=np.int32)
+    places = ends - ends[0]
+    values = pa.py_buffer(text.tobytes().decode().encode("latin-1"))
+    whole = pa.Array.from_buffers(pa.binary(), len(column), [None, pa.py_buffer(places - second[places]), values])
+    return pc.if_else(column.is_valid(), whole, pa.scalar(None, pa.binary()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The encoding of the text in the mapped file. `there(text)` converts a text to this encoding.
+
+    `name` and `value` convert in the other direction.
+    """
+
+    encoding: str
+    value: Callable[[pa.BinaryArray], pa.BinaryArray]
+
+    def there(self, text: str) -> str:
+        return text.encode().decode(self.encoding)
+
+    def name(self, name: str) -> str:
+        return name.encode(self.encoding).decode()
+
+
+_PLAIN = _Form("utf-8", lambda column: column)
+_RECODED = _Form("latin-1", _bytes_of)
+
+
+def _check_header(text: pa.NativeFile, names: Sequence[str]) -> None:
+    """Raise `Corrupt` if the header has more columns than the table.
+
+    A million columns would end the process in Arrow's reader.
+    """
+    start = text.read(_LONGEST_HEADER).decode("latin-1")
+    text.seek(0)
+    try:
+        columns = next(filter(None, csv.reader(io.StringIO(start, newline=""))))
+    except StopIteration:
+        raise unsound("it is not a CSV file with a header (it has no line)") from None
+    except csv.Error as error:
+        raise unsound(f"it is not a CSV file with a header ({error})") from error
+    if len(columns) > len(names):
+        raise unsound(_other_columns([each for each in columns if each not in names]))
+
+
+class _RecordCounter:
+    """Counter that numbers the records, given the numbers of the misshapen records that the reader skips."""
+
+    def __init__(self, file: str, form: _Form, mark: str) -> None:
+        self._file, self.form, self._mark = file, form, mark
+        self._next = 2
+        self._skipped: list[tuple[pa_csv.InvalidRow, str]] = []
+        self.records = 1
+
+    def skip(self, row: pa_csv.InvalidRow) -> str:
+        """Handle a record with too many or too few fields: store it and skip it. Called by the reader."""
+        reason = f"the record has {row.actual_columns} fields, the header has {row.expected_columns}"
+        self._skipped.append((row, reason))
+        self.records += 1
+        return "skip"
+
+    def number(self, rows: int) -> tuple[npt.NDArray[np.int64], list[RejectedLine]]:
+        """Return the numbers of the next `rows` records, and the misshapen records before the last of them."""
+        taken = np.array([row.number for row, _ in self._skipped], np.int64)
+        free = np.setdiff1d(np.arange(self._next, self._next + rows + len(taken)), taken)[:rows]
+        self._next = int(free[-1]) + 1
+        end = bisect_left(taken, self._next)  # the reader skips records in the order of the file
+        passed, self._skipped = self._skipped[:end], self._skipped[end:]
+        return free, [self._rejected(row, reason) for row, reason in passed]
+
+    @property
+    def all_passed(self) -> bool:
+        """Whether no misshapen record follows the last numbered record.
+
+        At the end of the file, the mark is a misshapen record that follows.
+        """
+        return not self._skipped
+
+    def last(self) -> list[RejectedLine]:
+        """Return the misshapen records after the last row, without the mark. Call it after all records were read."""
+        if not self._skipped:
+            return []
+        *others, (row, _) = self._skipped
+        found = [self._rejected(each, reason) for each, reason in others]
+        return found if row.text == self._mark else [*found, self._rejected(row, UNCLOSED)]
+
+    def _rejected(self, row: pa_csv.InvalidRow, reason: str) -> RejectedLine:
+        text = row.text.removesuffix(f"\n{self._mark}") if reason == UNCLOSED else row.text
+        return rejected(self._file, row.number, reason, text.encode(self.form.encoding))
+
+
+def _open(
+    source: pa.NativeFile, target: RowFormat, counter: _RecordCounter, block_bytes: int
+) -> pa_csv.CSVStreamingReader:
+    there = counter.form.there
+    try:
+        reader = pa_csv.open_csv(
+            source,
+            # With threads, the record numbers would be lost.
+            read_options=pa_csv.ReadOptions(use_threads=False, block_size=block_bytes),
+            parse_options=pa_csv.ParseOptions(
+                newlines_in_values=True, ignore_empty_lines=True, invalid_row_handler=counter.skip
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(map(there, target.schema.names), pa.binary()),
+                null_values=["", *map(there, target.null_values)],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+        names = [counter.form.name(name) for name in reader.schema.names]
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        raise unsound(f"it is not a CSV file with a header ({error})") from error
+    unknown = [name for name in names if name not in target.schema.names]
+    if unknown or len(set(names)) != len(names):
+        raise unsound(_other_columns(unknown or names))
+    return reader
+
+
+def _other_columns(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_SHOWN])
+    return f"its header has unknown or repeated columns: {shortened(shown, 500)}"
+
+
+def _batches(
+    reader: pa_csv.CSVStreamingReader, most_rows: int, counter: _RecordCounter
+) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """Yield each batch, and whether it is the last batch. All misshapen records are known only after the last batch."""
+    held: pa.RecordBatch | None = None
+    try:
+        for batch in reader:
+            counter.records += batch.num_rows
+            for start in range(0, batch.num_rows, most_rows):
+                if held is not None:
+                    yield held, False
+                held = batch.slice(start, most_rows)
+    except pa.ArrowInvalid as error:
+        raise unsound(
+            f"record {counter.records + 1}: it is too long, or a quote that opens in it is never closed ({error})"
+        ) from error
+    if held is not None:
+        yield held, True
+
+
+def _rows(file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], target: RowFormat) -> Parsed:
+    valid = np.ones(batch.num_rows, np.bool_)
+    for column in batch.columns:
+        valid &= valid_text(column)
+    bad = [(int(numbers[index]), _line(batch.columns, int(index))) for index in np.flatnonzero(~valid)]
+    kept = batch.filter(pa.array(valid))
+    fields = pa.table([column.cast(pa.string()) for column in kept.columns], names=kept.schema.names)
+    records = Records(file, fields, numbers[valid], lambda index: _line(kept.columns, index).decode())
+    return convert_or_reject(records, target).and_rejected(not_text(file, bad))
+
+
+def _line(columns: Sequence[pa.Array], index: int, mark: str | None = None) -> bytes:
+    """Return the text of a record without the mark.
+
+    The text is rebuilt from the values, because the reader does not return the bytes of the record.
+    """
+    values = [(column[index].as_py() or b"").decode("utf-8", "surrogateescape") for column in columns]
+    if mark is not None:
+        values[-1] = values[-1].removesuffix(f"\n{mark}")
+    written = io.StringIO()
+    csv.writer(written, lineterminator="").writerow(values)
+    return written.getvalue().encode("utf-8", "surrogateescape")
+
+
+# JSON numbers with their original digits. DuckDB reads a number with a point or an exponent as a double and writes the
+# double, which can have other digits.
+#
+# Most numbers do not change. In a line with a number that may change, numbers pass through DuckDB as text. This text
+# begins with a mark. The mark is a random text that does not occur in any line.
+
+
+# A double keeps at least 15 digits, which are 16 characters with the point. A double is written without trailing zeros,
+# and -0 is not an integer.
+_DOUBTFUL = (
+    r"[:,\[]\s*-?[0-9](?:[0-9.]{16}|[0-9.]*[eE]|[0-9]*\.[0-9]+0[\s,}\]]|\.0{6})|"  # six zeros: 1e-7
+    r"[:,\[]\s*-0[\s,}\]]"
+)
+_NUMBER = r"-?[0-9]+[.eE][-+.eE0-9]*|-0"
+# After a letter, a digit or an underscore, a quote ends a text. A quote that begins a text follows a space or a sign.
+# A quote inside a text follows a backslash.
+_NAMED = rf'([0-9A-Za-z_]"\s*:\s*)({_NUMBER})'
+# The repetitions are possessive, because a repetition that can backtrack stores a hundred bytes per character. Digits
+# are matched as a whole. Otherwise the search for a point would start at each of a million digits.
+_TEXT_OR_NUMBER = re.compile(rf'"[^"\\]*+(?:\\.[^"\\]*+)*+"|({_NUMBER})|[0-9]++')
+_EXPONENT = r"\A[+-]?[0-9]+(?:\.[0-9]+)?[eE][+-]?[0-9]+\z"
+_MOST_ZEROS = 100
+
+
+def marked(objects: pa.StringArray, mark: str) -> pa.StringArray:
+    """Return the lines, each a valid JSON object, with marked text in place of each number whose digits would change.
+
+    Some other numbers become text as well. The time is one pass over all bytes. Two kinds of lines are processed
+    separately. One has such a number in an array. In the other, the name of the number's field does not end in an ASCII
+    letter or digit.
+
+    Args:
+        mark: letters and digits that are in none of the lines.
+    """
+    replacement = rf'\1"{mark}\2"'
+    named = _in_doubtful(
+        objects, lambda lines: pc.replace_substring_regex(lines, pattern=_NAMED, replacement=replacement)
+    )
+    return _in_doubtful(named, lambda lines: _one_by_one(lines, mark))
+
+
+def unmarked(texts: pa.ChunkedArray, mark: str) -> pa.ChunkedArray:
+    """Return the texts with the original numbers in place of the marked texts of `marked`."""
+    if not pc.any(pc.match_substring(texts, mark)).as_py():
+        return texts
+    return pc.replace_substring_regex(texts, pattern=f'"?{mark}([-+.eE0-9]+)"?', replacement=r"\1")
+
+
+def without_exponent(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the texts, with the digits written out for each number with an exponent."""
+    found = pc.match_substring_regex(texts, _EXPONENT)
+    if not pc.any(found).as_py():
+        return texts
+    return pa.chunked_array([pa.array([_plain(each) for each in texts.to_pylist()], pa.string())])
+
+
+def _plain(text: str | None) -> str | None:
+    if text is None or "e" not in text.lower():
+        return text
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    # No decimal column has more digits, and a short text must not become a long one.
+    return f"{number:f}" if number.is_finite() and abs(number.adjusted()) <= _MOST_ZEROS else text
+
+
+def _in_doubtful(lines: pa.StringArray, change: Callable[[pa.StringArray], pa.StringArray]) -> pa.StringArray:
+    doubtful = pc.match_substring_regex(lines, _DOUBTFUL)
+    if not pc.any(doubtful).as_py():
+        return lines
+    return pc.replace_with_mask(lines, doubtful, change(lines.filter(doubtful)))
+
+
+def _one_by_one(lines: pa.StringArray, mark: str) -> pa.StringArray:
+    def text(found: re.Match[str]) -> str:
+        return found[0] if found[1] is None else f'"{mark}{found[1]}"'
+
+    return pa.array([_TEXT_OR_NUMBER.sub(text, each) for each in lines.to_pylist()], pa.string())
+
+
+# JSON objects as maps with text keys. Each value must exactly fit the map's type, or its row is rejected with a reason.
+
+
+Entries = tuple[tuple[str, str | None], ...]
+
+
+def is_json_map(type_: pa.DataType) -> bool:
+    """Return whether a JSON object can be a value of this type."""
+    return bool(pa.types.is_map(type_) and pa.types.is_string(type_.key_type))
+
+
+def map_column(texts: pa.ChunkedArray, field: pa.Field, target: RowFormat) -> tuple[pa.MapArray, list[str | None]]:
+    """Return the texts of JSON objects as maps, and for each row the reason why it is not a map, or null.
+
+    A row without a value has no reason. Values are converted as values of a column of their type (`convert`). Raises
+    `InvalidInput` if text cannot represent the type.
+    """
+    nulls = ("", *target.null_values)
+    found = [None if text is None or text in nulls else _entries(text) for text in texts.to_pylist()]
+    maps: list[Entries | None] = [None if isinstance(each, str) else each for each in found]
+    entries = [*chain.from_iterable(each or () for each in maps)]
+    item = pa.field(field.name, field.type.item_type)
+    values = pa.table({field.name: pa.array([value for _, value in entries], pa.string())})
+    items = convert(values, RowFormat(pa.schema([item]), null_values=target.null_values))
+    reasons = [f"column {field.name}: {each}" if isinstance(each, str) else None for each in found]
+    ends = np.cumsum([0, *(len(each or ()) for each in maps)])
+    for index in np.flatnonzero(np.asarray(items.reasons.is_valid())):
+        reasons[int(np.searchsorted(ends, index, side="right")) - 1] = items.reasons[int(index)].as_py()
+    offsets = pa.array([*(None if each is None else end for each, end in zip(maps, ends, strict=False)), ends[-1]])
+    keys = pa.array([key for key, _ in entries], pa.string())
+    column = items.rows.column(0).combine_chunks().cast(item.type)
+    return pa.MapArray.from_arrays(offsets.cast(pa.int32()), keys, column), reasons
+
+
+def _entries(text: str) -> Entries | str:
+    """Return the names and texts of the values in a JSON object, or a description of the fault."""
+    try:
+        found = _DECODE(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, tuple) or any(isinstance(value, tuple | list) for _, value in found):
+        return "not a JSON object of names and values"
+    if len(dict(found)) < len(found):
+        return "a name is given twice"
+    return tuple((name, json.dumps(value) if isinstance(value, bool) else value) for name, value in found)
+
+
+def _as_tuple(pairs: list[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    return tuple(pairs)  # the type differs from the list that a JSON array becomes
+
+
+_DECODE = json.JSONDecoder(object_pairs_hook=_as_tuple, parse_float=str, parse_int=str, parse_constant=str).decode
+
+
+# The number of values in a line of JSON. A parser needs about 200 bytes per value, even for a tiny value.
+
+
+MOST_PARTS = 1_000_000
+"""The most values of a line.
+
+A line with more values is rejected, because it would take about a hundred times its length in memory.
+"""
+
+TOO_MANY = f"the line has more than {MOST_PARTS:,} values in it"
+
+_IS_START = np.zeros(256, np.bool_)
+_IS_START[list(b",[{")] = True
+
+
+def parts_of(lines: pa.StringArray) -> npt.NDArray[np.int64]:
+    """Return an upper limit of the number of values per line.
+
+    The limit is the number of commas and opening brackets, including the commas and brackets in texts.
+    """
+    _, offsets, data = lines.buffers()
+    if data is None or not len(lines):
+        return np.zeros(len(lines), np.int64)
+    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
+    text = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+    found = np.flatnonzero(_IS_START[text]) + ends[0]
+    return np.diff(np.searchsorted(found, ends)).astype(np.int64)
+
+
+def has_too_many(line: str) -> bool:
+    """Return whether the line has more than `MOST_PARTS` values, without counting commas and brackets in texts."""
+    # After all escaped quotes are removed, texts are the parts between two quotes.
+    text = np.frombuffer(line.encode().replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
+    is_outside = ~np.logical_xor.accumulate(text == ord('"'))
+    return int(np.count_nonzero(_IS_START[text] & is_outside)) >= MOST_PARTS
+
+
+NO_MATCH = "the line does not match the pattern"
+
+# The reason why each line is rejected (null if it is valid), and the fields of the valid lines as text.
+Fields = tuple[pa.StringArray, pa.Table]
+
+# Time and memory are proportional to the length of the line, which may repeat a name millions of times.
+_WHY_NO_OBJECT = """
+    SELECT CASE WHEN NOT json_valid(line) THEN 'the line is not valid JSON'
+                WHEN json_type(line) <> 'OBJECT' THEN 'the line is not a JSON object'
+                WHEN len(json_keys(line)) > len($names) OR NOT list_has_all($names, json_keys(line))
+                     OR len(list_distinct(json_keys(line))) < len(json_keys(line)) THEN 'misnamed'
+           END FROM lines
+"""
+# The memory of one JSON value, as a number of column values that take the same memory.
+_CELLS_PER_PART = 4
+_FIELDS = "SELECT json_keys(line) FROM lines"
+_LONGEST_NAME = 100
+_MARK_BYTES = 8
+
+
+def pattern_blocks(
+    file: str, stream: BinaryIO, target: RowFormat, *, pattern: str, block_bytes: int
+) -> Iterator[Parsed]:
+    """Yield the lines that match `pattern`, with fields from its named groups, which may nest.
+
+    A group without a match is empty text. Raises `InvalidInput` if a group is not a column.
+    """
+
+    def capture(lines: pa.StringArray) -> Fields:
+        groups = pc.extract_regex(lines, pattern=pattern)
+        matched = groups.is_valid()
+        reasons = pc.if_else(matched, pa.scalar(None, pa.string()), NO_MATCH)
+        return reasons, pa.Table.from_struct_array(groups.filter(matched))
+
+    columns = len(target.schema)
+    for block in read_lines(stream, block_bytes):
+        for piece in block.pieces(np.full(len(block.numbers), columns, np.int64)):
+            yield _parsed(file, piece, capture, target)
+
+
+def ndjson_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
+    """Yield the lines that are JSON objects whose fields are columns of the table.
+
+    A nested value is read as its JSON text. A missing field and a JSON null are null. Numbers keep their original
+    digits. A number with an exponent can be a decimal if it exactly fits the column. An object can be a map with text
+    keys.
+    """
+    columns = len(target.schema)
+    for block in read_lines(stream, block_bytes):
+        for piece in block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns):
+            yield _parsed(file, piece, lambda lines: _json_fields(lines, target), target)
+
+
+def _parsed(
+    file: str,
+    block: LineBlock,
+    fields_of: Callable[[pa.StringArray], Fields],
+    target: RowFormat,
+) -> Parsed:
+    reasons, fields = fields_of(block.text)
+    whole = reasons.is_null()
+    is_whole = np.asarray(whole)
+    broken = [
+        RejectedLine(file, int(block.numbers[index]), reasons[int(index)].as_py(), block.text[int(index)].as_py())
+        for index in np.flatnonzero(~is_whole)
+    ]
+    lines = block.text if not broken else block.text.filter(whole)
+    records = Records(file, fields, block.numbers[is_whole], lambda index: str(lines[index]))
+    return convert_or_reject(records, target).and_rejected([*broken, *not_text(file, block.not_text)])
+
+
+def _json_fields(lines: pa.StringArray, target: RowFormat) -> Fields:
+    large = [
+        index for index in np.flatnonzero(parts_of(lines) >= MOST_PARTS) if has_too_many(lines[int(index)].as_py())
+    ]
+    if not large:
+        return _fields_of(lines, target)
+    fits = np.ones(len(lines), np.bool_)
+    fits[large] = False
+    reasons, fields = _fields_of(lines.filter(pa.array(fits)), target)
+    every = pc.replace_with_mask(pa.array([TOO_MANY] * len(lines)), pa.array(fits), reasons)
+    return every, fields
+
+
+def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
+    names = target.schema.names
+    # JSON pointers are used, because a field name may contain characters with a meaning in a JSON path.
+    pointers = ["/" + name.replace("~", "~0").replace("/", "~1") for name in names]
+    chosen = ", ".join(f"{_chosen(index + 1, field)} AS c{index}" for index, field in enumerate(target.schema))
+    with session(CONVERSION, threads=1) as connection:
+        connection.register("lines", pa.table({"line": lines}))
+        table = connection.sql(_WHY_NO_OBJECT, params={"names": names}).to_arrow_table()
+        reasons = table.column(0).combine_chunks()
+        misnamed = pc.fill_null(pc.equal(reasons, "misnamed"), fill_value=False)
+        if pc.any(misnamed).as_py():
+            connection.register("lines", pa.table({"line": lines.filter(misnamed)}))
+            fields = connection.sql(_FIELDS).to_arrow_table().column(0)
+            columns = pa.array(names, pa.string())
+            named = pa.array([_misnamed(each.values, columns) for each in fields], pa.string())
+            reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
+        mark = token_hex(_MARK_BYTES)
+        connection.register("objects", pa.table({"line": marked(lines.filter(reasons.is_null()), mark)}))
+        fields = connection.sql(
+            # `chosen` contains column numbers only.
+            f"SELECT {chosen} FROM (SELECT line, $nulls AS nulls, $pointers AS pointers, "  # noqa: S608
+            "json_extract_string(line, $pointers) AS found FROM objects)",
+            params={"pointers": pointers, "nulls": ["", *target.null_values]},
+        ).to_arrow_table()
+    columns = [
+        without_exponent(column) if pa.types.is_decimal(field.type) else column
+        for field, column in zip(target.schema, (unmarked(each, mark) for each in fields.columns), strict=True)
+    ]
+    return _with_maps(reasons.cast(pa.string()), pa.Table.from_arrays(columns, names=names), target)
+
+
+def _chosen(number: int, field: pa.Field) -> str:
+    """Return SQL for the value of a field as text.
+
+    In an embedding column a text keeps its quotes, so it is not read as a list.
+    """
+    found = f"found[{number}]"
+    if not is_vector(field.type):
+        return found
+    is_text = f"json_type(line, pointers[{number}]) = 'VARCHAR' AND NOT list_contains(nulls, {found})"
+    return f"CASE WHEN {is_text} THEN to_json({found})::VARCHAR ELSE {found} END"
+
+
+def _misnamed(fields: pa.StringArray, names: pa.StringArray) -> str:
+    """Return why the fields of an object are invalid: the first unknown field, or else a field that occurs twice."""
+    known = pc.is_in(fields, value_set=names)
+    if not pc.all(known).as_py():
+        return f"the field {_name(fields[pc.index(known, False).as_py()])} is not a column of the table"
+    counted = pc.value_counts(fields)
+    twice = pc.index(pc.greater(counted.field("counts"), 1), True).as_py()
+    return f"the field {_name(counted.field('values')[twice])} is given twice"
+
+
+def _name(field: pa.StringScalar) -> str:
+    return fitted(field.as_py(), _LONGEST_NAME)
+
+
+def _with_maps(reasons: pa.StringArray, fields: pa.Table, target: RowFormat) -> Fields:
+    """Convert the columns with a map type, and reject the rows whose value is not a valid map."""
+    wrong: list[str | None] = [None] * fields.num_rows
+    for index, field in enumerate(target.schema):
+        if is_json_map(field.type):
+            maps, why = map_column(fields.column(index), field, target)
+            fields = fields.set_column(index, field.name, maps)
+            wrong = [first or then for first, then in zip(wrong, why, strict=True)]
+    if not any(wrong):
+        return reasons, fields
+    found = pa.array(wrong, pa.string())
+    return pc.replace_with_mask(reasons, reasons.is_null(), found), fields.filter(found.is_null())

@@ -1,0 +1,168 @@
+"""Quarantine, and the filter for late rows.
+
+The quarantine of a table holds the rows and lines that came in but were not added to the table, each with the reason
+(rule 7). The key of an entry is derived from the content of the entry, so writing an entry twice leaves one object. The
+collector never deletes quarantine objects. A person reads and removes the entries.
+
+A `LateRowFilter` accepts, quarantines or drops late rows, by the table's rule (docs/architecture/ingestion.md).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.data.formats import arrow_files
+from storage_core.data.formats.arrow_files import Entry, QuarantinedRows
+from storage_core.data.formats.keys import QUARANTINE_PREFIX, parse, quarantine_key
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.rows.fold import OPERATION, Operation
+from storage_core.data.rows.windows import Arrival, LateMetrics, LateRule, split_by_window
+from storage_core.store.contract import ObjectStore, create_derived
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An entry in quarantine: its key, and whether this call wrote it.
+
+    `is_new` is False for an entry that already existed.
+    """
+
+    key: str
+    is_new: bool
+
+
+def keep(store: ObjectStore, entry: Entry) -> Kept:
+    """Write an entry to the quarantine and return its key. The entry is durable when this returns. One PUT.
+
+    The call is idempotent, because equal entries are the same object. Raises `CommitUnknown` if the store did not
+    report the outcome and the object cannot be found.
+    """
+    data = arrow_files.encode_quarantine(entry)
+    key = quarantine_key(entry.source, arrow_files.id_of(data))
+    is_new = create_derived(store, key, data, advice="write or ingest again")
+    if is_new:
+        _logger.info("quarantined %d of %s as %s", sum(entry.reasons.values()), entry.source, key)
+    return Kept(key, is_new)
+
+
+def entry_keys(store: ObjectStore) -> list[str]:
+    """Return the keys of all entries, sorted. One LIST per 1,000 objects."""
+    found = sorted(info.key for info in store.list(QUARANTINE_PREFIX))
+    return [key for key in found if (parsed := parse(key)) is not None and parsed.kind is KeyKind.QUARANTINE]
+
+
+def read_entry(store: ObjectStore, key: str) -> Entry:
+    """Return one entry. One GET. Raise `NotFound`, or `Corrupt` if the content of the entry has changed."""
+    parsed = parse(key)
+    return arrow_files.decode_quarantine(store.get(key).data, key, parsed.id if parsed else None)
+
+
+def read_entries(store: ObjectStore) -> Iterator[tuple[str, Entry]]:
+    """Yield every entry with its key, in key order. One LIST per 1,000 objects and one GET per object."""
+    for key in entry_keys(store):
+        yield key, read_entry(store, key)
+
+
+LATE = "late"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The source of rows and the process that brings them (see `QuarantinedRows`)."""
+
+    source: str
+    by: str
+    size: int | None = None
+
+
+def late_records(rule: LateRule, records: pa.Table, arrived_ms: Arrival) -> pa.BooleanArray:
+    """Return, for each record (`rows.fold.record_schema`), whether it is late. A delete is never late."""
+    late = rule.is_late(records, arrived_ms)
+    deletes = np.asarray(pc.equal(records.column(OPERATION), int(Operation.DELETE)))
+    return pa.array(np.asarray(late) & ~deletes)
+
+
+def in_time(rule: LateRule | None, rows: pa.Table, arrived_ms: Arrival, *, are_records: bool) -> pa.Table:
+    """Return the rows or records that a `LateRowFilter` of this rule admits. The other rows are not quarantined."""
+    if rule is None or rule.late_data.policy == "accept" or not rows.num_rows:
+        return rows
+    late = late_records(rule, rows, arrived_ms) if are_records else rule.is_late(rows, arrived_ms)
+    return rows.filter(pc.invert(late))
+
+
+class LateRowFilter:
+    """Filter that every row of one input passes before it is acknowledged. It accepts, quarantines or drops late rows.
+
+    `metrics` counts the late rows so far, and `keys` lists the quarantine entries. With `window_seconds`, each entry
+    has rows of one window only. A filter is not safe for concurrent use, so callers must hold a lock of their own.
+    """
+
+    def __init__(
+        self, store: ObjectStore, rule: LateRule | None, origin: Origin, *, window_seconds: int | None = None
+    ) -> None:
+        self._store = store
+        self._rule = rule
+        self._origin = origin
+        self._window_seconds = window_seconds
+        self.metrics = LateMetrics()
+        self.keys: list[str] = []
+
+    def admit(self, rows: pa.Table, arrived_ms: Arrival) -> pa.Table:
+        """Return the rows to write, in order. Rows to quarantine are durable in the quarantine when this returns.
+
+        Raises the errors of `keep`. After an error nothing may be acknowledged, and a repetition may quarantine the
+        same late rows again. No request if no row is late. Otherwise one PUT per entry.
+        """
+        if self._rule is None or rows.num_rows == 0:
+            return rows
+        return self._judged(rows, self._rule.is_late(rows, arrived_ms), arrived_ms)
+
+    def admit_records(self, records: pa.Table, arrived_ms: Arrival) -> pa.Table:
+        """Return the records to write, as `admit` does. A delete is never late."""
+        if self._rule is None or records.num_rows == 0:
+            return records
+        return self._judged(records, late_records(self._rule, records, arrived_ms), arrived_ms)
+
+    def _judged(self, rows: pa.Table, is_late: pa.BooleanArray, arrived_ms: Arrival) -> pa.Table:
+        late = int(pc.sum(is_late).as_py() or 0)
+        if late == 0 or self._rule is None:
+            return rows
+        match self._rule.late_data.policy:
+            case "accept":
+                self.metrics += LateMetrics(accepted=late)
+                return rows
+            case "drop":
+                self.metrics += LateMetrics(dropped=late)
+            case "quarantine":
+                arrived = arrived_ms if isinstance(arrived_ms, int) else int(pc.max(arrived_ms.filter(is_late)).as_py())
+                self._keep(rows.filter(is_late), arrived)
+                self.metrics += LateMetrics(quarantined=late)
+            case _:
+                assert_never(self._rule.late_data.policy)
+        _logger.info("%d late rows of %s: %s", late, self._origin.source, self._rule.late_data.policy)
+        return rows.filter(pc.invert(is_late))
+
+    def _keep(self, late: pa.Table, arrived_ms: int) -> None:
+        parts = [late]
+        if self._window_seconds is not None and self._rule is not None:
+            parts = [part for _, part in split_by_window(late, self._rule.time_column, self._window_seconds)]
+        for part in parts:
+            origin = self._origin
+            entry = QuarantinedRows(
+                source=origin.source,
+                size=origin.size,
+                reason=LATE,
+                by=origin.by,
+                arrived_ms=arrived_ms,
+                rows=part,
+            )
+            self.keys.append(keep(self._store, entry).key)

@@ -1,0 +1,249 @@
+"""Records of producers: checked and converted to text before anything is written.
+
+See docs/architecture/ingestion.md, "Records".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import pyarrow as pa
+
+from storage_core.base.errors import InvalidInput
+from storage_core.base.text import quoted
+from storage_core.data.formats.keys import validate_table_name
+from storage_core.data.formats.raw_chunk import OPERATIONS, LogRecord, Operation
+from storage_core.data.formats.raw_fields import NOT_IN_PYTHON, encode_fields, encode_rows
+from storage_core.data.rows.incoming import InMemory
+from storage_core.data.rows.keys import MAX_KEY_BYTES, size_of_key
+
+# Limits of a raw log writer (docs/architecture/ingestion.md, "Raw log").
+
+
+MAX_RECORD_BYTES = 8 * 2**20
+"""The most bytes of one record: its table name, its key and its fields as text."""
+
+MAX_ID_BYTES = 256
+"""The most bytes of an id that a producer gives to a record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawLimits:
+    """Limits of segments and chunks, and of the backlog of an optional store.
+
+    - `segment_bytes`, `segment_ms`: a segment ends before the chunk that would exceed `segment_bytes`, and at the
+      first append after `segment_ms`.
+    - `chunk_bytes`: the most bytes of records in a chunk, before compression.
+    - `backlog_bytes`: the most bytes that are pending for an optional store. Further chunks are not sent to this
+      store.
+    - `close_wait_ms`: how long `close` waits for the pending chunks.
+    """
+
+    segment_bytes: int = 50 * 10**6
+    segment_ms: int = 5 * 60_000
+    chunk_bytes: int = 8 * 2**20
+    backlog_bytes: int = 64 * 2**20
+    close_wait_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value < (1 if each.name in ("segment_bytes", "segment_ms", "chunk_bytes") else 0):
+                raise InvalidInput(f"{each.name} must be positive, found {value}")
+        if self.chunk_bytes > 2 * MAX_RECORD_BYTES:
+            raise InvalidInput(f"chunk_bytes is at most {2 * MAX_RECORD_BYTES}, found {self.chunk_bytes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRecord:
+    """One record of a producer: an operation on one row of a table.
+
+    `fields` are the values of the row by column. A put and a reset have all of them, a patch the changed fields and
+    the key, a delete the key. `key` is the producer's name of the row, for people who read the log. If several records
+    have the same `id`, a table takes only one of them. This holds across writers and any number of appends
+    (docs/architecture/ingestion.md).
+    """
+
+    table: str
+    fields: Mapping[str, object]
+    operation: Operation = "put"
+    key: str | None = None
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """The names of the two fields that contain the record's key and the record's id, or None if there is no such field.
+
+    The values of these fields are texts or integers.
+    """
+
+    key: str | None = None
+    id: str | None = None
+
+
+UNNAMED = Named()
+
+
+def record_of(
+    table: str, row: Mapping[str, object], *, operation: Operation = "put", named: Named = UNNAMED
+) -> RawRecord:
+    """Return the record of a row. Raise `InvalidInput` if a named field is neither a text nor an integer."""
+    key, given = _value(row, named.key, "key"), _value(row, named.id, "id")
+    return RawRecord(table=table, fields=row, operation=operation, key=key, id=given)
+
+
+def _value(row: Mapping[str, object], name: str | None, what: str) -> str | None:
+    if name is None:
+        return None
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InvalidInput(f"the {what} field {name!r} holds a text or an integer, found {value!r}", column=name)
+    return str(value)
+
+
+def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
+    """Return the record as it is written, with the time `now_ms`.
+
+    Raises `InvalidInput` for any of these faults:
+
+    - a table name that no table can have, or an unknown operation
+    - a key that is not valid text or is too long (`data.rows.keys`)
+    - an id that is not valid text, is empty, or has more than `MAX_ID_BYTES`
+    - a value that cannot be represented (`formats.raw_fields`)
+    - a record of more than `MAX_RECORD_BYTES`
+    """
+    validate_table_name(given.table)
+    if given.operation not in OPERATIONS:
+        raise InvalidInput(f"expected one of {', '.join(OPERATIONS)}, found {given.operation!r}")
+    if given.key is not None and not _is_text(given.key):
+        raise InvalidInput(f"a key is valid text, found {given.key!r}")
+    if given.key is not None and given.operation != "delete" and size_of_key(given.key) > MAX_KEY_BYTES:
+        raise InvalidInput(f"the key has {size_of_key(given.key)} bytes, at most {MAX_KEY_BYTES} are allowed")
+    if given.id is not None and not _is_id(given.id):
+        raise InvalidInput(f"an id is valid text of 1 to {MAX_ID_BYTES} bytes, found {quoted(given.id)}")
+    record = LogRecord(
+        timestamp_ms=now_ms,
+        table=given.table,
+        operation=given.operation,
+        fields=encode_fields(given.fields),
+        key=given.key,
+        unique_id=given.id,
+    )
+    if size_of(record) > MAX_RECORD_BYTES:
+        raise InvalidInput(f"the record has {size_of(record)} bytes, at most {MAX_RECORD_BYTES} are allowed")
+    return record
+
+
+def all_prepared(records: Iterable[RawRecord], *, now_ms: int) -> Iterator[LogRecord]:
+    """Yield each record as it is written. Raise `InvalidInput`, which names the number of the record, from 0."""
+    if not isinstance(records, Iterable):
+        raise InvalidInput(f"records is {quoted(records)}. Give a list of RawRecord.")
+    for index, each in enumerate(records):
+        if not isinstance(each, RawRecord):
+            raise InvalidInput(f"record {index} is {quoted(each)}. Give a RawRecord. Nothing was appended.", row=index)
+        try:
+            yield prepared(each, now_ms=now_ms)
+        except InvalidInput as error:
+            raise InvalidInput(f"record {index}: {error}. Nothing was appended", row=index, **error.context) from error
+
+
+def prepared_columns(rows: pa.Table, given: RawRecord, *, named: Named, now_ms: int) -> list[LogRecord] | None:
+    """Return one record per row, equal to the result of `record_of` and `prepared`.
+
+    Returns None if `record_of` or `prepared` would raise an error. `given` has the table and the operation. `named` is
+    the same as for `record_of`. Memory holds the texts and a batch of
+    columns.
+    """
+    if not rows.num_rows:
+        return []
+    try:
+        prepared(given, now_ms=now_ms)
+    except InvalidInput:
+        return None
+    texts, keys, ids = encode_rows(rows), _values(rows, named.key), _values(rows, named.id)
+    if texts is None or keys is None or ids is None:
+        return None
+    records = [
+        LogRecord(
+            timestamp_ms=now_ms,
+            table=given.table,
+            operation=given.operation,
+            fields=fields,
+            key=key,
+            unique_id=each,
+        )
+        for fields, key, each in zip(texts, keys, ids, strict=True)
+    ]
+    return records if all(map(_is_taken, records)) else None
+
+
+def _is_taken(record: LogRecord) -> bool:
+    has_key = record.key is None or record.operation == "delete" or size_of_key(record.key) <= MAX_KEY_BYTES
+    has_id = record.unique_id is None or _is_id(record.unique_id)
+    return has_key and has_id and size_of(record) <= MAX_RECORD_BYTES
+
+
+def _is_id(text: str) -> bool:
+    return _is_text(text) and 1 <= _bytes(text) <= MAX_ID_BYTES
+
+
+def _values(rows: pa.Table, name: str | None) -> list[str | None] | None:
+    if name is None:
+        return [None] * rows.num_rows
+    if rows.schema.get_field_index(name) < 0:
+        return None
+    column = rows.column(name)
+    is_key = pa.types.is_integer(column.type) or pa.types.is_string(column.type)
+    return column.cast(pa.string()).to_pylist() if is_key and not column.null_count else None
+
+
+def size_of(record: LogRecord) -> int:
+    """Return about how many bytes the record takes before compression."""
+    return _bytes(record.fields) + len(record.table) + _bytes(record.key or "") + _bytes(record.unique_id or "") + 64
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def rows_of(rows: InMemory) -> Sequence[Mapping[str, object]]:
+    """Return the rows one by one.
+
+    Raises `InvalidInput` for anything except mappings and Arrow data. Also raises `InvalidInput` for Arrow data with a
+    value that Python does not support. Examples are a date beyond the year 9999, text that is not UTF-8, and an
+    unknown time zone. The error names the row, counted from 0.
+    """
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        return _rows_of_arrow(rows)
+    listed = [rows] if isinstance(rows, Mapping) else [*rows] if isinstance(rows, Iterable) else [rows]
+    if not all(isinstance(each, Mapping) for each in listed):
+        raise InvalidInput(f"rows are mappings of column to value, or Arrow data, found {type(rows).__name__}")
+    return listed
+
+
+def _rows_of_arrow(rows: pa.Table | pa.RecordBatch) -> list[Mapping[str, object]]:
+    try:
+        found: list[Mapping[str, object]] = rows.to_pylist()
+    except NOT_IN_PYTHON:  # the error does not name the row
+        return [_row_of_arrow(rows, index) for index in range(rows.num_rows)]
+    return found
+
+
+def _row_of_arrow(rows: pa.Table | pa.RecordBatch, index: int) -> Mapping[str, object]:
+    row: dict[str, object] = {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            row[name] = column[index].as_py()
+        except NOT_IN_PYTHON as error:
+            why = f"field {name!r}: a value of {column.type} has no equivalent in Python: {error}"
+            raise InvalidInput(f"record {index}: {why}. Nothing was appended", row=index, column=name) from error
+    return row
+
+
+def _is_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,1 @@
+"""Writers of a keyed table: WAL, generations, and the merge into the base."""

@@ -1,0 +1,534 @@
+"""Group commit: calls of many threads share a WAL entry (docs/architecture/ingestion.md, "WAL").
+
+Durable calls need no extra thread. If no call is being written, a waiting call takes all waiting calls in the order of
+their arrival, including itself, and writes their rows as one entry. New calls wait in the meantime. So a single call
+costs one PUT and no handover to another thread. With any number of callers, each call waits for about two PUTs.
+
+A timer thread writes the rows given with `durable=False`. It exists only while there are pending rows or a flush will
+be due.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+
+from storage_core.base.clock import Clock
+from storage_core.base.errors import CommitUnknown, Overloaded, TidemarkError, Unavailable
+from storage_core.base.process import HomeProcess
+from storage_core.base.text import counted
+from storage_core.data.rows.fold import conformed
+from storage_core.write.region.records import WriterOptions
+
+# Calls of a writer that are not done yet. No code in this section waits or takes a lock. `GroupCommit` does both.
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call: its rows, its number among the calls of this writer, and its outcome."""
+
+    number: int
+    records: pa.Table
+    durable: bool
+    arrived_ms: int
+    size_bytes: int
+    done: bool = False
+    error: TidemarkError | None = None
+
+
+@dataclass(slots=True)
+class Backlog:
+    """The calls of a writer that are not done, by state and in order.
+
+    `asking` are calls that wait for room, `queue` are calls that wait for their entry, and `writing` are calls that
+    are being written. `unheard` counts the rows given with `durable=False` that were lost without an error so far.
+    """
+
+    options: WriterOptions
+    asking: deque[Call] = field(default_factory=deque)
+    queue: deque[Call] = field(default_factory=deque)
+    writing: list[Call] = field(default_factory=list)
+    unheard: int = 0
+    held_rows: int = 0
+    held_bytes: int = 0
+
+    @property
+    def taken(self) -> list[Call]:
+        """The calls that were accepted and are not done, in order."""
+        return [*self.writing, *self.queue]
+
+    @property
+    def unheard_rows(self) -> int:
+        """The number of rows given with `durable=False` that are pending, or were lost and not reported to a caller."""
+        pending: int = sum(call.records.num_rows for call in self.taken if not call.durable)
+        return self.unheard + pending
+
+    def add(self, call: Call) -> None:
+        """Accept a call."""
+        self.queue.append(call)
+        self.held_rows += call.records.num_rows
+        self.held_bytes += call.size_bytes
+
+    def begin(self) -> None:
+        """Move the next calls from the queue to `writing`: at least one call, and all calls that fit into an entry."""
+        left = self.options.entry_bytes
+        while self.queue and (not self.writing or self.queue[0].size_bytes <= left):
+            self.writing.append(self.queue.popleft())
+            left -= self.writing[-1].size_bytes
+
+    def entry(self, schema: pa.Schema) -> pa.Table:
+        """Return the rows of the calls that are being written, as records of this schema."""
+        records = pa.concat_tables([conformed(call.records, schema) for call in self.writing])
+        return records.combine_chunks() if len(self.writing) > 1 else records
+
+    def end(self, error: TidemarkError | None, *, now_ms: int) -> None:
+        """Set the outcome of the calls that were being written.
+
+        After an error, calls with `durable=False` return to the queue.
+        """
+        written, self.writing = self.writing, []
+        again = [call for call in written if error is not None and not call.durable]
+        for call in written:
+            if call not in again:
+                self._done(call, error)
+        for call in again:
+            call.arrived_ms = now_ms
+        self.queue.extendleft(reversed(again))
+
+    def drop(self, error: TidemarkError) -> TidemarkError:
+        """End every call in the queue with this error. Return the error with the rows that are lost."""
+        rest = [*self.queue]
+        self.queue.clear()
+        named = _naming(error, [call for call in rest if not call.durable])
+        self.unheard += int(str(named.context.get("lost_rows", 0)))
+        for call in rest:
+            self._done(call, named)
+        return named
+
+    def must_wait(self, call: Call) -> bool:
+        """Return whether the call must wait for room."""
+        return self._exceeds(self.options.wait_rows, self.options.wait_bytes, [call])
+
+    def must_refuse(self, call: Call) -> bool:
+        """Return whether the call must be refused, because it exceeds the limit for waiting calls."""
+        return self._exceeds(self.options.refuse_rows, self.options.refuse_bytes, [*self.asking, call])
+
+    def overloaded(self, call: Call, bound: str, *, now_ms: int) -> Overloaded:
+        """Return the error for a call that exceeds a limit. `bound` is `wait` or `refuse`."""
+        held, given = counted(self.held_rows, "row"), counted(call.records.num_rows, "row")
+        rows, size_bytes = (getattr(self.options, f"{bound}_{unit}") for unit in ("rows", "bytes"))
+        return Overloaded(
+            f"{held} ({self.held_bytes} bytes) are not durable yet, and {len(self.asking)} calls wait. With the "
+            f"{given} of this call, they exceed {bound}_rows {rows} or {bound}_bytes {size_bytes}, after "
+            f"{now_ms - call.arrived_ms} ms of waiting (wait_ms {self.options.wait_ms}). Nothing of this call was "
+            "written. Write it again later",
+            bound=bound,
+            rows=call.records.num_rows,
+        )
+
+    def _exceeds(self, rows: int, size_bytes: int, more: Sequence[Call]) -> bool:
+        if not self.held_rows and len(more) == 1:
+            return False  # without this, a call above the limit could never be accepted
+        return (
+            self.held_rows + sum(each.records.num_rows for each in more) > rows
+            or self.held_bytes + sum(each.size_bytes for each in more) > size_bytes
+        )
+
+    def _done(self, call: Call, error: TidemarkError | None) -> None:
+        call.done, call.error = True, error
+        self.held_rows -= call.records.num_rows
+        self.held_bytes -= call.size_bytes
+
+
+def _naming(error: TidemarkError, lost: Sequence[Call]) -> TidemarkError:
+    """Return the error, extended by the rows that were given and never reported durable."""
+    if not lost:
+        return error
+    rows, numbers = sum(call.records.num_rows for call in lost), tuple(call.number for call in lost)
+    which = f"call {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} calls from {numbers[0]} to {numbers[-1]}"
+    fate = "perhaps not written" if isinstance(error, CommitUnknown) else "not written"
+    return error.reworded(
+        f"{error.found}. {counted(rows, 'row')} given with durable=False: {fate} ({which} of this writer)",
+        lost_rows=rows,
+        lost_calls=numbers,
+    )
+
+
+# Reports of rows that are pending in a writer that nobody closed (docs/architecture/ingestion.md).
+#
+# Each loss is reported once. At the end of the process, an error goes to the log, by default to standard error. In a
+# child of `multiprocessing`, this happens when its function has returned, because most children skip the usual steps
+# at exit. If a writer is dropped while its process continues, a `ResourceWarning` is issued. The rows of the writer are
+# still written, but no caller would receive an error. Nothing is reported if nothing is pending. A copy of the process
+# reports nothing (decision 0011). A process that a signal ends, such as a worker of a terminated pool, reports nothing
+# either.
+
+
+_logger = logging.getLogger(__name__)
+
+_LAST = -(2**31)
+
+
+def say_what_is_lost(group: object, backlog: Backlog, name: str, home: HomeProcess) -> None:
+    """Report the pending rows of the backlog when the object that writes them is deleted, or when the process ends."""
+    end = weakref.finalize(group, _say_lost, backlog, name, home)  # runs once, even if it is called several times
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        from multiprocessing.util import Finalize  # already loaded in every child
+
+        Finalize(group, end, exitpriority=_LAST)
+
+
+def warn_when_dropped(writer: object, backlog: Backlog, name: str, home: HomeProcess) -> None:
+    """Warn if the writer is dropped while rows are pending. The end of the process does not cause this warning."""
+    weakref.finalize(writer, _warn_dropped, backlog, name, home).atexit = False
+
+
+# These two functions take no lock. They can run anywhere, even in a thread that holds the writer's lock.
+def _say_lost(backlog: Backlog, name: str, home: HomeProcess) -> None:
+    rows = backlog.unheard_rows
+    if rows and home.is_here:
+        _logger.error(
+            "%s: its writer ended without close(). %s given with durable=False not known to be durable, and lost "
+            "unless a reader finds them. Close the writer, or use it as a context manager",
+            name,
+            counted(rows, "row"),
+        )
+
+
+def _warn_dropped(backlog: Backlog, name: str, home: HomeProcess) -> None:
+    rows = backlog.unheard_rows
+    if rows and home.is_here:
+        warnings.warn(
+            f"{name}: its writer was dropped without close(), and {counted(rows, 'row')} given with durable=False are "
+            "not durable yet. The outcome of these rows is unknown. Close the writer, or use it as a context manager",
+            ResourceWarning,
+            stacklevel=2,
+        )
+
+
+T = TypeVar("T")
+
+
+class Log(Protocol):
+    """Destination of entries. One thread at a time uses it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the log, for messages."""
+        ...
+
+    @property
+    def stopped(self) -> TidemarkError | None:
+        """The error that every further write would raise, or None as long as writing is possible."""
+        ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the records of an entry."""
+        ...
+
+    def append(self, records: pa.Table) -> None:
+        """Make the records durable as one entry. After an error, `stopped` is set if the error is final."""
+        ...
+
+    def flush_due_in_ms(self) -> int | None:
+        """Return the milliseconds until a flush is due, or None if no flush will be due."""
+        ...
+
+    def flush(self) -> int | None:
+        """Write the appended records as a generation."""
+        ...
+
+
+class GroupCommit:
+    """Writer of the calls of any threads, in the order of arrival, many calls per entry.
+
+    Calls succeed or fail independently. A refused call does not affect other calls. All calls of an entry have the
+    outcome of the entry. In a copy of the process, every call raises `CopiedProcess` before it takes a lock. This is
+    necessary because the thread that holds the lock, or that writes, may exist only in the other process.
+    """
+
+    def __init__(self, log: Log, *, options: WriterOptions, clock: Clock) -> None:
+        """Write to `log`. Nobody else may use `log`."""
+        self._log = log
+        self._options = options
+        self._clock = clock
+        self._home = HomeProcess()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._tick = threading.Condition(self._lock)
+        self._numbers = count(1)
+        self._backlog = Backlog(options)
+        self._busy = False
+        self._timer: threading.Thread | None = None
+        self._closing: TidemarkError | None = None
+        self._stopped: TidemarkError | None = None
+        say_what_is_lost(self, self._backlog, log.name, self._home)
+        with self._lock:
+            self._wake_timer_for_flush()
+
+    def warn_when_dropped(self, writer: object) -> None:
+        """Warn if `writer` is dropped while rows are pending. All calls come through `writer`."""
+        warn_when_dropped(writer, self._backlog, self._log.name, self._home)
+
+    def require_usable(self) -> None:
+        """Raise the error that stopped the writer, if the writer accepts no more calls."""
+        self._require_home()
+        with self._lock:
+            self._require_usable()
+
+    def submit(self, records: pa.Table, *, durable: bool) -> None:
+        """Accept the rows of a call. Return when they are durable, or at once if `durable` is false.
+
+        The call waits while the writer holds more rows or bytes than the limits for waiting. It raises `Overloaded` if
+        the limits for refusing are exceeded, or if the wait takes too long. In this case, no row of the call is
+        written. It also raises the errors of the log.
+        """
+        self._require_home()
+        with self._lock:
+            self._require_usable()
+            if records.num_rows == 0:
+                return
+            call = Call(next(self._numbers), records, durable, self._clock.now_ms(), records.nbytes)
+            self._admit(call)
+            self._backlog.add(call)
+            if not durable:
+                self._wake_timer()
+                return
+        self._finish([call])
+
+    def sync(self) -> None:
+        """Return when every earlier call is durable. Raise the error of the first call that cannot become durable."""
+        self._require_home()
+        with self._lock:
+            self._require_usable()
+            calls = self._backlog.taken
+        self._finish(calls)
+
+    def flush(self) -> int | None:
+        """Make all given rows durable and write them as a generation. Raise the errors of the log."""
+        self.sync()
+        with self._alone():
+            return self._log.flush()
+
+    def close(self, closed: TidemarkError) -> None:
+        """Make all given rows durable. Later calls raise `closed`. Raise the errors of `sync`.
+
+        Closing again does nothing. A stopped writer closes without an error, unless rows were lost when it stopped.
+        """
+        self._require_home()
+        with self._lock:
+            if self._closing is not None:
+                return
+            self._closing = closed
+            calls = self._backlog.taken
+        failed: TidemarkError | None = None
+        try:
+            if self._stopped is None:
+                self._finish(calls)
+        except TidemarkError as error:
+            failed = error
+        finally:  # also after an interruption, because no thread may stay behind
+            with self._lock:
+                if self._stopped is None:
+                    self._stop(failed or closed)
+                stopped, timer = self._stopped or closed, self._timer
+            if timer is not None:
+                timer.join()
+        if failed is not None or "lost_rows" in stopped.context:
+            raise self._for_caller(stopped)
+
+    def look(self, read: Callable[[Sequence[pa.Table]], T]) -> T:
+        """Return the result of `read` for the rows that are not durable yet, in order.
+
+        Nothing becomes durable meanwhile.
+        """
+        self._require_home()
+        with self._lock:
+            return read([call.records for call in self._backlog.taken])
+
+    def _require_home(self) -> None:
+        self._home.require(
+            f"the writer of {self._log.name}",
+            "rows that it was given before are written there. Open a writer of this process",
+        )
+
+    def _require_usable(self) -> None:
+        """Raise a copy of the error that stopped the writer, if any.
+
+        A copy is needed because several threads may raise it.
+        """
+        error = self._stopped or self._closing
+        if error is not None:
+            raise self._for_caller(error)
+
+    def _for_caller(self, error: TidemarkError) -> TidemarkError:
+        """Return a copy of the error that stopped the writer.
+
+        The error reports the lost rows, so they count as reported.
+        """
+        self._backlog.unheard = 0
+        return error.reworded(error.found)
+
+    def _admit(self, call: Call) -> None:
+        """Wait for room, in the order of arrival."""
+        backlog = self._backlog
+        if backlog.must_refuse(call):
+            raise backlog.overloaded(call, "refuse", now_ms=self._clock.now_ms())
+        backlog.asking.append(call)
+        try:
+            while backlog.asking[0] is not call or backlog.must_wait(call):
+                now_ms = self._clock.now_ms()
+                left_ms = call.arrived_ms + self._options.wait_ms - now_ms
+                if left_ms <= 0:
+                    raise backlog.overloaded(call, "wait", now_ms=now_ms)
+                self._wake_timer()
+                self._changed.wait(left_ms / 1000)
+                self._require_usable()
+        finally:
+            backlog.asking.remove(call)
+            self._changed.notify_all()
+
+    def _finish(self, calls: Sequence[Call]) -> None:
+        """Wait until these calls are done, and write if no other thread writes. Raise the first error of a call."""
+        for call in calls:
+            self._wait_for(call)
+            if call.error is not None:
+                raise self._for_caller(call.error) from call.error
+
+    def _wait_for(self, call: Call) -> None:
+        while True:
+            with self._lock:
+                while self._busy and not call.done:
+                    self._changed.wait()
+                if call.done:
+                    return
+            failed = self._write_next()
+            if failed is not None and not isinstance(failed, TidemarkError):
+                raise failed
+            if failed is not None and not call.durable and not call.done:
+                raise failed  # the rows wait for another attempt, and their caller gets the error
+
+    def _write_next(self) -> BaseException | None:
+        """Write the next calls as one entry, unless another thread writes. Return the error, or None."""
+        with self._lock:
+            if self._busy or not self._backlog.queue:
+                return None
+            self._busy = True
+            self._backlog.begin()
+        error: BaseException | None = None
+        try:
+            self._log.append(self._backlog.entry(self._log.schema))
+        except BaseException as failure:  # noqa: BLE001 -- every call in the entry has to learn of it, whatever it is
+            error = failure
+        failed = (
+            error if error is None or isinstance(error, TidemarkError) else self._log.stopped or _interrupted(error)
+        )
+        with self._lock:
+            self._backlog.end(failed, now_ms=self._clock.now_ms())
+            self._idle()
+        return error
+
+    def _idle(self) -> None:
+        """Let the next thread write. If the log is stopped, stop this writer."""
+        self._busy = False
+        if self._stopped is None and self._log.stopped is not None:
+            self._stop(self._log.stopped)
+        self._wake_timer_for_flush()
+        self._changed.notify_all()
+        self._tick.notify_all()
+
+    def _stop(self, error: TidemarkError) -> None:
+        """Accept no more calls. Accepted calls that cannot be written any more get this error."""
+        self._stopped = self._backlog.drop(error)
+        self._changed.notify_all()
+        self._tick.notify_all()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads from writing during the block."""
+        with self._lock:
+            while self._busy:
+                self._changed.wait()
+            self._require_usable()
+            self._busy = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._idle()
+
+    def _wake_timer_for_flush(self) -> None:
+        if self._stopped is None and self._log.flush_due_in_ms() is not None:
+            self._wake_timer()
+
+    def _wake_timer(self) -> None:
+        if self._timer is None:
+            self._timer = threading.Thread(target=self._run_timer, name="tidemark-writer", daemon=True)
+            self._timer.start()
+        self._tick.notify_all()
+
+    def _run_timer(self) -> None:
+        """Write the rows for which no call waits, and flush an old memtable. End when no write or flush will be due."""
+        while self._wait_until_due():
+            try:
+                with self._lock:
+                    flush = self._linger_ms() != 0
+                if flush:
+                    with self._alone():
+                        self._log.flush()
+                    failed = None
+                else:
+                    failed = self._write_next()
+            except BaseException as error:  # noqa: BLE001 -- there is no caller; `_idle` has kept what is final
+                failed = error
+            if failed is not None:
+                _logger.warning("a write without a caller failed: %s", failed)
+                with self._lock:
+                    self._tick.wait(self._options.linger_ms / 1000)
+
+    def _wait_until_due(self) -> bool:
+        """Wait and return True when a write or a flush is due.
+
+        Return False if no write or flush will be due. The timer thread then ends.
+        """
+        with self._lock:
+            while self._stopped is None and self._closing is None:
+                if self._busy:
+                    self._tick.wait()
+                    continue
+                due_ms = [each for each in (self._linger_ms(), self._log.flush_due_in_ms()) if each is not None]
+                if not due_ms:
+                    break
+                if min(due_ms) <= 0:
+                    return True
+                self._tick.wait(min(due_ms) / 1000)
+            self._timer = None
+            return False
+
+    def _linger_ms(self) -> int | None:
+        """Return how many milliseconds the oldest call can still wait for further calls. Return None without a call."""
+        backlog = self._backlog
+        if not backlog.queue:
+            return None
+        if backlog.asking or backlog.held_bytes >= self._options.entry_bytes:
+            return 0
+        return max(0, backlog.queue[0].arrived_ms + self._options.linger_ms - self._clock.now_ms())
+
+
+def _interrupted(error: BaseException) -> TidemarkError:
+    return Unavailable(
+        f"the thread that wrote for this call was interrupted ({error!r}) before it wrote anything. Write it again"
+    )
